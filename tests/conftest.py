@@ -1,0 +1,26 @@
+"""Eight fake CPU devices for every test, set before JAX is imported."""
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+import pytest
+
+import xmap_compat
+
+# Several multi-device programs in flight can deadlock XLA's CPU rendezvous on few cores.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+@pytest.fixture
+def mesh42():
+    """A 4x2 mesh with the axes ``x`` and ``y``."""
+    return xmap_compat.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)

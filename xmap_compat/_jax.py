@@ -1,0 +1,497 @@
+"""The one file that touches private JAX names or asks which JAX this is.
+
+Everything else in the package uses public JAX only; ``tests/test_fences.py``
+holds that line.  Each branch names the release that made it necessary, and a
+test fails when such a release is older than the supported floor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+FLOOR = (0, 10, 0)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """``'0.10.2.dev3'`` -> ``(0, 10, 2)``: the leading numeric parts of a release."""
+    parts = []
+    for piece in text.split("."):
+        digits = piece[: len(piece) - len(piece.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+        if digits != piece:
+            break
+    return tuple(parts)
+
+
+VERSION = parse_version(jax.__version__)
+
+if VERSION < FLOOR:
+    raise ImportError(
+        f"xmap_compat needs jax >= {'.'.join(map(str, FLOOR))}, but found jax {jax.__version__}. "
+        "Upgrade it with: pip install -U 'jax>=0.10.0'"
+    )
+
+from jax._src import ad_util, config, core, custom_derivatives, dtypes, source_info_util
+from jax._src import mesh as mesh_lib
+from jax._src.interpreters import ad, batching
+from jax._src.lax import parallel
+from jax._src.numpy import reductions
+
+Jaxpr = jex_core.Jaxpr
+Literal = jex_core.Literal
+JaxprEqn = jex_core.JaxprEqn
+Primitive = jex_core.Primitive
+SymbolicZero = custom_derivatives.SymbolicZero
+shaped_array = core.ShapedArray
+float0 = dtypes.float0
+NamedAxisEffect = core.NamedAxisEffect
+
+# --------------------------------------------------------------------- jaxprs
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Split a closed or an open jaxpr into the object with ``eqns`` and its constants.
+
+    Since 0.12 ``ClosedJaxpr`` is ``Jaxpr`` and constants live in ``consts``; before,
+    a closed jaxpr wrapped an open one.
+    """
+    if VERSION >= (0, 12, 0):
+        return jaxpr, tuple(jaxpr.consts)
+    if isinstance(jaxpr, jex_core.ClosedJaxpr):
+        return jaxpr.jaxpr, tuple(jaxpr.consts)
+    return jaxpr, ()
+
+
+def input_vars(jaxpr: Any) -> list[Any]:
+    """The variables bound by ``[*consts, *args]``: ``all_invars`` since 0.12."""
+    if VERSION >= (0, 12, 0):
+        return list(jaxpr.all_invars)
+    return [*jaxpr.constvars, *jaxpr.invars]
+
+
+def is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+
+
+def subjaxprs(params: Any) -> Iterator[Any]:
+    """Every jaxpr inside an equation's parameters, whatever container hides it."""
+    if is_jaxpr(params):
+        yield params
+    elif isinstance(params, Mapping):
+        for value in params.values():
+            yield from subjaxprs(value)
+    elif isinstance(params, (tuple, list)):
+        for value in params:
+            yield from subjaxprs(value)
+
+
+def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
+    """``(num_consts, num_carry)`` of a scan; flat trees ``ft_in`` replace them since 0.11."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+@contextlib.contextmanager
+def equation_context(eqn: Any) -> Iterator[None]:
+    """Give what is bound inside the name stack and user frame of the original equation."""
+    info = eqn.source_info
+    name_stack = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=name_stack):
+        yield
+
+
+def has_side_effect(eqn: Any) -> bool:
+    """Whether an equation must run even if nothing reads its results (callbacks, prints)."""
+    return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
+
+
+def where_in_user_code(eqn: Any) -> str:
+    """``file:line (function)`` of the user's call that made this equation."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+# --------------------------------------------------------- tracing named programs
+
+
+@contextlib.contextmanager
+def plain_context() -> Iterator[None]:
+    """Trace as at top level: no manual or explicit mesh in types, no varying-axes checks.
+
+    A named program must not depend on where it will run; a custom rule of the user is
+    traced late, from within a typed ``shard_map``, and must not see that.
+    """
+    current = mesh_lib.get_abstract_mesh()
+    empty = mesh_lib.AbstractMesh((), ())
+    mesh = current if not current.empty and current.are_all_axes_auto else empty
+    with mesh_lib.use_abstract_mesh(mesh), config._check_vma(False):
+        yield
+
+
+def bound_axis_names() -> tuple[Hashable, ...]:
+    """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
+    return tuple(core.get_axis_env().axis_sizes)
+
+
+def has_named_axis_effect(jaxpr: Any) -> bool:
+    return any(isinstance(effect, NamedAxisEffect) for effect in jaxpr.effects)
+
+
+# ------------------------------------------------------------- batching a primitive
+
+
+def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Bind one primitive on operands as they are; results always as a list."""
+    out = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def bind_batched(
+    primitive: Any,
+    operands: Sequence[Any],
+    params: Mapping[str, Any],
+    sizes: Sequence[int],
+    positions: Sequence[Sequence[int | None]],
+) -> tuple[list[Any], list[list[int | None]]]:
+    """Bind a primitive under one batching level per entry of ``sizes``.
+
+    It is ``vmap`` of a single primitive with two freedoms that ``jax.vmap`` does not give:
+    results stay where the batching rule puts them (no transposition to a fixed ``out_axes``).
+
+    Args:
+      sizes: size of each level, outermost first.
+      positions: per level, per operand, the operand's dimension that this level maps
+        (counted after the outer levels removed theirs), or None.
+
+    Returns:
+      The results, and per level, per result, the dimension that the level added, or None.
+    """
+    if not sizes:
+        return bind(primitive, operands, params), []
+    with core.take_current_trace() as parent:
+        trace = batching.BatchTrace(parent, core.TraceTag(), batching.AxisData(core.no_axis_name, sizes[0], None, None))
+        with core.set_current_trace(parent):
+            tracers = [x if d is None else batching.BatchTracer(trace, x, d) for x, d in zip(operands, positions[0])]
+        with core.set_current_trace(trace):
+            outs, inner = bind_batched(primitive, tracers, params, sizes[1:], positions[1:])
+        infos = [trace.to_batch_info(out) for out in outs]
+    return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
+
+
+def local_params(eqn: Any, typed: bool) -> Mapping[str, Any]:
+    """An equation's parameters, fit for evaluation on one device.
+
+    Inside a fully manual ``shard_map`` shardings that were recorded outside have no meaning, and a
+    Pallas kernel must declare what its results vary over.
+    """
+    if not typed:
+        return eqn.params
+    params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
+    if eqn.primitive.name == "pallas_call":
+        params["out_avals"] = tuple(_varying_like(aval) for aval in params["out_avals"])
+    return params
+
+
+def _varying_like(aval):
+    mesh = mesh_lib.get_abstract_mesh()
+    return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=frozenset(mesh.axis_names)))
+
+
+# ----------------------------------------------------------------- varying types
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Mesh axes over which a value inside a typed ``shard_map`` differs between devices."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def all_gather_invariant(x: Any, mesh_axes: tuple[str, ...]) -> Any:
+    """Gather into a new leading dimension; the result counts as equal on all devices.
+
+    The public ``lax.all_gather`` has a varying result.  Renamed with an underscore in 0.11.
+    """
+    if VERSION >= (0, 11, 0):
+        return parallel._all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
+    return parallel.all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
+
+
+def with_weak_type(x: Any, weak_type: bool) -> Any:
+    """Set whether a value promotes like a Python scalar."""
+    if jax.typeof(x).weak_type == weak_type:
+        return x
+    from jax._src.lax import lax as lax_internal
+
+    return lax_internal._convert_element_type(x, x.dtype, weak_type)
+
+
+# ------------------------------------------------------------- custom derivatives
+
+
+def custom_jvp_rule(params: Mapping[str, Any]) -> Callable[..., Any]:
+    """The user's rule of a ``custom_jvp_call``: ``(*primals, *tangents) -> (*outs, *out_tangents)``."""
+    _, jvp = _bind_params(custom_derivatives.custom_jvp_call_p, params)["subfuns"]
+
+    def rule(*args):
+        outs = jvp.call_wrapped(*args)
+        return [_instantiate(x) for x in outs]
+
+    return rule
+
+
+def custom_vjp_rules(params: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], Any]]:
+    """The user's rules of a ``custom_vjp_call``.
+
+    Returns:
+      ``fwd(*primals) -> [*residuals, *outs]``, ``bwd(*residuals, *cotangents) -> cotangents of
+      the primals`` and ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run:
+      ``forwarded[k]`` is the primal that serves as residual k, or None where fwd returned it.
+    """
+    bound = _bind_params(custom_derivatives.custom_vjp_call_p, params)
+    _, fwd, bwd = bound["subfuns"]
+
+    def run_fwd(*primals):
+        flagged = [x for primal in primals for x in (primal, True)]
+        return fwd.call_wrapped(*flagged)
+
+    def run_bwd(*args):
+        out = bwd.call_wrapped(*args)
+        cotangents = out[0] if _bwd_returns_logs(out) else out
+        return [_instantiate(x) for x in cotangents]
+
+    return run_fwd, run_bwd, bound["out_trees"]
+
+
+def _bind_params(primitive, params):
+    return primitive.get_bind_params(dict(params))
+
+
+def _bwd_returns_logs(out) -> bool:
+    """Since 0.10 the flattened backward rule may return ``(cotangents, logs)``."""
+    return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+
+
+def _instantiate(x):
+    if isinstance(x, ad_util.Zero):
+        return ad_util.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
+    if isinstance(x, SymbolicZero):
+        return ad_util.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
+    return x
+
+
+# -------------------------------------------------------------------- the mesh
+
+
+def ambient_mesh() -> jax.sharding.Mesh | None:
+    """The concrete mesh in scope: ``with Mesh`` (also ours) first, then ``jax.set_mesh``."""
+    physical = mesh_lib.thread_resources.env.physical_mesh
+    if not physical.empty:
+        return physical
+    concrete = mesh_lib.get_concrete_mesh()
+    return None if concrete is None or concrete.empty else concrete
+
+
+def enter_mesh(mesh: jax.sharding.Mesh) -> None:
+    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning.
+
+    The warning came with 0.10.1; the state that it guards is still part of jit's cache key and
+    still lets bare PartitionSpecs be used.
+    """
+    resources = mesh_lib.thread_resources
+    resources.stack.append(resources.stack[-1].with_mesh(mesh))
+    resources.env = resources.stack[-1]
+    _publish_meshes(resources)
+
+
+def exit_mesh(mesh: jax.sharding.Mesh) -> None:
+    resources = mesh_lib.thread_resources
+    resources.stack.pop()
+    resources.env = resources.stack[-1]
+    _publish_meshes(resources)
+
+
+def _publish_meshes(resources) -> None:
+    """Make the entered meshes part of jit's cache key."""
+    meshes = (env.physical_mesh for env in resources.stack)
+    config.mesh_context_manager.set_local(tuple(m for m in meshes if not m.empty))
+
+
+def replicated(values: Sequence[Any], mesh: jax.sharding.Mesh) -> list[Any]:
+    """Values as they must be to enter a shard_map whole."""
+    return list(resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh))
+
+
+def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: jax.sharding.Mesh) -> list[Any]:
+    """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say."""
+    if not has_explicit_axes(mesh):
+        return list(values)
+    return [jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, s)) for x, s in zip(values, specs)]
+
+
+def in_manual_region() -> bool:
+    """True while the body of some ``shard_map`` is being traced."""
+    return bool(mesh_lib.get_abstract_mesh().manual_axes)
+
+
+def has_explicit_axes(mesh: jax.sharding.Mesh) -> bool:
+    return any(t == jax.sharding.AxisType.Explicit for t in mesh.axis_types)
+
+
+# ---------------------------------------------- what a body sees that JAX removed
+
+
+class Restoration:
+    """Names and rules that modern JAX lacks, present while any thread traces a named body.
+
+    Counted: the first body in installs, the last body out restores exactly what was there.  What is
+    installed does nothing in a thread that is not tracing a body, except for attributes JAX does not have.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Callable[[], None]] = []
+        self._plan: list[Callable[[], Callable[[], None]]] = []
+
+    def attribute(self, module: Any, name: str, value: Any) -> None:
+        def install():
+            missing = object()
+            before = module.__dict__.get(name, missing)
+            setattr(module, name, value)
+            return lambda: delattr(module, name) if before is missing else setattr(module, name, before)
+
+        self._plan.append(install)
+
+    def entry(self, table: dict, key: Any, value: Any) -> None:
+        def install():
+            if key in table:
+                return lambda: None
+            table[key] = value
+            return lambda: table.pop(key, None)
+
+        self._plan.append(install)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._undo = [install() for install in self._plan]
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    for undo in reversed(self._undo):
+                        undo()
+                    self._undo = []
+
+
+def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], bool]) -> None:
+    """Let ``axis='out_features'`` name one axis; JAX reads a string letter by letter.
+
+    All named reductions of ``jax.numpy``, also as methods and inside ``jax.nn``, parse their
+    ``axis`` argument in this one place.
+    """
+    original = reductions._ensure_optional_axes
+
+    def ensure_optional_axes(axis):
+        if isinstance(axis, (tuple, list)):
+            return tuple(axis) if any(map(is_name, axis)) else original(axis)
+        return (axis,) if is_name(axis) else original(axis)
+
+    restoration.attribute(reductions, "_ensure_optional_axes", ensure_optional_axes)
+
+
+def restore_extremum_gradients(
+    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...]], Any], in_body: Callable[[], bool]
+) -> None:
+    """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
+
+    ``rule(x, tangent, out, axes)`` gives the tangent of the extremum ``out``.
+    """
+    for primitive in (parallel.pmax_p, parallel.pmin_p):
+        restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
+
+
+def _extremum_jvp(primitive, rule, in_body):
+    def jvp(primals, tangents, *, axes, axis_index_groups):
+        if not in_body() or axis_index_groups is not None:
+            raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
+        (x,), (t,) = primals, tangents
+        out = primitive.bind(x, axes=axes, axis_index_groups=None)
+        if isinstance(out, (list, tuple)):
+            (out,) = out
+        if type(t) is ad_util.Zero:
+            return out, ad_util.Zero(core.typeof(out).to_tangent_aval())
+        return out, rule(x, t, out, axes)
+
+    return jvp
+
+
+# ------------------------------------------------------------------ own primitives
+
+
+def define_named_primitive(
+    name: str,
+    abstract_eval: Callable[..., tuple[tuple[int, ...], Any]],
+    bind: Callable[..., Any],
+    transposes: tuple[Callable[..., Any], Callable[..., Any]],
+    batch: Callable[..., tuple[Any, int | None]],
+) -> Any:
+    """A bilinear primitive with a parameter ``axes`` of named axes.
+
+    Args:
+      abstract_eval: ``(x, y, **params) -> (shape, dtype)`` on types without named axes.
+      bind: binds the primitive, for its derivatives.
+      transposes: ``(cotangent, x, y, **params)``, the cotangents of x and of y.
+      batch: ``(operands, dims, size=, resolves=, **params) -> (result, dim)`` for one vmap;
+        ``resolves`` is the axis that this vmap binds, or None.
+
+    It has no lowering: a collective exists only until its axes are resolved.
+    """
+    primitive = Primitive(name)
+
+    def effectful_abstract_eval(x, y, **params):
+        for axis in params["axes"]:
+            core.get_axis_env().axis_size(axis)
+        shape, dtype = abstract_eval(_plain_type(x), _plain_type(y), **params)
+        return core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
+
+    primitive.def_effectful_abstract_eval(effectful_abstract_eval)
+    ad.defjvp(
+        primitive,
+        lambda t, x, y, **params: bind(t, y, **params),
+        lambda t, x, y, **params: bind(x, t, **params),
+    )
+
+    def transpose(ct, x, y, **params):
+        if type(ct) is ad_util.Zero:
+            return None, None
+        if ad.is_undefined_primal(x):
+            return transposes[0](ct, x.aval, y, **params), None
+        return None, transposes[1](ct, x, y.aval, **params)
+
+    ad.primitive_transposes[primitive] = transpose
+
+    def batch_named(axis_data, operands, dims, **params):
+        resolves = axis_data.name if axis_data.name in params["axes"] else None
+        if resolves is None and all(d is None for d in dims):
+            return primitive.bind(*operands, **params), None
+        return batch(operands, dims, size=axis_data.size, resolves=resolves, **params)
+
+    batching.fancy_primitive_batchers[primitive] = batch_named
+    return primitive
+
+
+def _plain_type(aval):
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

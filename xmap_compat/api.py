@@ -1,0 +1,95 @@
+"""``xmap`` itself: the user's call, checked and handed to the stages, wrapped by ``jax.jit``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xmap_compat import errors, lowering
+from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.resources import known_axes, parse_axis_resources
+
+
+def xmap(
+    fun: Callable[..., Any],
+    in_axes: Any,
+    out_axes: Any,
+    *,
+    axis_sizes: Mapping[AxisName, int] | None = None,
+    axis_resources: Mapping[AxisName, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    backend: str | None = None,
+) -> Any:
+    """Assign a positional signature to a program that uses named array axes.
+
+    Inside ``fun`` the dimensions that ``in_axes`` names are gone from ``x.shape``: they are named axes,
+    over which every operation is vectorized, and which collectives (``lax.psum(x, 'i')``) and reductions
+    (``jnp.sum(x, axis='i')``) address by name.  ``out_axes`` says where they appear in the results.
+    ``axis_resources`` says how each axis is executed, and never what is computed.
+
+    Args:
+      fun: a function of positional arguments: arrays, scalars, or pytrees of them.
+      in_axes: for each argument, which dimensions are named: a dictionary ``{position: name}``, or a
+        list of names for the leading dimensions ending in ``...`` (without it, the list also asserts the
+        rank; None leaves a dimension positional).  A pytree prefix of the arguments, or one such
+        specification for all of them.
+      out_axes: the same for the results.  A result that does not vary over a name is broadcast along it.
+      axis_sizes: sizes of axes that appear in no argument, and checks of others.
+      axis_resources: for each axis, mesh axes of the mesh in scope at the call and then loops
+        (:class:`SerialLoop`, or a name from :func:`serial_loop`).  Axes without resources are vectorized.
+      donate_argnums: arguments whose buffers may be reused for the results.
+      backend: ``'cpu'``, ``'gpu'`` or ``'tpu'``; where to run without a mesh.
+
+    Returns:
+      A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``, ...).
+
+    Raises:
+      TypeError, ValueError: malformed arguments, here or at the call; see the migration guide.
+
+    Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
+    """
+    if not callable(fun):
+        raise errors.not_callable(fun)
+    declared = _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
+
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    return _jit(declared, donated)
+
+
+def _jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
+    @functools.wraps(declared.fun)
+    def xmapped(*args, **kwargs):
+        if kwargs:
+            raise errors.keyword_arguments(kwargs)
+        return lowering.run(declared, args)
+
+    # jit drops unused arguments without freeing them, which donation promises.
+    return jax.jit(xmapped, donate_argnums=donated, keep_unused=bool(donated))
+
+
+def _name(fun: Callable[..., Any]) -> str:
+    """A name for messages: of the function, or of what a partial wraps."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend):
+    if isinstance(in_axes, list) and not is_single_spec(in_axes):
+        in_axes = tuple(in_axes)
+    if isinstance(out_axes, tuple) and not out_axes:
+        raise errors.no_results()
+    in_specs = parse_specs("in_axes", in_axes)
+    out_specs = parse_specs("out_axes", out_axes)
+    sizes = parse_axis_sizes(axis_sizes)
+    names = list(dict.fromkeys([*spec_names(in_specs), *sizes]))
+    missing = [n for n in spec_names(out_specs) if n not in names]
+    if missing:
+        raise errors.names_missing_from_inputs(missing)
+    resources = known_axes(parse_axis_resources(axis_resources), names)
+    return lowering.Declaration(
+        fun, _name(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend
+    )

@@ -1,0 +1,316 @@
+"""One function per message.  Legacy's wording is kept where legacy had the message.
+
+Every function returns an exception for the caller to raise, so that the
+traceback ends where the mistake was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+def _names(names: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _set(names: Iterable[Any]) -> str:
+    return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
+
+
+def _ranked(shape: Sequence[int]) -> str:
+    return f"rank {len(shape)} (and shape {tuple(shape)})"
+
+
+# ------------------------------------------------------------- axis specifications
+
+
+def not_callable(fun: Any) -> TypeError:
+    return TypeError(f"xmap expects a callable as its first argument, but got {fun!r} of type {type(fun).__name__}")
+
+
+def bad_spec(where: str, spec: Any) -> TypeError:
+    return TypeError(
+        f"Value mapping specification in xmap {where} pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        f"but got: {spec!r}"
+    )
+
+
+def misplaced_ellipsis(where: str, spec: Any) -> ValueError:
+    return ValueError(
+        f"An ellipsis can only end a list of axis names, but xmap {where} has the specification {spec!r}. "
+        f"Use a dictionary to name dimensions that are not leading, e.g. {{0: 'i', 2: 'j'}}"
+    )
+
+
+def bad_axis_name(where: str, name: Any) -> TypeError:
+    reason = "JAX reads a tuple as several names" if isinstance(name, tuple) else "it must be hashable and not None"
+    return TypeError(f"{name!r} cannot be used as an axis name in xmap {where}: {reason}. Use a string instead")
+
+
+def negative_axis(where: str, spec: Any) -> ValueError:
+    return ValueError(f"xmap doesn't support negative axes in {where}, but got the specification {spec!r}")
+
+
+def repeated_name(where: str, spec: Any) -> ValueError:
+    kind = "in_axes argument" if where == "in_axes" else "out_axes result"
+    return ValueError(f"Named axes should be unique within each {kind} specification, but one them is: {spec!r}")
+
+
+def no_results() -> ValueError:
+    return ValueError("xmapped functions cannot have no return values")
+
+
+def not_a_prefix(where: str, specs: Any, tree: Any) -> ValueError:
+    hint = (
+        " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
+        "the argument list."
+        if where == "in_axes"
+        else ""
+    )
+    return ValueError(
+        f"xmap {where} specification must be a tree prefix of the corresponding value, got specification "
+        f"{specs!r} for value tree {tree}.{hint}"
+    )
+
+
+def keyword_arguments(names: Iterable[str]) -> TypeError:
+    listed = ", ".join(names)
+    return TypeError(
+        f"xmapped functions take positional arguments only, but got the keyword arguments: {listed}. "
+        "Pass them by position, or bind them with functools.partial before xmap"
+    )
+
+
+def not_an_array(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"xmap arguments should be arrays or numbers (or pytrees of them), but {path} is {value!r} "
+        f"of type {type(value).__name__}"
+    )
+
+
+def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"One of xmap arguments has an in_axes specification of {spec!r}, which implies that it has at least "
+        f"{needed} dimensions, but the argument has rank {len(shape)} (it is {path} with shape {tuple(shape)})"
+    )
+
+
+def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
+    return TypeError(
+        f"One of xmap arguments has an in_axes specification of {spec!r}, which implies that it has at least "
+        f"{needed} dimensions, but {path} is a Python scalar. Pass an array with a dimension for each name"
+    )
+
+
+def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"xmap argument has an in_axes specification of {spec!r}, which asserts that it should be of rank {rank}, "
+        f"but the argument has {_ranked(shape)} (it is {path}). End the specification with ... to allow more dimensions"
+    )
+
+
+def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
+    return ValueError(
+        f"One of xmap outputs has an out_axes specification of {spec!r}, which requires the result of the xmapped "
+        f"function to have at least {needed} positional dimensions, but it only has {ndim} (it is {path})"
+    )
+
+
+def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"xmap output has an out_axes specification of {spec!r}, which asserts that it should be of rank {rank}, "
+        f"but the output has {_ranked(shape)} (it is {path}). End the specification with ... to allow more dimensions"
+    )
+
+
+def names_missing_from_inputs(names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
+        f"missing: {_set(names)}"
+    )
+
+
+# ------------------------------------------------------------------------ sizes
+
+
+def size_conflict(name: Hashable, known: int, shape: Sequence[int], spec: Any, dim: int, path: str) -> ValueError:
+    return ValueError(
+        f"The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
+        f"{tuple(shape)} with in_axes specification {spec!r}. Shape mismatch occurs in dimension {dim}: "
+        f"{shape[dim]} != {known} (the argument is {path})"
+    )
+
+
+def size_not_inferred(names: Iterable[Hashable]) -> ValueError:
+    listed = ", ".join(map(str, names))
+    return ValueError(
+        f"Failed to infer size of axes: {listed}. You've probably passed in empty containers in place of arguments "
+        "that had those axes in their in_axes. Provide the sizes of missing axes explicitly via axis_sizes to fix "
+        "this error."
+    )
+
+
+def bad_size(name: Any, size: Any) -> TypeError:
+    return TypeError(f"axis_sizes should map axis names to integers, but the size of axis {name} is {size!r}")
+
+
+def negative_size(name: Any, size: Any) -> ValueError:
+    return ValueError(f"axis_sizes should not be negative, but the size of axis {name} is {size!r}")
+
+
+def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int) -> ValueError:
+    return ValueError(
+        f"Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis "
+        f"({tuple(resources)}, {total} in total)"
+    )
+
+
+# --------------------------------------------------------------------- resources
+
+
+def bad_axis_resources(value: Any) -> TypeError:
+    return TypeError(f"axis_resources should be a dictionary from axis names to resources, but got {value!r}")
+
+
+def bad_axis_sizes(value: Any) -> TypeError:
+    return TypeError(f"axis_sizes should be a dictionary from axis names to integers, but got {value!r}")
+
+
+def repeated_resource(name: Hashable, resources: Any) -> ValueError:
+    return ValueError(
+        f"Resource assignment of a single axis must be a tuple of distinct resources, but specified {resources!r} "
+        f"for axis {name}"
+    )
+
+
+def missing_resources(missing: Iterable[Any], available: Iterable[Any]) -> ValueError:
+    return ValueError(
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        f"{_set(missing)}. Resources in scope: {_set(available)}. Enter a mesh with `with mesh(devices, names):` "
+        "or a loop with `with serial_loop(name, length):` around the call"
+    )
+
+
+def unused_resources_text(names: Iterable[Hashable]) -> str:
+    return (
+        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        f"missing: {_set(names)}. Their axis_resources are ignored"
+    )
+
+
+def loop_before_mesh(name: Hashable, resources: Any) -> ValueError:
+    return ValueError(
+        f"Loop resources should come after mesh axes in the resource assignment of an axis, but specified "
+        f"{resources!r} for axis {name}"
+    )
+
+
+def bad_loop_length(length: Any) -> ValueError:
+    return ValueError(f"The length of a serial loop should be a positive integer, but got {length!r}")
+
+
+def loop_name_taken(name: Hashable) -> ValueError:
+    return ValueError(f"Cannot extend the resource environment with loop axis `{name}`: the name is already in use")
+
+
+def bad_mesh(devices: Any, names: Any) -> ValueError:
+    return ValueError(
+        f"mesh needs one axis name for each dimension of its device array, but got devices of shape "
+        f"{getattr(devices, 'shape', None)} and the names {names!r}"
+    )
+
+
+def loop_collective(name: Hashable, where: str) -> RuntimeError:
+    return RuntimeError(
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation "
+        f"(e.g. in collectives), but `{name}` violates that rule at {where}. Remove the loop from its axis_resources, "
+        "or the collective from the function"
+    )
+
+
+def mesh_changed() -> RuntimeError:
+    return RuntimeError(
+        "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
+    )
+
+
+def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
+    return RuntimeError(f"xmap backend {backend!r} is not available. Available backends: {', '.join(known)}")
+
+
+def mesh_of_other_backend(backend: str, platform: str) -> ValueError:
+    return ValueError(
+        f"xmap was asked for the backend {backend!r}, but the devices of the mesh in scope are of the "
+        f"platform {platform!r}"
+    )
+
+
+# ------------------------------------------------------------------ named shapes
+
+
+def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
+    return TypeError(
+        f"One of xmap results has an out_axes specification of {spec!r}, but is actually mapped along more axes "
+        f"defined by this xmap call: {', '.join(map(str, extra))} (it is {path}). Add them to its out_axes, or reduce "
+        "over them in the function"
+    )
+
+
+def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> ValueError:
+    return ValueError(
+        f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
+        f"named_shape of {place}. Map one of them to another resource, or reduce over one before they meet"
+    )
+
+
+def output_broadcast_meets(fun: str, name: Hashable, resource: Any, present: Hashable) -> ValueError:
+    return ValueError(
+        f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
+        f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
+        f"`{present}`"
+    )
+
+
+def shadowed_names(names: Iterable[Hashable], fun: str) -> TypeError:
+    return TypeError(
+        f"Detected disallowed xmap axis name shadowing at {fun} (shadowed axes: {_names(sorted(names, key=str))}). "
+        "Rename the axes of the inner xmap"
+    )
+
+
+def unbound_name(original: str, names: Mapping[Hashable, int]) -> NameError:
+    scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
+    return NameError(f"{original} Named axes in scope: {scope}")
+
+
+def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
+    return TypeError(
+        f"The custom_jvp rule used at {where} returns a tangent that varies over {_names(extra)} for an output that "
+        "does not. Reduce the tangent over these axes in the rule (e.g. with lax.psum)"
+    )
+
+
+def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
+        f"{_names(names)} at {where}. Write it with the collectives of jax.lax (psum, all_gather, ppermute, ...), or apply it "
+        "outside of the xmapped function"
+    )
+
+
+def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"axis_index_groups of `{primitive}` at {where} must all have the same size, and the collective must be over a "
+        "single named axis. Pad the groups, or split the named axis in two"
+    )
+
+
+def shard_map_inside(where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The shard_map at {where} cannot be evaluated inside an xmapped function whose axes have mesh resources, "
+        "or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of the shard_map to "
+        "axis_resources instead"
+    )

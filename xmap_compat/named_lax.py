@@ -1,0 +1,208 @@
+"""The vocabulary over named axes that JAX dropped: ``pdot`` and friends.
+
+Inside an xmapped function the same functions are found at their old places (``jax.lax.pdot``);
+they can also be imported from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+
+REMOVED_FROM_LAX = ("pdot", "pargmax", "pargmin")
+
+Positions = tuple[Sequence[int], Sequence[int]]
+
+
+def pdot(
+    x: jax.typing.ArrayLike,
+    y: jax.typing.ArrayLike,
+    axis_name: Hashable | Sequence[Hashable],
+    pos_contract: Positions = ((), ()),
+    pos_batch: Positions = ((), ()),
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> jax.Array:
+    """Contract two arrays over named axes, and over positional ones if asked: one ``dot``, one all-reduce.
+
+    Args:
+      x, y: arrays; each may or may not vary over the axes.
+      axis_name: a name or a tuple of names; each product is summed over all their elements.
+      pos_contract: positional dimensions of ``x`` and of ``y`` to contract as well.
+      pos_batch: positional dimensions of ``x`` and of ``y`` that go together (leading in the result).
+      precision: as in ``jax.lax.dot_general``.
+      preferred_element_type: dtype to accumulate in and to return, as in ``jax.lax.dot_general``.
+
+    Returns:
+      An array of positional shape ``(*batch, *rest of x, *rest of y)``.  Its named shape is the
+      union of the operands' without ``axis_name``.
+
+    Raises:
+      TypeError: the contracted or batched dimensions do not fit.
+      NameError: an axis is not in scope.
+
+    Source: ``jax.lax.pdot`` (until jax 0.4.30).
+    """
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    if preferred_element_type is None:
+        dtype = jnp.result_type(x, y)
+        x, y = x.astype(dtype), y.astype(dtype)
+    return bind_pdot(
+        x,
+        y,
+        axes=axes,
+        pos_contract=_normalized(pos_contract, x.ndim, y.ndim),
+        pos_batch=_normalized(pos_batch, x.ndim, y.ndim),
+        precision=_precision(precision),
+        preferred_element_type=None if preferred_element_type is None else np.dtype(preferred_element_type),
+    )
+
+
+def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
+    """The smallest index over a named axis at which ``x`` is largest; int32, without that axis.
+
+    Source: ``jax.lax.pargmax`` (until jax 0.4.30).
+    """
+    return _index_of_extremum(x, axis_name, lax.pmax)
+
+
+def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
+    """The smallest index over a named axis at which ``x`` is smallest; int32, without that axis."""
+    return _index_of_extremum(x, axis_name, lax.pmin)
+
+
+def _index_of_extremum(x, axis_name, extremum):
+    x = lax.stop_gradient(jnp.asarray(x))
+    size = lax.psum(1, axis_name)
+    candidates = jnp.where(x == extremum(x, axis_name), lax.axis_index(axis_name), size)
+    return lax.pmin(candidates, axis_name)
+
+
+# ----------------------------------------------------------------------- the primitive
+
+
+def _normalized(positions, x_ndim, y_ndim):
+    left, right = positions
+    return tuple(d % x_ndim for d in left), tuple(d % y_ndim for d in right)
+
+
+def _precision(precision):
+    if precision is None or isinstance(precision, lax.Precision):
+        return precision
+    if isinstance(precision, (tuple, list)):
+        return tuple(_precision(p) for p in precision)
+    return lax.Precision(precision)
+
+
+def bind_pdot(x, y, *, axes, **params):
+    """``pdot`` on checked parameters; a plain ``dot_general`` when no named axis is left."""
+    if not axes:
+        return _plain_dot(x, y, axes=axes, **params)
+    return pdot_p.bind(x, y, axes=axes, **params)
+
+
+def _plain_dot(x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type):
+    return lax.dot_general(
+        x, y, (pos_contract, pos_batch), precision=precision, preferred_element_type=preferred_element_type
+    )
+
+
+def _abstract_eval(x, y, *, axes, **params):
+    out = jax.eval_shape(lambda x, y: _plain_dot(x, y, axes=(), **params), x, y)
+    return out.shape, out.dtype
+
+
+def _free_dims(ndim, *taken):
+    return [d for d in range(ndim) if not any(d in dims for dims in taken)]
+
+
+def _transpose_left(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type):
+    """The cotangent of x: ``dot(ct, y)`` over y's free dimensions; named axes are not summed (as in legacy)."""
+    x_contract, y_contract = pos_contract
+    x_batch, y_batch = pos_batch
+    num_batch = len(x_batch)
+    num_x_free = x.ndim - len(x_contract) - num_batch
+    ct_batch = tuple(range(num_batch))
+    ct_y_free = tuple(range(num_batch + num_x_free, ct.ndim))
+    y_free = _free_dims(y.ndim, y_contract, y_batch)
+    out = lax.dot_general(
+        ct,
+        y,
+        ((ct_y_free, tuple(y_free)), (ct_batch, y_batch)),
+        precision=precision,
+        preferred_element_type=None if preferred_element_type is None else x.dtype,
+    )
+    by_y_dim = [x_contract[k] for k in np.argsort(y_contract)] if y_contract else []
+    order = [*x_batch, *_free_dims(x.ndim, x_contract, x_batch), *by_y_dim]
+    return lax.transpose(out, np.argsort(order)).astype(x.dtype)
+
+
+def _transpose_right(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type):
+    num_batch = len(pos_batch[0])
+    num_x_free = x.ndim - len(pos_contract[0]) - num_batch
+    swap = (*range(num_batch), *range(num_batch + num_x_free, ct.ndim), *range(num_batch, num_batch + num_x_free))
+    return _transpose_left(
+        lax.transpose(ct, swap),
+        y,
+        x,
+        axes=axes,
+        pos_contract=pos_contract[::-1],
+        pos_batch=pos_batch[::-1],
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+
+
+def _batch_pdot(operands, dims, *, size, resolves, axes, pos_contract, pos_batch, **params):
+    """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else a batch or free one."""
+    x, y = operands
+    x_dim, y_dim = dims
+    if resolves is not None:
+        return _resolve(x, y, x_dim, y_dim, size, resolves, axes, pos_contract, pos_batch, params)
+    contract, batch = _shifted(pos_contract, dims), _shifted(pos_batch, dims)
+    if x_dim is not None and y_dim is not None:
+        batch = ((x_dim, *batch[0]), (y_dim, *batch[1]))
+        return bind_pdot(x, y, axes=axes, pos_contract=contract, pos_batch=batch, **params), 0
+    out = bind_pdot(x, y, axes=axes, pos_contract=contract, pos_batch=batch, **params)
+    num_batch = len(batch[0])
+    x_free = _free_dims(x.ndim, contract[0], batch[0])
+    y_free = _free_dims(y.ndim, contract[1], batch[1])
+    if x_dim is not None:
+        return out, num_batch + x_free.index(x_dim)
+    return out, num_batch + len(x_free) + y_free.index(y_dim)
+
+
+def _shifted(positions, dims):
+    return tuple(tuple(d + (at is not None and at <= d) for d in side) for side, at in zip(positions, dims))
+
+
+def _resolve(x, y, x_dim, y_dim, size, name, axes, pos_contract, pos_batch, params):
+    remaining = tuple(a for a in axes if a != name)
+    if x_dim is None and y_dim is None:
+        out = bind_pdot(x, y, axes=remaining, pos_contract=pos_contract, pos_batch=pos_batch, **params)
+        return out * np.asarray(size, out.dtype), None
+    if y_dim is None:
+        x, x_dim = lax.reduce_sum(x, (x_dim,)), None
+    elif x_dim is None:
+        y, y_dim = lax.reduce_sum(y, (y_dim,)), None
+    else:
+        contract, pos_batch = _shifted(pos_contract, (x_dim, y_dim)), _shifted(pos_batch, (x_dim, y_dim))
+        pos_contract = ((x_dim, *contract[0]), (y_dim, *contract[1]))
+    return bind_pdot(x, y, axes=remaining, pos_contract=pos_contract, pos_batch=pos_batch, **params), None
+
+
+pdot_p = _jax.define_named_primitive(
+    "pdot",
+    abstract_eval=_abstract_eval,
+    bind=bind_pdot,
+    transposes=(_transpose_left, _transpose_right),
+    batch=_batch_pdot,
+)

@@ -1,0 +1,111 @@
+"""Stage 3: the user's function, traced once, becomes a jaxpr over named axes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from xmap_compat import _jax, errors, named_lax
+from xmap_compat.axis_specs import AxisName
+from xmap_compat.resources import Body, enclosing_bodies, entered_body
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedProgram:
+    """A function over named axes as a value.
+
+    Attributes:
+      jaxpr: its collectives mention the user's axis names; its arrays have positional dimensions only.
+      consts: the values that it closes over.
+      out_tree: the structure of its results.
+      out_types: shape and dtype of each result, named dimensions left out.
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    out_tree: Any
+    out_types: tuple[Any, ...]
+
+
+def trace_program(fun: Callable[..., Any], types: Any, body: Body) -> NamedProgram:
+    """Trace ``fun`` on arguments with the named dimensions removed.
+
+    Args:
+      fun: called as ``fun(*args)``.
+      types: the arguments as a tuple of pytrees of ``ShapeDtypeStruct``.
+      body: axis sizes and resources.
+    """
+    closed, shapes = _trace(fun, types, body, return_shape=True)
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
+
+
+def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any:
+    """Trace a callable held by a custom rule as the body was traced; a closed jaxpr."""
+    return _trace(fun, types, body, return_shape=False)
+
+
+def _trace(fun, types, body, return_shape):
+    with body_context(body):
+        try:
+            return jax.make_jaxpr(fun, axis_env=list(body.sizes.items()), return_shape=return_shape)(*types)
+        except NameError as error:
+            if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
+                raise
+            raise errors.unbound_name(str(error), body.sizes) from error
+
+
+@contextlib.contextmanager
+def body_context(body: Body) -> Iterator[None]:
+    """What tracing a body needs: its axes known to this thread, and the vocabulary that JAX removed."""
+    with entered_body(body), _restored(), _jax.plain_context():
+        yield
+
+
+# -------------------------------------------------------------- the removed vocabulary
+
+
+def _in_body() -> bool:
+    return bool(enclosing_bodies())
+
+
+def _is_name(axis: Any) -> bool:
+    """Whether an ``axis`` argument inside a body names an axis: any string, or any name in scope."""
+    if not _in_body() or axis is None or isinstance(axis, (int, tuple, list)):
+        return False
+    if isinstance(axis, str):
+        return True
+    try:
+        return any(axis in body.sizes for body in enclosing_bodies())
+    except TypeError:
+        return False
+
+
+def _extremum_tangent(x, tangent, out, axes):
+    ties = (x == out).astype(x.dtype)
+    return lax.psum(tangent * ties, axes) / lax.psum(ties, axes)
+
+
+def _make_restoration() -> _jax.Restoration:
+    restoration = _jax.Restoration()
+    for name in named_lax.REMOVED_FROM_LAX:
+        restoration.attribute(jax.lax, name, getattr(named_lax, name))
+    _jax.restore_named_reductions(restoration, _is_name)
+    _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
+    return restoration
+
+
+_restored = _make_restoration()
+
+
+def sizes_in_scope() -> Mapping[AxisName, int]:
+    """Every axis that the bodies being traced in this thread define."""
+    sizes: dict[AxisName, int] = {}
+    for body in enclosing_bodies():
+        sizes.update(body.sizes)
+    return sizes

@@ -1,0 +1,189 @@
+"""Stage 4: which named axes each value of a named program varies over.
+
+This is the type check of the named program.  It runs before anything is evaluated, refuses two axes
+that would need one resource at once, and tells the evaluation what the carries of loops vary over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xmap_compat import _jax, errors
+from xmap_compat.axis_specs import AxisName
+from xmap_compat.collectives import RULES, mentioned_names, result_names
+from xmap_compat.resources import Placement
+
+Names = frozenset[AxisName]
+NONE: Names = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Checker:
+    """Infers named axes and checks them against the placements of one xmap.
+
+    Attributes:
+      placements: this xmap's axes.
+      fun: the name of the function, for messages.
+    """
+
+    placements: Mapping[AxisName, Placement]
+    fun: str
+
+    @property
+    def own(self) -> Names:
+        return frozenset(self.placements)
+
+    def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
+        names = self.variables(jaxpr, inputs)
+        return [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
+
+    def variables(self, jaxpr: Any, inputs: Sequence[Names]) -> dict[Any, Names]:
+        """The named axes of every variable of a jaxpr."""
+        body, _ = _jax.open_jaxpr(jaxpr)
+        variables = _jax.input_vars(body)
+        names: dict[Any, Names] = dict(zip(variables, [NONE] * (len(variables) - len(inputs)) + list(inputs)))
+        for eqn in body.eqns:
+            outs = self.equation(eqn, [read_names(names, v) for v in eqn.invars])
+            names.update(zip(eqn.outvars, outs))
+        return names
+
+    def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The named axes of one equation's results."""
+        primitive = eqn.primitive.name
+        if primitive in RULES:
+            outs = self._collective(eqn, inputs)
+        elif primitive in STRUCTURED:
+            outs = STRUCTURED[primitive](self, eqn.params, list(inputs))
+        else:
+            outs = [_union(inputs)] * len(eqn.outvars)
+        for names in outs:
+            self.check_distinct_resources(
+                names,
+                lambda: f"a value returned from a primitive {primitive} created at {_jax.where_in_user_code(eqn)}",
+            )
+        return outs
+
+    def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
+        """Raise if two of the names need one resource: no device (or turn of a loop) could hold both."""
+        if len(names) < 2:
+            return
+        owner: dict[Any, AxisName] = {}
+        for name in sorted(names, key=str):
+            for resource in sorted(self.placements[name].resources, key=str):
+                if resource in owner:
+                    raise errors.names_meet(owner[resource], name, resource, place())
+                owner[resource] = name
+
+    def _collective(self, eqn, inputs):
+        for name in mentioned_names(eqn.params):
+            if name in self.own and self.placements[name].loops:
+                raise errors.loop_collective(name, _jax.where_in_user_code(eqn))
+        if len(eqn.outvars) > 1:
+            return [result_names(eqn.primitive.name, eqn.params, [names], self.own) for names in inputs]
+        return [result_names(eqn.primitive.name, eqn.params, inputs, self.own)]
+
+
+def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
+    """The named axes of a variable or literal."""
+    return NONE if isinstance(atom, _jax.Literal) else names[atom]
+
+
+def _union(names: Sequence[Names]) -> Names:
+    return frozenset().union(*names)
+
+
+# --------------------------------------------------------------- structured primitives
+
+
+def _call(param: str):
+    def rule(checker: Checker, params, inputs):
+        return checker.results(params[param], inputs)
+
+    return rule
+
+
+def _scan(checker: Checker, params, inputs):
+    carry = scan_carry_names(checker, params, inputs)
+    consts, xs = _scan_split(params, inputs)
+    outs = checker.results(params["jaxpr"], [*consts, *carry, *xs])
+    return [*carry, *outs[len(carry) :]]
+
+
+def _scan_split(params, inputs):
+    num_consts, num_carry = _jax.scan_arity(params)
+    return inputs[:num_consts], inputs[num_consts + num_carry :]
+
+
+def scan_carry_names(checker: Checker, params, inputs) -> list[Names]:
+    """The fixpoint of what a scan's carry varies over."""
+    num_consts, num_carry = _jax.scan_arity(params)
+    consts, xs = _scan_split(params, inputs)
+
+    def step(carry):
+        return checker.results(params["jaxpr"], [*consts, *carry, *xs])[:num_carry]
+
+    return _fixpoint(step, inputs[num_consts : num_consts + num_carry])
+
+
+def _fixpoint(step, carry):
+    while True:
+        grown = [old | new for old, new in zip(carry, step(carry))]
+        if grown == list(carry):
+            return grown
+        carry = grown
+
+
+def _while(checker: Checker, params, inputs):
+    return while_names(checker, params, inputs)[0]
+
+
+def while_names(checker: Checker, params, inputs) -> tuple[list[Names], Names]:
+    """What a while loop's carry and its predicate vary over."""
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
+
+    def predicate(carry):
+        return checker.results(params["cond_jaxpr"], [*cond_consts, *carry])[0]
+
+    def step(carry):
+        varying = predicate(carry)
+        return [names | varying for names in checker.results(params["body_jaxpr"], [*body_consts, *carry])]
+
+    carry = _fixpoint(step, inputs[num_cond + num_body :])
+    return carry, predicate(carry)
+
+
+def _cond(checker: Checker, params, inputs):
+    index, *operands = inputs
+    branches = [checker.results(branch, operands) for branch in params["branches"]]
+    return [_union([index, *names]) for names in zip(*branches)]
+
+
+def _linear_solve(checker: Checker, params, inputs):
+    union = linear_solve_names(checker, params, inputs)
+    return [union] * len(checker.results(params["jaxprs"].solve, [union] * len(params["jaxprs"].solve.in_avals)))
+
+
+def linear_solve_names(checker: Checker, params, inputs) -> Names:
+    """One set for every unknown and right-hand side: the solve mixes them all."""
+    return _union(inputs)
+
+
+STRUCTURED: dict[str, Callable[..., list[Names]]] = {
+    "jit": _call("jaxpr"),
+    "pjit": _call("jaxpr"),
+    "closed_call": _call("call_jaxpr"),
+    "core_call": _call("call_jaxpr"),
+    "remat2": _call("jaxpr"),
+    "checkpoint": _call("jaxpr"),
+    "remat": _call("jaxpr"),
+    "custom_jvp_call": _call("call_jaxpr"),
+    "custom_vjp_call": _call("call_jaxpr"),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+}

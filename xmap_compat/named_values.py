@@ -1,0 +1,234 @@
+"""Values of a named program while it is evaluated on one device.
+
+A ``NamedValue`` is an array some of whose dimensions have names.  The part of a named axis that
+is left for one device is such a dimension; an axis that fills its mesh axes (or has one element)
+leaves none.  Inside a typed ``shard_map`` the array also carries, in its JAX type, the mesh
+axes over which it differs between devices: exactly the mesh axes of its names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.axis_specs import AxisName
+from xmap_compat.resources import Placement
+
+Dims = tuple[AxisName | None, ...]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["dims", "names"])
+@dataclasses.dataclass(frozen=True)
+class NamedValue:
+    """An array with names on some of its dimensions.
+
+    Attributes:
+      data: the array on this device.
+      dims: for each dimension of ``data`` the axis that it is the local part of, or None where it
+        is positional.  The positional dimensions keep their order.
+      names: every axis that the value varies over, also those without a local dimension.
+    """
+
+    data: Any
+    dims: Dims
+    names: frozenset[AxisName]
+
+    def positional_dims(self) -> list[int]:
+        """The dimensions of ``data`` that are positional, in order."""
+        return [k for k, name in enumerate(self.dims) if name is None]
+
+    def dims_of(self, names: Iterable[AxisName]) -> list[int]:
+        """The dimensions of ``data`` that belong to these names."""
+        wanted = set(names)
+        return [k for k, name in enumerate(self.dims) if name is not None and name in wanted]
+
+
+def positional(data: Any) -> NamedValue:
+    """A value without named axes."""
+    return NamedValue(data, (None,) * jnp.ndim(data), frozenset())
+
+
+@dataclasses.dataclass(frozen=True)
+class Locality:
+    """What evaluation on one device needs to know.
+
+    Attributes:
+      placements: every axis of this xmap.
+      mesh_axes: the mesh axes that are mapped over devices here, in the order of the mesh; empty
+        without a ``shard_map``.
+    """
+
+    placements: Mapping[AxisName, Placement]
+    mesh_axes: tuple[str, ...] = ()
+    mesh_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def typed(self) -> bool:
+        """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
+        return bool(self.mesh_axes)
+
+    def place(self, name: AxisName) -> Placement:
+        """The placement of an axis; one bound outside of this xmap acts as a mesh axis filled by it."""
+        known = self.placements.get(name)
+        if known is not None:
+            return known
+        size = lax.axis_size(name)
+        return Placement(name, size, (name,), (size,))
+
+    def is_own(self, name: AxisName) -> bool:
+        return name in self.placements
+
+    def has_local_dim(self, name: AxisName) -> bool:
+        return self.is_own(name) and self.placements[name].local_size != 1
+
+    def local_names(self, names: Iterable[AxisName]) -> list[AxisName]:
+        """The names that have a local dimension, in the order of the xmap's axes."""
+        names = set(names)
+        return [n for n in self.placements if n in names and self.has_local_dim(n)]
+
+    def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
+        """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
+        names = list(names)
+        used = {m for n in names for m in self.place(n).mesh_axes}
+        own = tuple(m for m in self.mesh_axes if m in used)
+        outer = tuple(n for n in names if not self.is_own(n))
+        return (*own, *outer)
+
+    def mesh_size(self, axis: Any) -> int:
+        return self.mesh_sizes[axis] if axis in self.mesh_sizes else lax.axis_size(axis)
+
+    def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
+        """The canonical layout: local dimensions first, in the order of the xmap's axes."""
+        return (*self.local_names(names), *(None,) * ndim)
+
+
+# ------------------------------------------------------------------- casting, moving
+
+
+def vary(loc: Locality, data: Any, mesh_axes: Iterable[str]) -> Any:
+    """Mark data as differing over mesh axes (it may happen to be equal)."""
+    if not loc.typed:
+        return data
+    present = _jax.varying_axes(data)
+    missing = tuple(m for m in loc.mesh_axes if m in set(mesh_axes) and m not in present)
+    return lax.pcast(data, missing, to="varying") if missing else data
+
+
+def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
+    """Mark a value as varying over more names, without adding local dimensions yet."""
+    names = frozenset(n for n in names if loc.is_own(n))
+    return NamedValue(vary(loc, value.data, loc.mesh_axes_of(names)), value.dims, value.names | names)
+
+
+def conform(loc: Locality, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+    """Broadcast and transpose a value to a layout that has at least its names."""
+    value = vary_over(loc, value, names)
+    missing = [n for n in dims if n is not None and n not in value.dims]
+    if missing:
+        value = _add_local_dims(loc, value, missing)
+    if value.dims != dims:
+        value = _transpose(value, dims)
+    return value
+
+
+def conform_to_names(loc: Locality, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
+    """Broadcast a value to names, in the canonical layout."""
+    return conform(loc, value, loc.layout(names, value.dims.count(None)), names)
+
+
+def _add_local_dims(loc, value, names):
+    sizes = tuple(loc.placements[n].local_size for n in names)
+    data = lax.broadcast(value.data, sizes)
+    return NamedValue(data, (*names, *value.dims), value.names)
+
+
+def _transpose(value, dims):
+    named = {name: k for k, name in enumerate(value.dims) if name is not None}
+    unnamed = iter(value.positional_dims())
+    order = [next(unnamed) if name is None else named[name] for name in dims]
+    return NamedValue(lax.transpose(value.data, order), dims, value.names)
+
+
+def leading(value: NamedValue, names: Sequence[AxisName]) -> Any:
+    """The data with the local dimensions of ``names`` first, in that order."""
+    front = [value.dims.index(n) for n in names]
+    rest = [k for k in range(len(value.dims)) if k not in front]
+    return value.data if front == list(range(len(front))) else lax.transpose(value.data, (*front, *rest))
+
+
+def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
+    dropped = set(names)
+    return tuple(n for n in dims if n is None or n not in dropped)
+
+
+# --------------------------------------------------------------- evaluating primitives
+
+
+def bind_named(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+) -> list[NamedValue]:
+    """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
+    names = frozenset().union(*(v.names for v in operands))
+    levels = loc.local_names(names)
+    data = [vary(loc, v.data, loc.mesh_axes_of(names)) for v in operands]
+    if not levels:
+        outs = _jax.bind(primitive, data, params)
+        return [_typed_result(loc, x, (None,) * jnp.ndim(x), names) for x in outs]
+    positions = _level_positions(operands, levels)
+    sizes = [loc.placements[n].local_size for n in levels]
+    outs, added = _jax.bind_batched(primitive, data, params, sizes, positions)
+    return [_batched_result(loc, x, levels, [level[k] for level in added], names) for k, x in enumerate(outs)]
+
+
+def _level_positions(operands, levels):
+    """Per level and operand, the mapped dimension after the outer levels removed theirs."""
+    remaining = [list(v.dims) for v in operands]
+    positions = []
+    for name in levels:
+        found = [dims.index(name) if name in dims else None for dims in remaining]
+        for dims, d in zip(remaining, found):
+            if d is not None:
+                del dims[d]
+        positions.append(found)
+    return positions
+
+
+def _batched_result(loc, data, levels, added, names):
+    dims: list[AxisName | None] = [None] * (jnp.ndim(data) - sum(d is not None for d in added))
+    for name, d in reversed(list(zip(levels, added))):
+        if d is not None:
+            dims.insert(d, name)
+    return _typed_result(loc, data, tuple(dims), names)
+
+
+def _typed_result(loc, data, dims, names):
+    """Make a result vary over all its names, also where a batching or typing rule found that it need not."""
+    value = NamedValue(data, dims, names)
+    missing = [n for n in loc.local_names(names) if n not in dims]
+    value = vary_over(loc, value, names)
+    return _add_local_dims(loc, value, missing) if missing else value
+
+
+def apply_positional(loc: Locality, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:
+    """Apply a function of positional arrays to named values, element by element of their named axes."""
+    names = frozenset().union(*(v.names for v in values))
+    levels = loc.local_names(names)
+    mapped = fun
+    for name in reversed(levels):
+        outer = levels[: levels.index(name)]
+        in_axes = [_index_in(without(v.dims, outer), name) for v in values]
+        mapped = jax.vmap(mapped, in_axes=in_axes, out_axes=0, axis_size=loc.placements[name].local_size)
+    data = mapped(*(vary(loc, v.data, loc.mesh_axes_of(names)) for v in values))
+    dims = (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
+    return NamedValue(vary(loc, data, loc.mesh_axes_of(names)), dims, names)
+
+
+def _index_in(dims, name):
+    return dims.index(name) if name in dims else None

@@ -1,0 +1,261 @@
+"""Stage 2: meshes and loops in scope, and where each named axis is placed on them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import _jax, errors
+from xmap_compat.axis_specs import AxisName
+
+# ----------------------------------------------------------------- the user's side
+
+
+class Mesh:
+    """An array of devices with a name for each of its dimensions, usable as a context.
+
+    ``with Mesh(devices, names) as m:`` makes the names available as resources for
+    ``axis_resources`` and lets bare PartitionSpecs be used in ``jax.jit`` and
+    ``jax.lax.with_sharding_constraint``.  ``m`` is the ``jax.sharding.Mesh``.  The context can be
+    entered again, nested, and used as a decorator.
+
+    Args:
+      devices: an array (or list) of JAX devices.
+      axis_names: one name for each dimension of ``devices``; a single string for one dimension.
+
+    Source: ``jax.experimental.maps.Mesh``.  It delegates every other attribute to the
+    ``jax.sharding.Mesh`` in ``physical_mesh`` (pass that one to ``NamedSharding``).
+    """
+
+    def __init__(self, devices: Any, axis_names: Any):
+        devices = np.asarray(devices, dtype=object)
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        if devices.ndim != len(names) or len(set(names)) != len(names):
+            raise errors.bad_mesh(devices, names)
+        self.physical_mesh = jax.sharding.Mesh(devices, names)
+
+    def __enter__(self) -> jax.sharding.Mesh:
+        _jax.enter_mesh(self.physical_mesh)
+        return self.physical_mesh
+
+    def __exit__(self, *exc_info) -> None:
+        _jax.exit_mesh(self.physical_mesh)
+
+    def __call__(self, fun: Callable) -> Callable:
+        @functools.wraps(fun)
+        def with_mesh(*args, **kwargs):
+            with self:
+                return fun(*args, **kwargs)
+
+        return with_mesh
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or attribute == "physical_mesh":
+            raise AttributeError(attribute)
+        return getattr(self.physical_mesh, attribute)
+
+    def __eq__(self, other: Any) -> bool:
+        return self.physical_mesh == getattr(other, "physical_mesh", other)
+
+    def __hash__(self) -> int:
+        return hash(self.physical_mesh)
+
+    def __repr__(self) -> str:
+        return repr(self.physical_mesh)
+
+
+def mesh(devices: Any, axis_names: Any) -> Mesh:
+    """``with mesh(devices, ('x', 'y')):`` as in the xmap tutorial; see :class:`Mesh`."""
+    return Mesh(devices, axis_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class SerialLoop:
+    """A loop as the resource of one axis: ``axis_resources={'batch': SerialLoop(4)}``.
+
+    The axis is cut into ``length`` chunks that are computed one after the other.
+    """
+
+    length: int
+
+    def __post_init__(self):
+        _check_length(self.length)
+
+
+_loops_in_scope = jax.make_user_context(default_value=())
+
+
+@contextlib.contextmanager
+def serial_loop(name: Hashable, length: int) -> Iterator[None]:
+    """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share."""
+    _check_length(length)
+    loops = dict(_loops_in_scope.value)
+    ambient = _jax.ambient_mesh()
+    if name in loops or (ambient is not None and name in ambient.shape):
+        raise errors.loop_name_taken(name)
+    with _loops_in_scope((*loops.items(), (name, length))):
+        yield
+
+
+def _check_length(length):
+    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
+        raise errors.bad_loop_length(length)
+
+
+# ---------------------------------------------------------------------- placements
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where one named axis lives: its elements are cut over devices, then over loops, the rest is vectorized.
+
+    Attributes:
+      name: the axis.
+      size: its global number of elements.
+      mesh_axes: mesh axes in the user's order, major first.
+      mesh_sizes: their sizes.
+      loops: loop resources, outermost first: names, or ``(axis name, k)`` for an anonymous loop.
+      loop_sizes: their lengths.
+    """
+
+    name: AxisName
+    size: int
+    mesh_axes: tuple[Any, ...] = ()
+    mesh_sizes: tuple[int, ...] = ()
+    loops: tuple[Hashable, ...] = ()
+    loop_sizes: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """How many chunks the axis is cut into by the mesh."""
+        return math.prod(self.mesh_sizes)
+
+    @property
+    def device_size(self) -> int:
+        """Elements on one device."""
+        return self.size // self.devices
+
+    @property
+    def local_size(self) -> int:
+        """Elements computed at once on one device: the dimension that is vectorized."""
+        return self.device_size // math.prod(self.loop_sizes)
+
+    @property
+    def resources(self) -> frozenset[Hashable]:
+        return frozenset((*self.mesh_axes, *self.loops))
+
+
+Resources = Mapping[AxisName, tuple[Any, ...]]
+
+
+def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]:
+    """``{'a': 'x'}`` -> ``{'a': ('x',)}``, checked for what needs no mesh."""
+    if axis_resources is None:
+        return {}
+    if not isinstance(axis_resources, Mapping):
+        raise errors.bad_axis_resources(axis_resources)
+    parsed = {}
+    for name, resources in axis_resources.items():
+        entries = tuple(resources) if isinstance(resources, (tuple, list)) else (resources,)
+        named = [r for r in entries if not isinstance(r, SerialLoop)]
+        if len(set(named)) != len(named):
+            raise errors.repeated_resource(name, resources)
+        parsed[name] = entries
+    return parsed
+
+
+def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName, tuple[Any, ...]]:
+    """The resources of axes that the call has; others are ignored with a warning, as they cannot matter."""
+    names = set(names)
+    unused = [name for name in resources if name not in names]
+    if unused:
+        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=3)
+    return {name: entries for name, entries in resources.items() if name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The resources in scope at a call: the mesh, and named loops with their lengths."""
+
+    mesh: jax.sharding.Mesh | None
+    loops: tuple[tuple[Hashable, int], ...]
+
+
+def current_scope() -> Scope:
+    return Scope(_jax.ambient_mesh(), tuple(_loops_in_scope.value))
+
+
+def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope) -> dict[AxisName, Placement]:
+    """One Placement for each axis.
+
+    Raises:
+      ValueError: a resource is not in scope, or does not divide the size of the axis.
+    """
+    mesh_shape = dict(scope.mesh.shape) if scope.mesh is not None else {}
+    loops = dict(scope.loops)
+    wanted = {r for entries in resources.values() for r in entries if not isinstance(r, SerialLoop)}
+    missing = [r for r in wanted if r not in mesh_shape and r not in loops]
+    if missing:
+        raise errors.missing_resources(missing, [*mesh_shape, *loops])
+    return {name: _place(name, size, resources.get(name, ()), mesh_shape, loops) for name, size in sizes.items()}
+
+
+def _place(name, size, entries, mesh_shape, loops):
+    mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
+    if entries[: len(mesh_axes)] != mesh_axes:
+        raise errors.loop_before_mesh(name, entries)
+    loop_entries = entries[len(mesh_axes) :]
+    placement = Placement(
+        name,
+        size,
+        mesh_axes,
+        tuple(mesh_shape[r] for r in mesh_axes),
+        tuple((name, k) if isinstance(r, SerialLoop) else r for k, r in enumerate(loop_entries)),
+        tuple(r.length if isinstance(r, SerialLoop) else loops[r] for r in loop_entries),
+    )
+    total = placement.devices * math.prod(placement.loop_sizes)
+    if size % total:
+        raise errors.not_divisible(name, size, entries, total)
+    return placement
+
+
+# ------------------------------------------------------- bodies being traced (ambient)
+
+
+class _Bodies(threading.local):
+    def __init__(self):
+        self.stack: list[Body] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """An xmapped function whose body is being traced in this thread."""
+
+    sizes: Mapping[AxisName, int]
+    scope: Scope
+
+
+_bodies = _Bodies()
+
+
+@contextlib.contextmanager
+def entered_body(body: Body) -> Iterator[None]:
+    _bodies.stack.append(body)
+    try:
+        yield
+    finally:
+        _bodies.stack.pop()
+
+
+def enclosing_bodies() -> Sequence[Body]:
+    """The bodies being traced in this thread, outermost first."""
+    return tuple(_bodies.stack)

@@ -1,0 +1,397 @@
+"""Stage 5: evaluate a named program on one device.
+
+Ordinary primitives are batched over the local dimensions of their operands; collectives go through
+the table; control flow and calls are rebuilt around the evaluation of their bodies, so that a
+collective is found wherever it hides and every value keeps exact named axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax, errors
+from xmap_compat.axis_specs import AxisName
+from xmap_compat.collectives import RULES, mentioned_names, sum_over
+from xmap_compat.named_shapes import Checker, linear_solve_names, scan_carry_names, while_names
+from xmap_compat.named_values import (
+    Locality,
+    NamedValue,
+    bind_named,
+    conform,
+    conform_to_names,
+    positional,
+)
+
+Names = frozenset[AxisName]
+Tracer = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Evaluates jaxprs of one xmap on one device.
+
+    Attributes:
+      loc: the placements, and whether values are typed.
+      checker: the named-shape inference of the same xmap.
+      trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
+        the axis names of the xmap, as the body itself was traced.
+    """
+
+    loc: Locality
+    checker: Checker
+    trace: Tracer
+
+    def evaluate(
+        self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
+    ) -> list[NamedValue]:
+        """The results of a jaxpr (closed, or with its constants given)."""
+        body, own_consts = _jax.open_jaxpr(jaxpr)
+        values = consts if consts is not None else [positional(c) for c in own_consts]
+        env = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
+        read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
+        self.run(body.eqns, env)
+        return [read(v) for v in body.outvars]
+
+    def run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> None:
+        """Evaluate equations in order; ``env`` holds the values of variables and receives new ones."""
+        for eqn in eqns:
+            operands = [positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
+            with _jax.equation_context(eqn):
+                outs = self.equation(eqn, operands)
+            env.update(zip(eqn.outvars, outs, strict=True))
+
+    def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of one equation."""
+        primitive = eqn.primitive.name
+        if primitive in RULES:
+            return self._collective(primitive, eqn.params, operands)
+        if primitive in STRUCTURED:
+            return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
+        hidden = [n for sub in _jax.subjaxprs(eqn.params) for n in self.collectives_in(sub)]
+        if hidden or mentioned_names(eqn.params):
+            names = dict.fromkeys([*mentioned_names(eqn.params), *hidden])
+            if any(n in self.loc.placements for n in names):
+                raise errors.unsupported_primitive(primitive, names, _jax.where_in_user_code(eqn))
+        return bind_named(self.loc, eqn.primitive, operands, _jax.local_params(eqn, self.loc.typed))
+
+    def _collective(self, primitive, params, operands):
+        translate = RULES[primitive].translate
+        if primitive == "pdot" or not operands:
+            return [translate(self.loc, params, *operands)]
+        return [translate(self.loc, params, operand) for operand in operands]
+
+    def collectives_in(self, jaxpr: Any) -> set[AxisName]:
+        """Every axis name that some collective inside a jaxpr mentions."""
+        body, _ = _jax.open_jaxpr(jaxpr)
+        found: set[AxisName] = set()
+        for eqn in body.eqns:
+            found.update(mentioned_names(eqn.params) if eqn.primitive.name in RULES else ())
+            for sub in _jax.subjaxprs(eqn.params):
+                found |= self.collectives_in(sub)
+        return found
+
+    def communicates(self, *jaxprs: Any) -> bool:
+        """Whether evaluating these jaxprs moves anything between devices."""
+        return any(self.loc.place(n).mesh_axes for jaxpr in jaxprs for n in self.collectives_in(jaxpr))
+
+    def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
+        return self.checker.results(jaxpr, [v.names for v in operands])
+
+    def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
+        return [conform_to_names(self.loc, v, n) for v, n in zip(values, names, strict=True)]
+
+
+# --------------------------------------------------------------------------- calls
+
+
+def _inline(param: str):
+    def rule(ev: Evaluator, params, operands, eqn):
+        return ev.evaluate(params[param], operands)
+
+    return rule
+
+
+def _remat(ev: Evaluator, params, operands, eqn):
+    def body(*values):
+        return ev.evaluate(params["jaxpr"], values)
+
+    return jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])(*operands)
+
+
+# ------------------------------------------------------------------------- control flow
+
+
+def _scan(ev: Evaluator, params, operands, eqn):
+    num_consts, num_carry = _jax.scan_arity(params)
+    consts, carry, xs = _split(operands, num_consts, num_carry)
+    names = scan_carry_names(ev.checker, params, [v.names for v in operands])
+    first = ev.conformed(carry, names)
+
+    def body(carry, slices):
+        outs = ev.evaluate(params["jaxpr"], [*consts, *carry, *slices])
+        return ev.conformed(outs[:num_carry], names), outs[num_carry:]
+
+    last, ys = lax.scan(
+        body,
+        first,
+        [_scanned_first(x) for x in xs],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*last, *(NamedValue(y.data, (None, *y.dims), y.names) for y in ys)]
+
+
+def _scanned_first(value: NamedValue) -> NamedValue:
+    """Move the first positional dimension to the front of the data and out of ``dims``: scan strips it."""
+    at = value.positional_dims()[0]
+    data = jnp.moveaxis(value.data, at, 0) if at else value.data
+    return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+
+
+def _while(ev: Evaluator, params, operands, eqn):
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, init = _split(operands, num_cond, num_body)
+    names, varying = while_names(ev.checker, params, [v.names for v in operands])
+    condition = lambda carry: ev.evaluate(params["cond_jaxpr"], [*cond_consts, *carry])[0]  # noqa: E731
+    step = lambda carry: ev.conformed(ev.evaluate(params["body_jaxpr"], [*body_consts, *carry]), names)  # noqa: E731
+    first = ev.conformed(init, names)
+    together = ev.communicates(params["cond_jaxpr"], params["body_jaxpr"])
+    if not ev.loc.local_names(varying) and not (varying and together):
+        return lax.while_loop(lambda carry: condition(carry).data, step, first)
+    return _while_any(ev, condition, step, first, varying, together)
+
+
+def _while_any(ev, condition, step, first, varying, together):
+    """Run until every element is done; elements that are done keep their value.
+
+    Where the loop communicates, all devices must agree to go on: whether any is left is then an
+    all-reduce; otherwise each device stops by itself.
+    """
+
+    def state(pending, carry):
+        left = pending.data.any()
+        if together:
+            axes = ev.loc.mesh_axes_of(varying)
+            left = lax.pmax(left.astype(np.int32), axes) > 0 if axes else left
+        return left, pending, carry
+
+    def body(current):
+        _, pending, carry = current
+        stepped = [_select(ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
+        carry = [conform(ev.loc, new, old.dims, old.names) for old, new in zip(carry, stepped)]
+        again = ev.conformed([condition(carry)], [varying])[0]
+        return state(NamedValue(pending.data & again.data, again.dims, again.names), carry)
+
+    pending = ev.conformed([condition(first)], [varying])[0]
+    return lax.while_loop(lambda current: current[0], body, state(pending, first))[2]
+
+
+def _select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
+    return bind_named(ev.loc, lax.select_n_p, [which, *cases], {})[0]
+
+
+def _cond(ev: Evaluator, params, operands, eqn):
+    index, *operands = operands
+    branches = params["branches"]
+    names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
+    # A device must not skip a collective that others wait for; then, and for elements of
+    # one device, all branches are computed and each element takes its own.
+    if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):
+        return _cond_select(ev, branches, index, operands)
+
+    def branch(jaxpr):
+        return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
+
+    return lax.switch(index.data, [branch(b) for b in branches], *operands)
+
+
+def _cond_select(ev, branches, index, operands):
+    results = [ev.evaluate(branch, operands) for branch in branches]
+    clamped = lax.clamp(np.int32(0), index.data.astype(np.int32), np.int32(len(branches) - 1))
+    which = dataclasses.replace(index, data=clamped)
+    return [_select(ev, which, cases) for cases in zip(*results)]
+
+
+# ------------------------------------------------------------------------ custom rules
+
+
+def _custom_jvp(ev: Evaluator, params, operands, eqn):
+    names = ev.names_of(params["call_jaxpr"], operands)
+    rule = _jax.custom_jvp_rule(params)
+
+    @jax.custom_jvp
+    def fun(*values):
+        return ev.conformed(ev.evaluate(params["call_jaxpr"], values), names)
+
+    @fun.defjvp
+    def jvp(primals, tangents):
+        outs = _evaluate_callable(ev, rule, [*primals, *tangents])
+        out_primals = ev.conformed(outs[: len(names)], names)
+        return out_primals, [
+            _tangent_like(ev, primal, tangent, eqn) for primal, tangent in zip(out_primals, outs[len(names) :])
+        ]
+
+    return fun(*operands)
+
+
+def _tangent_like(ev, primal, tangent, eqn):
+    if tangent is None:
+        return dataclasses.replace(primal, data=np.zeros(np.shape(primal.data), _jax.float0))
+    if not tangent.names <= primal.names:
+        raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
+    return conform(ev.loc, tangent, primal.dims, primal.names)
+
+
+def _custom_vjp(ev: Evaluator, params, operands, eqn):
+    names = ev.names_of(params["call_jaxpr"], operands)
+    run_fwd, run_bwd, layout = _jax.custom_vjp_rules(params)
+    layouts = [(v.dims, v.names) for v in operands]
+
+    @jax.custom_vjp
+    def fun(*values):
+        return ev.conformed(ev.evaluate(params["call_jaxpr"], values), names)
+
+    def fwd(*primals):
+        outs = _evaluate_callable(ev, run_fwd, primals)
+        num_residuals = len(outs) - len(names)
+        returned = iter(outs[:num_residuals])
+        _, _, forwarded = layout()
+        residuals = [next(returned) if k is None else primals[k] for k in forwarded]
+        return ev.conformed(outs[num_residuals:], names), residuals
+
+    def bwd(residuals, cotangents):
+        outs = _evaluate_callable(ev, run_bwd, [*residuals, *cotangents])
+        return tuple(_cotangent_like(ev, ct, dims, names) for ct, (dims, names) in zip(outs, layouts, strict=True))
+
+    fun.defvjp(fwd, bwd)
+    return fun(*operands)
+
+
+def _cotangent_like(ev, cotangent: NamedValue | None, dims, names) -> NamedValue | None:
+    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone."""
+    if cotangent is None:
+        return None
+    extra = cotangent.names - names
+    if extra:
+        cotangent = sum_over(ev.loc, cotangent, sorted(extra, key=str))
+    return conform(ev.loc, cotangent, dims, names)
+
+
+def _evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:
+    """Trace a callable that a custom rule holds on positional types, then evaluate it on named values.
+
+    Tangents of integers (float0) are no operands of any equation: they are passed as constants, and
+    stand as None in the results.
+    """
+    dynamic = [v for v in values if not _is_float0(v)]
+    kept: list[bool] = []
+
+    def on_dynamic(*args):
+        rest = iter(args)
+        outs = fun(*(np.zeros(_positional_shape(v), _jax.float0) if _is_float0(v) else next(rest) for v in values))
+        kept[:] = [x is not None and getattr(x, "dtype", None) != _jax.float0 for x in outs]
+        return [x for x, keep in zip(outs, kept) if keep]
+
+    jaxpr = ev.trace(on_dynamic, [_positional_type(v) for v in dynamic])
+    results = iter(ev.evaluate(jaxpr, dynamic))
+    return [next(results) if keep else None for keep in kept]
+
+
+def _is_float0(value: NamedValue) -> bool:
+    return getattr(value.data, "dtype", None) == _jax.float0
+
+
+def _positional_shape(value: NamedValue) -> tuple[int, ...]:
+    return tuple(np.shape(value.data)[k] for k in value.positional_dims())
+
+
+def _positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(value.data)
+    return jax.ShapeDtypeStruct(_positional_shape(value), aval.dtype, weak_type=aval.weak_type)
+
+
+def _linear_solve(ev: Evaluator, params, operands, eqn):
+    """Rebuilt around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
+    jaxprs, lengths = params["jaxprs"], params["const_lengths"]
+    names = linear_solve_names(ev.checker, params, [v.names for v in operands])
+    matvec_consts, _, solve_consts, transpose_consts, b = _split(operands, *lengths)
+
+    def run(jaxpr, consts):
+        def apply(x):
+            outs = ev.evaluate(jaxpr, [*consts, *x])
+            return ev.conformed(outs, [names] * len(outs))
+
+        return apply
+
+    def solver(jaxpr, consts):
+        def apply(_, rhs):
+            outs = run(jaxpr, consts)(rhs)
+            return (outs[: len(rhs)], outs[len(rhs) :]) if len(outs) > len(rhs) else outs
+
+        return apply
+
+    has_aux = len(jaxprs.solve.out_avals) > len(b)
+    transpose = None if jaxprs.transpose_solve is None else solver(jaxprs.transpose_solve, transpose_consts)
+    outs = lax.custom_linear_solve(
+        run(jaxprs.matvec, matvec_consts),
+        ev.conformed(b, [names] * len(b)),
+        solver(jaxprs.solve, solve_consts),
+        transpose_solve=transpose,
+        has_aux=has_aux,
+    )
+    return [*outs[0], *outs[1]] if has_aux else outs
+
+
+# ------------------------------------------------------------------------- placement
+
+
+def _sharding_constraint(ev: Evaluator, params, operands, eqn):
+    """Inside our shard_map each device holds its part already: a constraint says nothing more."""
+    if ev.loc.typed:
+        return operands
+    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+
+def _shard_map(ev: Evaluator, params, operands, eqn):
+    if ev.loc.typed or ev.collectives_in(params["jaxpr"]) & set(ev.loc.placements):
+        raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
+    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+
+# ----------------------------------------------------------------------------- table
+
+
+def _split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
+    """Cut a list into pieces of the given lengths and a rest."""
+    pieces, start = [], 0
+    for length in lengths:
+        pieces.append(list(values[start : start + length]))
+        start += length
+    return [*pieces, list(values[start:])]
+
+
+STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
+    "jit": _inline("jaxpr"),
+    "pjit": _inline("jaxpr"),
+    "closed_call": _inline("call_jaxpr"),
+    "core_call": _inline("call_jaxpr"),
+    "remat2": _remat,
+    "remat": _remat,
+    "checkpoint": _remat,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "custom_linear_solve": _linear_solve,
+    "sharding_constraint": _sharding_constraint,
+    "shard_map": _shard_map,
+}
