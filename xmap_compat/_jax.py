@@ -8,7 +8,9 @@ test fails when such a release is older than the supported floor.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +99,8 @@ def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
     """``(num_consts, num_carry)`` of a scan; flat trees ``ft_in`` replace them since 0.11."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()
+    groups: Any = params["ft_in"].unpack()
+    consts, carry, _ = groups
     return len(consts), len(carry)
 
 
@@ -113,6 +116,10 @@ def equation_context(eqn: Any) -> Iterator[None]:
 def has_side_effect(eqn: Any) -> bool:
     """Whether an equation must run even if nothing reads its results (callbacks, prints)."""
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
+
+
+# Positions in messages and in compiled programs are the user's, not this package's.
+source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
 def where_in_user_code(eqn: Any) -> str:
@@ -183,7 +190,7 @@ def bind_batched(
             tracers = [x if d is None else batching.BatchTracer(trace, x, d) for x, d in zip(operands, positions[0])]
         with core.set_current_trace(trace):
             outs, inner = bind_batched(primitive, tracers, params, sizes[1:], positions[1:])
-        infos = [trace.to_batch_info(out) for out in outs]
+        infos: list[Any] = [trace.to_batch_info(out) for out in outs]
     return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
 
 
@@ -195,7 +202,7 @@ def local_params(eqn: Any, typed: bool) -> Mapping[str, Any]:
     """
     if not typed:
         return eqn.params
-    params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
+    params: dict[str, Any] = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
     if eqn.primitive.name == "pallas_call":
         params["out_avals"] = tuple(_varying_like(aval) for aval in params["out_avals"])
     return params
@@ -285,6 +292,18 @@ def _instantiate(x):
     if isinstance(x, SymbolicZero):
         return ad_util.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
     return x
+
+
+# ------------------------------------------------------------------------- jit
+
+
+def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
+    """``jax.jit``, on a backend if one is named; jit's own parameter for it warns since 0.8."""
+    if backend is None:
+        return jax.jit(fun, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jax.jit(fun, backend=backend, **options)
 
 
 # -------------------------------------------------------------------- the mesh

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from xmap_compat import errors, lowering
+from xmap_compat import _jax, errors, lowering
 from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.resources import known_axes, parse_axis_resources
 
@@ -53,21 +54,51 @@ def xmap(
     """
     if not callable(fun):
         raise errors.not_callable(fun)
+    check_backend(backend)
     declared = _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
 
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     return _jit(declared, donated)
 
 
+def check_backend(backend: str | None) -> None:
+    """Raise a clear error for a backend that this JAX does not have."""
+    if backend is None:
+        return
+    try:
+        jax.devices(backend)
+    except RuntimeError:
+        known = sorted({d.platform for d in jax.devices()} | {"cpu"})
+        raise errors.unknown_backend(backend, known) from None
+
+
 def _jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
-    @functools.wraps(declared.fun)
+    """The jitted function; one for equal declarations of one function, so that a fresh xmap of it hits jit's cache."""
+    key = (declared.key(), donated)
+    made = _made_for(declared.fun)
+    if key not in made:
+        made[key] = _new_jit(declared, donated)
+    return made[key]
+
+
+def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
+    """Where the xmapped functions of a Python function are kept: on itself, so that they die with it."""
+    if not isinstance(fun, types.FunctionType):
+        return {}
+    return fun.__dict__.setdefault("_xmap_compat_made", {})
+
+
+def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     def xmapped(*args, **kwargs):
         if kwargs:
             raise errors.keyword_arguments(kwargs)
         return lowering.run(declared, args)
 
+    functools.update_wrapper(xmapped, declared.fun, updated=())
     # jit drops unused arguments without freeing them, which donation promises.
-    return jax.jit(xmapped, donate_argnums=donated, keep_unused=bool(donated))
+    jitted = _jax.jit(xmapped, declared.backend, donate_argnums=donated, keep_unused=bool(donated))
+    jitted.__wrapped__ = declared.fun
+    return jitted
 
 
 def _name(fun: Callable[..., Any]) -> str:

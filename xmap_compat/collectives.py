@@ -33,6 +33,7 @@ from xmap_compat.named_values import (
     leading,
     positional,
     vary,
+    vary_over,
     without,
 )
 
@@ -339,6 +340,8 @@ def _all_to_all(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
         return _grouped_all_to_all(loc, params, value)
     names = axis_names(params)
     split, concat = params["split_axis"], params["concat_axis"]
+    if not _present(loc, value, names):
+        return _own_chunk(loc, value, names, split, concat)
     value = conform_to_names(loc, value, value.names | _own(loc, names))
     total = math.prod(loc.place(n).size for n in names)
     size = value.data.shape[value.positional_dims()[split]]
@@ -347,6 +350,19 @@ def _all_to_all(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
         data = _exchange_leading(loc, data, mesh_axes)
     received = _join_sources(loc, data, dims, mesh_axes, local, names, value.names)
     return _merge_positional(_move_positional(received, 0, concat), concat)
+
+
+def _own_chunk(loc, value, names, split, concat):
+    """all_to_all of a value that is the same everywhere: everyone takes its chunk, and as many copies as sources."""
+    total = math.prod(loc.place(n).size for n in names)
+    size = value.data.shape[value.positional_dims()[split]]
+    value = vary_over(loc, value, names)
+    data, dims, mesh_axes, local = _split_over(loc, value, split, names, size // total)
+    if mesh_axes:
+        data = lax.reshape(data, (math.prod(map(loc.mesh_size, mesh_axes)), *data.shape[len(mesh_axes) :]))
+        data = lax.dynamic_index_in_dim(data, _device_index(loc, mesh_axes), 0, keepdims=False)
+    copies = NamedValue(lax.broadcast(data, (total,)), (None, *local, *dims), value.names)
+    return _merge_positional(_move_positional(copies, 0, concat), concat)
 
 
 def _exchange_leading(loc, data, mesh_axes):

@@ -296,8 +296,21 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{_names(names)} at {where}. Write it with the collectives of jax.lax (psum, all_gather, ppermute, ...), or apply it "
-        "outside of the xmapped function"
+        f"{_names(names)} at {where}. Write it with the collectives of jax.lax (psum, all_gather, ppermute, ...), "
+        "or apply it outside of the xmapped function"
+    )
+
+
+def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
+    return ValueError(
+        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element can be sent "
+        "once and received once"
+    )
+
+
+def permutation_index_out_of_range(index: int, size: int, where: str) -> ValueError:
+    return ValueError(
+        f"The permutation of ppermute at {where} has the index {index}, but the axis has the indices 0 to {size - 1}"
     )
 
 
@@ -314,3 +327,70 @@ def shard_map_inside(where: str) -> NotImplementedError:
         "or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of the shard_map to "
         "axis_resources instead"
     )
+
+
+# ---------------------------------------------------------------------------- einsum
+
+
+def einsum_spec_type(spec: Any) -> TypeError:
+    return TypeError(
+        f"The first argument of a named einsum should be a string like 'n{{b,k}},{{k}}->n{{b}}', not {spec!r}"
+    )
+
+
+def malformed_einsum(spec: str, position: int, reason: str) -> ValueError:
+    position = min(position, len(spec))
+    return ValueError(f"Malformed einsum specification: {reason}\n  {spec}\n  {' ' * position}^")
+
+
+def einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
+    return ValueError(f"The einsum specification {spec!r} describes {expected} operands, but {given} were given")
+
+
+def einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
+        f"but its positional shape is {tuple(shape)}. Named axes belong in braces"
+    )
+
+
+def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
+    which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
+    return ValueError(f"In the einsum {spec!r}, {which} has size {known} in one operand and {size} in operand {index}")
+
+
+def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
+    listed = ", ".join(map(str, scope)) or "none"
+    return NameError(f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}")
+
+
+def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where: str) -> TypeError:
+    return TypeError(
+        f"The einsum {spec!r} at {where} mentions the named axis `{axis}` in {by} and skips it in {operand}, "
+        "which varies over it too. Name the axis in both operands, or reduce it in this one first"
+    )
+
+
+# -------------------------------------------------------------------- named functions
+
+
+def pgather_index(axes: Sequence[Any], shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"The last dimension of pgather's idx should index its {len(axes)} axes {tuple(axes)}, but idx has shape "
+        f"{tuple(shape)}"
+    )
+
+
+def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "
+        f"shape {tuple(shape)}: its first dimension should be that axis. Use keep=False if it reduces the axis"
+    )
+
+
+def no_named_axis(fun: str, axis: Any) -> TypeError:
+    return TypeError(f"{fun} expects a named axis, but got axis={axis!r}. Use jax.numpy.{fun} for positional axes")
+
+
+def mixed_axes(fun: str, axis: Any) -> TypeError:
+    return TypeError(f"{fun} takes one named axis, or one positional axis, but got axis={axis!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -51,6 +51,16 @@ class Declaration:
     resources: Resources
     names: tuple[AxisName, ...]
     backend: str | None
+
+    def key(self) -> Hashable:
+        """Equal for declarations of one function that mean the same."""
+        specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
+        return (
+            *((tuple(leaves), tree) for leaves, tree in specs),
+            tuple(self.sizes.items()),
+            tuple(self.resources.items()),
+            self.backend,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

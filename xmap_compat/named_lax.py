@@ -6,6 +6,7 @@ they can also be imported from here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -14,11 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax
-
-REMOVED_FROM_LAX = ("pdot", "pargmax", "pargmin")
+from xmap_compat import _jax, errors
 
 Positions = tuple[Sequence[int], Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mentions:
+    """For the type check of a brace einsum: axes that an operand skips while another one mentions them.
+
+    Attributes:
+      spec: what the user wrote.
+      operands: how to call the left and the right operand.
+      skipped: for each of the two, ``(axis that it must not vary over, the operand that mentions it)``.
+    """
+
+    spec: str
+    operands: tuple[str, str]
+    skipped: tuple[tuple[tuple[Hashable, str], ...], ...]
 
 
 def pdot(
@@ -61,7 +75,7 @@ def pdot(
         axes=axes,
         pos_contract=_normalized(pos_contract, x.ndim, y.ndim),
         pos_batch=_normalized(pos_batch, x.ndim, y.ndim),
-        precision=_precision(precision),
+        precision=canonical_precision(precision),
         preferred_element_type=None if preferred_element_type is None else np.dtype(preferred_element_type),
     )
 
@@ -86,6 +100,36 @@ def _index_of_extremum(x, axis_name, extremum):
     return lax.pmin(candidates, axis_name)
 
 
+def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> jax.Array:
+    """Look elements of ``src`` up along named and positional axes.
+
+    Args:
+      src: the array to read.
+      idx: integers; its last dimension indexes ``axes``, the others stay.  Out-of-range indices clip.
+      axes: axis names and positional dimensions of ``src``; one of them alone may stand without a tuple.
+
+    Returns:
+      An array of positional shape ``(*idx.shape[:-1], *the other dimensions of src)``, without the named ``axes``
+      unless ``idx`` varies over them.
+
+    Raises:
+      ValueError: the last dimension of ``idx`` does not fit ``axes``.
+
+    Source: ``jax.lax.pgather`` (until jax 0.4.30).
+    """
+    axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    src, idx = jnp.asarray(src), jnp.asarray(idx)
+    if idx.ndim == 0 or idx.shape[-1] != len(axes):
+        raise errors.pgather_index(axes, idx.shape)
+    positional = [a for a in axes if isinstance(a, int)]
+    table = jnp.moveaxis(src, positional, range(len(positional)))
+    order: list[Any] = list(positional)
+    for name in (a for a in axes if not isinstance(a, int)):
+        table = lax.all_gather(table, name)
+        order.insert(0, name)
+    return table[tuple(idx[..., axes.index(a)] for a in order)]
+
+
 # ----------------------------------------------------------------------- the primitive
 
 
@@ -94,22 +138,23 @@ def _normalized(positions, x_ndim, y_ndim):
     return tuple(d % x_ndim for d in left), tuple(d % y_ndim for d in right)
 
 
-def _precision(precision):
+def canonical_precision(precision: Any) -> Any:
+    """``None``, a ``lax.Precision``, or a pair of them, from any spelling that ``dot_general`` takes."""
     if precision is None or isinstance(precision, lax.Precision):
         return precision
     if isinstance(precision, (tuple, list)):
-        return tuple(_precision(p) for p in precision)
+        return tuple(canonical_precision(p) for p in precision)
     return lax.Precision(precision)
 
 
-def bind_pdot(x, y, *, axes, **params):
-    """``pdot`` on checked parameters; a plain ``dot_general`` when no named axis is left."""
-    if not axes:
+def bind_pdot(x, y, *, axes, mentions=None, **params):
+    """``pdot`` on checked parameters; a plain ``dot_general`` when nothing named is left to do or to check."""
+    if not axes and mentions is None:
         return _plain_dot(x, y, axes=axes, **params)
-    return pdot_p.bind(x, y, axes=axes, **params)
+    return pdot_p.bind(x, y, axes=axes, mentions=mentions, **params)
 
 
-def _plain_dot(x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type):
+def _plain_dot(x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type, mentions=None):
     return lax.dot_general(
         x, y, (pos_contract, pos_batch), precision=precision, preferred_element_type=preferred_element_type
     )
@@ -124,7 +169,7 @@ def _free_dims(ndim, *taken):
     return [d for d in range(ndim) if not any(d in dims for dims in taken)]
 
 
-def _transpose_left(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type):
+def _transpose_left(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type, mentions=None):
     """The cotangent of x: ``dot(ct, y)`` over y's free dimensions; named axes are not summed (as in legacy)."""
     x_contract, y_contract = pos_contract
     x_batch, y_batch = pos_batch
@@ -145,7 +190,7 @@ def _transpose_left(ct, x, y, *, axes, pos_contract, pos_batch, precision, prefe
     return lax.transpose(out, np.argsort(order)).astype(x.dtype)
 
 
-def _transpose_right(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type):
+def _transpose_right(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type, mentions=None):
     num_batch = len(pos_batch[0])
     num_x_free = x.ndim - len(pos_contract[0]) - num_batch
     swap = (*range(num_batch), *range(num_batch + num_x_free, ct.ndim), *range(num_batch, num_batch + num_x_free))

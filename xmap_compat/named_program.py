@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xmap_compat import _jax, errors, named_lax
+from xmap_compat import _jax, errors, vocabulary
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.resources import Body, enclosing_bodies, entered_body
 
@@ -93,8 +93,9 @@ def _extremum_tangent(x, tangent, out, axes):
 
 def _make_restoration() -> _jax.Restoration:
     restoration = _jax.Restoration()
-    for name in named_lax.REMOVED_FROM_LAX:
-        restoration.attribute(jax.lax, name, getattr(named_lax, name))
+    for name, function in vocabulary.REMOVED_FROM_LAX.items():
+        restoration.attribute(jax.lax, name, function)
+    restoration.attribute(jax.numpy, "einsum", vocabulary.einsum_or(jax.numpy.einsum))
     _jax.restore_named_reductions(restoration, _is_name)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration

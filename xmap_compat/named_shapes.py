@@ -81,9 +81,19 @@ class Checker:
         for name in mentioned_names(eqn.params):
             if name in self.own and self.placements[name].loops:
                 raise errors.loop_collective(name, _jax.where_in_user_code(eqn))
+        if eqn.params.get("mentions") is not None:
+            self._check_mentions(eqn, inputs)
         if len(eqn.outvars) > 1:
             return [result_names(eqn.primitive.name, eqn.params, [names], self.own) for names in inputs]
         return [result_names(eqn.primitive.name, eqn.params, inputs, self.own)]
+
+    def _check_mentions(self, eqn, inputs):
+        mentions = eqn.params["mentions"]
+        for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
+            for axis, by in skipped:
+                if axis in names:
+                    where = _jax.where_in_user_code(eqn)
+                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, where)
 
 
 def read_names(names: Mapping[Any, Names], atom: Any) -> Names:

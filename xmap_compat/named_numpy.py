@@ -1,0 +1,147 @@
+"""NumPy functions over named axes.
+
+``along`` is the general mechanism: it turns a named axis positional, applies any function, and turns
+the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax, errors
+
+Axis = Hashable
+
+
+def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bool = False) -> Any:
+    """Apply a function of positional arrays along a named axis.
+
+    Each operand gets the named axis as its first positional dimension (operands that do not vary over
+    it are repeated).  On an axis without resources that costs nothing: it is a dimension
+    of the array already.  On a split axis it is one all-gather for each operand.
+
+    Args:
+      fun: called with the operands; returns a pytree of arrays.
+      axis_name: the axis, bound by an enclosing xmap or vmap.
+      operands: arrays.
+      keep: whether the results have the axis as their first dimension, to be named again.
+
+    Returns:
+      With ``keep``, arrays that vary over the axis, without that dimension.  Otherwise what ``fun`` returned.
+
+    Raises:
+      ValueError: ``keep`` and a result whose first dimension is not the axis.
+      NameError: the axis is not in scope.
+
+    Example: the median over a named axis is ``along(lambda v: jnp.median(v, axis=0), 'i', x)``, and
+    sorting along it ``along(lambda v: jnp.sort(v, axis=0), 'i', x, keep=True)``.
+    """
+    results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
+    if not keep:
+        return results
+    return jax.tree.map(lambda y: _named_again(jnp.asarray(y), axis_name, fun), results)
+
+
+def _named_again(y, axis_name, fun):
+    size = lax.axis_size(axis_name)
+    if y.ndim == 0 or y.shape[0] != size:
+        raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
+    # Element k of what everyone holds becomes the value at index k: no data needs to move.
+    return lax.all_to_all(y, axis_name, 0, 0, tiled=True)[: 1 if size else 0].reshape(y.shape[1:])
+
+
+# ---------------------------------------------------------------------- direct forms
+
+
+def _is_named(axis: Any) -> bool:
+    if axis is None or isinstance(axis, (int, tuple, list)):
+        return False
+    return isinstance(axis, str) or axis in _jax.bound_axis_names()
+
+
+def _split_axes(axis: Any, ndim: int) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
+    """Names and positions of an ``axis`` argument; None means all positional dimensions."""
+    if axis is None:
+        return (), tuple(range(ndim))
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    return tuple(a for a in axes if not isinstance(a, int)), tuple(a % ndim for a in axes if isinstance(a, int))
+
+
+def prod(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
+    """``jnp.prod`` over positional and named axes."""
+    x = jnp.asarray(x)
+    names, positions = _split_axes(axis, x.ndim)
+    out = jnp.prod(x, axis=positions) if positions else x
+    for name in names:
+        out = along(lambda v: jnp.prod(v, axis=0), name, out)
+    return out
+
+
+def any(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
+    """``jnp.any`` over positional and named axes; bool."""
+    return _logical(x, axis, jnp.any, lax.pmax)
+
+
+def all(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
+    """``jnp.all`` over positional and named axes; bool."""
+    return _logical(x, axis, jnp.all, lax.pmin)
+
+
+def _logical(x, axis, reduce, across):
+    x = jnp.asarray(x)
+    names, positions = _split_axes(axis, x.ndim)
+    out = reduce(x, axis=positions)
+    return across(out.astype(jnp.int8), names).astype(bool) if names else out
+
+
+def _over_one_axis(name: str, keep: bool) -> Callable[..., Any]:
+    function = getattr(jnp, name)
+
+    def over_axis(x, axis=None, **options):
+        if not _is_named(axis):
+            if isinstance(axis, (tuple, list)):
+                raise errors.mixed_axes(name, axis)
+            return function(x, axis=axis, **options)
+        return along(lambda v: function(v, axis=0, **options), axis, x, keep=keep)
+
+    over_axis.__name__ = over_axis.__qualname__ = name
+    kind = "keeps the axis" if keep else "removes the axis"
+    over_axis.__doc__ = (
+        f"``jnp.{name}`` along one positional or one named axis; along a named axis the result {kind}.\n\n"
+        f"Options are those of ``jax.numpy.{name}``.  Source: xmap's tutorial, whose NumPy functions take named axes."
+    )
+    return over_axis
+
+
+argmax = _over_one_axis("argmax", keep=False)
+argmin = _over_one_axis("argmin", keep=False)
+median = _over_one_axis("median", keep=False)
+cumsum = _over_one_axis("cumsum", keep=True)
+cumprod = _over_one_axis("cumprod", keep=True)
+sort = _over_one_axis("sort", keep=True)
+argsort = _over_one_axis("argsort", keep=True)
+flip = _over_one_axis("flip", keep=True)
+
+
+def roll(x: jax.typing.ArrayLike, shift: int, axis: Any) -> jax.Array:
+    """``jnp.roll`` along one positional or named axis; over a split axis only what crosses devices moves."""
+    if not _is_named(axis):
+        return jnp.roll(x, shift, axis=axis)
+    size = lax.axis_size(axis)
+    return lax.ppermute(jnp.asarray(x), axis, [(k, (k + shift) % size) for k in range(size)])
+
+
+def take(x: jax.typing.ArrayLike, indices: jax.typing.ArrayLike, axis: Any) -> jax.Array:
+    """``jnp.take`` along one positional or named axis.
+
+    Along a named axis the result has the shape ``(*indices.shape, *x.shape)`` and lacks the axis, unless
+    ``indices`` varies over it.  Out-of-range indices clip.
+    """
+    if not _is_named(axis):
+        return jnp.take(x, indices, axis=axis, mode="clip")
+    return jnp.take(lax.all_gather(jnp.asarray(x), axis), indices, axis=0, mode="clip")

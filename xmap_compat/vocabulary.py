@@ -1,0 +1,29 @@
+"""Which functions are found at their old places inside bodies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from xmap_compat import named_einsum, named_lax
+
+REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
+    "pdot": named_lax.pdot,
+    "pargmax": named_lax.pargmax,
+    "pargmin": named_lax.pargmin,
+    "pgather": named_lax.pgather,
+    "xeinsum": named_einsum.xeinsum,
+}
+
+
+def einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
+    """``jnp.einsum`` that reads braces, and is JAX's own for everything else."""
+
+    @functools.wraps(positional)
+    def einsum(*args, **kwargs):
+        if args and isinstance(args[0], str) and ("{" in args[0] or "}" in args[0]):
+            return named_einsum.einsum(*args, **kwargs)
+        return positional(*args, **kwargs)
+
+    return einsum
