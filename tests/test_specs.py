@@ -1,0 +1,1047 @@
+"""Specs and shapes: what ``in_axes``, ``out_axes`` and ``axis_sizes`` mean, and what xmap says when they are wrong.
+
+Every result is compared with NumPy, ``jax.vmap`` or the positional function; every message with legacy's wording.
+"""
+
+import collections
+import dataclasses
+import enum
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import SerialLoop, mesh, xmap
+
+NOTHING: dict = {}
+
+# One axis ``i`` of eight elements on the 4x2 mesh.
+PLACEMENTS = {
+    "none": (),
+    "part": "x",
+    "full": ("x", "y"),
+    "permuted": ("y", "x"),
+    "loop": SerialLoop(2),
+    "part and loop": ("x", SerialLoop(2)),
+}
+MESH_PLACEMENTS = {name: PLACEMENTS[name] for name in ("none", "part", "full", "permuted")}
+
+
+ONE_DEVICE = mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("u", "v"))
+
+
+def over(placements):
+    return pytest.mark.parametrize("placement", placements.values(), ids=placements.keys())
+
+
+@dataclasses.dataclass
+class Layer:
+    w: object
+    b: object
+
+
+jax.tree_util.register_dataclass(Layer, data_fields=["w", "b"], meta_fields=[])
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+def identity(*args):
+    return args[0] if len(args) == 1 else args
+
+
+def assert_trees_equal(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_same_types(got, want):
+    """Equal values, dtypes and weak types."""
+    assert_trees_equal(got, want)
+    types = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in map(jax.typeof, jax.tree.leaves(tree))]
+    assert types(got) == types(want)
+
+
+# ------------------------------------------------------------- one specification, one array
+
+# A specification for an array of shape (4, 2, 3), and the dimensions that it names.
+SPEC_FORMS = [
+    (["i", ...], {0: "i"}),
+    (["i", "j", ...], {0: "i", 1: "j"}),
+    (["i", None, "k", ...], {0: "i", 2: "k"}),
+    ([None, "j", ...], {1: "j"}),
+    ([None, None, ...], NOTHING),
+    (["i", None, None], {0: "i"}),
+    (["i", "j", "k"], {0: "i", 1: "j", 2: "k"}),
+    ([None, None, "k"], {2: "k"}),
+    ([None, None, None], NOTHING),
+    (("i", ...), {0: "i"}),
+    ((None, "j", ...), {1: "j"}),
+    (("i", None, "k"), {0: "i", 2: "k"}),
+    ((None, None, None), NOTHING),
+    ({0: "i"}, {0: "i"}),
+    ({0: "i", 2: "k"}, {0: "i", 2: "k"}),
+    ({2: "k", 0: "i", 1: "j"}, {0: "i", 1: "j", 2: "k"}),
+    ({np.int64(1): "j"}, {1: "j"}),
+    ({}, NOTHING),
+    ([...], NOTHING),
+    ((...,), NOTHING),
+]
+
+
+def scale_by_index(x, dims, index):
+    """``x`` times ``2 + index`` along every named dimension."""
+    for position, name in dims.items():
+        x = x * (2 + index(position, name))
+    return x
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x", "j": "y", "k": ()}], ids=["none", "mesh"])
+@pytest.mark.parametrize(("spec", "dims"), SPEC_FORMS, ids=str)
+def test_a_spec_names_the_dimensions_it_says(spec, dims, resources, mesh42):
+    x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    seen = []
+
+    def body(v):
+        seen.append(v.shape)
+        return scale_by_index(v, dims, lambda _, name: lax.axis_index(name))
+
+    resources = {name: r for name, r in resources.items() if name in dims.values()}
+    with mesh42:
+        result = xmap(body, (spec,), spec, axis_resources=resources)(x)
+
+    assert seen[0] == tuple(size for k, size in enumerate(x.shape) if k not in dims)
+    expected = scale_by_index(x, dims, lambda k, _: np.indices(x.shape)[k])
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("spec", [[], [...], {}], ids=str)
+def test_specs_of_an_array_of_rank_zero(spec):
+    assert xmap(lambda v: v + 1, (spec,), spec)(np.float32(2)) == 3
+
+
+@pytest.mark.parametrize("spec", [["i", ...], ("i", ...), {0: "i"}], ids=str)
+def test_one_spec_alone_is_for_every_argument(spec):
+    x, y = np.arange(3.0), np.arange(6.0).reshape(3, 2)
+    shapes = []
+
+    def body(*args):
+        shapes.append([v.shape for v in args])
+        return args[0] + args[1].sum()
+
+    np.testing.assert_array_equal(xmap(body, spec, spec)(x, y), x + y.sum(1))
+    assert shapes[0] == [(), (2,)]
+
+
+def test_one_spec_can_name_nothing_for_every_argument():
+    x, y = np.arange(3.0), np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(xmap(lambda a, b: a @ b, [...], [...])(x, y), x @ y)
+
+
+# ------------------------------------------------------------------ trees of specifications
+
+I = ["i", ...]  # noqa: E741
+ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)
+OTHER = np.arange(3, dtype=np.float32)
+
+# in_axes, arguments, and for every leaf of the arguments the position of ``i`` (None: not mapped).
+TREES = {
+    "one spec for all arguments": (I, (ROWS, ROWS), (0, 0)),
+    "tuple of specs": ((I, {}), (ROWS, OTHER), (0, None)),
+    "list of specs": ([I, {}], (ROWS, OTHER), (0, None)),
+    "list of one spec": ([I], (ROWS,), (0,)),
+    "list of dicts": ([{0: "i"}, {}], (ROWS, OTHER), (0, None)),
+    "tuple of tuples": ((("i", ...), (None,)), (ROWS, OTHER), (0, None)),
+    "dict of specs": (({"w": I, "b": {}},), ({"w": ROWS, "b": OTHER},), ({"w": 0, "b": None},)),
+    "dict of empty and full specs": (({"w": {0: "i"}, "b": {}},), ({"w": ROWS, "b": OTHER},), ({"w": 0, "b": None},)),
+    "spec for a whole dict": ((I, {}), ({"w": ROWS, "b": ROWS[:, :1]}, OTHER), ({"w": 0, "b": 0}, None)),
+    "spec for a nested tree": ((I,), ({"layers": [ROWS, (ROWS, {"b": ROWS})]},), ({"layers": [0, (0, {"b": 0})]},)),
+    "nested lists": (([I, [{}, {1: "i"}]],), ([ROWS, [OTHER, ROWS.T]],), ([0, [None, 1]],)),
+    "nested tuples": (((I, ({}, {1: "i"})),), ((ROWS, (OTHER, ROWS.T)),), ((0, (None, 1)),)),
+    "named tuple of specs": ((Pair(I, {}),), (Pair(ROWS, OTHER),), (Pair(0, None),)),
+    "spec for a whole named tuple": ((I,), (Pair(ROWS, ROWS),), (Pair(0, 0),)),
+    "dataclass of specs": ((Layer(w={1: "i"}, b=[...]),), (Layer(ROWS.T, OTHER),), (Layer(1, None),)),
+    "dataclass in a dict in a list": (
+        ([{"a": Layer(w=I, b={})}, {}],),
+        ([{"a": Layer(ROWS, OTHER)}, OTHER],),
+        ([{"a": Layer(0, None)}, None],),
+    ),
+    "list of trees": ([{"w": I, "b": {}}, I], ({"w": ROWS, "b": OTHER}, ROWS), ({"w": 0, "b": None}, 0)),
+    "a prefix two levels deep": (
+        ({"enc": I, "dec": {"w": {1: "i"}, "b": {}}},),
+        ({"enc": {"w": ROWS, "b": ROWS}, "dec": {"w": ROWS.T, "b": OTHER}},),
+        ({"enc": {"w": 0, "b": 0}, "dec": {"w": 1, "b": None}},),
+    ),
+    "None where the argument is None": ((I, None), (ROWS, None), (0, None)),
+    "None in a tree of specs": (({"w": I, "b": None},), ({"w": ROWS, "b": None},), ({"w": 0, "b": None},)),
+    "a spec where the argument is None": ((I, {}), (ROWS, None), (0, None)),
+    "None below a spec": ((I,), ({"w": ROWS, "b": None},), ({"w": 0, "b": None},)),
+    "an empty tuple below a spec": ((I,), ((ROWS, (), []),), ((0, (), []),)),
+}
+
+
+def centred(leaf, position):
+    return leaf if position is None else leaf - leaf.mean(position, keepdims=True)
+
+
+@pytest.mark.parametrize("placement", [(), "x"], ids=["none", "full"])
+@pytest.mark.parametrize(("in_axes", "args", "positions"), TREES.values(), ids=TREES.keys())
+def test_trees_of_specs(in_axes, args, positions, placement, mesh42):
+    leaves, where = jax.tree.leaves(args), _positions(args, positions)
+
+    def body(*args):
+        subtract = lambda v, at: v if at is None else v - lax.pmean(v, "i")
+        flat, tree = jax.tree.flatten(args)
+        return jax.tree.unflatten(tree, map(subtract, flat, where))
+
+    out_axes = tuple(in_axes) if isinstance(in_axes, list) and in_axes is not I else in_axes
+    with mesh42:
+        result = xmap(body, in_axes, out_axes, axis_resources={"i": placement})(*args)
+    assert jax.tree.structure(result) == jax.tree.structure(args)
+    for got, leaf, position in zip(jax.tree.leaves(result), leaves, where):
+        np.testing.assert_allclose(got, centred(leaf, position), atol=1e-6)
+
+
+def _positions(args, positions):
+    """The positions in the order of the leaves of ``args``."""
+    is_none = lambda x: x is None
+    pairs = zip(jax.tree.leaves(args, is_leaf=is_none), jax.tree.leaves(positions, is_leaf=is_none))
+    return [at for leaf, at in pairs if leaf is not None]
+
+
+def test_a_list_of_out_specs_for_several_results():
+    out = xmap(lambda v: (v, v.sum()), I, [I, I])(ROWS)
+    assert_trees_equal(out, (ROWS, ROWS.sum(1)))
+
+
+# ----------------------------------------------------------------------------- out_axes
+
+# out_axes for a value with the axes i (8) and j (2) and one positional dimension (3), and the order of (i, j, k).
+OUT_ORDERS = [
+    (["i", "j", ...], (0, 1, 2)),
+    (["j", "i", ...], (1, 0, 2)),
+    (["j", None, "i"], (1, 2, 0)),
+    ([None, "i", "j"], (2, 0, 1)),
+    (("i", None, "j"), (0, 2, 1)),
+    ({1: "j", 2: "i"}, (2, 1, 0)),
+    ({2: "i", 0: "j"}, (1, 2, 0)),
+    ({0: "i", 1: "j"}, (0, 1, 2)),
+    ([None, "j", "i", ...], (2, 1, 0)),
+]
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [{}, {"i": "x"}, {"i": "x", "j": "y"}, {"i": ("y", "x")}, {"i": SerialLoop(4)}, {"i": "x", "j": SerialLoop(2)}],
+    ids=str,
+)
+@pytest.mark.parametrize(("out_axes", "order"), OUT_ORDERS, ids=str)
+def test_out_axes_permute_and_insert(out_axes, order, resources, mesh42):
+    x, y = np.arange(24.0, dtype=np.float32).reshape(8, 3), np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    table = x[:, None] * y[None]
+    with mesh42:
+        result = xmap(lambda a, b: a * b, (["i", ...], ["j", ...]), out_axes, axis_resources=resources)(x, y)
+    np.testing.assert_array_equal(result, np.transpose(table, order))
+
+
+WEIGHTS = np.array([1, 2, 3], np.float32)
+BROADCASTS = {
+    "an unmapped argument": (lambda x, w: w, WEIGHTS),
+    "a constant": (lambda x, w: jnp.arange(3.0), np.arange(3.0)),
+}
+REDUCED = (lambda x, w: lax.psum(x, "i") * w, np.arange(8.0).sum() * WEIGHTS)
+BROADCAST_CASES = [
+    *((case, placement, *BROADCASTS[case]) for case in BROADCASTS for placement in PLACEMENTS),
+    *(("a reduced value", placement, *REDUCED) for placement in MESH_PLACEMENTS),
+]
+
+
+@pytest.mark.parametrize("out_axes", [["i", ...], [None, "i"], {1: "i"}], ids=str)
+@pytest.mark.parametrize(
+    ("placement", "body", "row"), [c[1:] for c in BROADCAST_CASES], ids=[f"{c[0]}, {c[1]}" for c in BROADCAST_CASES]
+)
+def test_a_result_that_does_not_vary_is_broadcast(body, row, out_axes, placement, mesh42):
+    fun = xmap(body, (["i"], {}), out_axes, axis_resources={"i": PLACEMENTS[placement]})
+    with mesh42:
+        result = fun(np.arange(8, dtype=np.float32), WEIGHTS)
+    expected = np.broadcast_to(row, (8, 3))
+    np.testing.assert_array_equal(result, expected if out_axes == ["i", ...] else expected.T)
+
+
+UNDECLARED = "is actually mapped along more axes defined by this xmap call: "
+
+
+@over(PLACEMENTS)
+def test_an_undeclared_axis_of_a_result_is_refused(placement, mesh42):
+    fun = xmap(lambda x: x * 2, ["i", ...], [...], axis_resources={"i": placement})
+    spec = "One of xmap results has an out_axes specification of [...], but "
+    with mesh42, pytest.raises(TypeError, match=re.escape(f"{spec}{UNDECLARED}i")):
+        fun(jnp.ones((8, 3)))
+
+
+@over(PLACEMENTS)
+def test_the_refused_result_and_all_its_axes_are_named(placement, mesh42):
+    def body(x, y):
+        return {"good": x, "bad": (x, x * y)}
+
+    out_axes = {"good": ["i", ...], "bad": (["i", ...], {})}
+    fun = xmap(body, (["i"], ["j"]), out_axes, axis_resources={"i": placement})
+    with mesh42, pytest.raises(TypeError, match=re.escape(f"{{}}, but {UNDECLARED}i, j")) as caught:
+        fun(jnp.ones(8), jnp.ones(3))
+    assert "result['bad'][1]" in str(caught.value)
+
+
+def test_an_undeclared_axis_of_size_one_is_refused_too(mesh42):
+    with pytest.raises(TypeError, match=re.escape(UNDECLARED)):
+        xmap(lambda x: x, ["i", ...], [...])(jnp.ones((1, 3)))
+
+
+def test_an_axis_that_enters_through_the_index_must_be_declared():
+    with pytest.raises(TypeError, match=re.escape(f"{UNDECLARED}i")):
+        xmap(lambda: lax.axis_index("i"), (), {}, axis_sizes={"i": 3})()
+
+
+# -------------------------------------------------------------------------------- sizes
+
+
+@over(PLACEMENTS)
+def test_an_axis_only_in_axis_sizes(placement, mesh42):
+    fun = xmap(lambda x: x + 1, {}, ["i", ...], axis_sizes={"i": 8}, axis_resources={"i": placement})
+    with mesh42:
+        np.testing.assert_array_equal(fun(np.arange(3.0)), np.tile(np.arange(3.0) + 1, (8, 1)))
+
+
+@over(MESH_PLACEMENTS)
+def test_the_index_over_an_axis_only_in_axis_sizes(placement, mesh42):
+    fun = xmap(lambda: lax.axis_index("i"), (), ["i"], axis_sizes={"i": 8}, axis_resources={"i": placement})
+    with mesh42:
+        np.testing.assert_array_equal(fun(), np.arange(8))
+
+
+@over(MESH_PLACEMENTS)
+def test_an_unused_axis_of_axis_sizes(placement, mesh42):
+    fun = xmap(lambda x: x + 1, {}, {}, axis_sizes={"i": 8}, axis_resources={"i": placement})
+    with mesh42:
+        np.testing.assert_array_equal(fun(np.arange(3.0)), np.arange(3.0) + 1)
+
+
+@over(MESH_PLACEMENTS)
+def test_sizes_are_global_inside_the_body(placement, mesh42):
+    fun = xmap(lambda x: jnp.full((), lax.psum(1, "i")), ["i"], {}, axis_resources={"i": placement})
+    with mesh42:
+        assert fun(np.ones(8)) == 8
+
+
+@pytest.mark.parametrize("size", [3, np.int64(3)])
+def test_axis_sizes_may_repeat_what_the_arguments_say(size):
+    np.testing.assert_array_equal(xmap(identity, ["i"], ["i"], axis_sizes={"i": size})(np.arange(3)), np.arange(3))
+
+
+def test_axis_sizes_stand_in_for_empty_containers():
+    fun = xmap(lambda tree: jnp.ones(2), (["i", ...],), ["i", ...], axis_sizes={"i": 3})
+    np.testing.assert_array_equal(fun({}), np.ones((3, 2)))
+
+
+@over(PLACEMENTS)
+def test_axes_of_size_zero_work_as_in_numpy(placement, mesh42):
+    fun = xmap(lambda x: 2 * x, ["i", ...], [None, "i"], axis_resources={"i": placement})
+    with mesh42:
+        result = fun(np.zeros((0, 3), np.float32))
+    assert result.shape == (3, 0)
+    assert result.dtype == np.float32
+
+
+@over(MESH_PLACEMENTS)
+def test_a_sum_over_an_axis_of_size_zero(placement, mesh42):
+    with mesh42:
+        result = xmap(lambda x: lax.psum(x, "i"), ["i", ...], {}, axis_resources={"i": placement})(np.zeros((0, 3)))
+    np.testing.assert_array_equal(result, np.zeros((0, 3)).sum(0))
+
+
+def test_positional_dimensions_of_size_zero():
+    np.testing.assert_array_equal(xmap(jnp.sum, ["i", ...], ["i"])(np.zeros((4, 0))), np.zeros(4))
+
+
+@pytest.mark.parametrize("placement", [(), "u", ("u", "v"), SerialLoop(1), ("u", SerialLoop(1))], ids=str)
+def test_axes_of_size_one(placement):
+    x = np.arange(3.0, dtype=np.float32).reshape(1, 3)
+    fun = xmap(lambda v: 2 * v, ["i", ...], [None, "i"], axis_resources={"i": placement})
+    with ONE_DEVICE:
+        np.testing.assert_array_equal(fun(x), 2 * x.T)
+
+
+@pytest.mark.parametrize("placement", [(), "u", ("u", "v")], ids=str)
+def test_collectives_over_axes_of_size_one(placement):
+    x = np.arange(3.0, dtype=np.float32).reshape(1, 3)
+    body = lambda v: lax.psum(v, "i") + lax.all_gather(v, "i", tiled=True)
+    with ONE_DEVICE:
+        result = xmap(body, ["i", ...], {}, axis_resources={"i": placement})(x)
+    np.testing.assert_array_equal(result, 2 * x[0])
+
+
+# ---------------------------------------------------------------------------- messages
+
+SPEC_KINDS = (
+    "Value mapping specification in xmap {} pytree can be either:\n"
+    "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+    "- dictionaries that map positional axes (integers) to axis names (e.g. {{2: 'name'}})"
+)
+NEITHER_MISSING = (
+    "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are"
+)
+
+# xmap's arguments, the error at construction, its message.
+AT_CONSTRUCTION = {
+    "no function": ((3, ["i", ...], ["i", ...]), {}, TypeError, "callable"),
+    "a string as a spec": ((identity, "i", ["i", ...]), {}, TypeError, SPEC_KINDS.format("in_axes")),
+    "an int as a spec": ((identity, 0, ["i", ...]), {}, TypeError, SPEC_KINDS.format("in_axes")),
+    "a set as a spec": ((identity, {"i"}, ["i", ...]), {}, TypeError, SPEC_KINDS.format("in_axes")),
+    "an int among specs": ((identity, (0, ["i", ...]), ["i", ...]), {}, TypeError, SPEC_KINDS.format("in_axes")),
+    "names as keys": ((identity, {"i": "j"}, ["i", ...]), {}, TypeError, SPEC_KINDS.format("in_axes")),
+    "an int as an out spec": ((identity, ["i", ...], 0), {}, TypeError, SPEC_KINDS.format("out_axes")),
+    "names as keys of an out spec": ((identity, ["i", ...], {"i": 0}), {}, TypeError, SPEC_KINDS.format("out_axes")),
+    "no results": ((identity, ["i", ...], ()), {}, ValueError, "xmapped functions cannot have no return values"),
+    "a name only in out_axes": (
+        (identity, ["a", ...], ["c", ...]),
+        {},
+        ValueError,
+        NEITHER_MISSING + " missing: {'c'}",
+    ),
+    "a repeated name": (
+        (identity, ["i", "i"], ["i"]),
+        {},
+        ValueError,
+        "Named axes should be unique within each in_axes argument specification, but one them is: ['i', 'i']",
+    ),
+    "a repeated name in a dict": (
+        (identity, ({0: "i", 2: "i"},), ["i"]),
+        {},
+        ValueError,
+        "Named axes should be unique within each in_axes argument specification, but one them is: {0: 'i', 2: 'i'}",
+    ),
+    "a repeated name in out_axes": (
+        (identity, ["i"], ["i", "i"]),
+        {},
+        ValueError,
+        "Named axes should be unique within each out_axes argument specification, but one them is: ['i', 'i']",
+    ),
+    "a negative dimension": (
+        (identity, {-1: "i"}, ["i"]),
+        {},
+        ValueError,
+        "xmap doesn't support negative axes in in_axes",
+    ),
+    "a negative dimension in out_axes": (
+        (identity, ["i"], {-1: "i"}),
+        {},
+        ValueError,
+        "xmap doesn't support negative axes in out_axes",
+    ),
+    "a repeated resource": (
+        (identity, ["a"], ["a"]),
+        {"axis_resources": {"a": ("x", "x")}},
+        ValueError,
+        "Resource assignment of a single axis must be a tuple of distinct resources, "
+        "but specified ('x', 'x') for axis a",
+    ),
+    "names after an ellipsis": ((identity, ["i", ..., "j"], ["i"]), {}, ValueError, "ellipsis can only end a list"),
+    "a name after an ellipsis in out_axes": (
+        (identity, ["i"], [..., "i"]),
+        {},
+        ValueError,
+        "ellipsis can only end a list",
+    ),
+    "a tuple as a name": (
+        (identity, [("a", "b"), ...], {}),
+        {},
+        TypeError,
+        "('a', 'b') cannot be used as an axis name",
+    ),
+    "a tuple as a name in a dict": ((identity, {0: ("a", "b")}, {}), {}, TypeError, "('a', 'b')"),
+    "a tuple as a name in axis_sizes": (
+        (identity, {}, {}),
+        {"axis_sizes": {("a", "b"): 2}},
+        TypeError,
+        "('a', 'b') cannot be used as an axis name",
+    ),
+    "None as a name": ((identity, {0: None}, {}), {}, TypeError, "None cannot be used as an axis name"),
+    "None as a name in axis_sizes": (
+        (identity, {}, {}),
+        {"axis_sizes": {None: 2}},
+        TypeError,
+        "None cannot be used as an axis name",
+    ),
+    "an unhashable name": ((identity, {0: np.ones(1)}, {}), {}, TypeError, "cannot be used as an axis name"),
+    "a size that is no integer": (
+        (identity, ["i"], ["i"]),
+        {"axis_sizes": {"i": 2.5}},
+        TypeError,
+        "the size of axis i is 2.5",
+    ),
+    "a negative size": ((identity, ["i"], ["i"]), {"axis_sizes": {"i": -1}}, ValueError, "the size of axis i is -1"),
+    "axis_sizes that are no dictionary": ((identity, ["i"], ["i"]), {"axis_sizes": [3]}, TypeError, "axis_sizes"),
+    "axis_resources that are no dictionary": (
+        (identity, ["i"], ["i"]),
+        {"axis_resources": "x"},
+        TypeError,
+        "axis_resources",
+    ),
+}
+
+
+@pytest.mark.parametrize(("args", "options", "error", "message"), AT_CONSTRUCTION.values(), ids=AT_CONSTRUCTION.keys())
+def test_messages_at_construction(args, options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        xmap(*args, **options)
+
+
+def add(x, y):
+    return x + y
+
+
+ON_X = {"axis_resources": {"a": "x", "b": "x"}}
+PREFIX = (
+    "xmap in_axes specification must be a tree prefix of the corresponding value, "
+    "got specification {} for value tree {}."
+)
+WRAP = (
+    " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
+    "the argument list."
+)
+NOT_DIVISIBLE = (
+    "Size of axis i ({}) is not divisible by the total number of resources assigned to this axis ({}, {} in total)"
+)
+NOT_INFERRED = (
+    "Failed to infer size of axes: i. You've probably passed in empty containers in place of arguments that had those "
+    "axes in their in_axes. Provide the sizes of missing axes explicitly via axis_sizes to fix this error."
+)
+
+# An xmapped function, its arguments, the error at the call (on the 4x2 mesh), its message.
+AT_THE_CALL = {
+    "sizes that disagree": (
+        lambda: xmap(add, ["i", ...], ["i", ...]),
+        (np.ones(5), np.ones(6)),
+        ValueError,
+        "The size of axis i was previously inferred to be 5, but found an argument of shape (6,) with in_axes "
+        "specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
+    ),
+    "sizes that disagree within an argument tree": (
+        lambda: xmap(lambda d: d["a"] + d["b"], ({"a": {0: "i"}, "b": {1: "i"}},), ["i"]),
+        ({"a": np.ones(5), "b": np.ones((5, 6))},),
+        ValueError,
+        "The size of axis i was previously inferred to be 5, but found an argument of shape (5, 6) with in_axes "
+        "specification {1: 'i'}. Shape mismatch occurs in dimension 1: 6 != 5",
+    ),
+    "a size that disagrees with axis_sizes": (
+        lambda: xmap(identity, ["i", ...], ["i", ...], axis_sizes={"i": 5}),
+        (np.ones((6, 2)),),
+        ValueError,
+        "The size of axis i was previously inferred to be 5, but found an argument of shape (6, 2) with in_axes "
+        "specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
+    ),
+    "no argument to infer from": (
+        lambda: xmap(lambda *_: jnp.ones(2), ["i", ...], ["i", ...]),
+        (),
+        ValueError,
+        NOT_INFERRED,
+    ),
+    "an empty container": (
+        lambda: xmap(lambda _: jnp.ones(2), (["i", ...],), ["i", ...]),
+        ({},),
+        ValueError,
+        NOT_INFERRED,
+    ),
+    "an argument of too small rank": (
+        lambda: xmap(identity, ["i", "j", ...], ["i", "j", ...]),
+        (np.ones(5),),
+        ValueError,
+        "One of xmap arguments has an in_axes specification of ['i', 'j', ...], which implies that it has at least 2 "
+        "dimensions, but the argument has rank 1",
+    ),
+    "an argument of another rank": (
+        lambda: xmap(identity, (["i", None],), ["i", ...]),
+        (np.ones(5),),
+        ValueError,
+        "xmap argument has an in_axes specification of ['i', None], which asserts that it should be of rank 2, but the "
+        "argument has rank 1 (and shape (5,))",
+    ),
+    "an argument of greater rank": (
+        lambda: xmap(identity, (["i"],), ["i", ...]),
+        (np.ones((5, 2)),),
+        ValueError,
+        "xmap argument has an in_axes specification of ['i'], which asserts that it should be of rank 1, but the "
+        "argument has rank 2 (and shape (5, 2))",
+    ),
+    "an empty list for a vector": (
+        lambda: xmap(identity, ([],), []),
+        (np.ones(5),),
+        ValueError,
+        "xmap argument has an in_axes specification of [], which asserts that it should be of rank 0, but the "
+        "argument has rank 1 (and shape (5,))",
+    ),
+    "a result of too small rank": (
+        lambda: xmap(identity, ["i", ...], {1: "i"}),
+        (np.ones(5),),
+        ValueError,
+        "One of xmap outputs has an out_axes specification of {1: 'i'}, which requires the result of the xmapped "
+        "function to have at least 1 positional dimensions, but it only has 0",
+    ),
+    "a result of another rank": (
+        lambda: xmap(identity, ["i", ...], ["i", None]),
+        (np.ones((5, 2, 2)),),
+        ValueError,
+        "xmap output has an out_axes specification of ['i', None], which asserts that it should be of rank 2, but the "
+        "output has rank 3 (and shape (5, 2, 2))",
+    ),
+    "too many specs": (
+        lambda: xmap(identity, (["i", ...], ["i", ...]), ["i", ...]),
+        (np.ones(5),),
+        ValueError,
+        PREFIX.format("(['i', ...], ['i', ...])", "PyTreeDef((*,))") + WRAP,
+    ),
+    "specs for another tree": (
+        lambda: xmap(identity, ({"a": ["i", ...]},), ["i", ...]),
+        ({"b": np.ones(5)},),
+        ValueError,
+        PREFIX.format("({'a': ['i', ...]},)", "PyTreeDef(({'b': *},))") + WRAP,
+    ),
+    "specs that should be wrapped in a tuple": (
+        lambda: xmap(identity, {"a": ["i", ...]}, ["i", ...]),
+        ({"a": np.ones(5)},),
+        ValueError,
+        PREFIX.format("{'a': ['i', ...]}", "PyTreeDef(({'a': *},))") + WRAP,
+    ),
+    "out specs for another tree": (
+        lambda: xmap(identity, ["i", ...], (["i", ...], ["i", ...])),
+        (np.ones(5),),
+        ValueError,
+        "xmap out_axes specification must be a tree prefix of the corresponding value, got specification "
+        "(['i', ...], ['i', ...]) for value tree PyTreeDef(*).",
+    ),
+    "a missing resource": (
+        lambda: xmap(identity, ["i"], ["i"], axis_resources={"i": "z"}),
+        (np.ones(4),),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'z'}",
+    ),
+    "an inferred size that does not divide": (
+        lambda: xmap(identity, ["i"], ["i"], axis_resources={"i": ("x", "y")}),
+        (np.ones(12),),
+        ValueError,
+        NOT_DIVISIBLE.format(12, ("x", "y"), 8),
+    ),
+    "a given size that does not divide": (
+        lambda: xmap(lambda: 1.0, (), ["i"], axis_sizes={"i": 5}, axis_resources={"i": "x"}),
+        (),
+        ValueError,
+        NOT_DIVISIBLE.format(5, ("x",), 4),
+    ),
+    "a size that a loop does not divide": (
+        lambda: xmap(identity, ["i"], ["i"], axis_resources={"i": SerialLoop(3)}),
+        (np.ones(8),),
+        ValueError,
+        NOT_DIVISIBLE.format(8, (SerialLoop(3),), 3),
+    ),
+    "a size that mesh and loop together do not divide": (
+        lambda: xmap(identity, ["i"], ["i"], axis_resources={"i": ("x", SerialLoop(3))}),
+        (np.ones(8),),
+        ValueError,
+        NOT_DIVISIBLE.format(8, ("x", SerialLoop(3)), 12),
+    ),
+    "an argument with two axes on one resource": (
+        lambda: xmap(add, (["a", "b"], {}), ["a", "b"], **ON_X),
+        (np.ones((4, 4)), 1.0),
+        TypeError,
+        "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape of an input to an "
+        "xmapped function add",
+    ),
+    "a value with two axes on one resource": (
+        lambda: xmap(add, (["a"], ["b"]), ["a", "b"], **ON_X),
+        (np.ones(4), np.ones(4)),
+        TypeError,
+        "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape of a value "
+        "returned from a primitive add created at " + __file__,
+    ),
+    "a broadcast over a resource that is taken": (
+        lambda: xmap(identity, ["a"], ["a", "b"], axis_sizes={"b": 4}, **ON_X),
+        (np.ones(4),),
+        TypeError,
+        "One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to resources `x`, "
+        "but the output is already partitioned along `x`, because its named shape contains `a`",
+    ),
+    "a Python scalar as a mapped argument": (
+        lambda: xmap(add, (["i", ...], ["i", ...]), ["i", ...]),
+        (np.ones(3), 1.0),
+        TypeError,
+        "args[1]",
+    ),
+    "a list of numbers as a mapped argument": (
+        lambda: xmap(lambda x, d: x, (["i", ...], {"w": ["i", ...]}), ["i", ...]),
+        (np.ones(3), {"w": [1.0, 2.0]}),
+        TypeError,
+        "args[1]['w'][0]",
+    ),
+    "a string as an argument": (lambda: xmap(identity, {}, {}), ("abc",), TypeError, "str"),
+}
+
+
+@pytest.mark.parametrize(("make", "args", "error", "message"), AT_THE_CALL.values(), ids=AT_THE_CALL.keys())
+def test_messages_at_the_call(make, args, error, message, mesh42):
+    fun = make()
+    with mesh42, pytest.raises(error, match=re.escape(message)):
+        fun(*args)
+
+
+def test_a_missing_mesh_is_named():
+    fun = xmap(identity, ["i"], ["i"], axis_resources={"i": "x"})
+    message = "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'x'}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fun(np.ones(4))
+
+
+@pytest.mark.parametrize(
+    "call", [lambda f: f(x=np.ones(3)), lambda f: f(np.ones(3), power=2), lambda f: f.lower(np.ones(3), power=2)]
+)
+def test_keyword_arguments_are_refused(call):
+    fun = xmap(lambda x, power=1: x**power, ["i"], ["i"])
+    with pytest.raises(TypeError, match=r"positional arguments only.*(x|power)"):
+        call(fun)
+
+
+def test_resources_of_an_unknown_axis_are_ignored_with_a_warning(mesh42):
+    resources = {"i": "x", "b": "nowhere"}
+    legacy = (
+        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are missing"
+    )
+    with pytest.warns(UserWarning, match=re.escape(legacy + ": {'b'}")) as caught:
+        fun = xmap(lambda x: lax.psum(x, "i"), ["i"], {}, axis_resources=resources)
+    assert [w.filename for w in caught] == [__file__]
+    with mesh42:
+        assert fun(np.arange(8.0)) == np.arange(8.0).sum()
+
+
+# ------------------------------------------------------------------------------- types
+
+MAPPED = {
+    "bool": np.arange(8) % 3 == 0,
+    "uint8": np.arange(250, 258).astype(np.uint8),
+    "int8": np.arange(-4, 4, dtype=np.int8),
+    "int32": np.arange(8, dtype=np.int32),
+    "float16": np.arange(8, dtype=np.float16) / 3,
+    "bfloat16": (jnp.arange(8) / 3).astype(jnp.bfloat16),
+    "float32": np.arange(8, dtype=np.float32) / 3,
+    "complex64": (np.arange(8) * (1 - 2j)).astype(np.complex64),
+    "weak float": jnp.broadcast_to(2.5, (8,)),
+    "weak int": jnp.broadcast_to(3, (8,)),
+}
+TYPED_PLACEMENTS = {name: PLACEMENTS[name] for name in ("none", "part", "full", "loop")}
+
+
+@over(TYPED_PLACEMENTS)
+@pytest.mark.parametrize("x", MAPPED.values(), ids=MAPPED.keys())
+def test_mapped_values_keep_dtypes_and_weak_types(x, placement, mesh42):
+    def body(v):
+        return v, jnp.where(v == v, v, v), v[None], v * 2
+
+    with mesh42:
+        result = xmap(body, ["i"], ["i", ...], axis_resources={"i": placement})(x)
+    assert_same_types(result, jax.vmap(body)(x))
+
+
+UNMAPPED = {
+    "int": 3,
+    "float": 2.5,
+    "bool": True,
+    "complex": 1j,
+    "numpy float32": np.float32(2),
+    "numpy int8": np.int8(3),
+    "numpy bool": np.bool_(True),
+    "numpy array of rank 0": np.array(2, np.uint8),
+    "jax scalar": jnp.float32(2),
+    "weak jax scalar": jnp.asarray(2.0),
+    "bfloat16": jnp.bfloat16(2),
+}
+
+
+@over(TYPED_PLACEMENTS)
+@pytest.mark.parametrize("scalar", UNMAPPED.values(), ids=UNMAPPED.keys())
+def test_unmapped_scalars_are_what_they_are_under_vmap(scalar, placement, mesh42):
+    def body(x, s):
+        return x * s, s, s + 1, 4.0
+
+    x = np.arange(8, dtype=np.float16)
+    out_axes = (["i"], {}, {}, ["i"])
+    with mesh42:
+        result = xmap(body, (["i"], {}), out_axes, axis_resources={"i": placement})(x, scalar)
+    expected = jax.vmap(body, in_axes=(0, None), out_axes=(0, None, None, 0))(x, jnp.asarray(scalar))
+    assert_same_types(result, expected)
+
+
+@pytest.mark.parametrize("scalar", [3, 2.5, True, np.float32(2)], ids=repr)
+def test_scalars_are_traced(scalar):
+    seen = []
+    xmap(lambda s: seen.append(s) or s, {}, {})(scalar)
+    assert all(isinstance(s, jax.core.Tracer) and s.shape == () for s in seen)
+
+
+def typed_key():
+    return jax.random.key(7)
+
+
+def raw_key():
+    return jax.random.PRNGKey(7)
+
+
+def key_data(key):
+    return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
+@over(TYPED_PLACEMENTS)
+@pytest.mark.parametrize("make_key", [typed_key, raw_key])
+def test_mapped_keys_and_keys_as_results(make_key, placement, mesh42):
+    def body(key):
+        return jax.random.normal(key, (3,)), jax.random.fold_in(key, 5), jax.random.split(key)
+
+    keys = jax.random.split(make_key(), 8)
+    with mesh42:
+        numbers, folded, split = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})(keys)
+    expected = jax.vmap(body)(keys)
+    np.testing.assert_array_equal(numbers, expected[0])
+    for got, want in zip((folded, split), expected[1:]):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        np.testing.assert_array_equal(key_data(got), key_data(want))
+
+
+@over(MESH_PLACEMENTS)
+@pytest.mark.parametrize("make_key", [typed_key, raw_key])
+def test_unmapped_keys(make_key, placement, mesh42):
+    def body(key, index):
+        own = jax.random.fold_in(key, index)
+        return jax.random.uniform(own), own, key
+
+    def named(key):
+        return body(key, lax.axis_index("i"))
+
+    key = make_key()
+    fun = xmap(named, {}, (["i"], ["i", ...], {}), axis_sizes={"i": 8}, axis_resources={"i": placement})
+    with mesh42:
+        numbers, folded, same = fun(key)
+    expected = jax.vmap(body, in_axes=(None, 0), out_axes=(0, 0, None))(key, np.arange(8))
+    np.testing.assert_array_equal(numbers, expected[0])
+    np.testing.assert_array_equal(key_data(folded), key_data(expected[1]))
+    np.testing.assert_array_equal(key_data(same), key_data(key))
+    assert same.dtype == key.dtype
+
+
+RESULTS = {
+    "None among results": (lambda x: (None, x), ["i", ...], (None, ROWS)),
+    "a spec that is None": (lambda x: (None, x), (None, ["i", ...]), (None, ROWS)),
+    "None alone": (lambda x: None, ["i", ...], None),
+    "an empty tuple": (lambda x: (), ["i", ...], ()),
+    "an empty tuple, unmapped": (lambda x: (), {}, ()),
+    "an empty list": (lambda x: [], [...], []),
+    "an empty tuple among results": (
+        lambda x: {"x": x, "state": ()},
+        {"x": ["i", ...], "state": {}},
+        {"x": ROWS, "state": ()},
+    ),
+    "a namedtuple": (lambda x: Pair(x, 1.0), Pair(["i", ...], {}), Pair(ROWS, 1.0)),
+    "a dataclass": (lambda x: Layer(x, x.sum()), ["i", ...], Layer(ROWS, ROWS.sum(1))),
+    "a list in a dict": (lambda x: {"a": [x, 2.0]}, {"a": [["i", ...], {}]}, {"a": [ROWS, 2.0]}),
+}
+
+
+@pytest.mark.parametrize("placement", [(), "x"], ids=["none", "full"])
+@pytest.mark.parametrize(("body", "out_axes", "expected"), RESULTS.values(), ids=RESULTS.keys())
+def test_trees_of_results(body, out_axes, expected, placement, mesh42):
+    with mesh42:
+        result = xmap(body, ["i", ...], out_axes, axis_resources={"i": placement})(ROWS)
+    assert_trees_equal(result, expected)
+
+
+# ------------------------------------------------------------------------------- names
+
+
+class Axis(enum.Enum):
+    BATCH = "batch"
+    MODEL = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisId:
+    number: int
+
+
+NAMES = {
+    "str": "out_features",
+    "enum": Axis.BATCH,
+    "object": object(),
+    "frozen dataclass": AxisId(3),
+    "frozenset": frozenset({1}),
+    "function": len,
+}
+REDUCTIONS = {
+    "psum": (lambda v, name: lax.psum(v, name), lambda x: x.sum(0)),
+    "sum": (lambda v, name: jnp.sum(v, axis=name), lambda x: x.sum(0)),
+    "sum with a position": (lambda v, name: jnp.sum(v, axis=(name, 0)), lambda x: x.sum()),
+    "method": (lambda v, name: v.mean(name), lambda x: x.mean(0)),
+    "max": (lambda v, name: jnp.max(v, axis=name), lambda x: x.max(0)),
+}
+
+
+@over(MESH_PLACEMENTS)
+@pytest.mark.parametrize(("reduce", "oracle"), REDUCTIONS.values(), ids=REDUCTIONS.keys())
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+def test_any_hashable_names_an_axis(name, reduce, oracle, placement, mesh42):
+    x = np.arange(16, dtype=np.float32).reshape(8, 2)
+    fun = xmap(lambda v: reduce(v, name), [name, ...], {}, axis_resources={name: placement})
+    with mesh42:
+        np.testing.assert_allclose(fun(x), oracle(x))
+
+
+NAMED_REDUCTIONS = {
+    "sum": (lambda v, axis: jnp.sum(v, axis=axis), np.sum),
+    "max": (lambda v, axis: jnp.max(v, axis=axis), np.max),
+    "min": (lambda v, axis: jnp.min(v, axis=axis), np.min),
+    "mean": (lambda v, axis: jnp.mean(v, axis=axis), np.mean),
+    "var": (lambda v, axis: jnp.var(v, axis=axis), np.var),
+    "std": (lambda v, axis: jnp.std(v, axis=axis), np.std),
+}
+
+
+@over({name: PLACEMENTS[name] for name in ("none", "part")})
+@pytest.mark.parametrize(("reduce", "oracle"), NAMED_REDUCTIONS.values(), ids=NAMED_REDUCTIONS.keys())
+def test_a_string_of_several_letters_is_one_name(reduce, oracle, placement, mesh42, rng):
+    x = rng.normal(size=(8, 2)).astype(np.float32)
+    fun = xmap(
+        lambda v: reduce(v, "out_features"), ["out_features", ...], {}, axis_resources={"out_features": placement}
+    )
+    with mesh42:
+        np.testing.assert_allclose(fun(x), oracle(x, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_softmax_over_a_string_of_several_letters(rng):
+    x = rng.normal(size=(4, 2)).astype(np.float32)
+    fun = xmap(lambda v: jax.nn.softmax(v, axis="out_features"), ["out_features", ...], ["out_features", ...])
+    exp = np.exp(x - x.max(0))
+    np.testing.assert_allclose(fun(x), exp / exp.sum(0), rtol=1e-5)
+
+
+@over(PLACEMENTS)
+def test_ints_name_axes_for_vectorizing(placement, mesh42):
+    x = np.arange(48.0, dtype=np.float32).reshape(8, 2, 3)
+    fun = xmap(jnp.sum, [0, 7, ...], [7, 0], axis_resources={0: placement})
+    with mesh42:
+        np.testing.assert_array_equal(fun(x), x.sum(2).T)
+
+
+def test_a_collective_reads_an_int_as_a_position():
+    x = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(xmap(lambda v: lax.psum(v, 0), [0, ...], [0])(x), x.sum(1))
+
+
+# ------------------------------------------------------------------------------- scope
+
+
+def sum_over_i(v):
+    return lax.psum(v, "i")
+
+
+SHADOWING = {
+    "directly": lambda v: xmap(sum_over_i, ["i", ...], [...])(v),
+    "through axis_sizes": lambda v: xmap(lambda: 1.0, (), ["i"], axis_sizes={"i": 2})().sum() + v.sum(),
+    "two levels up": lambda v: xmap(
+        lambda u: xmap(lambda w: w, {}, ["i", ...], axis_sizes={"i": 2})(u).sum(), ["j"], ["j"]
+    )(v).sum(),
+    "inside jit": lambda v: jax.jit(xmap(sum_over_i, ["i", ...], [...]))(v),
+    "inside scan": lambda v: lax.scan(lambda c, w: (c, xmap(sum_over_i, ["i"], [])(w)), 0, v[None])[1].sum(),
+}
+
+
+@pytest.mark.parametrize("body", SHADOWING.values(), ids=SHADOWING.keys())
+def test_the_name_of_an_outer_xmap_cannot_be_taken_again(body):
+    with pytest.raises(TypeError, match="Detected disallowed xmap axis name shadowing at ") as caught:
+        xmap(body, ["i", ...], ["i", ...])(np.ones((4, 3)))
+    assert "shadowed axes: `i`" in str(caught.value)
+
+
+def test_the_place_of_the_shadowing_call_is_named():
+    with pytest.raises(TypeError, match=re.escape(f"axis name shadowing at {__file__}")):
+        xmap(SHADOWING["directly"], ["i", ...], ["i", ...])(np.ones((4, 3)))
+
+
+def test_one_name_may_be_used_by_xmaps_side_by_side():
+    x = np.arange(6.0).reshape(2, 3)
+    inner = xmap(sum_over_i, ["i"], [])
+    result = xmap(lambda v: inner(v) * inner(v + 1), ["j", ...], ["j"])(x)
+    np.testing.assert_array_equal(result, x.sum(1) * (x + 1).sum(1))
+
+
+@over(MESH_PLACEMENTS)
+def test_a_vmap_inside_may_take_a_name_and_wins(placement, mesh42):
+    x = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+    body = lambda v: jax.vmap(lambda w: w / lax.psum(w, "i"), axis_name="i")(v + 1)
+    with mesh42:
+        result = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})(x)
+    np.testing.assert_allclose(result, (x + 1) / (x + 1).sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_an_xmap_inside_a_vmap_of_the_same_name_wins():
+    x = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(jax.vmap(xmap(sum_over_i, ["i"], []), axis_name="i")(x), x.sum(1))
+
+
+def test_the_name_of_a_vmap_outside_is_in_scope():
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    inner = xmap(lambda v: v - lax.pmean(v, "outer"), ["i"], ["i"])
+    np.testing.assert_allclose(jax.vmap(inner, axis_name="outer")(x), x - x.mean(0), atol=1e-6)
+
+
+UNBOUND = {
+    "psum": lambda v: lax.psum(v, "nope"),
+    "psum of a constant": lambda v: lax.psum(1, "nope") * v,
+    "pmax": lambda v: lax.pmax(v, "nope"),
+    "a name among names": lambda v: lax.psum(v, ("i", "nope")),
+    "axis_index": lambda v: lax.axis_index("nope") * v,
+    "all_gather": lambda v: lax.all_gather(v, "nope").sum() * v,
+    "ppermute": lambda v: lax.ppermute(v, "nope", [(0, 0)]),
+    "sum": lambda v: jnp.sum(v, axis="nope"),
+    "in a scan": lambda v: lax.scan(lambda c, _: (lax.psum(c, "nope"), None), v, None, length=2)[0],
+    "in a gradient": lambda v: jax.grad(lambda w: lax.psum(w, "nope").sum())(v),
+}
+
+
+@pytest.mark.parametrize("body", UNBOUND.values(), ids=UNBOUND.keys())
+def test_unbound_names_are_refused_and_the_names_in_scope_listed(body):
+    fun = xmap(lambda v, w: body(v) + w, (["i", ...], ["batch", ...]), ["i", "batch", ...])
+    with pytest.raises(NameError, match="unbound axis name: nope") as caught:
+        fun(np.ones(4), np.ones(3))
+    scope = str(caught.value).partition("in scope")[2]
+    assert "i" in re.findall(r"\w+", scope)
+    assert "batch" in re.findall(r"\w+", scope)
+
+
+def test_names_of_outer_xmaps_are_listed_too():
+    inner = xmap(lambda w: lax.psum(w, "nope"), ["inner"], ["inner"])
+    with pytest.raises(NameError, match="unbound axis name: nope") as caught:
+        xmap(inner, ["outer", ...], ["outer", ...])(np.ones((4, 3)))
+    scope = str(caught.value).partition("in scope")[2]
+    assert {"inner", "outer"} <= set(re.findall(r"\w+", scope))
+
+
+@over({name: PLACEMENTS[name] for name in ("none", "part", "full")})
+def test_a_mesh_axis_is_no_name_in_the_body(placement, mesh42):
+    fun = xmap(lambda v: lax.psum(v, "x"), ["i"], ["i"], axis_resources={"i": placement})
+    with mesh42, pytest.raises(NameError, match="unbound axis name: x"):
+        fun(np.ones(8))
+
+
+def test_a_function_can_be_xmapped_as_a_decorator():
+    @functools.partial(xmap, in_axes=(["i", ...], {}), out_axes=["i", ...])
+    def scale(x, factor):
+        return x * factor
+
+    np.testing.assert_array_equal(scale(ROWS, 3), ROWS * 3)
