@@ -1,0 +1,181 @@
+"""The tutorial's neural network: one function over names, executed in every way that the text names.
+
+The expected values come from NumPy in double precision, the expected gradients from ``jax.grad`` of a
+function over positions that has never heard of names.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from jax import lax
+from jax.nn import one_hot, relu
+from jax.scipy.special import logsumexp
+from tutorial_helpers import Assignment, assert_close, normal, run, under
+
+import xmap_compat
+from xmap_compat import SerialLoop, xmap
+
+BATCH, INPUTS, HIDDEN, CLASSES = 16, 32, 24, 8
+
+WEIGHTS = (["inputs", "hidden", ...], ["hidden", "classes", ...])
+PREDICT_AXES = (*WEIGHTS, ["batch", "inputs", ...])
+LOSS_AXES = [*PREDICT_AXES, ["batch", ...]]
+
+ASSIGNMENTS = [
+    Assignment({}, None),
+    Assignment({}),
+    Assignment({"batch": "x"}, (8,)),
+    Assignment({"hidden": "x"}, (8,)),
+    Assignment({"inputs": "x"}, (8,)),
+    Assignment({"classes": "x"}, (8,)),
+    Assignment({"batch": "x", "hidden": "y"}),
+    Assignment({"batch": "y", "hidden": "x"}, reverse=True),
+    Assignment({"batch": ("x", "y")}),
+    Assignment({"batch": ("y", "x")}),
+    Assignment({"hidden": ("y", "x")}),
+    Assignment({"classes": ("y", "x")}),
+    Assignment({"classes": "y"}),
+    Assignment({"batch": "x", "inputs": "y", "classes": "y"}),
+    Assignment({"hidden": "y", "inputs": "x", "classes": "x"}),
+    Assignment({"batch": "x", "hidden": "z", "inputs": "y", "classes": "y"}, (2, 2, 2)),
+]
+
+
+def named_predict(w1, w2, image):
+    hidden = relu(lax.pdot(image, w1, "inputs"))
+    logits = lax.pdot(hidden, w2, "hidden")
+    return logits - logsumexp(logits, "classes")
+
+
+def named_loss(w1, w2, image, label):
+    log_probabilities = named_predict(w1, w2, image)
+    targets = one_hot(label, lax.psum(1, "classes"), axis="classes")
+    return -lax.pmean(lax.psum(targets * log_probabilities, "classes"), "batch")
+
+
+def predict_by_numpy(w1, w2, images):
+    logits = np.maximum(np.float64(images) @ w1, 0) @ w2
+    return scipy.special.log_softmax(logits, axis=1)
+
+
+def loss_by_numpy(w1, w2, images, labels):
+    return -np.mean(predict_by_numpy(w1, w2, images)[np.arange(len(labels)), labels])
+
+
+def positional_loss(w1, w2, images, labels):
+    logits = jnp.maximum(images @ w1, 0) @ w2
+    log_probabilities = jax.nn.log_softmax(logits, axis=1)
+    return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1).mean()
+
+
+@pytest.fixture
+def network(rng):
+    weights = 0.3 * normal(rng, INPUTS, HIDDEN), normal(rng, HIDDEN, CLASSES)
+    return *weights, normal(rng, BATCH, INPUTS), rng.integers(CLASSES, size=BATCH)
+
+
+def named_loss_under(assignment):
+    return xmap(named_loss, LOSS_AXES, [...], axis_resources=assignment.resources)
+
+
+@under([*ASSIGNMENTS, Assignment({"batch": SerialLoop(4)}, None), Assignment({"batch": ("x", SerialLoop(2))})])
+def test_predict_equals_numpy(assignment, network):
+    *inputs, _ = network
+    result = run(assignment, named_predict, PREDICT_AXES, ["batch", "classes", ...], *inputs)
+    assert_close(result, predict_by_numpy(*inputs))
+
+
+@under(ASSIGNMENTS)
+def test_loss_and_gradients_equal_the_positional_ones(assignment, network):
+    with assignment.scope():
+        value, gradients = jax.value_and_grad(named_loss_under(assignment), argnums=(0, 1, 2))(*network)
+    assert_close(value, loss_by_numpy(*network))
+    assert_close(gradients, jax.grad(positional_loss, argnums=(0, 1, 2))(*network))
+
+
+SOME_ASSIGNMENTS = [ASSIGNMENTS[0], ASSIGNMENTS[6], ASSIGNMENTS[9], ASSIGNMENTS[13]]
+
+
+@under(SOME_ASSIGNMENTS)
+def test_gradients_where_all_logits_tie_equal_the_positional_ones(assignment, network):
+    w1, _, images, labels = network
+    tied = w1, jnp.ones((HIDDEN, CLASSES)), images, labels
+    with assignment.scope():
+        gradients = jax.grad(named_loss_under(assignment), argnums=(0, 1, 2))(*tied)
+    assert_close(gradients, jax.grad(positional_loss, argnums=(0, 1, 2))(*tied))
+
+
+@under(SOME_ASSIGNMENTS)
+def test_hessian_vector_product_equals_the_positional_one(assignment, network, rng):
+    w1, w2, *data = network
+    direction = normal(rng, INPUTS, HIDDEN), normal(rng, HIDDEN, CLASSES)
+
+    def hessian_vector_product(loss):
+        gradient = jax.grad(lambda w1, w2: loss(w1, w2, *data), argnums=(0, 1))
+        return jax.jvp(gradient, (w1, w2), direction)[1]
+
+    with assignment.scope():
+        product = hessian_vector_product(named_loss_under(assignment))
+    assert_close(product, hessian_vector_product(positional_loss), rtol=1e-4, atol=1e-4)
+
+
+TEXT_ASSIGNMENTS = [
+    Assignment({}, None),
+    Assignment({"batch": "x"}, (8,)),
+    Assignment({"hidden": "x"}, (8,)),
+    Assignment({"batch": "x", "hidden": "y"}),
+]
+
+
+@under(TEXT_ASSIGNMENTS)
+def test_loss_of_zero_weights_is_that_of_a_uniform_guess(assignment):
+    zeros = jnp.zeros((INPUTS, HIDDEN)), jnp.zeros((HIDDEN, CLASSES)), jnp.zeros((BATCH, INPUTS))
+    loss = run(assignment, named_loss, LOSS_AXES, [...], *zeros, jnp.zeros(BATCH, dtype=jnp.int32))
+    assert_close(loss, np.log(CLASSES))
+
+
+@under([Assignment({"batch": "x", "hidden": "y"}), Assignment({"classes": "y"})])
+def test_training_takes_the_steps_of_the_positional_program(assignment, network):
+    def train(loss, w1, w2, *data):
+        for _ in range(3):
+            d1, d2 = jax.grad(loss, argnums=(0, 1))(w1, w2, *data)
+            w1, w2 = w1 - 0.5 * d1, w2 - 0.5 * d2
+        return w1, w2
+
+    with assignment.scope():
+        trained = train(named_loss_under(assignment), *network)
+    assert_close(trained, train(positional_loss, *network), rtol=1e-4)
+    assert loss_by_numpy(*trained, *network[2:]) < loss_by_numpy(*network)
+
+
+@under(TEXT_ASSIGNMENTS)
+def test_loss_is_one_value_known_to_every_device(assignment, network):
+    loss = run(assignment, named_loss, LOSS_AXES, [...], *network)
+    assert loss.shape == ()
+    assert loss.sharding.is_fully_replicated
+    assert len(loss.addressable_shards) == (8 if assignment.resources else 1)
+    for shard in loss.addressable_shards:
+        assert_close(shard.data, loss_by_numpy(*network))
+
+
+def test_jax_has_pdot_inside_bodies_only(network):
+    outside = [hasattr(jax.lax, "pdot")]
+    inside = []
+
+    def body(image, weight):
+        inside.append(jax.lax.pdot is xmap_compat.pdot)
+        return jax.lax.pdot(image, weight, "inputs")
+
+    w1, _, images, _ = network
+    result = xmap(body, (["batch", "inputs"], ["inputs", "hidden"]), ["batch", "hidden"])(images, w1)
+    outside.append(hasattr(jax.lax, "pdot"))
+    assert_close(result, images @ w1)
+    assert inside == [True]
+    assert outside == [False, False]
+
+
+def test_looping_over_an_axis_that_the_loss_reduces_is_refused(network):
+    with pytest.raises(RuntimeError, match=r"loop resources .* cannot be referenced .* `batch` violates that rule"):
+        run(Assignment({"batch": SerialLoop(4)}), named_loss, LOSS_AXES, [...], *network)
