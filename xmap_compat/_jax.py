@@ -104,6 +104,11 @@ def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def where_now() -> str:
+    """``file:line (function)`` of the user's code that is running."""
+    return source_info_util.summarize(source_info_util.current())
+
+
 @contextlib.contextmanager
 def equation_context(eqn: Any) -> Iterator[None]:
     """Give what is bound inside the name stack and user frame of the original equation."""

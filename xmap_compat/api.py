@@ -11,7 +11,7 @@ import jax
 
 from xmap_compat import _jax, errors, lowering
 from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
-from xmap_compat.resources import known_axes, parse_axis_resources
+from xmap_compat.resources import SerialLoop, known_axes, parse_axis_resources
 
 
 def xmap(
@@ -95,8 +95,11 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
         return lowering.run(declared, args)
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
+    # With a mesh its devices say where to run, and they are checked against the backend at the call.
+    entries = [r for resources in declared.resources.values() for r in resources]
+    backend = declared.backend if all(isinstance(r, SerialLoop) for r in entries) else None
     # jit drops unused arguments without freeing them, which donation promises.
-    jitted = _jax.jit(xmapped, declared.backend, donate_argnums=donated, keep_unused=bool(donated))
+    jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
     jitted.__wrapped__ = declared.fun
     return jitted
 

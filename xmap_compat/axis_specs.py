@@ -53,6 +53,9 @@ def parse_specs(where: str, tree: Any) -> Any:
     Raises:
       TypeError, ValueError: a malformed specification.
     """
+    if where == "in_axes" and isinstance(tree, dict) and not _is_spec(tree):
+        # The arguments are a tuple: a dictionary can only be one specification for all of them.
+        _check_dict_names(where, tree)
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_spec)
     return jax.tree.unflatten(treedef, [_parse_spec(where, leaf) for leaf in leaves])
 
@@ -162,7 +165,7 @@ def _is_spec(entry):
         return not any(_is_container(value) for value in entry.values() if value is not None)
     if isinstance(entry, list):
         return _is_list_spec(entry)
-    return type(entry) is tuple and _is_list_spec(entry) and any(x is not None for x in entry)
+    return type(entry) is tuple and bool(entry) and _is_list_spec(entry)
 
 
 def _is_list_spec(entry):
@@ -185,6 +188,12 @@ def _parse_dict(where, spec):
     if any(k < 0 for k in spec):
         raise errors.negative_axis(where, spec)
     return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec)
+
+
+def _check_dict_names(where, tree):
+    for position, name in tree.items():
+        if isinstance(position, int) and isinstance(name, tuple):
+            raise errors.bad_axis_name(where, name)
 
 
 def _parse_list(where, spec):

@@ -25,11 +25,11 @@ from xmap_compat.axis_specs import AxisName
 from xmap_compat.exchange import exchange_rounds
 from xmap_compat.named_lax import bind_pdot
 from xmap_compat.named_values import (
-    Dims,
     Locality,
     NamedValue,
     apply_positional,
     conform_to_names,
+    dot_dimensions,
     leading,
     positional,
     vary,
@@ -181,8 +181,9 @@ def _axis_index(loc: Locality, params: Params) -> NamedValue:
 
 def index_of(loc: Locality, names: Sequence[AxisName]) -> NamedValue:
     """The row-major index of each element over the given axes, as int32."""
-    index = positional(jnp.int32(0))
-    for name in names:
+    first, *rest = names
+    index = _single_index(loc, first)
+    for name in rest:
         index = apply_positional(
             loc,
             lambda major, minor, size=loc.place(name).size: major * np.int32(size) + minor,
@@ -549,7 +550,7 @@ def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> Nam
     x, y = _sum_unshared(loc, x, y, own), _sum_unshared(loc, y, x, own)
     union = x.names | y.names
     x_data, y_data = (vary(loc, v.data, loc.mesh_axes_of(union)) for v in (x, y))
-    numbers, dims = _dot_dimensions(x, y, own, params["pos_contract"], params["pos_batch"])
+    numbers, dims = dot_dimensions(x, y, own, params["pos_contract"], params["pos_batch"])
     out = bind_pdot(
         x_data,
         y_data,
@@ -574,22 +575,6 @@ def _sum_unshared(loc, value, other, names):
         return value
     data = lax.reduce_sum(value.data, value.dims_of(alone))
     return NamedValue(data, without(value.dims, alone), value.names)
-
-
-def _dot_dimensions(x: NamedValue, y: NamedValue, contracted: Names, pos_contract, pos_batch) -> tuple[Any, Dims]:
-    """Dimension numbers of the dot, and the names of its result's dimensions."""
-    xp, yp = x.positional_dims(), y.positional_dims()
-    shared = [n for n in x.dims if n is not None and n in y.dims]
-    batch = [n for n in shared if n not in contracted]
-    summed = [n for n in shared if n in contracted]
-    x_contract = [*(x.dims.index(n) for n in summed), *(xp[d] for d in pos_contract[0])]
-    y_contract = [*(y.dims.index(n) for n in summed), *(yp[d] for d in pos_contract[1])]
-    x_batch = [*(x.dims.index(n) for n in batch), *(xp[d] for d in pos_batch[0])]
-    y_batch = [*(y.dims.index(n) for n in batch), *(yp[d] for d in pos_batch[1])]
-    x_free = [x.dims[k] for k in range(len(x.dims)) if k not in x_contract and k not in x_batch]
-    y_free = [y.dims[k] for k in range(len(y.dims)) if k not in y_contract and k not in y_batch]
-    dims = (*batch, *(None for _ in pos_batch[0]), *x_free, *y_free)
-    return ((tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch))), dims
 
 
 # --------------------------------------------------------------------------- table

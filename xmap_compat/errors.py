@@ -18,6 +18,18 @@ def _set(names: Iterable[Any]) -> str:
     return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
 
 
+def show(spec: Any) -> str:
+    """A specification as the user wrote it: ``['i', ...]``, not ``['i', Ellipsis]``."""
+    if spec is ...:
+        return "..."
+    if type(spec) in (list, tuple):
+        inside = ", ".join(map(show, spec)) + ("," if type(spec) is tuple and len(spec) == 1 else "")
+        return f"[{inside}]" if type(spec) is list else f"({inside})"
+    if type(spec) is dict:
+        return "{" + ", ".join(f"{key!r}: {show(value)}" for key, value in spec.items()) + "}"
+    return repr(spec)
+
+
 def _ranked(shape: Sequence[int]) -> str:
     return f"rank {len(shape)} (and shape {tuple(shape)})"
 
@@ -34,13 +46,13 @@ def bad_spec(where: str, spec: Any) -> TypeError:
         f"Value mapping specification in xmap {where} pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        f"but got: {spec!r}"
+        f"but got: {show(spec)}"
     )
 
 
 def misplaced_ellipsis(where: str, spec: Any) -> ValueError:
     return ValueError(
-        f"An ellipsis can only end a list of axis names, but xmap {where} has the specification {spec!r}. "
+        f"An ellipsis can only end a list of axis names, but xmap {where} has the specification {show(spec)}. "
         f"Use a dictionary to name dimensions that are not leading, e.g. {{0: 'i', 2: 'j'}}"
     )
 
@@ -51,12 +63,13 @@ def bad_axis_name(where: str, name: Any) -> TypeError:
 
 
 def negative_axis(where: str, spec: Any) -> ValueError:
-    return ValueError(f"xmap doesn't support negative axes in {where}, but got the specification {spec!r}")
+    return ValueError(f"xmap doesn't support negative axes in {where}, but got the specification {show(spec)}")
 
 
 def repeated_name(where: str, spec: Any) -> ValueError:
-    kind = "in_axes argument" if where == "in_axes" else "out_axes result"
-    return ValueError(f"Named axes should be unique within each {kind} specification, but one them is: {spec!r}")
+    return ValueError(
+        f"Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
+    )
 
 
 def no_results() -> ValueError:
@@ -72,7 +85,7 @@ def not_a_prefix(where: str, specs: Any, tree: Any) -> ValueError:
     )
     return ValueError(
         f"xmap {where} specification must be a tree prefix of the corresponding value, got specification "
-        f"{specs!r} for value tree {tree}.{hint}"
+        f"{show(specs)} for value tree {tree}.{hint}"
     )
 
 
@@ -93,35 +106,35 @@ def not_an_array(path: str, value: Any) -> TypeError:
 
 def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"One of xmap arguments has an in_axes specification of {spec!r}, which implies that it has at least "
+        f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
         f"{needed} dimensions, but the argument has rank {len(shape)} (it is {path} with shape {tuple(shape)})"
     )
 
 
 def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
     return TypeError(
-        f"One of xmap arguments has an in_axes specification of {spec!r}, which implies that it has at least "
+        f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
         f"{needed} dimensions, but {path} is a Python scalar. Pass an array with a dimension for each name"
     )
 
 
 def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"xmap argument has an in_axes specification of {spec!r}, which asserts that it should be of rank {rank}, "
+        f"xmap argument has an in_axes specification of {show(spec)}, which asserts that it should be of rank {rank}, "
         f"but the argument has {_ranked(shape)} (it is {path}). End the specification with ... to allow more dimensions"
     )
 
 
 def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
     return ValueError(
-        f"One of xmap outputs has an out_axes specification of {spec!r}, which requires the result of the xmapped "
+        f"One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result of the xmapped "
         f"function to have at least {needed} positional dimensions, but it only has {ndim} (it is {path})"
     )
 
 
 def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"xmap output has an out_axes specification of {spec!r}, which asserts that it should be of rank {rank}, "
+        f"xmap output has an out_axes specification of {show(spec)}, which asserts that it should be of rank {rank}, "
         f"but the output has {_ranked(shape)} (it is {path}). End the specification with ... to allow more dimensions"
     )
 
@@ -139,7 +152,7 @@ def names_missing_from_inputs(names: Iterable[Hashable]) -> ValueError:
 def size_conflict(name: Hashable, known: int, shape: Sequence[int], spec: Any, dim: int, path: str) -> ValueError:
     return ValueError(
         f"The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
-        f"{tuple(shape)} with in_axes specification {spec!r}. Shape mismatch occurs in dimension {dim}: "
+        f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
         f"{shape[dim]} != {known} (the argument is {path})"
     )
 
@@ -253,30 +266,30 @@ def mesh_of_other_backend(backend: str, platform: str) -> ValueError:
 
 def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
     return TypeError(
-        f"One of xmap results has an out_axes specification of {spec!r}, but is actually mapped along more axes "
+        f"One of xmap results has an out_axes specification of {show(spec)}, but is actually mapped along more axes "
         f"defined by this xmap call: {', '.join(map(str, extra))} (it is {path}). Add them to its out_axes, or reduce "
         "over them in the function"
     )
 
 
-def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> ValueError:
-    return ValueError(
+def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
+    return TypeError(
         f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
         f"named_shape of {place}. Map one of them to another resource, or reduce over one before they meet"
     )
 
 
-def output_broadcast_meets(fun: str, name: Hashable, resource: Any, present: Hashable) -> ValueError:
-    return ValueError(
+def output_broadcast_meets(fun: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
+    return TypeError(
         f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
         f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
         f"`{present}`"
     )
 
 
-def shadowed_names(names: Iterable[Hashable], fun: str) -> TypeError:
+def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
-        f"Detected disallowed xmap axis name shadowing at {fun} (shadowed axes: {_names(sorted(names, key=str))}). "
+        f"Detected disallowed xmap axis name shadowing at {where} (shadowed axes: {_names(sorted(names, key=str))}). "
         "Rename the axes of the inner xmap"
     )
 

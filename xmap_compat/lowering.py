@@ -132,7 +132,7 @@ def _placements(declared, sizes, scope):
     enclosing = enclosing_bodies()
     shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
     if shadowed:
-        raise errors.shadowed_names(shadowed, declared.name)
+        raise errors.shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
         raise errors.mesh_changed()
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
@@ -256,8 +256,8 @@ def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequenc
 
 
 def _keeps_dim(place: Placement) -> bool:
-    """Whether an argument keeps a dimension for the axis: its device's part has other than one element."""
-    return place.device_size != 1 if place.loops else place.local_size != 1
+    """Whether an argument keeps a dimension for the axis on a device: to be vectorized, or to be cut by loops."""
+    return bool(place.loops) or place.local_size != 1
 
 
 def _enter(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:

@@ -57,7 +57,7 @@ def _trace(fun, types, body, return_shape):
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
-            raise errors.unbound_name(str(error), body.sizes) from error
+            raise errors.unbound_name(str(error), sizes_in_scope()) from error
 
 
 @contextlib.contextmanager

@@ -232,3 +232,21 @@ def apply_positional(loc: Locality, fun: Callable[..., Any], *values: NamedValue
 
 def _index_in(dims, name):
     return dims.index(name) if name in dims else None
+
+
+def dot_dimensions(
+    x: NamedValue, y: NamedValue, contracted: frozenset[AxisName], pos_contract, pos_batch
+) -> tuple[Any, Dims]:
+    """Dimension numbers of the dot, and the names of its result's dimensions."""
+    xp, yp = x.positional_dims(), y.positional_dims()
+    shared = [n for n in x.dims if n is not None and n in y.dims]
+    batch = [n for n in shared if n not in contracted]
+    summed = [n for n in shared if n in contracted]
+    x_contract = [*(x.dims.index(n) for n in summed), *(xp[d] for d in pos_contract[0])]
+    y_contract = [*(y.dims.index(n) for n in summed), *(yp[d] for d in pos_contract[1])]
+    x_batch = [*(x.dims.index(n) for n in batch), *(xp[d] for d in pos_batch[0])]
+    y_batch = [*(y.dims.index(n) for n in batch), *(yp[d] for d in pos_batch[1])]
+    x_free = [x.dims[k] for k in range(len(x.dims)) if k not in x_contract and k not in x_batch]
+    y_free = [y.dims[k] for k in range(len(y.dims)) if k not in y_contract and k not in y_batch]
+    dims = (*batch, *(None for _ in pos_batch[0]), *x_free, *y_free)
+    return ((tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch))), dims

@@ -178,7 +178,7 @@ def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName
     names = set(names)
     unused = [name for name in resources if name not in names]
     if unused:
-        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=3)
+        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=4)
     return {name: entries for name, entries in resources.items() if name in names}
 
 

@@ -28,6 +28,7 @@ from xmap_compat.named_values import (
     conform_to_names,
     positional,
 )
+from xmap_compat.primitives import DIRECT, evaluate_primitive
 
 Names = frozenset[AxisName]
 Tracer = Callable[..., Any]
@@ -74,12 +75,16 @@ class Evaluator:
             return self._collective(primitive, eqn.params, operands)
         if primitive in STRUCTURED:
             return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
+        if primitive not in DIRECT:
+            self._refuse_names(eqn)
+        return evaluate_primitive(self.loc, eqn.primitive, operands, _jax.local_params(eqn, self.loc.typed))
+
+    def _refuse_names(self, eqn):
+        """Named axes in a primitive that no rule translates: a worded refusal, never a guess."""
         hidden = [n for sub in _jax.subjaxprs(eqn.params) for n in self.collectives_in(sub)]
-        if hidden or mentioned_names(eqn.params):
-            names = dict.fromkeys([*mentioned_names(eqn.params), *hidden])
-            if any(n in self.loc.placements for n in names):
-                raise errors.unsupported_primitive(primitive, names, _jax.where_in_user_code(eqn))
-        return bind_named(self.loc, eqn.primitive, operands, _jax.local_params(eqn, self.loc.typed))
+        names = [n for n in dict.fromkeys([*mentioned_names(eqn.params), *hidden]) if n in self.loc.placements]
+        if names:
+            raise errors.unsupported_primitive(eqn.primitive.name, names, _jax.where_in_user_code(eqn))
 
     def _collective(self, primitive, params, operands):
         translate = RULES[primitive].translate
