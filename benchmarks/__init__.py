@@ -1,0 +1,1 @@
+"""xmap_compat beside hand-written programs: ``python -m benchmarks``."""
