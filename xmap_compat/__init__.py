@@ -3,6 +3,7 @@
 from xmap_compat import lax, numpy
 from xmap_compat.api import xmap
 from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
+from xmap_compat.named_types import named_shape
 from xmap_compat.numpy import einsum
 from xmap_compat.resources import Mesh, SerialLoop, mesh, serial_loop
 
@@ -14,6 +15,7 @@ __all__ = [
     "einsum",
     "lax",
     "mesh",
+    "named_shape",
     "numpy",
     "pargmax",
     "pargmin",

@@ -44,6 +44,7 @@ if VERSION < FLOOR:
 from jax._src import ad_util, config, core, custom_derivatives, dtypes, source_info_util
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import ad, batching
+from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import parallel
 from jax._src.numpy import reductions
 
@@ -157,6 +158,44 @@ def bound_axis_names() -> tuple[Hashable, ...]:
 def has_named_axis_effect(jaxpr: Any) -> bool:
     return any(isinstance(effect, NamedAxisEffect) for effect in jaxpr.effects)
 
+
+def tracer_origin(x: Any) -> tuple[str, Any]:
+    """Where a value seen inside a body comes from, one step back.
+
+    Returns:
+      ``('constant', None)``; ``('same', value)`` for a wrapper of another transformation around ``value``;
+      ``('equation', (equation, index of the result, operands))``; ``('closure', value)``; ``('input', (trace,
+      index))`` for an argument of a function that is being traced.
+    """
+    if not isinstance(x, jax.core.Tracer):
+        return "constant", None
+    if isinstance(x, (ad.JVPTracer, ad.LinearizeTracer)):
+        return "same", x.primal
+    if isinstance(x, batching.BatchTracer):
+        return "same", x.val
+    if isinstance(x, pe.DynamicJaxprTracer):
+        if isinstance(x.val, core.Literal):
+            return "constant", None
+        if x.parent is not None:
+            return "equation", (x.parent, x.parent.outvars.index(x.val), x.parent.in_tracers)
+        frame = x._trace.frame
+        if x.val in frame.constvar_to_val:
+            return "closure", frame.constvar_to_val[x.val]
+        return "input", (x._trace, frame.invars.index(x.val))
+    return "unknown", None
+
+
+def frame_of(x: Any) -> Any:
+    """The trace that a tracer of a body's inputs belongs to: an identity to compare with ``is``."""
+    return getattr(x, "_trace", None)
+
+
+def tracer_property(getter: Callable[[Any], Any]) -> Any:
+    """An attribute for the types of tracers that is computed from the tracer."""
+    return core.aval_property(fget=getter)
+
+
+TRACER_TYPES = core.ShapedArray
 
 # ------------------------------------------------------------- batching a primitive
 

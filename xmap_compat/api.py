@@ -82,10 +82,17 @@ def _jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
 
 
 def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
-    """Where the xmapped functions of a Python function are kept: on itself, so that they die with it."""
+    """Where the xmapped functions of a Python function are kept: on itself, so that they die with it.
+
+    The owner is kept beside them, for ``functools.wraps`` copies attributes to other functions.
+    """
     if not isinstance(fun, types.FunctionType):
         return {}
-    return fun.__dict__.setdefault("_xmap_compat_made", {})
+    owner, made = fun.__dict__.get("_xmap_compat_made", (None, {}))
+    if owner is not fun:
+        made = {}
+        fun.__dict__["_xmap_compat_made"] = (fun, made)
+    return made
 
 
 def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:

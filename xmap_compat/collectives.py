@@ -10,6 +10,7 @@ Family helpers come first, the rules in the middle, the table last.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -489,8 +490,14 @@ def _pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     if name not in value.names and loc.is_own(name):
         return value
     here = index_of(loc, (name,))
-    masked = apply_positional(loc, lambda x, i: jnp.where(i == params["source"], x, jnp.zeros_like(x)), value, here)
-    return sum_over(loc, masked, (name,))
+    is_bool = value.data.dtype == np.bool_
+
+    def mask(x, i):
+        kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))
+        return kept.astype(np.int8) if is_bool else kept
+
+    source = sum_over(loc, apply_positional(loc, mask, value, here), (name,))
+    return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source
 
 
 # ----------------------------------------------------------------- axis_index_groups

@@ -407,3 +407,14 @@ def no_named_axis(fun: str, axis: Any) -> TypeError:
 
 def mixed_axes(fun: str, axis: Any) -> TypeError:
     return TypeError(f"{fun} takes one named axis, or one positional axis, but got axis={axis!r}")
+
+
+def named_shape_unknown(reason: str) -> ValueError:
+    return ValueError(
+        f"named_shape cannot tell which named axes this value varies over: {reason}. Ask outside of that function, for "
+        "the value that is passed to it"
+    )
+
+
+def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:
+    return TypeError(f"{what} should have the type {expected}, but has the type {found}")

@@ -106,9 +106,9 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     checker = Checker(placements, declared.name)
     _check_inputs(checker, in_specs, args)
     body = Body({name: sizes[name] for name in placements}, scope)
-    program = trace_program(declared.fun, _named_types(args, in_specs), body)
-    out_specs = _bind_results(declared, program, sizes)
     input_names = [frozenset(spec.position_of()) for spec in in_specs]
+    program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
+    out_specs = _bind_results(declared, program, sizes)
     results = checker.results(program.jaxpr, input_names)
     _check_results(checker, program, out_specs, results)
     return Plan(declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results))

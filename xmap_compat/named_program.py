@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xmap_compat import _jax, errors, vocabulary
+from xmap_compat import _jax, errors, named_types, vocabulary
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.resources import Body, enclosing_bodies, entered_body
 
@@ -32,15 +32,23 @@ class NamedProgram:
     out_types: tuple[Any, ...]
 
 
-def trace_program(fun: Callable[..., Any], types: Any, body: Body) -> NamedProgram:
+def trace_program(
+    fun: Callable[..., Any], types: Any, input_names: Sequence[frozenset[AxisName]], body: Body
+) -> NamedProgram:
     """Trace ``fun`` on arguments with the named dimensions removed.
 
     Args:
       fun: called as ``fun(*args)``.
       types: the arguments as a tuple of pytrees of ``ShapeDtypeStruct``.
+      input_names: the named axes of each leaf of the arguments.
       body: axis sizes and resources.
     """
-    closed, shapes = _trace(fun, types, body, return_shape=True)
+
+    def remembering(*args):
+        with named_types.known_inputs(jax.tree.leaves(args), input_names, body.sizes):
+            return fun(*args)
+
+    closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
     return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
 
@@ -96,6 +104,7 @@ def _make_restoration() -> _jax.Restoration:
     for name, function in vocabulary.REMOVED_FROM_LAX.items():
         restoration.attribute(jax.lax, name, function)
     restoration.attribute(jax.numpy, "einsum", vocabulary.einsum_or(jax.numpy.einsum))
+    restoration.attribute(_jax.TRACER_TYPES, "named_shape", _jax.tracer_property(named_types.named_shape))
     _jax.restore_named_reductions(restoration, _is_name)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration

@@ -1,0 +1,222 @@
+"""Common primitives over all their named axes at once.
+
+Batching a primitive is JAX's business (``bind_named``), one level for each named axis.  Most equations of a
+program are elementwise operations, reductions, dots and changes of shape, for which named dimensions need no
+more than arithmetic on their parameters.  Doing that directly is what keeps tracing fast; each rule is
+compared with the general way by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.named_values import (
+    Locality,
+    NamedValue,
+    bind_named,
+    dot_dimensions,
+    vary,
+)
+
+Params = Mapping[str, Any]
+Rule = Callable[[Locality, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
+
+
+def evaluate_primitive(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Params
+) -> list[NamedValue]:
+    """Evaluate a primitive that knows nothing of names."""
+    rule = DIRECT.get(primitive.name)
+    if rule is not None:
+        results = rule(loc, primitive, operands, params)
+        if results is not None:
+            return results
+    return bind_named(loc, primitive, operands, params)
+
+
+def _bind(loc, primitive, data, params, dims, names):
+    (out,) = _jax.bind(primitive, data, params)
+    return [NamedValue(out, dims, names)]
+
+
+# ---------------------------------------------------------------------- elementwise
+
+
+def _elementwise(loc, primitive, operands, params):
+    """Align all operands to one layout; scalars may stay scalars, as they may in the program."""
+    rank = max(v.dims.count(None) for v in operands)
+    if any(v.dims and v.dims.count(None) != rank for v in operands):
+        return None
+    dims = max((v.dims for v in operands), key=len)
+    missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
+    dims = (*dict.fromkeys(missing), *dims)
+    names = frozenset().union(*(v.names for v in operands))
+    mesh_axes = loc.mesh_axes_of(names)
+    scalars_broadcast = rank > 0 or primitive.name not in _NO_SCALARS
+    data = [
+        x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims)
+        for v, x in ((v, vary(loc, v.data, mesh_axes)) for v in operands)
+    ]
+    return _bind(loc, primitive, data, params, dims, names)
+
+
+def _aligned(loc, data, have, want):
+    if have == want:
+        return data
+    unnamed = iter([k for k, n in enumerate(have) if n is None])
+    order = [have.index(n) if n is not None else next(unnamed) for n in want if n is None or n in have]
+    if order != sorted(order):
+        data = lax.transpose(data, order)
+    if len(have) == len(want):
+        return data
+    sizes = iter(data.shape)
+    positions = [k for k, n in enumerate(want) if n is None or n in have]
+    shape = [next(sizes) if k in positions else loc.placements[n].local_size for k, n in enumerate(want)]
+    return lax.broadcast_in_dim(data, shape, positions)
+
+
+# ------------------------------------------------------------------- shapes and sums
+
+
+def _reduction(loc, primitive, operands, params):
+    (x,) = operands
+    unnamed = x.positional_dims()
+    axes = tuple(unnamed[a] for a in params["axes"])
+    dims = tuple(n for k, n in enumerate(x.dims) if k not in axes)
+    return _bind(loc, primitive, [x.data], {**params, "axes": axes}, dims, x.names)
+
+
+def _squeeze(loc, primitive, operands, params):
+    (x,) = operands
+    unnamed = x.positional_dims()
+    gone = tuple(unnamed[d] for d in params["dimensions"])
+    dims = tuple(n for k, n in enumerate(x.dims) if k not in gone)
+    return _bind(loc, primitive, [x.data], {**params, "dimensions": gone}, dims, x.names)
+
+
+def _transpose(loc, primitive, operands, params):
+    (x,) = operands
+    unnamed = x.positional_dims()
+    order = iter(unnamed[d] for d in params["permutation"])
+    permutation = tuple(k if n is not None else next(order) for k, n in enumerate(x.dims))
+    return _bind(loc, primitive, [x.data], {**params, "permutation": permutation}, x.dims, x.names)
+
+
+def _broadcast_in_dim(loc, primitive, operands, params):
+    (x, *dynamic) = operands
+    named = [n for n in x.dims if n is not None]
+    lead = len(named)
+    if dynamic or any(n is not None for n in x.dims[lead:]):
+        return None
+    sizes = [loc.placements[n].local_size for n in named]
+    shifted = {
+        "shape": (*sizes, *params["shape"]),
+        "broadcast_dimensions": (*range(lead), *(lead + d for d in params["broadcast_dimensions"])),
+    }
+    dims = (*named, *(None,) * len(params["shape"]))
+    return _bind(loc, primitive, [x.data], {**params, **shifted}, dims, x.names)
+
+
+def _dot_general(loc, primitive, operands, params):
+    x, y = operands
+    if params.get("out_sharding") is not None:
+        return None
+    names = x.names | y.names
+    mesh_axes = loc.mesh_axes_of(names)
+    numbers, dims = dot_dimensions(x, y, frozenset(), *params["dimension_numbers"])
+    data = [vary(loc, v.data, mesh_axes) for v in operands]
+    return _bind(loc, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
+
+
+# --------------------------------------------------------------------------- table
+
+_ELEMENTWISE = (
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "add_any",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "clz",
+    "complex",
+    "conj",
+    "copy",
+    "cos",
+    "cosh",
+    "digamma",
+    "div",
+    "eq",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "igamma",
+    "igammac",
+    "imag",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "nextafter",
+    "not",
+    "or",
+    "pow",
+    "real",
+    "reduce_precision",
+    "rem",
+    "round",
+    "rsqrt",
+    "select_n",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "tan",
+    "tanh",
+    "xor",
+    "convert_element_type",
+)
+
+# Their operands must have one shape even where one is a scalar.
+_NO_SCALARS = ("select_n",)
+
+_REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
+
+DIRECT: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    "squeeze": _squeeze,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "dot_general": _dot_general,
+}
