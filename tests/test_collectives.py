@@ -1,0 +1,466 @@
+"""Every collective, over every kind of placement, gives what NumPy gives.
+
+A cell is one collective (a :class:`Case`) under one placement of the axes ``a`` and ``b``.  A case is a
+call, made with ``jax.lax`` (or ``jax.numpy``) inside an xmapped function and with the NumPy model of
+``oracles.py`` on whole arrays; which axes its result may vary over is declared to xmap, which enforces it.
+All cases of a family are computed by one xmapped function per placement.  The rest proves that
+the table of rules has an oracle and a case for each rule, and that gradients, from outside and inside
+the body, are those of positional functions and of legacy's convention.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from jax import lax
+
+import xmap_compat
+from xmap_compat import xmap
+
+# ------------------------------------------------------------------------------- placements
+
+MESHES = {
+    "4x2": ((4, 2), ("x", "y")),
+    "4x1x2": ((4, 1, 2), ("x", "o", "y")),
+}
+PARTIAL = (16, 8)  # the sizes of a and b; b fills the 4x2 mesh, every other placement is partial
+FILLS_X = (4, 8)  # a fills x
+
+
+class Placement(NamedTuple):
+    resources: dict[str, Any]
+    sizes: tuple[int, int] = PARTIAL
+    mesh: str = "4x2"
+
+    def __str__(self):
+        axes = [f"{name}:{'x'.join(r) if isinstance(r, tuple) else r}" for name, r in self.resources.items()]
+        tail = [] if self.mesh == "4x2" else [self.mesh]
+        return "+".join(axes or ["none"]) + "".join(f"@{t}" for t in [*tail, *self._size_text()])
+
+    def _size_text(self):
+        return [] if self.sizes == PARTIAL else ["a{}b{}".format(*self.sizes)]
+
+    def __hash__(self):
+        return hash(str(self))
+
+
+PLACEMENTS = [
+    Placement({}),
+    Placement({"a": "x"}),
+    Placement({"a": "y"}),
+    Placement({"a": ("x", "y")}),
+    Placement({"a": ("y", "x")}),
+    Placement({"b": ("x", "y")}),
+    Placement({"b": ("y", "x")}),
+    Placement({"a": "x", "b": "y"}),
+    Placement({"a": "y", "b": "x"}),
+    Placement({"a": "o"}, mesh="4x1x2"),
+    Placement({"a": ("o", "x"), "b": "y"}, mesh="4x1x2"),
+    Placement({"a": ("y", "o", "x")}, mesh="4x1x2"),
+    Placement({"a": "x"}, sizes=FILLS_X),
+    Placement({"a": "x", "b": "y"}, sizes=FILLS_X),
+    Placement({"a": "x", "b": "y"}, sizes=(4, 2)),
+    Placement({"a": "o", "b": ("y", "x")}, sizes=(1, 8), mesh="4x1x2"),
+]
+FEW_PLACEMENTS = [PLACEMENTS[k] for k in (0, 1, 4, 6, 8, 13)]
+
+
+def mesh_of(placement):
+    shape, names = MESHES[placement.mesh]
+    return xmap_compat.Mesh(np.array(jax.devices()).reshape(shape), names)
+
+
+def model_of(sizes):
+    return oracles.Model(a=sizes[0], b=sizes[1])
+
+
+# ----------------------------------------------- permutations and groups of an axis of n elements
+
+
+def rotation(k):
+    return lambda n: [(i, (i + k) % n) for i in range(n)]
+
+
+def reversal(n):
+    return [(i, n - 1 - i) for i in range(n)]
+
+
+def sources(n):
+    return np.random.default_rng(0).permutation(n).tolist()
+
+
+def shuffled(n):
+    return list(zip(np.random.default_rng(1).permutation(n).tolist(), range(n)))
+
+
+def chain(n):
+    """Partial: the first receives nothing, the last sends nothing."""
+    return [(i, i + 1) for i in range(n - 1)]
+
+
+def sparse(n):
+    """Partial: about half of a random permutation."""
+    return shuffled(n)[: (n + 1) // 2]
+
+
+def one_pair(n):
+    return [(n - 1, 0)]
+
+
+def nothing(n):
+    return []
+
+
+PERMUTATIONS = {
+    "rotate 1": rotation(1),
+    "rotate 3": rotation(3),
+    "rotate -1": rotation(-1),
+    "reverse": reversal,
+    "shuffled": shuffled,
+    "sparse": sparse,
+    "chain": chain,
+    "one pair": one_pair,
+    "nothing": nothing,
+}
+
+
+def halves(n):
+    """Two interleaved groups, one of them listed backwards."""
+    return [list(range(0, n, 2)), list(range(1, n, 2))[::-1]] if n > 1 else [[0]]
+
+
+def pairs(n):
+    return [[i, n - 1 - i] for i in range(n // 2)] if n > 1 else [[0]]
+
+
+# ----------------------------------------------------------------------------------- operands
+
+DTYPES = ["bfloat16", "int32", "int8", "uint8", "bool", "complex64"]
+
+#: The named dimensions of each operand, and its positional shape given the sizes of a and b.
+SHAPES: dict[str, tuple[str, Callable[[int, int], tuple[int, ...]]]] = {
+    "x": ("ab", lambda A, B: (3,)),
+    "x_ba": ("ba", lambda A, B: (3,)),
+    "scalar": ("ab", lambda A, B: ()),
+    "only_a": ("a", lambda A, B: (3,)),
+    "only_b": ("b", lambda A, B: (3,)),
+    "plain": ("", lambda A, B: (3,)),
+    "matrix": ("ab", lambda A, B: (3, 2)),
+    "matrix_b": ("b", lambda A, B: (2, 3)),
+    "ties": ("ab", lambda A, B: (5,)),
+    "labels": ("b", lambda A, B: (2,)),
+    "labels_a": ("a", lambda A, B: (2,)),
+    # for scatters and exchanges
+    "square_a": ("ab", lambda A, B: (A, A)),
+    "cube_b": ("ab", lambda A, B: (B, B, B)),
+    "line_ab": ("ab", lambda A, B: (A * B, 2)),
+    "tiled_a": ("ab", lambda A, B: (2 * A, 3)),
+    "tiled_b": ("ab", lambda A, B: (3, 2 * B)),
+    "tiled_ab": ("ab", lambda A, B: (2, 2 * A * B)),
+    "only_b_for_a": ("b", lambda A, B: (A, 2)),
+    "only_a_for_ab": ("a", lambda A, B: (A * B,)),
+    "plain_for_a": ("", lambda A, B: (A, 2)),
+    # for scatters and exchanges within groups of a
+    "half": ("ab", lambda A, B: (len(halves(A)[0]), 2, len(halves(A)[0]))),
+    "tiled_half": ("ab", lambda A, B: (2 * len(halves(A)[0]), 3)),
+    "only_b_half": ("b", lambda A, B: (len(halves(A)[0]), 2)),
+    "pair": ("ab", lambda A, B: (len(pairs(A)[0]), 2)),
+    **{dtype: ("ab", lambda A, B: (A,)) for dtype in DTYPES},
+}
+
+
+@functools.cache
+def operands(sizes):
+    """``{name: array}``, the named dimensions first."""
+    length = dict(zip("ab", sizes))
+    rng = np.random.default_rng(sizes)
+    return {
+        name: _draw(rng, name, (*(length[n] for n in axes), *positional(*sizes)))
+        for name, (axes, positional) in SHAPES.items()
+    }
+
+
+def _draw(rng, name, shape):
+    """Normal numbers; for a dtype, values whose sums are exact, or wrap around as integers do."""
+    few = rng.integers(0, 3, size=shape)
+    if name in ("ties", "labels", "labels_a"):
+        return rng.integers(0, 5, size=shape, dtype=np.int32)
+    if name == "bool":
+        return few > 1
+    if name == "complex64":
+        return (few + 1j * rng.integers(-2, 3, size=shape)).astype(name)
+    if name in DTYPES:
+        return (few * (0.5 if name == "bfloat16" else 30)).astype(jnp.dtype(name))
+    return rng.normal(size=shape).astype(np.float32)
+
+
+# ------------------------------------------------------------------------------------- cases
+
+#: What a case may call inside a body: ``function(*operands, axis, **options)``, as the NumPy model has it.
+JAX = SimpleNamespace(
+    **{name: getattr(lax, name) for name in ["psum", "pmax", "pmin", "pmean", "axis_index", "pbroadcast"]},
+    **{name: getattr(lax, name) for name in ["ppermute", "pshuffle", "all_gather", "all_to_all", "pswapaxes"]},
+    **{name: getattr(jnp, name) for name in ["sum", "max", "min", "mean", "var", "std"]},
+    **{name: getattr(jax.nn, name) for name in ["logsumexp", "softmax", "log_softmax"]},
+    psum_scatter=lax.psum_scatter,
+    pdot=xmap_compat.pdot,
+    pargmax=xmap_compat.pargmax,
+    pargmin=xmap_compat.pargmin,
+    method=lambda x, axis, name: getattr(x, name)(axis),
+    one_hot=lambda labels, axis, num_classes: jax.nn.one_hot(labels, num_classes, axis=axis),
+)
+
+REDUCTIONS = ["psum", "pmax", "pmin", "pmean"]
+NUMPY = ["sum", "max", "min", "mean", "var", "std"]
+REMOVE_AXES = {*REDUCTIONS, *NUMPY, "method", "logsumexp", "all_gather", "pbroadcast", "pargmax", "pargmin", "pdot"}
+BOTH = [("a", "b"), ("b", "a")]
+AXES = ["a", "b", *BOTH]
+
+
+class Case(NamedTuple):
+    """``function(*operands, axis, **options)``; options that are functions are given the axis' size."""
+
+    function: str
+    operands: tuple[str, ...]
+    axis: Any
+    options: dict[str, Any]
+
+    @property
+    def label(self):
+        options = [f"{k}={getattr(v, '__name__', v)}" for k, v in self.options.items()]
+        return f"{self.function}({', '.join([*self.operands, str(self.axis), *options])})"
+
+    @property
+    def keep(self):
+        """The axes that the result may vary over."""
+        named = {name for operand in self.operands for name in SHAPES[operand][0]}
+        over = {name for name in self.axis if name in ("a", "b")}
+        removed = self.function in REMOVE_AXES and "axis_index_groups" not in self.options
+        return "".join(sorted(named - over if removed else named | over))
+
+    def __call__(self, collectives, values, sizes):
+        size = {"a": sizes[0], "b": sizes[1]}
+        n = np.prod([size[name] for name in self.axis if name in size]).item()
+        options = {k: v(n) if callable(v) else v for k, v in self.options.items()}
+        return getattr(collectives, self.function)(*(values[o] for o in self.operands), self.axis, **options)
+
+
+def case(function, operands, axis, /, **options):
+    return Case(function, tuple(operands.split()), axis, options)
+
+
+def reductions():
+    for name, axis in itertools.product(REDUCTIONS, AXES):
+        yield case(name, "x", axis)
+    for name in REDUCTIONS:
+        yield case(name, "x_ba", "a")
+        yield case(name, "scalar", ("b", "a"))
+        yield case(name, "only_b", "a")
+        yield case(name, "only_b", ("a", "b"))
+        yield case(name, "plain", ("b", "a"))
+    for name in ["psum", "pmax", "pmin"]:
+        yield case(name, "matrix", ("a", 0))
+        yield case(name, "matrix", (1, "b", 0, "a"))
+        yield case(name, "matrix_b", ("a", 1))
+
+
+def indices():
+    for axis in AXES:
+        yield case("axis_index", "", axis)
+    for name, operand, axis in itertools.product(["pargmax", "pargmin"], ["x", "ties", "only_b"], "ab"):
+        yield case(name, operand, axis)
+    for source, axis in itertools.product([lambda n: 0, lambda n: n // 2, lambda n: n - 1], "ab"):
+        yield case("pbroadcast", "matrix", axis, source=source)
+    for operand in ["ties", "only_b", "plain", "x_ba"]:
+        yield case("pbroadcast", operand, "a", source=lambda n: n - 1)
+
+
+def permutations():
+    for perm in PERMUTATIONS.values():
+        yield case("ppermute", "x", "a", perm=perm)
+    for axis, name in itertools.product(["b", *BOTH], ["rotate 1", "rotate 3", "reverse", "shuffled", "sparse"]):
+        yield case("ppermute", "x", axis, perm=PERMUTATIONS[name])
+    for operand in ["scalar", "matrix", "ties", "x_ba", "only_a", "only_b", "plain"]:
+        yield case("ppermute", operand, "a", perm=chain)
+    yield case("ppermute", "only_b", ("a", "b"), perm=shuffled)
+    for axis in AXES:
+        yield case("pshuffle", "x_ba", axis, perm=sources)
+    yield case("pshuffle", "only_b", "a", perm=sources)
+
+
+def gathers():
+    for at, tiled, axis in itertools.product([0, 1, -1], [False, True], AXES):
+        yield case("all_gather", "matrix", axis, axis=at, tiled=tiled)
+    for operand, axis in itertools.product(["scalar", "only_b"], AXES):
+        yield case("all_gather", operand, axis)
+    yield case("all_gather", "x_ba", "a", axis=1)
+    yield case("all_gather", "plain", "a", axis=1)
+    yield case("all_gather", "plain", ("b", "a"), axis=0, tiled=True)
+
+
+def exchanges():
+    for split, concat in itertools.product([0, 1], [0, 1]):
+        yield case("all_to_all", "square_a", "a", split_axis=split, concat_axis=concat)
+    for split, concat in itertools.product([0, 1, 2], [0, 1, 2]):
+        yield case("all_to_all", "cube_b", "b", split_axis=split, concat_axis=concat)
+    for concat in [0, 1]:
+        yield case("all_to_all", "tiled_a", "a", split_axis=0, concat_axis=concat, tiled=True)
+        yield case("all_to_all", "tiled_b", "b", split_axis=1, concat_axis=concat, tiled=True)
+        yield case("all_to_all", "square_a", "a", split_axis=0, concat_axis=concat, tiled=True)
+        for axis in BOTH:
+            yield case("all_to_all", "line_ab", axis, split_axis=0, concat_axis=concat)
+            yield case("all_to_all", "tiled_ab", axis, split_axis=1, concat_axis=concat, tiled=True)
+    yield case("all_to_all", "only_b_for_a", "a", split_axis=0, concat_axis=1)
+    yield case("all_to_all", "only_a_for_ab", ("b", "a"), split_axis=0, concat_axis=0)
+    yield case("all_to_all", "plain_for_a", "a", split_axis=0, concat_axis=0)
+    for operand, axis, at in [("square_a", "a", 0), ("square_a", "a", 1), ("cube_b", "b", 1), ("only_b_for_a", "a", 0)]:
+        yield case("pswapaxes", operand, axis, axis=at)
+
+
+def scatters():
+    for operand, axis, dimension in [
+        ("square_a", "a", 0),
+        ("square_a", "a", 1),
+        ("cube_b", "b", 0),
+        ("cube_b", "b", 2),
+    ]:
+        yield case("psum_scatter", operand, axis, scatter_dimension=dimension)
+    yield case("psum_scatter", "tiled_a", "a", tiled=True)
+    yield case("psum_scatter", "tiled_b", "b", scatter_dimension=1, tiled=True)
+    yield case("psum_scatter", "square_a", "a", tiled=True)
+    for axis in BOTH:
+        yield case("psum_scatter", "line_ab", axis)
+        yield case("psum_scatter", "tiled_ab", axis, scatter_dimension=1, tiled=True)
+    yield case("psum_scatter", "only_b_for_a", "a")
+    yield case("psum_scatter", "only_a_for_ab", ("b", "a"))
+    yield case("psum_scatter", "plain_for_a", "a")
+
+
+def named_reductions():
+    for name, axis in itertools.product(NUMPY, ["a", ("b", "a"), ("a", 0), (1, "b"), ("b", -1, "a", 0)]):
+        yield case(name, "matrix", axis)
+    for name in NUMPY:
+        yield case("method", "matrix", ("a", -1), name=name)
+        yield case(name, "only_b", ("a", 0))
+        yield case(name, "ties", ("a", "b"))
+    yield case("var", "x", ("b", 0), ddof=1)
+    for name, axis in itertools.product(["logsumexp", "softmax", "log_softmax"], ["a", ("b", "a"), ("b", -1)]):
+        yield case(name, "matrix", axis)
+        yield case(name, "only_a", axis)
+    for operand, axis in [("labels", "a"), ("labels_a", "a"), ("labels", "b"), ("labels", ("b", "a"))]:
+        yield case("one_hot", operand, axis, num_classes=lambda n: n)
+
+
+def contractions():
+    for axis in AXES:
+        yield case("pdot", "matrix x", axis)
+        yield case("pdot", "matrix x", axis, pos_contract=((0,), (0,)))
+        yield case("pdot", "matrix x_ba", axis, pos_batch=((0,), (0,)))
+        yield case("pdot", "matrix matrix_b", axis, pos_contract=((1,), (0,)), pos_batch=((0,), (1,)))
+        yield case("pdot", "only_a only_b", axis)
+    for names in ["scalar scalar", "only_a plain", "plain x", "plain only_b", "plain plain"]:
+        yield case("pdot", names, "a")
+    yield case("pdot", "int32 int32", "a", pos_contract=((0,), (0,)))
+    yield case("pdot", "complex64 complex64", "b")
+    yield case("pdot", "bfloat16 bfloat16", "b")
+    yield case("pdot", "bfloat16 bfloat16", ("a", "b"), preferred_element_type=np.dtype("float32"))
+
+
+def groups():
+    for name in REDUCTIONS:
+        yield case(name, "x", "a", axis_index_groups=halves)
+        yield case(name, "x", "a", axis_index_groups=pairs)
+        yield case(name, "only_b", "a", axis_index_groups=halves)
+        yield case(name, "x_ba", "b", axis_index_groups=halves)
+    for at, tiled in itertools.product([0, 1], [False, True]):
+        yield case("all_gather", "matrix", "a", axis=at, tiled=tiled, axis_index_groups=halves)
+    yield case("all_gather", "scalar", "a", axis_index_groups=pairs)
+    for split, concat in [(0, 0), (0, 1), (0, 2), (2, 0), (2, 2)]:
+        yield case("all_to_all", "half", "a", split_axis=split, concat_axis=concat, axis_index_groups=halves)
+    for concat in [0, 1]:
+        options = {"split_axis": 0, "concat_axis": concat, "tiled": True}
+        yield case("all_to_all", "tiled_half", "a", **options, axis_index_groups=halves)
+    yield case("all_to_all", "pair", "a", split_axis=0, concat_axis=1, axis_index_groups=pairs)
+    yield case("all_to_all", "only_b_half", "a", split_axis=0, concat_axis=0, axis_index_groups=halves)
+    yield case("pswapaxes", "half", "a", axis=2, axis_index_groups=halves)
+    for dimension in [0, 2]:
+        yield case("psum_scatter", "half", "a", scatter_dimension=dimension, axis_index_groups=halves)
+    yield case("psum_scatter", "tiled_half", "a", tiled=True, axis_index_groups=halves)
+    yield case("psum_scatter", "only_b_half", "a", axis_index_groups=halves)
+    yield case("psum_scatter", "pair", "a", axis_index_groups=pairs)
+
+
+def dtypes():
+    for dtype in DTYPES:
+        yield case("psum", dtype, ("a", "b"))
+        yield case("pmean", dtype, "b")
+        if dtype != "complex64":
+            yield case("pmax", dtype, "a")
+            yield case("pmin", dtype, ("b", "a"))
+        yield case("ppermute", dtype, "a", perm=chain)
+        yield case("all_gather", dtype, "a", axis=1)
+        yield case("all_to_all", dtype, "a", split_axis=0, concat_axis=0)
+        yield case("pbroadcast", dtype, "a", source=lambda n: n - 1)
+        if dtype != "bool":
+            yield case("psum_scatter", dtype, "a")
+
+
+EVERYWHERE = [reductions, indices, permutations, gathers, exchanges, scatters, contractions]
+SOMEWHERE = [groups, named_reductions, dtypes]
+FAMILIES = {family.__name__: list(family()) for family in [*EVERYWHERE, *SOMEWHERE]}
+CELLS = [
+    *((family.__name__, placement) for family in EVERYWHERE for placement in PLACEMENTS),
+    *((family.__name__, placement) for family in SOMEWHERE for placement in FEW_PLACEMENTS),
+]
+
+# ------------------------------------------------------------------------------ values: the matrix
+
+
+def compute(placement, cases):
+    """The results of cases under a placement, from one xmapped function."""
+    used = sorted({name for case in cases for name in case.operands})
+    mapped = xmap(
+        lambda values: tuple(case(JAX, values, placement.sizes) for case in cases),
+        ({name: [*SHAPES[name][0], ...] for name in used},),
+        tuple([*case.keep, ...] for case in cases),
+        axis_sizes=dict(zip("ab", placement.sizes)),
+        axis_resources=placement.resources,
+    )
+    arguments = {name: operands(placement.sizes)[name] for name in used}
+    with mesh_of(placement):
+        # Without LLVM's optimizations, which take most of the time of these tests.
+        compiled = mapped.lower(arguments).compile({"xla_backend_optimization_level": 0})
+        return jax.device_get(compiled(arguments))
+
+
+@functools.cache
+def expected(sizes, family):
+    model = oracles.Model(**dict(zip("ab", sizes)))
+    whole = {name: model.whole(array, SHAPES[name][0]) for name, array in operands(sizes).items()}
+    return [model.part(case(model, whole, sizes), case.keep) for case in FAMILIES[family]]
+
+
+def difference(result, oracle):
+    """What is wrong with a result, or None."""
+    if result.dtype != oracle.dtype or result.shape != oracle.shape:
+        return f"{result.dtype}{result.shape} instead of {oracle.dtype}{oracle.shape}"
+    exact = np.float32 if result.dtype.name == "bfloat16" else result.dtype
+    tolerance = 1e-2 if result.dtype.name == "bfloat16" else 2e-5
+    close = np.isclose(result.astype(exact), oracle.astype(exact), rtol=tolerance, atol=tolerance)
+    return None if close.all() else f"{(~close).sum()} of {close.size} elements differ"
+
+
+@pytest.mark.parametrize(("family", "placement"), CELLS, ids=str)
+def test_collectives_equal_numpy(family, placement):
+    cases = FAMILIES[family]
+    results = compute(placement, cases)
+    compared = zip(cases, results, expected(placement.sizes, family), strict=True)
+    wrong = {case.label: difference(result, oracle) for case, result, oracle in compared}
+    assert {label: text for label, text in wrong.items() if text} == {}
