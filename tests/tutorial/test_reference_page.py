@@ -168,7 +168,7 @@ def test_one_or_more_resources_for_an_axis(entry, mesh42, rng):
 @under([Assignment({"a": "x", "b": "x"}, (2,)), Assignment({"a": ("x", "y"), "b": "y"}, (2, 2))])
 def test_names_on_one_resource_must_not_meet(assignment):
     x = np.ones((4, 12), np.float32)
-    with pytest.raises(ValueError, match="Axes `a` and `b` are both mapped to the resource"):
+    with pytest.raises(TypeError, match="Axes `a` and `b` are both mapped to the resource"):
         run(assignment, lambda v: v, ["a", "b"], ["a", "b"], x)
 
 

@@ -184,7 +184,7 @@ def test_names_that_never_meet_share_a_mesh_axis(assignment, rng):
 
 @under(SHARED)
 def test_names_that_meet_in_an_argument_are_refused(assignment):
-    with pytest.raises(ValueError, match=r"Axes `a` and `b` are both mapped to the resource `.`, but they coincide"):
+    with pytest.raises(TypeError, match=r"Axes `a` and `b` are both mapped to the resource `.`, but they coincide"):
         run(assignment, lambda x: x, ["a", "b", ...], ["a", "b", ...], np.ones((4, 12, 2, 8), np.float32))
 
 
@@ -193,5 +193,5 @@ def test_names_that_meet_in_an_operation_are_refused(assignment):
     message = (
         r"Axes `a` and `b` are both mapped .* returned from a primitive add created at .*test_tutorial_parallelism"
     )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError, match=message):
         run(assignment, lambda x, y: x + y, (["a"], ["b"]), ["a", "b"], np.ones(4), np.ones(12))

@@ -101,6 +101,18 @@ def test_as_a_method_of_the_array(assignment, axis, kept, position, table):
     assert_close(run(assignment, body, FEATURES, [kept, ...], table), (expected, expected))
 
 
+@pytest.mark.parametrize("resources", [{}, {"ab": "x"}, {"a": "x", "ab": "y"}, {"b": ("y", "x")}], ids=str)
+@pytest.mark.parametrize("axis", ["ab", ("a", "b"), ("b", "ab"), ("ab", 0)], ids=str)
+def test_name_is_not_read_letter_by_letter(resources, axis, rng):
+    """Even where each letter is a name of its own."""
+    x = normal(rng, 4, 8, 4, 3)
+    names = ["a", "b", "ab"]
+    reduced = axis if isinstance(axis, tuple) else (axis,)
+    kept = [n for n in names if n not in reduced]
+    result = run(Assignment(resources), lambda v: jnp.sum(v, axis=axis), [*names, ...], [*kept, ...], x)
+    assert_close(result, x.sum(axis=tuple(3 if a == 0 else names.index(a) for a in reduced)))
+
+
 @pytest.mark.parametrize("axis", list(itertools.permutations((0, "batch", "out_features"))), ids=str)
 @under([Assignment({}, None), Assignment({"batch": "x", "out_features": "y"}, (2, 3))])
 def test_several_names_and_a_position(assignment, axis, table):
