@@ -14,7 +14,7 @@ import scipy.linalg
 from jax.scipy.linalg import expm_frechet
 from tutorial_helpers import Assignment, assert_close, normal, one_axis, run, two_axes, under
 
-from xmap_compat import xmap
+from xmap_compat import named_shape, xmap
 
 # ----------------------------------------------------------- tensors with named axes
 
@@ -50,6 +50,19 @@ def test_positional_program_is_repeated_for_every_named_element(assignment, rng)
     in_axes = (["batch", ...], {1: "sequence"}, [...])
     result = run(assignment, program, in_axes, {0: "sequence", 4: "batch"}, x, y, w)
     assert_close(result, np.einsum("bij,jsk->sikb", x, y)[:, None] + w[None, :, :, :, None])
+
+
+@under([Assignment({}, None), Assignment({"batch": "x", "sequence": "y"}), Assignment({"batch": ("y", "x")})])
+def test_type_of_an_array_has_two_components(assignment):
+    """The annotation of the text: a shape, and a named shape without an order."""
+    seen = []
+
+    def body(e):
+        seen.extend([e.named_shape, named_shape(e), named_shape(jnp.ones(3))])
+        return e
+
+    run(assignment, body, {0: "batch", 2: "sequence"}, {0: "batch", 2: "sequence"}, np.ones((8, 5, 6, 7)))
+    assert seen[:3] == [{"batch": 8, "sequence": 6}, {"sequence": 6, "batch": 8}, {}]
 
 
 # ------------------------------------------------- introducing and eliminating named axes
@@ -145,7 +158,7 @@ def named_broadcasting(seen, x, y, z):
     i = x + y
     j = y + z
     k = i + j
-    seen.extend([i.shape, j.shape, k.shape])
+    seen.extend((v.shape, named_shape(v)) for v in (i, j, k))
     return k
 
 
@@ -171,7 +184,11 @@ def test_axes_broadcast_by_name_next_to_positions(assignment, out, rng):
     by_name = x[:, None, None] + 2 * y[None, :, None] + z[None, None, :]
     assert_close(result, np.einsum(f"abcijk->{out}ijk", by_name))
     assert result.shape[3:] == (2, 3, 5)
-    assert seen[:3] == [(2, 3, 1), (1, 3, 5), (2, 3, 5)]
+    assert seen[:3] == [
+        ((2, 3, 1), {"a": 2, "b": 3}),
+        ((1, 3, 5), {"b": 3, "c": 8}),
+        ((2, 3, 5), {"a": 2, "b": 3, "c": 8}),
+    ]
 
 
 @under(two_axes("a", "b"))

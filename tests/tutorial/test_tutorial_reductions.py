@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from tutorial_helpers import Assignment, assert_close, normal, one_axis, run, two_axes, under
 
+from xmap_compat import named_shape
+
 # ------------------------------------------------- the program of the text: x: {'x': 8}, y: {'y': 12}, (5,)
 
 IN_AXES = ({0: "x"}, {1: "y"})
@@ -54,13 +56,19 @@ def test_names_and_positions_mix_in_every_order(assignment, axis, operands):
 @pytest.mark.parametrize("steps", list(itertools.permutations((0, "x", "y"))), ids=str)
 @under([Assignment({}, None), Assignment({"x": "x", "y": "y"}), Assignment({"x": ("y", "x")})])
 def test_reducing_in_steps(assignment, steps, operands):
+    seen = []
+
     def in_steps(x, y):
         z = x + y
         for axis in steps:
             z = jnp.sum(z, axis=axis)
+            seen.append((z.shape, named_shape(z)))
         return z
 
     assert_close(run(assignment, in_steps, IN_AXES, {}, *operands), summed(*operands, ""))
+    left = [set("xyn") - {"n" if a == 0 else a for a in steps[: k + 1]} for k in range(3)]
+    sizes = {"x": 8, "y": 12}
+    assert seen[:3] == [((5,) if "n" in names else (), {n: sizes[n] for n in names - {"n"}}) for names in left]
 
 
 # ----------------------------------------------------- all reductions, names of several letters
