@@ -1,0 +1,829 @@
+"""Execution: where results live, what is compiled and kept, and that an xmapped function is a good citizen of JAX.
+
+Results are compared with NumPy or the positional function, behaviour with ``jax.jit`` of a hand-written program.
+"""
+
+import contextlib
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import SerialLoop, mesh, serial_loop, xmap
+
+DEVICES = np.array(jax.devices())
+MESH42 = jax.sharding.Mesh(DEVICES.reshape(4, 2), ("x", "y"))
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+Y = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+
+# One axis ``i`` of eight elements on the 4x2 mesh: its resources, and how an array mapped by ['i', ...] lies.
+PLACEMENTS = {
+    "none": ((), None),
+    "part": ("x", P("x")),
+    "full": (("x", "y"), P(("x", "y"))),
+    "permuted": (("y", "x"), P(("y", "x"))),
+    "loop": (SerialLoop(2), None),
+    "part and loop": (("x", SerialLoop(2)), P("x")),
+}
+
+
+def over(names):
+    chosen = [PLACEMENTS[name] for name in names]
+    return pytest.mark.parametrize(("placement", "spec"), chosen, ids=names)
+
+
+def laid_out(x, spec):
+    """A fresh device array, on the mesh if a spec is given."""
+    x = jnp.array(x, copy=True)
+    return x if spec is None else jax.device_put(x, NamedSharding(MESH42, spec))
+
+
+def double(v):
+    """Twice the value."""
+    return v * 2
+
+
+def doubled(placement=(), **options):
+    return xmap(double, ["i", ...], ["i", ...], axis_resources={"i": placement}, **options)
+
+
+# ------------------------------------------------------------------------- out.sharding
+
+SHARDINGS = [
+    ({"i": "x"}, ["i", "j", ...], P("x")),
+    ({"i": "x"}, ["j", "i", ...], P(None, "x")),
+    ({"j": "y"}, [None, "i", "j"], P(None, None, "y")),
+    ({"i": ("x", "y")}, ["i", "j", ...], P(("x", "y"))),
+    ({"i": ("y", "x")}, ["i", "j", ...], P(("y", "x"))),
+    ({"i": ("y", "x")}, {2: "i", 1: "j"}, P(None, None, ("y", "x"))),
+    ({"i": "x", "j": "y"}, ["i", "j", ...], P("x", "y")),
+    ({"i": "x", "j": "y"}, ["j", None, "i"], P("y", None, "x")),
+    ({"i": ("x", SerialLoop(2))}, ["i", "j", ...], P("x")),
+    ({"i": "x", "j": SerialLoop(2)}, ["j", "i", ...], P(None, "x")),
+]
+POSITIONS = {"i": 0, "j": 1, None: 2}
+
+
+def order_of(out_axes):
+    """The permutation of the table (i, j, k) that out_axes describes."""
+    names = [out_axes.get(k) for k in range(3)] if isinstance(out_axes, dict) else [n for n in out_axes if n is not ...]
+    return [POSITIONS[name] for name in [*names, None][:3]]
+
+
+@pytest.mark.parametrize(("resources", "out_axes", "expected"), SHARDINGS, ids=str)
+def test_results_lie_on_the_users_mesh(resources, out_axes, expected, mesh42):
+    with mesh42:
+        out = xmap(jnp.multiply, (["i", ...], ["j", ...]), out_axes, axis_resources=resources)(X, Y)
+    assert isinstance(out.sharding, NamedSharding)
+    assert out.sharding.mesh == MESH42
+    assert out.sharding.spec == expected
+    assert out.committed
+    np.testing.assert_array_equal(out, np.transpose(X[:, None] * Y, order_of(out_axes)))
+
+
+def test_reduced_and_broadcast_results_lie_on_the_mesh_too(mesh42):
+    def body(v):
+        return lax.psum(v, "i"), lax.psum(v, "i"), 1.0
+
+    with mesh42:
+        outs = xmap(body, ["i", ...], ({}, ["i", ...], {}), axis_resources={"i": "x"})(X)
+    assert [out.sharding for out in outs] == [NamedSharding(MESH42, spec) for spec in (P(), P("x"), P())]
+    assert all(out.committed for out in outs)
+
+
+@pytest.mark.parametrize("in_a_mesh", [False, True])
+@pytest.mark.parametrize("placement", [(), SerialLoop(2)], ids=str)
+@pytest.mark.parametrize("x", [X, jnp.asarray(X)], ids=["numpy", "jax"])
+def test_results_without_resources_lie_on_one_device_uncommitted(x, placement, in_a_mesh, mesh42):
+    with mesh42 if in_a_mesh else contextlib.nullcontext():
+        out = doubled(placement)(x)
+    assert isinstance(out.sharding, SingleDeviceSharding)
+    assert not out.committed
+
+
+def test_without_resources_committed_arguments_decide_as_in_jit(mesh42):
+    elsewhere = jax.device_put(X, DEVICES[3])
+    spread = laid_out(X, P("x"))
+    with mesh42:
+        assert doubled()(elsewhere).devices() == {DEVICES[3]}
+        assert doubled()(spread).sharding == jax.jit(double)(spread).sharding
+
+
+# ------------------------------------------------------------------ arguments laid out otherwise
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("y"), P("y", None), P(("y", "x"))], ids=str)
+def test_arguments_sharded_otherwise_are_resharded(spec, mesh42):
+    arg = laid_out(X[:, :2], spec)
+    with mesh42:
+        out = doubled("x")(arg)
+    assert out.sharding == NamedSharding(MESH42, P("x"))
+    np.testing.assert_array_equal(out, 2 * X[:, :2])
+
+
+OTHER_LAYOUTS = {
+    "same shape, other names": (DEVICES.reshape(4, 2), P(("v", "u"))),
+    "other shape": (DEVICES.reshape(2, 4), P("v")),
+    "other shape, same devices per element": (DEVICES.reshape(8, 1), P("u")),
+    "other order of devices": (DEVICES[::-1].reshape(4, 2), P("u")),
+    "fewer devices": (DEVICES[:2].reshape(2, 1), P("u")),
+    "one device": (DEVICES[3:4].reshape(1, 1), P()),
+}
+
+
+def outcome(call):
+    """The sharding of a result, or the type of the error."""
+    try:
+        out = call()
+    except Exception as error:
+        return type(error)
+    np.testing.assert_array_equal(out, 2 * X)
+    return out.sharding
+
+
+@pytest.mark.parametrize(("devices", "spec"), OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS.keys())
+def test_arguments_on_another_mesh_are_treated_as_by_jit(devices, spec, mesh42):
+    other = jax.sharding.Mesh(devices, ("u", "v"))
+    arg = jax.device_put(X, NamedSharding(other, spec))
+    by_hand = jax.jit(jax.shard_map(double, mesh=MESH42, in_specs=P("x"), out_specs=P("x")))
+    with mesh42:
+        assert outcome(lambda: doubled("x")(arg)) == outcome(lambda: by_hand(arg))
+
+
+def test_an_argument_on_a_mesh_of_the_same_devices_is_resharded(mesh42):
+    other = jax.sharding.Mesh(DEVICES.reshape(4, 2), ("u", "v"))
+    with mesh42:
+        out = doubled("x")(jax.device_put(X[:, :2], NamedSharding(other, P("v", None))))
+    assert out.sharding == NamedSharding(MESH42, P("x"))
+    np.testing.assert_array_equal(out, 2 * X[:, :2])
+
+
+# ------------------------------------------------------------------------ ahead of time
+
+
+@over(PLACEMENTS)
+def test_lower_and_compile(placement, spec, mesh42):
+    with mesh42:
+        lowered = doubled(placement).lower(X)
+        compiled = lowered.compile()
+        out = compiled(laid_out(X, spec))
+    np.testing.assert_array_equal(out, 2 * X)
+    assert "stablehlo" in lowered.as_text()
+    assert lowered.compiler_ir() is not None
+    assert "HloModule" in compiled.as_text()
+    assert lowered.cost_analysis()["flops"] >= 0
+    assert compiled.cost_analysis()["flops"] > 0
+    devices = 1 if spec is None else MESH42.size // (2 if spec == P("x") else 1)
+    assert compiled.memory_analysis().argument_size_in_bytes == X.nbytes // devices
+    assert compiled.memory_analysis().output_size_in_bytes == X.nbytes // devices
+
+
+@over(["none", "part", "full"])
+def test_lowering_from_shapes(placement, spec, mesh42):
+    fun = xmap(lambda tree, w: tree["a"] @ w, (["i", ...], {}), ["i"], axis_resources={"i": placement})
+    types = ({"a": jax.ShapeDtypeStruct((8, 3), jnp.float32)}, jax.ShapeDtypeStruct((3,), jnp.float32))
+    with mesh42:
+        lowered = fun.lower(*types)
+        assert (lowered.out_info.shape, lowered.out_info.dtype) == ((8,), jnp.float32)
+        assert jax.eval_shape(fun, *types).shape == (8,)
+        np.testing.assert_array_equal(lowered.compile()({"a": laid_out(X, spec)}, Y[0]), X @ Y[0])
+
+
+def test_errors_of_specs_come_from_lower_too():
+    with pytest.raises(ValueError, match="implies that it has at least 1 dimensions, but the argument has rank 0"):
+        doubled().lower(jax.ShapeDtypeStruct((), jnp.float32))
+
+
+MISMATCHES = {
+    "dtype": ((X.astype(np.int32),), "Argument types differ from the types for which this computation was compiled"),
+    "shape": ((X[:4],), "Argument types differ from the types for which this computation was compiled"),
+    "pytree": (({"a": X},), "Function compiled with input pytree does not match the input pytree it was called with"),
+    "number": ((X, X), "Function compiled with input pytree does not match the input pytree it was called with"),
+}
+
+
+@over(["none", "part"])
+@pytest.mark.parametrize(("args", "message"), MISMATCHES.values(), ids=MISMATCHES.keys())
+def test_compiled_functions_refuse_other_arguments(args, message, placement, spec, mesh42):
+    with mesh42:
+        compiled = doubled(placement).lower(X).compile()
+        with pytest.raises(TypeError, match=message):
+            compiled(*args)
+
+
+# ----------------------------------------------------------------------------- donation
+
+
+@over(PLACEMENTS)
+def test_donated_arguments_are_freed(placement, spec, mesh42):
+    fun = xmap(lambda v, w: v * w, ["i", ...], ["i", ...], axis_resources={"i": placement}, donate_argnums=0)
+    v, w = laid_out(X, spec), laid_out(X, spec)
+    with mesh42:
+        out = fun(v, w)
+    assert (v.is_deleted(), w.is_deleted()) == (True, False)
+    np.testing.assert_array_equal(out, X * X)
+    with pytest.raises(RuntimeError, match="deleted"):
+        v + 1
+
+
+@over(PLACEMENTS)
+def test_donated_arguments_are_freed_even_if_the_function_ignores_them(placement, spec, mesh42):
+    fun = xmap(lambda old, new: new * 2, ["i", ...], ["i", ...], axis_resources={"i": placement}, donate_argnums=(0,))
+    old, new = laid_out(X, spec), laid_out(X, spec)
+    with mesh42:
+        out = fun(old, new)
+    assert (old.is_deleted(), new.is_deleted()) == (True, False)
+    np.testing.assert_array_equal(out, 2 * X)
+
+
+@over(["none", "part", "full"])
+def test_donated_trees_are_reused_step_after_step(placement, spec, mesh42):
+    def step(state, grad):
+        return {"w": state["w"] - grad, "n": state["n"] + 1}
+
+    specs = {"w": ["i", ...], "n": {}}
+    fun = xmap(step, (specs, ["i", ...]), specs, axis_resources={"i": placement}, donate_argnums=0)
+    state = {"w": laid_out(X, spec), "n": laid_out(np.float32(0), None if spec is None else P())}
+    with mesh42:
+        for _ in range(3):
+            previous, state = state, fun(state, X)
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(previous))
+    np.testing.assert_array_equal(state["w"], X - X - X - X)
+    assert state["n"] == 3
+
+
+@pytest.mark.parametrize(("placement", "devices"), [((), 1), ("x", 4), (("x", "y"), 8)], ids=["none", "part", "full"])
+def test_donated_memory_holds_the_result(placement, devices, mesh42):
+    with mesh42:
+        donating = doubled(placement, donate_argnums=0).lower(X).compile().memory_analysis()
+        keeping = doubled(placement).lower(X).compile().memory_analysis()
+    assert donating.alias_size_in_bytes == X.nbytes // devices
+    assert keeping.alias_size_in_bytes == 0
+
+
+# ------------------------------------------------------------------------------ caching
+
+
+class Counted:
+    """An xmapped function over ``i`` that counts how often Python runs its body."""
+
+    def __init__(self, placement=(), **options):
+        self.traces = 0
+        self.fun = xmap(self._body, ["i", ...], ["i", ...], axis_resources={"i": placement}, **options)
+
+    def _body(self, v):
+        self.traces += 1
+        return v * 2
+
+
+@over(PLACEMENTS)
+def test_the_same_call_is_traced_once(placement, spec, mesh42):
+    counted = Counted(placement)
+    with mesh42:
+        for _ in range(3):
+            np.testing.assert_array_equal(counted.fun(X), 2 * X)
+    assert counted.traces == 1
+
+
+@pytest.mark.parametrize(
+    "other", [X[:, :2], np.tile(X, (2, 1)), X.astype(np.int32), X[:, 0]], ids=lambda x: str(x.shape)
+)
+def test_other_shapes_and_dtypes_are_traced_again_and_kept(other):
+    counted = Counted()
+    for x in (X, other, X, other):
+        np.testing.assert_array_equal(counted.fun(x), 2 * x)
+    assert counted.traces == 2
+
+
+def lines(names):
+    return mesh(DEVICES.reshape([8] + [1] * (len(names) - 1)), names)
+
+
+def test_another_mesh_is_traced_again_and_kept(mesh42):
+    counted = Counted("x")
+    for scope in (mesh42, lines(("x",)), mesh42, lines(("x",)), lines(("x", "z"))):
+        with scope as physical:
+            assert counted.fun(X).sharding == NamedSharding(physical, P("x"))
+    assert counted.traces == 3
+
+
+def test_another_order_of_devices_is_another_mesh():
+    counted = Counted("x")
+    for devices in (DEVICES, DEVICES[::-1]):
+        with mesh(devices, "x"):
+            shards = counted.fun(X).addressable_shards
+        assert {s.index[0].start or 0: s.device for s in shards} == dict(enumerate(devices))
+    assert counted.traces == 2
+
+
+def scan_lengths(fun, *args):
+    """The lengths of all scans in a function's jaxpr, as they are printed."""
+    return sorted(int(n) for n in re.findall(r"\blength=(\d+)", str(jax.make_jaxpr(fun)(*args))))
+
+
+def test_another_loop_is_traced_again_and_kept():
+    counted = Counted("l")
+    for length in (2, 4, 2, 4):
+        with serial_loop("l", length):
+            np.testing.assert_array_equal(counted.fun(X), 2 * X)
+            assert scan_lengths(counted.fun, X) == [length]
+    assert counted.traces == 2
+
+
+def test_resources_that_are_left_are_missed_although_the_call_is_cached(mesh42):
+    counted = Counted(("x", "l"))
+    with mesh42, serial_loop("l", 2):
+        counted.fun(X)
+    with mesh42, pytest.raises(ValueError, match=r"The missing resources are: \{'l'\}"):
+        counted.fun(X)
+    with serial_loop("l", 2), pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+        counted.fun(X)
+
+
+def test_the_users_jit_sees_another_mesh(mesh42):
+    counted = Counted("x")
+    outer = jax.jit(lambda x: counted.fun(x) + 1)
+    for scope in (mesh42, lines(("x",)), mesh42, lines(("x",))):
+        with scope as physical:
+            out = outer(X)
+        assert out.sharding.is_equivalent_to(NamedSharding(physical, P("x")), out.ndim)
+        np.testing.assert_array_equal(out, 2 * X + 1)
+    assert counted.traces == 2
+    with pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+        outer(X)
+
+
+def test_the_users_jit_sees_another_loop():
+    counted = Counted("l")
+    outer = jax.jit(lambda x: counted.fun(x) + 1)
+    for length in (2, 4, 2, 4):
+        with serial_loop("l", length):
+            np.testing.assert_array_equal(outer(X), 2 * X + 1)
+            assert scan_lengths(outer, X) == [length]
+    assert counted.traces == 2
+    with pytest.raises(ValueError, match=r"The missing resources are: \{'l'\}"):
+        outer(X)
+
+
+@over(["none", "full"])
+def test_a_fresh_xmap_of_one_function_is_traced_once_as_a_fresh_jit(placement, spec, mesh42):
+    traces = []
+
+    def body(v):
+        traces.append(v)
+        return v * 2
+
+    with mesh42:
+        for _ in range(3):
+            fun = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})
+            np.testing.assert_array_equal(fun(X), 2 * X)
+    assert len(traces) == 1
+
+
+def test_fresh_xmaps_that_differ_are_told_apart(mesh42):
+    def body(v):
+        return v * 2
+
+    with mesh42:
+        for out_axes in (["i", ...], [None, "i"]):
+            for placement in ((), "x"):
+                out = xmap(body, ["i", ...], out_axes, axis_resources={"i": placement})(X)
+                np.testing.assert_array_equal(out, 2 * X if out_axes[0] == "i" else 2 * X.T)
+                assert out.sharding.num_devices == (1 if placement == () else 8)
+    kept = laid_out(X, None)
+    xmap(body, ["i", ...], ["i", ...])(kept)
+    assert not kept.is_deleted()
+    xmap(body, ["i", ...], ["i", ...], donate_argnums=0)(kept)
+    assert kept.is_deleted()
+
+
+def test_a_wrapper_is_not_mistaken_for_the_function_that_it_wraps():
+    def fun(v):
+        return v * 2
+
+    xmap(fun, ["i", ...], ["i", ...])(X)
+
+    @functools.wraps(fun)
+    def wrapper(v):
+        return fun(v) + 100
+
+    np.testing.assert_array_equal(xmap(wrapper, ["i", ...], ["i", ...])(X), 2 * X + 100)
+    np.testing.assert_array_equal(xmap(fun, ["i", ...], ["i", ...])(X), 2 * X)
+
+
+def test_functions_of_one_code_with_other_closures_are_told_apart():
+    def times(factor):
+        return xmap(lambda v: v * factor, ["i", ...], ["i", ...])
+
+    for factor in (2, 3):
+        np.testing.assert_array_equal(times(factor)(X), factor * X)
+
+
+# ------------------------------------------------------------------------------ backend
+
+
+@over(["none", "part", "loop"])
+def test_the_cpu_backend(placement, spec, mesh42):
+    with mesh42:
+        out = doubled(placement, backend="cpu")(X)
+    assert {d.platform for d in out.devices()} == {"cpu"}
+    np.testing.assert_array_equal(out, 2 * X)
+
+
+@pytest.mark.parametrize("backend", ["gpu", "tpu", "nonsense"])
+def test_an_absent_backend_is_named(backend):
+    with pytest.raises(RuntimeError, match=f"'{backend}'.*(Available|available).*cpu"):
+        doubled(backend=backend)(X)
+
+
+# ---------------------------------------------------------------------- what is xmapped
+
+
+@functools.partial(xmap, in_axes=["i", ...], out_axes=["i", ...], axis_resources={"i": "x"})
+def decorated(v):
+    """Centre the columns."""
+    return v - lax.pmean(v, "i")
+
+
+def test_a_decorated_function(mesh42):
+    with mesh42:
+        np.testing.assert_allclose(decorated(X), X - X.mean(0))
+    assert decorated.__name__ == "decorated"
+    assert decorated.__doc__ == "Centre the columns."
+    assert decorated.__module__ == __name__
+    np.testing.assert_array_equal(doubled().__wrapped__(X), 2 * X)
+    assert doubled().__wrapped__ is double
+
+
+class Affine:
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, v):
+        return self.slope * v
+
+    def shifted(self, v):
+        return self.slope * v + 1
+
+
+def affine(slope, v, shift=0):
+    return slope * v + shift
+
+
+CALLABLES = {
+    "a partial": (functools.partial(affine, 2.0), 2 * X),
+    "a partial with keywords": (functools.partial(affine, 2.0, shift=1), 2 * X + 1),
+    "a partial of a partial": (functools.partial(functools.partial(affine, 2.0), shift=1), 2 * X + 1),
+    "a bound method": (Affine(3.0).shifted, 3 * X + 1),
+    "a callable object": (Affine(3.0), 3 * X),
+    "a lambda": (lambda v: v + 1, X + 1),
+    "a jitted function": (jax.jit(lambda v: v + 1), X + 1),
+    "a function of jax.numpy": (jnp.abs, np.abs(X)),
+    "a ufunc of jax.numpy": (jnp.negative, -X),
+    "a builtin": (abs, np.abs(X)),
+    "an xmapped function": (xmap(jnp.negative, ["j"], ["j"]), -X),
+}
+
+
+@pytest.mark.parametrize(("fun", "expected"), CALLABLES.values(), ids=CALLABLES.keys())
+def test_any_callable_can_be_xmapped(fun, expected):
+    mapped = xmap(fun, ["i", ...], ["i", ...])
+    np.testing.assert_array_equal(mapped(X), expected)
+    assert mapped.__wrapped__ is fun
+
+
+@over(PLACEMENTS)
+def test_the_compiled_module_bears_the_name_of_the_function(placement, spec, mesh42):
+    with mesh42:
+        lowered = doubled(placement).lower(X)
+    assert re.search(r"module @\w*double\b", lowered.as_text())
+    assert re.search(r"HloModule \w*double\b", lowered.compile().as_text())
+
+
+# ---------------------------------------------------------------------------- callbacks
+
+COPIES = {"none": 1, "part": 2, "full": 1, "permuted": 1, "loop": 1, "part and loop": 2}
+CALLBACK_PLACEMENTS = [(*PLACEMENTS[name], copies) for name, copies in COPIES.items()]
+
+
+def printing(log):
+    def body(v):
+        jax.debug.callback(log.append, v)
+        return v * 2
+
+    return body
+
+
+def tell(log, v):
+    log.append(v)
+    return np.asarray(v) * 2
+
+
+def pure(log):
+    like = jax.ShapeDtypeStruct((), jnp.float32)
+    return lambda v: jax.pure_callback(functools.partial(tell, log), like, v, vmap_method="sequential")
+
+
+def impure(log):
+    like = jax.ShapeDtypeStruct((), jnp.float32)
+    return lambda v: io_callback(functools.partial(tell, log), like, v)
+
+
+@pytest.mark.parametrize(("placement", "spec", "copies"), CALLBACK_PLACEMENTS, ids=COPIES.keys())
+@pytest.mark.parametrize("make_body", [printing, pure, impure])
+def test_callbacks_run_once_for_each_element_and_device(make_body, placement, spec, copies, mesh42):
+    log = []
+    with mesh42:
+        out = xmap(make_body(log), ["i"], ["i"], axis_resources={"i": placement})(X[:, 0])
+        np.testing.assert_array_equal(out, 2 * X[:, 0])
+        jax.effects_barrier()
+    assert sorted(map(float, log)) == sorted(X[:, 0].tolist() * copies)
+
+
+@pytest.mark.parametrize(("placement", "spec", "copies"), CALLBACK_PLACEMENTS, ids=COPIES.keys())
+def test_debug_print_prints_each_element(placement, spec, copies, mesh42, capsys):
+    def body(v):
+        jax.debug.print("value {v}", v=v)
+        return v
+
+    with mesh42:
+        xmap(body, ["i"], ["i"], axis_resources={"i": placement})(X[:, 0]).block_until_ready()
+        jax.effects_barrier()
+    printed = capsys.readouterr().out.split("\n")
+    assert sorted(printed) == sorted(["", *[f"value {v}" for v in X[:, 0]] * copies])
+
+
+# -------------------------------------------------------------------------------- loops
+
+TABLE_IN, TABLE_OUT = (["i", ...], ["j", ...]), ["i", "j", ...]
+
+# Named loops in scope, resources, lengths of the scans.
+LOOPS = [
+    ({}, {"i": SerialLoop(4)}, [4]),
+    ({}, {"i": SerialLoop(1)}, [1]),
+    ({}, {"i": SerialLoop(8)}, [8]),
+    ({"l": 2}, {"i": "l"}, [2]),
+    ({"l": 2}, {"i": ("l",)}, [2]),
+    ({"l": 2}, {"i": "l", "j": "y"}, [2]),
+    ({"l": 2}, {"i": ("x", "l")}, [2]),
+    ({"l": 1}, {"i": ("x", "y", "l")}, [1]),
+    ({"l": 2}, {"i": ("x", "l"), "j": "y"}, [2]),
+    ({}, {"i": ("y", SerialLoop(4))}, [4]),
+    ({"l": 2, "k": 4}, {"i": "k", "j": "l"}, [2, 4]),
+    ({"l": 2, "k": 4}, {"i": ("k", "l")}, [2, 4]),
+    ({}, {"i": SerialLoop(4), "j": SerialLoop(2)}, [2, 4]),
+    ({}, {"i": (SerialLoop(4), SerialLoop(2))}, [2, 4]),
+    ({"l": 2}, {"i": ("x", "l"), "j": SerialLoop(2)}, [2, 2]),
+]
+
+
+@contextlib.contextmanager
+def scope_of(loops):
+    with contextlib.ExitStack() as stack:
+        for name, length in loops.items():
+            stack.enter_context(serial_loop(name, length))
+        yield
+
+
+@pytest.mark.parametrize("out_axes", [["i", "j", ...], ["j", None, "i"]], ids=str)
+@pytest.mark.parametrize(("loops", "resources", "lengths"), LOOPS, ids=str)
+def test_loops_compute_chunk_by_chunk(loops, resources, lengths, out_axes, mesh42):
+    fun = xmap(lambda a, b: jnp.maximum(a * b, 1), TABLE_IN, out_axes, axis_resources=resources)
+    with mesh42, scope_of(loops):
+        out = fun(X, Y)
+        assert scan_lengths(fun, X, Y) == lengths
+    np.testing.assert_array_equal(out, np.transpose(np.maximum(X[:, None] * Y, 1), order_of(out_axes)))
+
+
+def test_a_scope_of_loops_may_be_around_or_inside_a_mesh(mesh42):
+    fun = doubled(("x", "l"))
+    with serial_loop("l", 2), mesh42:
+        np.testing.assert_array_equal(fun(X), 2 * X)
+    with mesh42, serial_loop("l", 2):
+        np.testing.assert_array_equal(fun(X), 2 * X)
+
+
+def test_several_axes_may_share_a_named_loop():
+    fun = xmap(lambda a, b: (a * 2, b * 3), TABLE_IN, (["i", ...], ["j", ...]), axis_resources={"i": "l", "j": "l"})
+    with serial_loop("l", 2):
+        a, b = fun(X, Y)
+        assert set(scan_lengths(fun, X, Y)) == {2}
+    np.testing.assert_array_equal(a, 2 * X)
+    np.testing.assert_array_equal(b, 3 * Y)
+
+
+def test_axes_that_share_a_loop_must_not_meet():
+    fun = xmap(jnp.multiply, TABLE_IN, TABLE_OUT, axis_resources={"i": "l", "j": "l"})
+    message = "Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape of "
+    with serial_loop("l", 2), pytest.raises(TypeError, match=re.escape(message)):
+        fun(X, Y)
+
+
+def test_a_loop_bounds_memory():
+    def hungry(v):
+        return jnp.sort(jnp.sin(v.sum() * jnp.arange(256.0))).sum()
+
+    def temporaries(placement):
+        fun = xmap(hungry, ["i", ...], ["i"], axis_resources={"i": placement})
+        return fun.lower(np.ones((64, 3), np.float32)).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(SerialLoop(8)) < temporaries(()) / 4
+
+
+@pytest.mark.parametrize("resources", [{"i": "l"}, {"i": "l", "j": "y"}, {"i": ("x", "l"), "j": "y"}], ids=str)
+def test_collectives_over_other_axes_than_the_looped(resources, mesh42):
+    table = X[:, :2]
+    fun = xmap(lambda v: v - lax.pmean(v, "j"), ["i", "j"], ["i", "j"], axis_resources=resources)
+    with mesh42, serial_loop("l", 2):
+        np.testing.assert_allclose(fun(table), table - table.mean(1, keepdims=True), atol=1e-6)
+
+
+@jax.custom_vjp
+def summing_backward(v):
+    return v * 1.0
+
+
+summing_backward.defvjp(lambda v: (v, None), lambda _, ct: (lax.psum(ct, "i"),))
+
+LOOPED_COLLECTIVES = {
+    "psum": lambda v: lax.psum(v, "i"),
+    "pmax": lambda v: lax.pmax(v, "i"),
+    "axis_index": lambda v: v + lax.axis_index("i"),
+    "all_gather": lambda v: lax.all_gather(v, "i").sum(0),
+    "ppermute": lambda v: lax.ppermute(v, "i", [(0, 1)]),
+    "sum": lambda v: jnp.sum(v, axis="i"),
+    "in scan": lambda v: lax.scan(lambda c, _: (lax.psum(c, "i"), None), v, None, length=2)[0],
+    "in jit": lambda v: jax.jit(lambda w: lax.psum(w, "i"))(v),
+    "in cond": lambda v: lax.cond(v.sum() > 0, lambda w: lax.psum(w, "i"), lambda w: w, v),
+    "in a gradient": lambda v: jax.grad(lambda w: (lax.psum(w, "i") ** 2).sum())(v),
+    "in a custom_vjp": lambda v: jax.grad(lambda w: summing_backward(w).sum())(v),
+}
+
+
+@pytest.mark.parametrize("placement", [SerialLoop(2), ("x", SerialLoop(2))], ids=str)
+@pytest.mark.parametrize("body", LOOPED_COLLECTIVES.values(), ids=LOOPED_COLLECTIVES.keys())
+def test_collectives_over_looped_axes_are_refused(body, placement, mesh42):
+    message = (
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation "
+        "(e.g. in collectives), but `i` violates that rule"
+    )
+    fun = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})
+    with mesh42, pytest.raises(RuntimeError, match=re.escape(message)):
+        fun(X)
+
+
+def test_the_size_of_a_looped_axis_is_known():
+    fun = xmap(lambda v: v / lax.psum(1, "i"), ["i", ...], ["i", ...], axis_resources={"i": SerialLoop(2)})
+    np.testing.assert_array_equal(fun(X), X / 8)
+
+
+def test_a_size_that_a_named_loop_does_not_divide():
+    message = (
+        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
+        "(('l',), 3 in total)"
+    )
+    with serial_loop("l", 3), pytest.raises(ValueError, match=re.escape(message)):
+        doubled("l")(X)
+
+
+def test_loops_come_after_mesh_axes(mesh42):
+    with mesh42, pytest.raises(ValueError, match="after mesh axes"):
+        doubled((SerialLoop(2), "x"))(X)
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.5, True, "two", None])
+def test_lengths_of_loops_are_positive_integers(length):
+    with pytest.raises(ValueError, match="positive integer"):
+        SerialLoop(length)
+    with pytest.raises(ValueError, match="positive integer"), serial_loop("l", length):
+        pass
+
+
+@pytest.mark.parametrize("name", ["l", "x"])
+def test_the_name_of_a_loop_must_be_free(name, mesh42):
+    message = f"Cannot extend the resource environment with loop .*`{name}`"
+    with mesh42, serial_loop("l", 2), pytest.raises(ValueError, match=message), serial_loop(name, 2):
+        pass
+
+
+def test_a_scope_of_a_loop_ends_with_an_error_too():
+    with pytest.raises(KeyError), serial_loop("l", 2):
+        raise KeyError
+    with serial_loop("l", 4):
+        assert scan_lengths(doubled("l"), X) == [4]
+
+
+def test_serial_loop_as_a_decorator():
+    fun = doubled("l")
+    looped = serial_loop("l", 2)(lambda: (fun(X), scan_lengths(fun, X)))
+    for _ in range(2):
+        out, lengths = looped()
+        np.testing.assert_array_equal(out, 2 * X)
+        assert lengths == [2]
+
+
+# ------------------------------------------------------------------ inside JAX's own transforms
+
+
+def positional(x, w):
+    return jnp.tanh(x * w) - x.mean(0)
+
+
+def with_arguments(placement):
+    def body(v, w):
+        return jnp.tanh(v * w) - lax.pmean(v, "i")
+
+    return xmap(body, (["i", ...], {}), ["i", ...], axis_resources={"i": placement})
+
+
+def closing_over(placement):
+    """The weights reach the body as a tracer of whatever transforms the caller."""
+
+    def fun(x, w):
+        body = lambda v: jnp.tanh(v * w) - lax.pmean(v, "i")
+        return xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})(x)
+
+    return fun
+
+
+def loss(fun):
+    return lambda x, w: (fun(x, w) ** 2).sum()
+
+
+def pairs(x, w):
+    return jnp.stack([x, x + 1]), jnp.stack([w, w * 2])
+
+
+TRANSFORMS = {
+    "jit": lambda f: jax.jit(f),
+    "jit with a static argument": lambda f: (
+        lambda x, w: jax.jit(lambda n, x, w: f(x, w) * n, static_argnums=0)(3, x, w)
+    ),
+    "scan over carries": lambda f: lambda x, w: lax.scan(lambda c, _: (f(c, w), c.sum()), x, None, length=3),
+    "scan over inputs": lambda f: lambda x, w: lax.scan(lambda c, xw: (c, f(*xw)), 0.0, pairs(x, w)),
+    "cond": lambda f: lambda x, w: lax.cond(x.sum() > 0, f, lambda x, w: x - w, x, w),
+    "cond in jit": lambda f: jax.jit(lambda x, w: lax.cond(x.sum() < 0, lambda x, w: x - w, f, x, w)),
+    "while": lambda f: lambda x, w: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1], w)), (0, x))[1],
+    "fori": lambda f: lambda x, w: lax.fori_loop(0, 2, lambda _, c: f(c, w), x),
+    "map": lambda f: lambda x, w: lax.map(lambda xw: f(*xw), pairs(x, w)),
+    "grad": lambda f: jax.grad(loss(f), argnums=(0, 1)),
+    "jit of grad": lambda f: jax.jit(jax.grad(loss(f), argnums=(0, 1))),
+    "grad of scan": lambda f: jax.grad(
+        lambda x, w: lax.scan(lambda c, _: (f(c, w), None), x, None, length=2)[0].sum(), argnums=(0, 1)
+    ),
+    "grad of remat": lambda f: jax.grad(jax.checkpoint(loss(f)), argnums=(0, 1)),
+    "jvp": lambda f: lambda x, w: jax.jvp(f, (x, w), (x + 1, w - 1)),
+    "hessian": lambda f: jax.hessian(loss(f), argnums=1),
+    "vmap": lambda f: lambda x, w: jax.vmap(f)(*pairs(x, w)),
+    "vmap of arguments only": lambda f: lambda x, w: jax.vmap(f, (2, None), 1)(jnp.stack([x, x + 1], 2), w),
+    "vmap of weights only": lambda f: lambda x, w: jax.vmap(f, (None, 0))(x, pairs(x, w)[1]),
+    "jit of vmap of grad": lambda f: jax.jit(lambda x, w: jax.vmap(jax.grad(loss(f), 1))(*pairs(x, w))),
+}
+
+
+@over(["none", "part", "full"])
+@pytest.mark.parametrize("make", [with_arguments, closing_over])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_xmap_inside_transforms(transform, make, placement, spec, mesh42, rng):
+    x = rng.normal(size=(8, 3)).astype(np.float32)
+    w = rng.normal(size=3).astype(np.float32)
+    with mesh42:
+        result = transform(make(placement))(x, w)
+    expected = transform(positional)(x, w)
+    assert jax.tree.structure(result) == jax.tree.structure(expected)
+    for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@over(["loop", "part and loop"])
+@pytest.mark.parametrize("name", ["jit", "scan over carries", "grad", "vmap"])
+def test_loops_inside_transforms(name, placement, spec, mesh42, rng):
+    x, w = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32)
+    body = lambda v, w: jnp.tanh(v * w) - v
+    fun = xmap(body, (["i", ...], {}), ["i", ...], axis_resources={"i": placement})
+    with mesh42:
+        result = TRANSFORMS[name](fun)(x, w)
+    for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(TRANSFORMS[name](body)(x, w))):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@over(["none", "part", "full"])
+@pytest.mark.parametrize("layout", [None, P(), P("y"), P("x")], ids=str)
+def test_the_body_may_close_over_arrays_wherever_they_lie(layout, placement, spec, mesh42):
+    closed = X if layout is None else laid_out(X, layout)
+    fun = xmap(lambda v: v @ closed.T + closed.sum(), ["i", ...], ["i", ...], axis_resources={"i": placement})
+    with mesh42:
+        np.testing.assert_allclose(fun(X), X @ X.T + X.sum(), rtol=1e-6)
+
+
+@over(["none", "part", "full"])
+def test_without_jit(placement, spec, mesh42):
+    with mesh42, jax.disable_jit():
+        np.testing.assert_allclose(with_arguments(placement)(X, Y[0]), positional(X, Y[0]), rtol=1e-5, atol=1e-5)
