@@ -49,6 +49,12 @@ class Assignment:
                 stack.enter_context(serial_loop(name, length))
             yield
 
+    @property
+    def devices(self):
+        """How many devices take part: all of the mesh if an axis is placed on it, else one."""
+        entries = [e for entry in self.resources.values() for e in (entry if isinstance(entry, tuple) else (entry,))]
+        return math.prod(self.shape) if {"x", "y", "z"}.intersection(map(str, entries)) else 1
+
     def __str__(self):
         cut = ",".join(f"{axis}:{resource_id(entry)}" for axis, entry in self.resources.items()) or "none"
         where = "@" + "x".join(map(str, self.shape)) if self.shape else ""
@@ -111,10 +117,12 @@ def under(assignments):
 
 
 def run(assignment, fun, in_axes, out_axes, *args, **options):
-    """Call ``xmap(fun, in_axes, out_axes)`` on ``args`` under an assignment."""
+    """Call ``xmap(fun, in_axes, out_axes)`` on ``args`` under an assignment, and see that it was followed."""
     mapped = xmap(fun, in_axes, out_axes, axis_resources=assignment.resources, **options)
     with assignment.scope():
-        return jax.block_until_ready(mapped(*args))
+        result = jax.block_until_ready(mapped(*args))
+    assert {len(leaf.devices()) for leaf in jax.tree.leaves(result)} == {assignment.devices}
+    return result
 
 
 def normal(rng, *shape):
