@@ -1,0 +1,539 @@
+"""The mesh in scope: our contexts and JAX's own, what they change for JAX, and what happens without or inside them.
+
+Results are compared with NumPy, placements with the shards that ``jax.device_put`` makes.
+"""
+
+import contextlib
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import Mesh, mesh, xmap
+
+DEVICES = np.array(jax.devices())
+SQUARE = DEVICES.reshape(4, 2)
+X = np.arange(16, dtype=np.float32).reshape(8, 2)
+CENTRED = X - X.mean(0)
+
+
+def centre(placement="x"):
+    return xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
+
+
+def by_hand(devices, names, spec, x):
+    """What lies where, as ``{device: part}``."""
+    sharding = NamedSharding(jax.sharding.Mesh(devices, names), spec)
+    return {s.device: np.asarray(s.data) for s in jax.device_put(x, sharding).addressable_shards}
+
+
+def assert_lies(out, devices, names, spec, expected):
+    assert len(out.sharding.device_set) == np.size(devices)
+    parts = by_hand(devices, names, spec, expected)
+    shards = {s.device: np.asarray(s.data) for s in out.addressable_shards}
+    assert shards.keys() == parts.keys()
+    for device, part in parts.items():
+        np.testing.assert_allclose(shards[device], part)
+
+
+def assert_no_mesh():
+    with pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+        centre()(X)
+
+
+# --------------------------------------------------------------------------- construction
+
+LAYOUTS = {
+    "array": (SQUARE, ("x", "y"), SQUARE, ("x", "y")),
+    "list of names": (SQUARE, ["x", "y"], SQUARE, ("x", "y")),
+    "nested lists": (SQUARE.tolist(), ("x", "y"), SQUARE, ("x", "y")),
+    "list of devices": (list(DEVICES), ("x",), DEVICES, ("x",)),
+    "single name": (DEVICES, "x", DEVICES, ("x",)),
+    "list and single name": (list(DEVICES), "batch", DEVICES, ("batch",)),
+    "single name in a list": (list(DEVICES), ["x"], DEVICES, ("x",)),
+    "some devices in another order": (list(DEVICES[3:0:-1]), "x", DEVICES[3:0:-1], ("x",)),
+    "three axes": (DEVICES.reshape(2, 2, 2), ("x", "y", "z"), DEVICES.reshape(2, 2, 2), ("x", "y", "z")),
+    "one device": (DEVICES[:1], "x", DEVICES[:1], ("x",)),
+}
+
+
+@pytest.mark.parametrize("make", [mesh, Mesh])
+@pytest.mark.parametrize(("devices", "names", "array", "tuple_of_names"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_the_context_gives_a_mesh_of_jax(make, devices, names, array, tuple_of_names):
+    expected = jax.sharding.Mesh(array, tuple_of_names)
+    with make(devices, names) as m:
+        assert isinstance(m, jax.sharding.Mesh)
+        assert m == expected
+        assert dict(m.shape) == dict(zip(tuple_of_names, array.shape))
+    assert make(devices, names).physical_mesh == expected
+
+
+def test_the_context_object_has_the_attributes_of_the_mesh():
+    ours, theirs = mesh(SQUARE, ("x", "y")), jax.sharding.Mesh(SQUARE, ("x", "y"))
+    assert (ours.axis_names, dict(ours.shape), ours.size) == (("x", "y"), {"x": 4, "y": 2}, 8)
+    np.testing.assert_array_equal(ours.devices, SQUARE)
+    assert ours == theirs
+    assert ours == Mesh(SQUARE, ("x", "y"))
+    assert hash(ours) == hash(Mesh(SQUARE, ("x", "y")))
+    assert ours != mesh(SQUARE, ("y", "x"))
+    assert repr(ours) == repr(theirs)
+    with pytest.raises(AttributeError):
+        _ = ours.nonsense
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"), [(DEVICES, ("x", "y")), (SQUARE, "x"), (SQUARE, ("x",)), (SQUARE, ("x", "x"))], ids=str
+)
+def test_names_must_fit_the_devices(devices, names):
+    with pytest.raises(ValueError, match="one axis name for each dimension"):
+        mesh(devices, names)
+
+
+# ------------------------------------------------------------------------------- contexts
+
+
+@pytest.mark.parametrize("make", [mesh, Mesh])
+def test_the_mesh_ends_with_its_context(make):
+    with make(SQUARE, ("x", "y")):
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+    assert_no_mesh()
+
+
+def test_a_mesh_ends_with_an_error_too():
+    with pytest.raises(KeyError), mesh(DEVICES, "x"):
+        raise KeyError
+    assert_no_mesh()
+
+
+def test_the_innermost_mesh_counts_and_the_outer_returns():
+    with mesh(SQUARE, ("x", "y")):
+        with mesh(DEVICES, "x"):
+            assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
+            with mesh(DEVICES[:2], "x"):
+                assert_lies(centre()(X), DEVICES[:2], ("x",), P("x"), CENTRED)
+            assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+    assert_no_mesh()
+
+
+def test_axes_of_an_outer_mesh_are_not_in_scope():
+    with mesh(SQUARE, ("x", "y")), mesh(DEVICES, "z"):
+        assert_no_mesh()
+
+
+def test_one_object_can_be_entered_again_and_within_itself():
+    ours = mesh(SQUARE, ("x", "y"))
+    for _ in range(2):
+        with ours, ours:
+            assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+        assert_no_mesh()
+    with ours:
+        with mesh(DEVICES, "x"), ours:
+            assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+
+
+@pytest.mark.parametrize("make", [mesh, Mesh])
+def test_a_mesh_decorates_functions(make):
+    @make(SQUARE, ("x", "y"))
+    def run(x, *, scale):
+        """Centre and scale."""
+        return centre()(x) * scale
+
+    for _ in range(2):
+        np.testing.assert_allclose(run(X, scale=3), 3 * CENTRED)
+        assert_no_mesh()
+    assert (run.__name__, run.__doc__) == ("run", "Centre and scale.")
+
+
+def test_a_mesh_decorates_an_xmapped_function():
+    np.testing.assert_allclose(mesh(DEVICES, "x")(centre())(X), CENTRED)
+
+
+def test_a_mesh_can_be_entered_inside_a_jitted_function():
+    @jax.jit
+    def fun(x):
+        with mesh(DEVICES, "x"):
+            return centre()(x)
+
+    np.testing.assert_allclose(fun(X), CENTRED)
+    assert_no_mesh()
+
+
+def test_our_contexts_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with mesh(SQUARE, ("x", "y")), Mesh(DEVICES, "x"):
+            centre()(X)
+        mesh(DEVICES, "x")(lambda: None)()
+
+
+# ----------------------------------------------------------------------- JAX's own contexts
+
+
+@contextlib.contextmanager
+def with_mesh(m):
+    """``with m:``, which warns since jax 0.10.1."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        m.__enter__()
+    try:
+        yield m
+    finally:
+        m.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def entered(context):
+    """A context of the table below; gives the ``jax.sharding.Mesh``."""
+    with context() as m:
+        yield m if isinstance(m, jax.sharding.Mesh) else jax.sharding.get_mesh()
+
+
+def made(*types):
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=types)
+
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+THEIRS = {
+    "with Mesh": lambda: with_mesh(jax.sharding.Mesh(SQUARE, ("x", "y"))),
+    "set_mesh(Mesh)": lambda: jax.set_mesh(jax.sharding.Mesh(SQUARE, ("x", "y"))),
+    "set_mesh(make_mesh)": lambda: jax.set_mesh(jax.make_mesh((4, 2), ("x", "y"))),
+    "set_mesh Auto": lambda: jax.set_mesh(made(AUTO, AUTO)),
+    "set_mesh Explicit": lambda: jax.set_mesh(made(EXPLICIT, EXPLICIT)),
+    "set_mesh Explicit, Auto": lambda: jax.set_mesh(made(EXPLICIT, AUTO)),
+    "set_mesh Auto, Explicit": lambda: jax.set_mesh(made(AUTO, EXPLICIT)),
+    "with make_mesh": lambda: with_mesh(jax.make_mesh((4, 2), ("x", "y"))),
+    "ours of make_mesh": lambda: mesh(jax.make_mesh((4, 2), ("x", "y")).devices, ("x", "y")),
+}
+their_contexts = pytest.mark.parametrize("context", THEIRS.values(), ids=THEIRS.keys())
+SPECS = [("x", P("x")), (("x", "y"), P(("x", "y"))), (("y", "x"), P(("y", "x")))]
+
+
+@their_contexts
+@pytest.mark.parametrize(("placement", "spec"), SPECS, ids=["part", "full", "permuted"])
+def test_meshes_entered_by_jax_are_seen(placement, spec, context):
+    with context():
+        assert_lies(centre(placement)(X), SQUARE, ("x", "y"), spec, CENTRED)
+    assert_no_mesh()
+
+
+@their_contexts
+def test_meshes_entered_by_jax_are_seen_under_jit(context):
+    outer = jax.jit(lambda x: centre()(x) * 2)
+    with context():
+        np.testing.assert_allclose(outer(X), 2 * CENTRED)
+    with pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+        outer(X)
+
+
+@their_contexts
+@pytest.mark.parametrize("spec", [P(), P("x"), P("x", "y"), P(None, "y"), P(("y", "x"))], ids=str)
+def test_arguments_sharded_otherwise_under_meshes_of_jax(spec, context):
+    def body(v, w):
+        return v * w, lax.psum(v, "i"), w
+
+    fun = xmap(body, (["i", ...], {}), (["i", ...], {}, {}), axis_resources={"i": "x"})
+    with entered(context) as m:
+        v, w = jax.device_put(X, NamedSharding(m, spec)), jax.device_put(X[0], NamedSharding(m, P()))
+        product, total, same = fun(v, w)
+    np.testing.assert_array_equal(product, X * X[0])
+    np.testing.assert_array_equal(total, X.sum(0))
+    np.testing.assert_array_equal(same, X[0])
+    assert product.sharding.is_equivalent_to(NamedSharding(m, P("x")), 2)
+
+
+def eagerly(fun):
+    return fun
+
+
+# Without jit JAX itself cannot differentiate operations on such a mesh unless it was set.
+NEEDS_JIT = {"with make_mesh"}
+GRADIENT_CONTEXTS = [
+    pytest.param(THEIRS[name], transform, id=f"{name}, {transform.__name__}")
+    for name in THEIRS
+    for transform in (jax.jit, eagerly)
+    if transform is jax.jit or name not in NEEDS_JIT
+]
+
+
+@pytest.mark.parametrize(("context", "transform"), GRADIENT_CONTEXTS)
+@pytest.mark.parametrize("spec", [None, P("x")], ids=str)
+def test_gradients_under_meshes_of_jax(spec, context, transform):
+    def loss(fun):
+        return lambda x, w: (fun(x, w) ** 3).sum()
+
+    named = xmap(lambda v, w: v * w - lax.pmean(v, "i"), (["i", ...], {}), ["i", ...], axis_resources={"i": "x"})
+    weights = np.array([2, 3], np.float32)
+    expected = jax.grad(loss(lambda x, w: x * w - x.mean(0)), argnums=(0, 1))(X, weights)
+    with entered(context) as m:
+        x = X if spec is None else jax.device_put(X, NamedSharding(m, spec))
+        result = transform(jax.grad(loss(named), argnums=(0, 1)))(x, weights)
+    for got, want in zip(result, expected):
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+@their_contexts
+def test_xmaps_without_resources_work_under_meshes_of_jax(context):
+    with entered(context) as m:
+        np.testing.assert_allclose(centre(())(X), CENTRED)
+        np.testing.assert_allclose(centre(())(jax.device_put(X, NamedSharding(m, P("x", "y")))), CENTRED)
+
+
+@their_contexts
+def test_bodies_that_close_over_sharded_arrays_under_meshes_of_jax(context):
+    with entered(context) as m:
+        closed = jax.device_put(X, NamedSharding(m, P("y")))
+        fun = xmap(lambda v: jnp.dot(closed, v), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+        np.testing.assert_allclose(fun(X), X @ X.T)
+
+
+def test_a_mesh_set_for_good_is_seen():
+    setter = jax.set_mesh(jax.sharding.Mesh(SQUARE, ("x", "y")))
+    try:
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+    finally:
+        setter.__exit__(None, None, None)
+    assert_no_mesh()
+
+
+LINE = lambda: mesh(DEVICES, "x")
+NESTED = {
+    "ours in with Mesh": (THEIRS["with Mesh"], LINE),
+    "ours in set_mesh Auto": (THEIRS["set_mesh Auto"], LINE),
+    "ours in set_mesh Explicit": (THEIRS["set_mesh Explicit"], LINE),
+    "with Mesh in ours": (
+        lambda: mesh(SQUARE, ("x", "y")),
+        lambda: with_mesh(jax.sharding.Mesh(DEVICES, ("x",))),
+    ),
+    "set_mesh in ours": (
+        lambda: mesh(SQUARE, ("x", "y")),
+        lambda: jax.set_mesh(jax.make_mesh((8,), ("x",), axis_types=(AUTO,))),
+    ),
+}
+
+
+@pytest.mark.parametrize(("outer", "inner"), NESTED.values(), ids=NESTED.keys())
+def test_the_innermost_of_mixed_contexts_counts(outer, inner):
+    with outer():
+        with inner():
+            assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+    assert_no_mesh()
+
+
+# --------------------------------------------------------------------- what JAX sees of ours
+
+CONSTRAINED = {
+    "with_sharding_constraint under jit": lambda: jax.jit(lambda x: lax.with_sharding_constraint(x * 2, P("y", "x"))),
+    "out_shardings": lambda: jax.jit(lambda x: x * 2, out_shardings=P("y", "x")),
+    "in_shardings": lambda: jax.jit(lambda x: x * 2, in_shardings=P("y", "x")),
+}
+
+
+@pytest.mark.parametrize("make", CONSTRAINED.values(), ids=CONSTRAINED.keys())
+def test_bare_partition_specs_mean_our_mesh(make):
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    fun = make()
+    with mesh(SQUARE, ("x", "y")):
+        out = fun(x)
+    assert_lies(out, SQUARE, ("x", "y"), P("y", "x"), 2 * x)
+
+
+def test_the_users_jit_is_traced_for_each_mesh():
+    traces = []
+
+    @jax.jit
+    def fun(x):
+        traces.append(x)
+        return lax.with_sharding_constraint(x * 2, P("x"))
+
+    for _ in range(2):
+        with mesh(SQUARE, ("x", "y")):
+            assert_lies(fun(X), SQUARE, ("x", "y"), P("x"), 2 * X)
+        with mesh(DEVICES[::-1], "x"):
+            assert_lies(fun(X), DEVICES[::-1], ("x",), P("x"), 2 * X)
+    assert len(traces) == 2
+
+
+def test_named_shardings_of_the_mesh_that_the_context_gives():
+    with mesh(SQUARE, ("x", "y")) as m:
+        x = jax.device_put(X, NamedSharding(m, P("x")))
+        assert centre()(x).sharding == NamedSharding(m, P("x"))
+
+
+def test_our_mesh_leaves_other_programs_alone():
+    with mesh(SQUARE, ("x", "y")):
+        out = jax.jit(lambda x: x * 2)(X)
+    assert out.devices() == {DEVICES[0]}
+    assert not out.committed
+    by_shard_map = jax.shard_map(
+        lambda x: x - lax.pmean(x.mean(0), "q"),
+        mesh=jax.sharding.Mesh(DEVICES, ("q",)),
+        in_specs=P("q"),
+        out_specs=P("q"),
+    )
+    with mesh(SQUARE, ("x", "y")):
+        np.testing.assert_allclose(jax.jit(by_shard_map)(X), CENTRED)
+
+
+# ---------------------------------------------------------------- missing and changed meshes
+
+
+@pytest.mark.parametrize(
+    ("context", "placement", "missing"),
+    [
+        (contextlib.nullcontext, "x", "{'x'}"),
+        (LINE, "z", "{'z'}"),
+        (LINE, ("x", "y"), "{'y'}"),
+        (THEIRS["set_mesh Explicit"], ("x", "z"), "{'z'}"),
+    ],
+)
+def test_a_missing_axis_is_named(context, placement, missing):
+    message = (
+        f"In-scope resources are insufficient to execute the xmapped function. The missing resources are: {missing}"
+    )
+    with context(), pytest.raises(ValueError) as caught:
+        centre(placement)(X)
+    assert message in str(caught.value)
+
+
+def changing(context, inner=()):
+    """A body that enters another mesh around an xmap."""
+
+    def body(v):
+        with context():
+            return xmap(lambda w: w * 2, ["j"], ["j"], axis_resources={"j": inner})(v)
+
+    return body
+
+
+SQUARE_MESH = lambda: mesh(SQUARE, ("x", "y"))
+OUTSIDE = {"no mesh": (contextlib.nullcontext, ()), "a mesh": (SQUARE_MESH, ()), "a mesh in use": (SQUARE_MESH, "x")}
+INSIDE = {"ours": LINE, "jax's": lambda: with_mesh(jax.sharding.Mesh(DEVICES, ("x",)))}
+
+
+@pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE.keys())
+@pytest.mark.parametrize(("outside", "placement"), OUTSIDE.values(), ids=OUTSIDE.keys())
+def test_the_mesh_cannot_be_changed_inside_an_xmap(inside, outside, placement):
+    fun = xmap(changing(inside), ["i", ...], ["i", ...], axis_resources={"i": placement})
+    with outside(), pytest.raises(RuntimeError, match=r"Changing the physical mesh is not allowed inside xmap\."):
+        fun(X)
+
+
+def test_the_same_mesh_may_be_entered_inside_an_xmap():
+    fun = xmap(changing(SQUARE_MESH), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    with SQUARE_MESH():
+        np.testing.assert_array_equal(fun(X), 2 * X)
+
+
+def test_a_failed_change_leaves_the_mesh_as_it_was():
+    with mesh(SQUARE, ("x", "y")):
+        with pytest.raises(RuntimeError):
+            xmap(changing(LINE), ["i", ...], ["i", ...])(X)
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+
+
+# ------------------------------------------------------------------------------- threads
+
+
+def run_together(*jobs):
+    """Run jobs in threads; their results, or the first error."""
+    results = [None] * len(jobs)
+
+    def run(k, job):
+        try:
+            results[k] = job()
+        except Exception as error:
+            results[k] = error
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def test_threads_with_different_meshes_at_once():
+    devices = [DEVICES[:4], DEVICES[4:]]
+    barrier, one_at_a_time, shared = threading.Barrier(2, timeout=60), threading.Lock(), centre()
+
+    def job(mine):
+        def run():
+            outs = []
+            with mesh(mine, "x"):
+                for fun in (shared, centre(), centre()):
+                    barrier.wait()  # both threads are inside their meshes, and trace at once
+                    compiled = fun.lower(X).compile()
+                    with one_at_a_time:
+                        outs.append((compiled(X), fun(X)))
+            return outs
+
+        return run
+
+    for mine, outs in zip(devices, run_together(*map(job, devices))):
+        for out in sum(outs, ()):
+            assert_lies(out, mine, ("x",), P("x"), CENTRED)
+
+
+def test_a_mesh_belongs_to_its_thread():
+    with mesh(DEVICES, "x"):
+        run_together(assert_no_mesh)
+
+        def other():
+            with mesh(SQUARE, ("x", "y")):
+                return centre()(X)
+
+        (out,) = run_together(other)
+        assert_lies(out, SQUARE, ("x", "y"), P("x"), CENTRED)
+        assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
+
+
+def test_threads_that_trace_bodies_at_once_keep_their_names_apart():
+    barrier = threading.Barrier(2, timeout=60)
+
+    def job(name, oracle):
+        def body(v):
+            barrier.wait()
+            total = jnp.sum(v, axis=name)
+            barrier.wait()
+            with pytest.raises(NameError):
+                lax.psum(v, "rows" if name == "columns" else "columns")
+            barrier.wait()
+            return total
+
+        return lambda: np.testing.assert_array_equal(xmap(body, [name, ...], {})(X), oracle)
+
+    assert run_together(job("rows", X.sum(0)), job("columns", X.sum(0))) == [None, None]
+
+
+def test_a_thread_that_traces_no_body_is_not_affected():
+    inside, done = threading.Event(), threading.Event()
+
+    def body(v):
+        inside.set()
+        done.wait(60)
+        return jnp.sum(v, axis="rows")
+
+    def bystander():
+        assert inside.wait(60)
+        try:
+            np.testing.assert_array_equal(jnp.sum(X, axis=0), X.sum(0))
+            with pytest.raises((NameError, ValueError, TypeError)):
+                jnp.sum(X, axis="rows")
+        finally:
+            done.set()
+
+    run_together(lambda: np.testing.assert_array_equal(xmap(body, ["rows", ...], {})(X), X.sum(0)), bystander)
+    assert done.is_set()
