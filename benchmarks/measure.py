@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,11 +24,12 @@ class Effort:
     rounds: int
     calls: int
     traces: int
+    cold_traces: int
     compiles: int
 
 
-FULL = Effort(rounds=15, calls=60, traces=15, compiles=5)
-QUICK = Effort(rounds=5, calls=30, traces=5, compiles=2)
+FULL = Effort(rounds=15, calls=60, traces=15, cold_traces=5, compiles=5)
+QUICK = Effort(rounds=5, calls=30, traces=5, cold_traces=2, compiles=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Result:
     name: str
     dispatch: tuple[float, float]
     trace: tuple[float, float]
+    cold_trace: tuple[float, float]
     compile: tuple[float, float]
     ours: hlo.Statistics
     theirs: hlo.Statistics
@@ -50,18 +53,30 @@ def measure(case: Case, effort: Effort) -> Result:
         _check_equal(case.name, *(jax.block_until_ready(fun(*args)) for fun in (ours, theirs)))
         dispatch = timing.calls(ours, theirs, args, effort.rounds, effort.calls)
         types = _placed_types(case, case.args(COMPILED_SCALE))
-        trace = timing.interleave(
-            timing.cpu_seconds(lambda fun: fun.lower(*types), case.named),
-            timing.cpu_seconds(lambda fun: fun.lower(*types), case.by_hand),
-            effort.traces,
-        )
-        compiling = timing.interleave(
-            timing.cpu_seconds(lambda lowered: lowered.compile(), lambda: case.named().lower(*types)),
-            timing.cpu_seconds(lambda lowered: lowered.compile(), lambda: case.by_hand().lower(*types)),
-            effort.compiles,
-        )
         costs = [hlo.statistics(fun.lower(*types).compile()) for fun in (ours, theirs)]
-    return Result(case.name, dispatch.best(), trace.median(), compiling.best(), *costs)
+
+        def lower(fun):
+            return fun.lower(*types)
+
+        trace = _rivals(case, lower, lambda fun: fun, effort.traces)
+        cold = _rivals(case, lower, _forgetting, effort.cold_traces)
+        compiling = _rivals(case, lambda lowered: lowered.compile(), lower, effort.compiles)
+    return Result(case.name, dispatch.best(), trace.median(), cold.median(), compiling.best(), *costs)
+
+
+def _rivals(case: Case, measured: Callable, prepare: Callable, repeats: int) -> timing.Rivals:
+    """Time ``measured(prepare(function))`` for new functions of both kinds."""
+    return timing.interleave(
+        timing.cpu_seconds(measured, lambda: prepare(case.named())),
+        timing.cpu_seconds(measured, lambda: prepare(case.by_hand())),
+        repeats,
+    )
+
+
+def _forgetting(fun: Callable) -> Callable:
+    """The same function, once JAX has forgotten everything that it ever traced."""
+    jax.clear_caches()
+    return fun
 
 
 def _mesh_in_scope(case: Case) -> contextlib.AbstractContextManager[Any]:

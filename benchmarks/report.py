@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from benchmarks.hlo import Statistics
 from benchmarks.measure import Result
 
-GOALS = {"dispatch": 1.05, "trace": 1.3, "compile": 1.05, "flops": 1.0, "bytes": 1.0, "temps": 1.0}
-COLUMNS = ("dispatch us", "ratio", "trace ms", "ratio", "compile ms", "ratio", "flops", "bytes", "temps", "collectives")
-WIDTHS = (11, 8, 10, 8, 11, 8, 8, 8, 8, 0)
+GOALS = {"dispatch": 1.05, "trace": 1.3, "cold trace": 1.3, "compile": 1.05, "flops": 1.0, "bytes": 1.0, "temps": 1.0}
+COLUMNS = {
+    "dispatch us": 11,
+    "ratio": 5,
+    "trace ms": 8,
+    "ratio ": 5,
+    "cold ": 5,
+    "compile ms": 10,
+    "ratio  ": 5,
+    "flops": 5,
+    "bytes": 5,
+    "temps": 5,
+    "collectives": 0,
+}
 
 
 def header(name_width: int) -> str:
-    return "  ".join(["program".ljust(name_width), *map(_pad, COLUMNS, WIDTHS)]).rstrip()
+    return "  ".join(["program".ljust(name_width), *map(_pad, map(str.strip, COLUMNS), COLUMNS.values())]).rstrip()
 
 
 def row(result: Result, name_width: int) -> str:
@@ -25,6 +36,7 @@ def row(result: Result, name_width: int) -> str:
         marked["dispatch"],
         f"{result.trace[0] * 1e3:.1f}",
         marked["trace"],
+        marked["cold trace"],
         f"{result.compile[0] * 1e3:.0f}",
         marked["compile"],
         marked["flops"],
@@ -32,7 +44,7 @@ def row(result: Result, name_width: int) -> str:
         marked["temps"],
         _collectives(result),
     ]
-    return "  ".join([result.name.ljust(name_width), *map(_pad, cells, WIDTHS)]).rstrip()
+    return "  ".join([result.name.ljust(name_width), *map(_pad, cells, COLUMNS.values())]).rstrip()
 
 
 def misses(result: Result) -> Iterator[str]:
@@ -50,6 +62,7 @@ def ratios_of(result: Result) -> dict[str, float]:
     return {
         "dispatch": result.dispatch[1],
         "trace": result.trace[1],
+        "cold trace": result.cold_trace[1],
         "compile": result.compile[1],
         "flops": _ratio(ours.flops, theirs.flops),
         "bytes": _ratio(ours.bytes_accessed, theirs.bytes_accessed),
