@@ -41,7 +41,7 @@ if VERSION < FLOOR:
         "Upgrade it with: pip install -U 'jax>=0.10.0'"
     )
 
-from jax._src import ad_util, config, core, custom_derivatives, dtypes, source_info_util
+from jax._src import ad_util, config, core, custom_derivatives, dtypes, source_info_util, traceback_util
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import ad, batching
 from jax._src.interpreters import partial_eval as pe
@@ -126,6 +126,7 @@ def has_side_effect(eqn: Any) -> bool:
 
 # Positions in messages and in compiled programs are the user's, not this package's.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
+traceback_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
 def where_in_user_code(eqn: Any) -> str:
@@ -558,3 +559,36 @@ def define_named_primitive(
 
 def _plain_type(aval):
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def define_dual_primitives(
+    names: tuple[str, str],
+    shapes: tuple[Callable[..., tuple[int, ...]], Callable[..., tuple[int, ...]]],
+    batch_dims: tuple[Callable[[Any, int], tuple[Any, int]], Callable[[Any, int], tuple[Any, int]]],
+) -> tuple[Any, Any]:
+    """Two linear primitives with parameters ``axes`` and ``sizes``, each the transpose of the other.
+
+    Args:
+      shapes: ``(shape, sizes) -> shape`` of the result.
+      batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the result)``.
+    """
+    first, second = Primitive(names[0]), Primitive(names[1])
+    _define_linear(first, second, shapes[0], batch_dims[0])
+    _define_linear(second, first, shapes[1], batch_dims[1])
+    return first, second
+
+
+def _define_linear(primitive, dual, shape, batch):
+    def abstract_eval(x, *, axes, sizes):
+        return core.ShapedArray(shape(x.shape, sizes), x.dtype, weak_type=x.weak_type)
+
+    def transpose(ct, x, *, axes, sizes):
+        return [ct if type(ct) is ad_util.Zero else dual.bind(ct, axes=axes, sizes=sizes)]
+
+    def batch_rule(operands, dims, *, axes, sizes):
+        operand, dim = batch(operands[0], dims[0])
+        return primitive.bind(operand, axes=axes, sizes=sizes), dim
+
+    primitive.def_abstract_eval(abstract_eval)
+    ad.deflinear2(primitive, transpose)
+    batching.primitive_batchers[primitive] = batch_rule

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax, errors
+from xmap_compat import devices, errors
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.exchange import exchange_rounds
 from xmap_compat.named_lax import bind_pdot
@@ -29,11 +29,14 @@ from xmap_compat.named_values import (
     Locality,
     NamedValue,
     apply_positional,
+    bind_named,
     conform_to_names,
     dot_dimensions,
+    gather_devices,
     leading,
     positional,
-    vary,
+    spread,
+    sum_devices,
     vary_over,
     without,
 )
@@ -115,8 +118,7 @@ def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positi
     present = _present(loc, value, names)
     data = lax.reduce_sum(value.data, _reduction_dims(value, present, positions))
     mesh_axes = loc.mesh_axes_of(present)
-    if mesh_axes:
-        data = lax.psum(data, mesh_axes)
+    data = sum_devices(loc, data, mesh_axes)
     repeats = math.prod(loc.place(n).size for n in names if n not in present)
     if repeats != 1:
         data = data * np.asarray(repeats).astype(data.dtype)
@@ -151,8 +153,8 @@ def _differentiable_extremum(loc: Locality, extremum: Callable, dims: Sequence[i
     def jvp(primals, tangents):
         (x,), (t,) = primals, tangents
         out = fun(x)
-        ties = (x == vary(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
-        total = lambda v: lax.psum(lax.reduce_sum(v, dims), mesh_axes)  # noqa: E731
+        ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
+        total = lambda v: sum_devices(loc, lax.reduce_sum(v, dims), mesh_axes)  # noqa: E731
         return out, total(t * ties) / total(ties)
 
     return fun
@@ -202,7 +204,7 @@ def _single_index(loc, name):
     if not loc.is_own(name):
         return positional(index)
     if not loc.has_local_dim(name):
-        return NamedValue(vary(loc, index, place.mesh_axes), (), frozenset({name}))
+        return NamedValue(index, (), frozenset({name}))
     local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)
     return NamedValue(local, (name,), frozenset({name}))
 
@@ -215,7 +217,7 @@ def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> 
     data = leading(value, local)
     rest = without(value.dims, names)
     mesh_axes = loc.mesh_axes_of(present)
-    data = _gather_devices(loc, data, mesh_axes)
+    data = gather_devices(loc, data, mesh_axes) if mesh_axes else data
     order = (*mesh_axes, *local)
     data = _order_parts(loc, data, order, [part for n in names for part in _parts(loc, n) if part in order])
     shape = [loc.place(n).size if n in present else 1 for n in names]
@@ -226,14 +228,6 @@ def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> 
         data = jnp.broadcast_to(data, (*full, *tail))
     data = lax.reshape(data, (math.prod(full), *tail))
     return NamedValue(data, (None, *rest), value.names - frozenset(names))
-
-
-def _gather_devices(loc, data, mesh_axes):
-    """New leading dimensions, one for each mesh axis, in the order given."""
-    if not mesh_axes:
-        return data
-    gathered = _jax.all_gather_invariant(data, mesh_axes) if loc.typed else lax.all_gather(data, mesh_axes)
-    return lax.reshape(gathered, (*map(loc.mesh_size, mesh_axes), *data.shape))
 
 
 def _parts(loc, name):
@@ -556,7 +550,7 @@ def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> Nam
     repeats = math.prod(loc.place(n).size for n in own if n not in x.names and n not in y.names)
     x, y = _sum_unshared(loc, x, y, own), _sum_unshared(loc, y, x, own)
     union = x.names | y.names
-    x_data, y_data = (vary(loc, v.data, loc.mesh_axes_of(union)) for v in (x, y))
+    x_data, y_data = (vary_over(loc, v, union).data for v in (x, y))
     numbers, dims = dot_dimensions(x, y, own, params["pos_contract"], params["pos_batch"])
     out = bind_pdot(
         x_data,
@@ -568,8 +562,7 @@ def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> Nam
         preferred_element_type=params["preferred_element_type"],
     )
     mesh_axes = loc.mesh_axes_of([n for n in own if n in union])
-    if mesh_axes:
-        out = lax.psum(out, mesh_axes)
+    out = sum_devices(loc, out, mesh_axes)
     if repeats != 1:
         out = out * np.asarray(repeats).astype(out.dtype)
     return NamedValue(out, dims, union - own)
@@ -582,6 +575,29 @@ def _sum_unshared(loc, value, other, names):
         return value
     data = lax.reduce_sum(value.data, value.dims_of(alone))
     return NamedValue(data, without(value.dims, alone), value.names)
+
+
+# ---------------------------------------------------------- devices of a nested xmap
+
+
+def _over_devices(primitive: Any, translate: Callable) -> Callable:
+    """The four primitives of ``devices``: translated by the outermost xmap, passed on by those between."""
+
+    def rule(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+        if not all(loc.is_own(axis) for axis in params["axes"]):
+            return bind_named(loc, primitive, [value], params)[0]
+        return translate(loc, value, params["axes"])
+
+    return rule
+
+
+def _take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> NamedValue:
+    """Each device takes its element of the first positional dimension."""
+    value = vary_over(loc, value, axes)
+    at = value.positional_dims()[0]
+    index = _device_index(loc, [m for axis in axes for m in loc.place(axis).mesh_axes])
+    data = lax.dynamic_index_in_dim(value.data, index, at, keepdims=False)
+    return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
 
 
 # --------------------------------------------------------------------------- table
@@ -597,6 +613,10 @@ RULES: dict[str, Rule] = {
     "ppermute": Rule(_spread, _ppermute),
     "pbroadcast": Rule(_reduced, _pbroadcast),
     "pdot": Rule(_reduced, contract),
+    "device_vary": Rule(_spread, _over_devices(devices.vary_p, vary_over)),
+    "device_sum": Rule(_reduced, _over_devices(devices.sum_p, sum_over)),
+    "device_gather": Rule(_reduced, _over_devices(devices.gather_p, gather_over)),
+    "device_take": Rule(_spread, _over_devices(devices.take_p, _take_own)),
 }
 
 

@@ -165,8 +165,9 @@ def _join(loc: Locality, value: NamedValue, loops: tuple[Loop, ...]) -> NamedVal
         order.extend(loops.index(loop) for loop in place.loops)
         if name in value.dims:
             order.append(lead + value.dims.index(name))
-        shape.append(place.device_size)
-        dims.append(name)
+        if place.device_size != 1:
+            shape.append(place.device_size)
+            dims.append(name)
     rest = [lead + k for k in range(len(value.dims)) if lead + k not in order]
     data = lax.transpose(value.data, (*order, *rest))
     data = lax.reshape(data, (*shape, *data.shape[len(order) :]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax, devices, errors
 from xmap_compat.axis_specs import (
     AxisName,
     AxisSpec,
@@ -21,12 +22,14 @@ from xmap_compat.axis_specs import (
     check_result,
     infer_sizes,
 )
+from xmap_compat.collectives import gather_over
 from xmap_compat.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.named_program import NamedProgram, trace_flat, trace_program
 from xmap_compat.named_shapes import Checker
 from xmap_compat.named_values import Locality, NamedValue, conform, positional
 from xmap_compat.resources import (
     Body,
+    DeviceAxis,
     Placement,
     Resources,
     Scope,
@@ -34,7 +37,7 @@ from xmap_compat.resources import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.substitution import Evaluator
+from xmap_compat.substitution import Evaluator, mentions_any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Plan:
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
+      body: what was in scope when the program was traced.
+      nested: whether the call was made in the body of another xmap.
     """
 
     fun_name: str
@@ -82,6 +87,8 @@ class Plan:
     out_specs: tuple[AxisSpec, ...]
     program: NamedProgram
     result_names: tuple[frozenset[AxisName], ...]
+    body: Body
+    nested: bool
 
     @property
     def uses_mesh(self) -> bool:
@@ -105,13 +112,37 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     placements = _placements(declared, sizes, scope)
     checker = Checker(placements, declared.name)
     _check_inputs(checker, in_specs, args)
-    body = Body({name: sizes[name] for name in placements}, scope)
+    nested = bool(enclosing_bodies())
+    body = Body({name: sizes[name] for name in placements}, scope, _device_axes(scope))
     input_names = [frozenset(spec.position_of()) for spec in in_specs]
     program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
     out_specs = _bind_results(declared, program, sizes)
+    if not nested and (mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes)):
+        placements = {**placements, **mesh_axes}
+        checker = Checker(placements, declared.name)
     results = checker.results(program.jaxpr, input_names)
     _check_results(checker, program, out_specs, results)
-    return Plan(declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results))
+    return Plan(
+        declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results), body, nested
+    )
+
+
+def _device_axes(scope):
+    """Mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
+    enclosing = enclosing_bodies()
+    if enclosing:
+        return enclosing[-1].device_axes
+    if scope.mesh is None or _jax.in_manual_region():
+        return {}
+    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
+
+
+def _mesh_axes_of_nested(program, placements, device_axes):
+    """Placements of mesh axes as named axes, if this xmap or one nested in it uses the mesh."""
+    used = any(p.mesh_axes for p in placements.values()) or mentions_any(program.jaxpr, device_axes)
+    if not used:
+        return {}
+    return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in device_axes.items()}
 
 
 def _bind_arguments(declared, args):
@@ -138,10 +169,10 @@ def _placements(declared, sizes, scope):
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope)
     _check_backend(declared.backend, scope, placements)
-    if enclosing or _jax.in_manual_region():
-        # All mesh axes are taken by the outer xmap (or shard_map): each device computes the inner one whole.
-        return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
-    return placements
+    if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
+        return placements
+    # No mesh axis can be had here (we are inside the user's shard_map): each device computes everything.
+    return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
 
 
 def _check_backend(backend, scope, placements):
@@ -213,6 +244,8 @@ def execute(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
     if not plan.uses_mesh:
         return _on_device(plan, Locality(plan.placements), plan.program.consts, leaves)
+    if plan.nested:
+        return _in_outer_body(plan, leaves)
     mesh = plan.scope.mesh
     assert mesh is not None
     loc = Locality(plan.placements, tuple(mesh.axis_names), dict(mesh.shape))
@@ -242,28 +275,31 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
 
 def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     """The results of one device from its parts of the arguments."""
-    body = Body({name: p.size for name, p in plan.placements.items()}, plan.scope)
-    checker = Checker(plan.placements, plan.fun_name)
-    ev = Evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body))
-    values = [positional(c) for c in consts]
-    args = [_enter(loc, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
-    if loop_lengths(plan.placements):
-        outs = evaluate_in_loops(ev, plan.program, values, args)
-    else:
-        outs = ev.evaluate(plan.program.jaxpr, args, values)
+    boundary = _without_loops(loc)
+    args = [_enter(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
+    outs = _evaluate(plan, loc, consts, args)
     types = plan.program.out_types
-    return [_leave(loc, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
+    return [_leave(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
 
 
-def _keeps_dim(place: Placement) -> bool:
-    """Whether an argument keeps a dimension for the axis on a device: to be vectorized, or to be cut by loops."""
-    return bool(place.loops) or place.local_size != 1
+def _evaluate(plan, loc, consts, args):
+    body = plan.body if loc.mesh_axes else dataclasses.replace(plan.body, device_axes={})
+    ev = Evaluator(loc, Checker(loc.placements, plan.fun_name), lambda fun, types: trace_flat(fun, types, body))
+    values = [positional(c) for c in consts]
+    if loop_lengths(loc.placements):
+        return evaluate_in_loops(ev, plan.program, values, args)
+    return ev.evaluate(plan.program.jaxpr, args, values)
+
+
+def _without_loops(loc: Locality) -> Locality:
+    """Where arguments enter and results leave, a device's part of a looped axis is one dimension."""
+    return dataclasses.replace(loc, placements={n: p.without_loops() for n, p in loc.placements.items()})
 
 
 def _enter(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    squeezed = [k for k, n in named.items() if not _keeps_dim(loc.placements[n])]
+    squeezed = [k for k, n in named.items() if not loc.has_local_dim(n)]
     dims = tuple(named.get(k) for k in range(jnp.ndim(data)) if k not in squeezed)
     return NamedValue(lax.squeeze(data, squeezed) if squeezed else data, dims, frozenset(named.values()))
 
@@ -271,21 +307,61 @@ def _enter(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
 def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
     """Lay a result out as its spec says: broadcast, transpose, put dimensions of one element back."""
     named = spec.name_at()
-    rank = value.dims.count(None) + len(named)
-    wanted = tuple(named.get(k) for k in range(rank))
-    value = _broadcast_loops(loc, value, wanted)
-    squeezed = [k for k, n in enumerate(wanted) if n is not None and not _keeps_dim(loc.placements[n])]
+    wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
+    squeezed = [k for k, n in enumerate(wanted) if n is not None and not loc.has_local_dim(n)]
     dims = tuple(n for k, n in enumerate(wanted) if k not in squeezed)
     value = conform(loc, value, dims, frozenset(named.values()))
     data = lax.expand_dims(value.data, squeezed) if squeezed else value.data
     return _jax.with_weak_type(data, weak_type)
 
 
-def _broadcast_loops(loc, value, wanted):
-    """Looped axes that a result does not vary over: broadcast to a whole device's part."""
-    missing = [n for n in wanted if n is not None and n not in value.names and loc.placements[n].loops]
-    missing = [n for n in missing if _keeps_dim(loc.placements[n])]
-    if not missing:
-        return value
-    data = lax.broadcast(value.data, [loc.placements[n].device_size for n in missing])
-    return NamedValue(data, (*missing, *value.dims), value.names)
+# --------------------------------------------------------------- inside another xmap
+
+
+def _in_outer_body(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
+    """A nested call on the mesh: its mesh axes are named axes of the outermost xmap, which maps them to devices.
+
+    Each device takes its part of the arguments, and the parts of results are gathered again.
+    """
+    placements = {n: p.on_device_axes() for n, p in plan.placements.items()}
+    sizes = plan.body.device_axes
+    loc = Locality(placements, tuple(sizes), dict(sizes), nested=True)
+    boundary = _without_loops(loc)
+    args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
+    outs = _evaluate(plan, loc, plan.program.consts, args)
+    types = plan.program.out_types
+    return [_gather_parts(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
+
+
+def _take_part(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
+    """Cut the named dimensions into (mesh axes..., local), and take this device's element of the former."""
+    named = spec.name_at()
+    shape: list[int] = []
+    labels: list[Any] = []
+    for k, size in enumerate(jnp.shape(data)):
+        place = loc.placements[named[k]] if k in named else None
+        shape.extend((*place.mesh_sizes, place.local_size) if place else (size,))
+        labels.extend((*place.mesh_axes, named[k]) if place else (None,))
+    mesh_axes = loc.mesh_axes_of(named.values())
+    front = [labels.index(m) for m in mesh_axes]
+    rest = [k for k in range(len(labels)) if k not in front]
+    data = lax.transpose(lax.reshape(data, shape), (*front, *rest))
+    sizes = tuple(map(loc.mesh_size, mesh_axes))
+    if mesh_axes:
+        data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
+        data = devices.bind(devices.take_p, data, mesh_axes, sizes)
+    dims = tuple(labels[k] for k in rest)
+    single = [k for k, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
+    kept = tuple(n for k, n in enumerate(dims) if k not in single)
+    return NamedValue(lax.squeeze(data, single) if single else data, kept, frozenset(named.values()))
+
+
+def _gather_parts(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+    """Gather a result's named axes into the positions that its spec says."""
+    names = [name for _, name in spec.names]
+    gathered = gather_over(loc, value, names) if names else value
+    data = gathered.data
+    if names:
+        data = lax.reshape(data, (*(loc.placements[n].size for n in names), *data.shape[1:]))
+        data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])
+    return _jax.with_weak_type(data, weak_type)

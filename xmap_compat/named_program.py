@@ -59,13 +59,19 @@ def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any
 
 
 def _trace(fun, types, body, return_shape):
+    axis_env = [*_new_device_axes(body), *body.sizes.items()]
     with body_context(body):
         try:
-            return jax.make_jaxpr(fun, axis_env=list(body.sizes.items()), return_shape=return_shape)(*types)
+            return jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             raise errors.unbound_name(str(error), sizes_in_scope()) from error
+
+
+def _new_device_axes(body):
+    """Mesh axes for nested xmaps, unless an enclosing body has bound them already."""
+    return [] if any(outer.device_axes for outer in enclosing_bodies()) else body.device_axes.items()
 
 
 @contextlib.contextmanager

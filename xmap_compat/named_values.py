@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax
+from xmap_compat import _jax, devices
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.resources import Placement
 
@@ -63,16 +63,19 @@ class Locality:
       placements: every axis of this xmap.
       mesh_axes: the mesh axes that are mapped over devices here, in the order of the mesh; empty
         without a ``shard_map``.
+      mesh_sizes: their sizes.
+      nested: whether this is the body of another xmap, whose named axes ``mesh_axes`` are.
     """
 
     placements: Mapping[AxisName, Placement]
-    mesh_axes: tuple[str, ...] = ()
-    mesh_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    mesh_axes: tuple[Any, ...] = ()
+    mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    nested: bool = False
 
     @property
     def typed(self) -> bool:
         """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
-        return bool(self.mesh_axes)
+        return bool(self.mesh_axes) and not self.nested
 
     def place(self, name: AxisName) -> Placement:
         """The placement of an axis; one bound outside of this xmap acts as a mesh axis filled by it."""
@@ -112,19 +115,58 @@ class Locality:
 # ------------------------------------------------------------------- casting, moving
 
 
-def vary(loc: Locality, data: Any, mesh_axes: Iterable[str]) -> Any:
-    """Mark data as differing over mesh axes (it may happen to be equal)."""
-    if not loc.typed:
+def spread(loc: Locality, data: Any, mesh_axes: Iterable[Any]) -> Any:
+    """Mark data that is equal on all devices as differing over mesh axes of this xmap."""
+    wanted = set(mesh_axes)
+    axes = tuple(m for m in loc.mesh_axes if m in wanted)
+    if loc.nested:
+        return devices.bind(devices.vary_p, data, axes, tuple(map(loc.mesh_size, axes)))
+    return _vary_typed(data, axes)
+
+
+def _vary_typed(data, axes):
+    if not axes:
         return data
     present = _jax.varying_axes(data)
-    missing = tuple(m for m in loc.mesh_axes if m in set(mesh_axes) and m not in present)
+    missing = tuple(m for m in axes if m not in present)
     return lax.pcast(data, missing, to="varying") if missing else data
 
 
 def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Mark a value as varying over more names, without adding local dimensions yet."""
     names = frozenset(n for n in names if loc.is_own(n))
-    return NamedValue(vary(loc, value.data, loc.mesh_axes_of(names)), value.dims, value.names | names)
+    if not loc.mesh_axes:
+        return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
+    axes = loc.mesh_axes_of(names)
+    if loc.nested:
+        have = loc.mesh_axes_of(n for n in value.names if loc.is_own(n))
+        axes = tuple(m for m in axes if m not in have)
+    return NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
+
+
+def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
+    """Sum over mesh axes (and axes bound outside); the result is equal on all of those devices."""
+    own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
+    outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
+    if own:
+        bound = devices.bind(devices.sum_p, data, own, tuple(map(loc.mesh_size, own))) if loc.nested else None
+        data = lax.psum(data, own) if bound is None else bound
+    return lax.psum(data, outer) if outer else data
+
+
+def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
+    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside) in the order given."""
+    own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
+    outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
+    assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
+    shape = data.shape
+    if outer:
+        data = lax.all_gather(data, outer)
+    if own and loc.nested:
+        data = devices.bind(devices.gather_p, data, own, tuple(map(loc.mesh_size, own)))
+    elif own:
+        data = _jax.all_gather_invariant(data, own)
+    return lax.reshape(data, (*map(loc.mesh_size, mesh_axes), *shape))
 
 
 def conform(loc: Locality, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
@@ -177,7 +219,7 @@ def bind_named(
     """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
     names = frozenset().union(*(v.names for v in operands))
     levels = loc.local_names(names)
-    data = [vary(loc, v.data, loc.mesh_axes_of(names)) for v in operands]
+    data = [vary_over(loc, v, names).data for v in operands]
     if not levels:
         outs = _jax.bind(primitive, data, params)
         return [_typed_result(loc, x, (None,) * jnp.ndim(x), names) for x in outs]
@@ -225,9 +267,9 @@ def apply_positional(loc: Locality, fun: Callable[..., Any], *values: NamedValue
         outer = levels[: levels.index(name)]
         in_axes = [_index_in(without(v.dims, outer), name) for v in values]
         mapped = jax.vmap(mapped, in_axes=in_axes, out_axes=0, axis_size=loc.placements[name].local_size)
-    data = mapped(*(vary(loc, v.data, loc.mesh_axes_of(names)) for v in values))
+    data = mapped(*(vary_over(loc, v, names).data for v in values))
     dims = (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
-    return NamedValue(vary(loc, data, loc.mesh_axes_of(names)), dims, names)
+    return vary_over(loc, NamedValue(data, dims, names), names)
 
 
 def _index_in(dims, name):

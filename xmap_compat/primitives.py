@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
@@ -19,7 +21,7 @@ from xmap_compat.named_values import (
     NamedValue,
     bind_named,
     dot_dimensions,
-    vary,
+    vary_over,
 )
 
 Params = Mapping[str, Any]
@@ -55,28 +57,46 @@ def _elementwise(loc, primitive, operands, params):
     missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
     dims = (*dict.fromkeys(missing), *dims)
     names = frozenset().union(*(v.names for v in operands))
-    mesh_axes = loc.mesh_axes_of(names)
     scalars_broadcast = rank > 0 or primitive.name not in _NO_SCALARS
     data = [
         x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims)
-        for v, x in ((v, vary(loc, v.data, mesh_axes)) for v in operands)
+        for v, x in ((v, vary_over(loc, v, names).data) for v in operands)
     ]
     return _bind(loc, primitive, data, params, dims, names)
 
 
-def _aligned(loc, data, have, want):
+def _clamp(loc, primitive, operands, params):
+    """Bounds may be scalars, but one that has named axes must take the operand's whole shape."""
+    _, x, _ = operands
+    names = frozenset().union(*(v.names for v in operands))
+    dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
+    shape = tuple(np.shape(x.data)[k] for k in x.positional_dims())
+    varied = [vary_over(loc, v, names) for v in operands]
+    data = [
+        v.data if not v.dims and k != 1 else _aligned(loc, v.data, v.dims, dims, shape) for k, v in enumerate(varied)
+    ]
+    return _bind(loc, primitive, data, params, dims, names)
+
+
+def _aligned(loc, data, have, want, shape=()):
+    """Transpose and broadcast to a layout; scalars gain the positional dimensions ``shape``."""
     if have == want:
         return data
-    unnamed = iter([k for k, n in enumerate(have) if n is None])
-    order = [have.index(n) if n is not None else next(unnamed) for n in want if n is None or n in have]
-    if order != sorted(order):
-        data = lax.transpose(data, order)
-    if len(have) == len(want):
+    unnamed = [k for k, n in enumerate(have) if n is None]
+    order = iter(unnamed)
+    kept = [k for k, n in enumerate(want) if (unnamed if n is None else n in have)]
+    permutation = [next(order) if want[k] is None else have.index(want[k]) for k in kept]
+    data = data if hasattr(data, "shape") else np.asarray(data, jax.typeof(data).dtype)
+    if permutation != sorted(permutation):
+        data = lax.transpose(data, permutation)
+    if len(kept) == len(want):
         return data
-    sizes = iter(data.shape)
-    positions = [k for k, n in enumerate(want) if n is None or n in have]
-    shape = [next(sizes) if k in positions else loc.placements[n].local_size for k, n in enumerate(want)]
-    return lax.broadcast_in_dim(data, shape, positions)
+    sizes, positional = iter(data.shape), iter(shape)
+    full = [
+        next(sizes) if k in kept else next(positional) if n is None else loc.placements[n].local_size
+        for k, n in enumerate(want)
+    ]
+    return lax.broadcast_in_dim(data, full, kept)
 
 
 # ------------------------------------------------------------------- shapes and sums
@@ -126,9 +146,8 @@ def _dot_general(loc, primitive, operands, params):
     if params.get("out_sharding") is not None:
         return None
     names = x.names | y.names
-    mesh_axes = loc.mesh_axes_of(names)
     numbers, dims = dot_dimensions(x, y, frozenset(), *params["dimension_numbers"])
-    data = [vary(loc, v.data, mesh_axes) for v in operands]
+    data = [vary_over(loc, v, names).data for v in operands]
     return _bind(loc, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
 
 
@@ -215,6 +234,7 @@ _REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_
 DIRECT: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(_REDUCTIONS, _reduction),
+    "clamp": _clamp,
     "squeeze": _squeeze,
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,

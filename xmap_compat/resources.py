@@ -149,9 +149,26 @@ class Placement:
         """Elements computed at once on one device: the dimension that is vectorized."""
         return self.device_size // math.prod(self.loop_sizes)
 
+    def without_loops(self) -> Placement:
+        return dataclasses.replace(self, loops=(), loop_sizes=())
+
+    def on_device_axes(self) -> Placement:
+        """The same placement inside an enclosing xmap: mesh axes are named axes there."""
+        return dataclasses.replace(self, mesh_axes=tuple(map(DeviceAxis, self.mesh_axes)))
+
     @property
     def resources(self) -> frozenset[Hashable]:
         return frozenset((*self.mesh_axes, *self.loops))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceAxis:
+    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over."""
+
+    mesh_axis: str
+
+    def __str__(self) -> str:
+        return f"{self.mesh_axis} (taken by a nested xmap)"
 
 
 Resources = Mapping[AxisName, tuple[Any, ...]]
@@ -238,10 +255,17 @@ class _Bodies(threading.local):
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """An xmapped function whose body is being traced in this thread."""
+    """An xmapped function whose body is being traced in this thread.
+
+    Attributes:
+      sizes: its axes.
+      scope: the resources in scope at its call.
+      device_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
+    """
 
     sizes: Mapping[AxisName, int]
     scope: Scope
+    device_axes: Mapping[DeviceAxis, int] = dataclasses.field(default_factory=dict)
 
 
 _bodies = _Bodies()

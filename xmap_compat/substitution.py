@@ -8,7 +8,7 @@ collective is found wherever it hides and every value keeps exact named axes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -81,7 +81,7 @@ class Evaluator:
 
     def _refuse_names(self, eqn):
         """Named axes in a primitive that no rule translates: a worded refusal, never a guess."""
-        hidden = [n for sub in _jax.subjaxprs(eqn.params) for n in self.collectives_in(sub)]
+        hidden = [n for sub in _jax.subjaxprs(eqn.params) for n in collectives_in(sub)]
         names = [n for n in dict.fromkeys([*mentioned_names(eqn.params), *hidden]) if n in self.loc.placements]
         if names:
             raise errors.unsupported_primitive(eqn.primitive.name, names, _jax.where_in_user_code(eqn))
@@ -92,25 +92,31 @@ class Evaluator:
             return [translate(self.loc, params, *operands)]
         return [translate(self.loc, params, operand) for operand in operands]
 
-    def collectives_in(self, jaxpr: Any) -> set[AxisName]:
-        """Every axis name that some collective inside a jaxpr mentions."""
-        body, _ = _jax.open_jaxpr(jaxpr)
-        found: set[AxisName] = set()
-        for eqn in body.eqns:
-            found.update(mentioned_names(eqn.params) if eqn.primitive.name in RULES else ())
-            for sub in _jax.subjaxprs(eqn.params):
-                found |= self.collectives_in(sub)
-        return found
-
     def communicates(self, *jaxprs: Any) -> bool:
         """Whether evaluating these jaxprs moves anything between devices."""
-        return any(self.loc.place(n).mesh_axes for jaxpr in jaxprs for n in self.collectives_in(jaxpr))
+        return any(self.loc.place(n).mesh_axes for jaxpr in jaxprs for n in collectives_in(jaxpr))
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])
 
     def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
         return [conform_to_names(self.loc, v, n) for v, n in zip(values, names, strict=True)]
+
+
+def collectives_in(jaxpr: Any) -> set[AxisName]:
+    """Every axis name that some collective inside a jaxpr mentions."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    found: set[AxisName] = set()
+    for eqn in body.eqns:
+        found.update(mentioned_names(eqn.params) if eqn.primitive.name in RULES else ())
+        for sub in _jax.subjaxprs(eqn.params):
+            found |= collectives_in(sub)
+    return found
+
+
+def mentions_any(jaxpr: Any, names: Iterable[AxisName]) -> bool:
+    """Whether some collective inside a jaxpr is over one of the names."""
+    return not collectives_in(jaxpr).isdisjoint(names)
 
 
 # --------------------------------------------------------------------------- calls
@@ -366,7 +372,7 @@ def _sharding_constraint(ev: Evaluator, params, operands, eqn):
 
 
 def _shard_map(ev: Evaluator, params, operands, eqn):
-    if ev.loc.typed or ev.collectives_in(params["jaxpr"]) & set(ev.loc.placements):
+    if ev.loc.typed or collectives_in(params["jaxpr"]) & set(ev.loc.placements):
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
     return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
 

@@ -1,0 +1,55 @@
+"""Collectives over whole devices whose transposes are those of typed values.
+
+Inside our ``shard_map`` these are JAX's, with the varying axes in the types.  A nested xmap is evaluated
+into the named program of the outer one, where types do not show what varies over devices; there they are
+primitives of our own, in two pairs of transposes, which the outermost xmap translates:
+
+- ``vary`` (equal on all devices -> may differ) and ``sum`` (differs -> the sum, equal on all);
+- ``gather`` (differs -> all values in a new first dimension, equal on all) and ``take`` (the reverse).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from xmap_compat import _jax
+
+
+def _same_shape(shape, sizes):
+    return shape
+
+
+def _gathered(shape, sizes):
+    return (math.prod(sizes), *shape)
+
+
+def _taken(shape, sizes):
+    return shape[1:]
+
+
+def _in_place(operand, dim):
+    return operand, dim
+
+
+def _after_gather(operand, dim):
+    return operand, dim + 1
+
+
+def _after_take(operand, dim):
+    return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)
+
+
+vary_p, sum_p = _jax.define_dual_primitives(
+    ("device_vary", "device_sum"), (_same_shape, _same_shape), (_in_place, _in_place)
+)
+gather_p, take_p = _jax.define_dual_primitives(
+    ("device_gather", "device_take"), (_gathered, _taken), (_after_gather, _after_take)
+)
+
+
+def bind(primitive: Any, data: Any, axes: tuple[Any, ...], sizes: tuple[int, ...]) -> Any:
+    """Bind one of the four over device axes in the order given (major first)."""
+    return primitive.bind(data, axes=tuple(axes), sizes=tuple(sizes)) if axes else data
