@@ -16,7 +16,7 @@ from jax.experimental import io_callback
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import SerialLoop, mesh, serial_loop, xmap
+from xmap_compat import SerialLoop, mesh, named_shape, serial_loop, xmap
 
 DEVICES = np.array(jax.devices())
 MESH42 = jax.sharding.Mesh(DEVICES.reshape(4, 2), ("x", "y"))
@@ -827,3 +827,89 @@ def test_the_body_may_close_over_arrays_wherever_they_lie(layout, placement, spe
 def test_without_jit(placement, spec, mesh42):
     with mesh42, jax.disable_jit():
         np.testing.assert_allclose(with_arguments(placement)(X, Y[0]), positional(X, Y[0]), rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------- named shapes
+
+A, B, AB = {"a": 2}, {"b": 3}, {"a": 2, "b": 3}
+
+# Values of a body with the arguments x over a and y over b, and the axes that they vary over.
+VALUES = {
+    "an argument": (lambda x, y: x, A),
+    "a sum": (lambda x, y: x + y, AB),
+    "a constant": (lambda x, y: jnp.ones(3), {}),
+    "a NumPy array": (lambda x, y: np.ones(3), {}),
+    "psum": (lambda x, y: lax.psum(x + y, "a"), B),
+    "psum of both": (lambda x, y: lax.psum(x + y, ("a", "b")), {}),
+    "psum of one": (lambda x, y: jnp.asarray(lax.psum(1, "a")), {}),
+    "all_gather": (lambda x, y: lax.all_gather(x + y, "b"), A),
+    "axis_index": (lambda x, y: lax.axis_index("b"), B),
+    "ppermute": (lambda x, y: lax.ppermute(x * y, "a", [(0, 1), (1, 0)]), AB),
+    "psum_scatter": (lambda x, y: lax.psum_scatter(lax.all_gather(x, "a"), "a"), A),
+    "a named sum": (lambda x, y: jnp.sum(x * y, axis="b"), A),
+    "a positional sum": (lambda x, y: jnp.sum(x * y), AB),
+    "a choice": (lambda x, y: jnp.where(x > 0, y, 0.0), AB),
+    "a result of jit": (lambda x, y: jax.jit(lambda v: lax.psum(v + y, "b"))(x), A),
+    "a result of vmap": (lambda x, y: jax.vmap(jnp.multiply)(x, y), AB),
+    "a result of cond": (lambda x, y: lax.cond(True, lambda v: v + 1, lambda v: v, y), B),
+    "a result of a varying cond": (lambda x, y: lax.cond(x.sum() > 0, lambda v: v + 1, lambda v: v, y), AB),
+    "a carry of scan": (lambda x, y: lax.scan(lambda c, v: (c * v, None), jnp.ones(()), y)[0], B),
+    "a stack of scan": (lambda x, y: lax.scan(lambda c, v: (c + 1, v * c), 0.0, x)[1], A),
+    "the other carry of scan": (lambda x, y: lax.scan(lambda c, v: (c + 1, v * c), 0.0, x)[0], {}),
+    "a loop": (lambda x, y: lax.fori_loop(0, 3, lambda _, v: v + x, y), AB),
+    "remat": (lambda x, y: jax.checkpoint(jnp.multiply)(x, y), AB),
+    "a gradient": (lambda x, y: jax.grad(lambda v: (v * y).sum())(x), B),
+    "a gradient of a square": (lambda x, y: jax.grad(lambda v: (v * v * y).sum())(x), AB),
+    "an inner xmap": (lambda x, y: xmap(jnp.multiply, (["c"], {}), ["c", ...])(x, y), AB),
+    "an inner xmap that sums": (lambda x, y: xmap(lambda v: lax.psum(v * y, "b"), ["c"], ["c", ...])(x), A),
+}
+
+
+@pytest.mark.parametrize("resources", [{}, {"a": "y"}], ids=["none", "full"])
+@pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
+def test_named_shapes_of_values(make, expected, resources, mesh42):
+    seen = []
+
+    def body(x, y):
+        value = make(x, y)
+        seen.append(named_shape(value))
+        if isinstance(value, jax.core.Tracer):
+            seen.append(value.named_shape)
+        return 0.0
+
+    with mesh42:
+        xmap(body, (["a", ...], ["b", ...]), {}, axis_resources=resources)(np.ones((2, 4)), np.ones((3, 4)))
+    assert seen
+    assert all(dict(shape) == expected for shape in seen)
+
+
+# Functions inside a body that JAX traces by itself, and what ``v * y`` varies over inside.
+INNER = {
+    "grad": (lambda f, x: jax.grad(lambda v: f(v).sum())(x), AB),
+    "vmap": (lambda f, x: jax.vmap(f, out_axes=1)(x), AB),
+    "jit": (lambda f, x: jax.jit(f)(x), AB),
+    "scan": (lambda f, x: lax.scan(lambda c, v: (c, f(v)), 0.0, x), AB),
+    "cond": (lambda f, x: lax.cond(True, f, f, x), AB),
+    "remat": (lambda f, x: jax.checkpoint(f)(x), AB),
+    "xmap": (lambda f, x: xmap(f, ["c"], ["c", ...])(x), {"a": 2, "b": 3, "c": 4}),
+}
+
+
+@pytest.mark.parametrize(("call", "expected"), INNER.values(), ids=INNER.keys())
+def test_named_shapes_inside_inner_functions_are_right_or_refused(call, expected):
+    seen = []
+
+    def body(x, y):
+        def inner(v):
+            try:
+                seen.append(dict(named_shape(v * y)))
+            except ValueError as error:
+                seen.append(str(error))
+            return v * y
+
+        call(inner, x)
+        return 0.0
+
+    xmap(body, (["a", ...], ["b", ...]), {})(np.ones((2, 4)), np.ones((3, 4)))
+    assert seen
+    assert all(shape == expected or "named_shape cannot tell" in shape for shape in seen)
