@@ -137,6 +137,44 @@ def test_frechet_derivative_of_all_pairs(assignment, rng):
     assert_close(result, np.stack([[frechet_by_scipy(x, y) for y in e] for x in a]), atol=1e-4)
 
 
+# Functions of a matrix and a vector, written without any named axes in mind; NumPy's are called pair by pair.
+POSITIONAL_FUNCTIONS = {
+    "solve": (jnp.linalg.solve, np.linalg.solve),
+    "inverse": (lambda a, v: jnp.linalg.inv(a) @ v, lambda a, v: np.linalg.inv(a) @ v),
+    "determinant": (lambda a, v: jnp.linalg.det(a) * v, lambda a, v: np.linalg.det(a) * v),
+    "factor": (
+        lambda a, v: jnp.linalg.cholesky(a @ a.T + jnp.eye(3)) @ v,
+        lambda a, v: np.linalg.cholesky(a @ a.T + np.eye(3)) @ v,
+    ),
+    "sort": (lambda a, v: jnp.sort(a + v, axis=0), lambda a, v: np.sort(a + v, axis=0)),
+    "rank": (lambda a, v: jnp.argsort(a @ v), lambda a, v: np.argsort(a @ v)),
+    "sums": (lambda a, v: jnp.cumsum(a * v, axis=1), lambda a, v: np.cumsum(a * v, axis=1)),
+    "lookup": (lambda a, v: a[jnp.argmax(v)], lambda a, v: a[np.argmax(v)]),
+    "update": (
+        lambda a, v: a.at[jnp.argmin(v)].set(v),
+        lambda a, v: np.where(np.arange(3)[:, None] == v.argmin(), v, a),
+    ),
+    "waves": (lambda a, v: jnp.abs(jnp.fft.fft(a @ v)), lambda a, v: np.abs(np.fft.fft(a @ v))),
+    "filter": (lambda a, v: jnp.convolve(a[0], v), lambda a, v: np.convolve(a[0], v)),
+}
+
+
+@under(
+    [
+        Assignment({}, None),
+        Assignment({"a": "y"}),
+        Assignment({"a": "x", "v": "y"}, (2, 3)),
+        Assignment({"a": ("y", "x")}, (2, 2)),
+    ]
+)
+@pytest.mark.parametrize("name", POSITIONAL_FUNCTIONS)
+def test_functions_written_without_names_in_mind(assignment, name, rng):
+    function, by_numpy = POSITIONAL_FUNCTIONS[name]
+    a, v = normal(rng, 4, 3, 3) + 2 * np.eye(3, dtype=np.float32), normal(rng, 3, 3)
+    result = run(assignment, function, (["a", ...], ["v", ...]), ["a", "v", ...], a, v)
+    assert_close(result, np.stack([[by_numpy(x, y) for y in v] for x in a]), rtol=1e-4, atol=1e-4)
+
+
 # ------------------------------------------------------------------------ broadcasting
 
 
