@@ -41,7 +41,7 @@ if VERSION < FLOOR:
         "Upgrade it with: pip install -U 'jax>=0.10.0'"
     )
 
-from jax._src import ad_util, config, core, custom_derivatives, dtypes, source_info_util, traceback_util
+from jax._src import ad_util, config, core, custom_derivatives, dtypes, pjit, source_info_util, traceback_util
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import ad, batching
 from jax._src.interpreters import partial_eval as pe
@@ -355,31 +355,57 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
 
 
 def ambient_mesh() -> jax.sharding.Mesh | None:
-    """The concrete mesh in scope: ``with Mesh`` (also ours) first, then ``jax.set_mesh``."""
-    physical = mesh_lib.thread_resources.env.physical_mesh
-    if not physical.empty:
-        return physical
+    """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
+    resources = mesh_lib.thread_resources
+    physical = resources.env.physical_mesh
     concrete = mesh_lib.get_concrete_mesh()
-    return None if concrete is None or concrete.empty else concrete
+    if physical.empty:
+        return None if concrete is None or concrete.empty else concrete
+    # Only our own contexts know what jax.set_mesh had set when they were entered.
+    outer = _entered_meshes.around.get(len(resources.stack), concrete)
+    return physical if concrete is outer or concrete is None or concrete.empty else concrete
+
+
+class _EnteredMeshes(threading.local):
+    def __init__(self):
+        self.around: dict[int, Any] = {}
+
+
+_entered_meshes = _EnteredMeshes()
 
 
 def enter_mesh(mesh: jax.sharding.Mesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning.
 
     The warning came with 0.10.1; the state that it guards is still part of jit's cache key and
-    still lets bare PartitionSpecs be used.
+    still lets bare PartitionSpecs be used in ``with_sharding_constraint``.
     """
     resources = mesh_lib.thread_resources
     resources.stack.append(resources.stack[-1].with_mesh(mesh))
     resources.env = resources.stack[-1]
+    _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
     _publish_meshes(resources)
+    _bare_specs_in_jit.enter()
 
 
 def exit_mesh(mesh: jax.sharding.Mesh) -> None:
+    _bare_specs_in_jit.exit()
     resources = mesh_lib.thread_resources
+    _entered_meshes.around.pop(len(resources.stack), None)
     resources.stack.pop()
     resources.env = resources.stack[-1]
     _publish_meshes(resources)
+
+
+@contextlib.contextmanager
+def context_of(mesh: jax.sharding.Mesh) -> Iterator[None]:
+    """Let a shard_map over ``mesh`` be traced although ``jax.set_mesh`` has set another one."""
+    current = mesh_lib.get_abstract_mesh()
+    if current.empty or current == mesh.abstract_mesh:
+        yield
+        return
+    with mesh_lib.use_abstract_mesh(mesh.abstract_mesh):
+        yield
 
 
 def _publish_meshes(resources) -> None:
@@ -395,9 +421,20 @@ def replicated(values: Sequence[Any], mesh: jax.sharding.Mesh) -> list[Any]:
 
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: jax.sharding.Mesh) -> list[Any]:
     """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say."""
-    if not has_explicit_axes(mesh):
+    explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
+    if not explicit:
         return list(values)
-    return [jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, s)) for x, s in zip(values, specs)]
+    shardings = [jax.sharding.NamedSharding(mesh, _only_axes(spec, explicit)) for spec in specs]
+    return [jax.sharding.reshard(x, s) for x, s in zip(values, shardings)]
+
+
+def _only_axes(spec, names):
+    """A PartitionSpec without other mesh axes: those with Auto type are placed by shard_map itself."""
+    entries = []
+    for entry in spec:
+        axes = tuple(a for a in (entry if isinstance(entry, tuple) else (entry,)) if a in names)
+        entries.append(axes if len(axes) > 1 else axes[0] if axes else None)
+    return jax.sharding.PartitionSpec(*entries)
 
 
 def in_manual_region() -> bool:
@@ -405,18 +442,14 @@ def in_manual_region() -> bool:
     return bool(mesh_lib.get_abstract_mesh().manual_axes)
 
 
-def has_explicit_axes(mesh: jax.sharding.Mesh) -> bool:
-    return any(t == jax.sharding.AxisType.Explicit for t in mesh.axis_types)
-
-
 # ---------------------------------------------- what a body sees that JAX removed
 
 
 class Restoration:
-    """Names and rules that modern JAX lacks, present while any thread traces a named body.
+    """Names and rules that modern JAX lacks, present while any thread needs them.
 
-    Counted: the first body in installs, the last body out restores exactly what was there.  What is
-    installed does nothing in a thread that is not tracing a body, except for attributes JAX does not have.
+    Counted: the first one in installs, the last one out restores exactly what was there.  What is
+    installed does nothing in other threads, except for attributes that JAX does not have.
     """
 
     def __init__(self):
@@ -436,28 +469,54 @@ class Restoration:
 
     def entry(self, table: dict, key: Any, value: Any) -> None:
         def install():
-            if key in table:
-                return lambda: None
+            missing = object()
+            before = table.get(key, missing)
             table[key] = value
-            return lambda: table.pop(key, None)
+            return lambda: table.pop(key, None) if before is missing else table.update({key: before})
 
         self._plan.append(install)
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def enter(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._undo = [install() for install in self._plan]
+
+    def exit(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for undo in reversed(self._undo):
+                    undo()
+                self._undo = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.enter()
         try:
             yield
         finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    for undo in reversed(self._undo):
-                        undo()
-                    self._undo = []
+            self.exit()
+
+
+def _make_bare_specs_in_jit() -> Restoration:
+    """Inside our mesh, ``jit(in_shardings=PartitionSpec(...))`` means that mesh, as it did then.
+
+    Since 0.7 jit reads only ``jax.set_mesh``, which would also change where all other results live.
+    """
+    original = pjit._create_sharding_for_array
+
+    def create_sharding(mesh, x, name, api_name):
+        if api_name == "jit" and mesh.empty and isinstance(x, jax.sharding.PartitionSpec):
+            mesh = mesh_lib.thread_resources.env.physical_mesh
+        return original(mesh, x, name, api_name)
+
+    restoration = Restoration()
+    restoration.attribute(pjit, "_create_sharding_for_array", create_sharding)
+    return restoration
+
+
+_bare_specs_in_jit = _make_bare_specs_in_jit()
 
 
 def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], bool]) -> None:
@@ -474,6 +533,29 @@ def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], 
         return (axis,) if is_name(axis) else original(axis)
 
     restoration.attribute(reductions, "_ensure_optional_axes", ensure_optional_axes)
+
+
+def restore_all_to_all_transpose(restoration: Restoration) -> None:
+    """Mend the transpose of an untiled all_to_all with split_axis != concat_axis, which JAX (to 0.12) gets wrong.
+
+    The primitive itself is always tiled; ``lax.all_to_all`` adds and removes a dimension of one element.
+    """
+
+    def transpose(cts, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
+        swapped = parallel.all_to_all(
+            cts,
+            axis_name,
+            split_axis=concat_axis,
+            concat_axis=split_axis,
+            axis_index_groups=axis_index_groups,
+            tiled=True,
+        )
+        return (swapped,)
+
+    def linear_transpose(cts, x, **params):
+        return [ad_util.Zero(x.aval)] if type(cts) is ad_util.Zero else transpose(cts, x, **params)
+
+    restoration.entry(ad.primitive_transposes, parallel.all_to_all_p, linear_transpose)
 
 
 def restore_extremum_gradients(

@@ -164,15 +164,21 @@ max_over = _extremum_over(lax.reduce_max, lax.pmax)
 min_over = _extremum_over(lax.reduce_min, lax.pmin)
 
 
-def _reduction_rule(primitive: str, over: Callable, positional_reduce: Callable) -> Rule:
+def _reduction_rule(over: Callable, positional_reduce: Callable, identity: Callable[[Any], Any]) -> Rule:
     def translate(loc, params, value):
-        names = axis_names(params)
         if params.get("axis_index_groups") is not None:
-            members, _ = _group_members(loc, primitive, value, params)
-            return apply_positional(loc, lambda g: positional_reduce(g, (0,)), members)
-        return over(loc, value, names, _positions(params))
+            return _reduce_in_groups(loc, params, value, positional_reduce, identity)
+        return over(loc, value, axis_names(params), _positions(params))
 
     return Rule(_reduced, translate)
+
+
+def _lowest(dtype):
+    return -np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype):
+    return np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).max
 
 
 # ------------------------------------------------------------------- indices and gathers
@@ -514,6 +520,23 @@ def _group_members(loc: Locality, primitive: str, value: NamedValue, params: Par
     return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)
 
 
+def _reduce_in_groups(loc, params, value, reduce, identity):
+    """A reduction within groups, which may differ in size: of everything gathered, the members of one's group."""
+    names, groups = axis_names(params), params["axis_index_groups"]
+    if len(names) != 1:
+        raise errors.unsupported_groups("reduction", "the call")
+    size = loc.place(names[0]).size
+    together = np.zeros((size, size), bool)
+    for group in groups:
+        together[np.ix_(group, group)] = True
+
+    def reduce_members(everything, index):
+        members = jnp.asarray(together)[index].reshape(size, *(1,) * (everything.ndim - 1))
+        return reduce(jnp.where(members, everything, np.asarray(identity(everything.dtype), everything.dtype)), (0,))
+
+    return apply_positional(loc, reduce_members, gather_over(loc, value, names), index_of(loc, names))
+
+
 def _grouped_reduce_scatter(loc, params, value):
     members, rank = _group_members(loc, "psum_scatter", value, params)
     at, tiled = params["scatter_dimension"], params["tiled"]
@@ -603,9 +626,9 @@ def _take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> Nam
 # --------------------------------------------------------------------------- table
 
 RULES: dict[str, Rule] = {
-    "psum": _reduction_rule("psum", sum_over, lax.reduce_sum),
-    "pmax": _reduction_rule("pmax", max_over, lax.reduce_max),
-    "pmin": _reduction_rule("pmin", min_over, lax.reduce_min),
+    "psum": _reduction_rule(sum_over, lax.reduce_sum, lambda dtype: 0),
+    "pmax": _reduction_rule(max_over, lax.reduce_max, _lowest),
+    "pmin": _reduction_rule(min_over, lax.reduce_min, _highest),
     "axis_index": Rule(_spread, _axis_index),
     "all_gather": Rule(_reduced, _all_gather),
     "reduce_scatter": Rule(_spread, _reduce_scatter),

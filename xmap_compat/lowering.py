@@ -259,7 +259,8 @@ def execute(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     mapped = jax.shard_map(
         on_device, mesh=mesh, in_specs=([PartitionSpec()] * len(consts), arg_specs), out_specs=out_specs
     )
-    return mapped(_jax.replicated(consts, mesh), _jax.resharded(leaves, arg_specs, mesh))
+    with _jax.context_of(mesh):
+        return mapped(_jax.replicated(consts, mesh), _jax.resharded(leaves, arg_specs, mesh))
 
 
 def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:

@@ -44,8 +44,11 @@ def trace_program(
       body: axis sizes and resources.
     """
 
+    # Of the arguments of a nested xmap nobody knows here which axes of the outer one they vary over.
+    known = () if enclosing_bodies() else input_names
+
     def remembering(*args):
-        with named_types.known_inputs(jax.tree.leaves(args), input_names, body.sizes):
+        with named_types.known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
             return fun(*args)
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
@@ -112,6 +115,7 @@ def _make_restoration() -> _jax.Restoration:
     restoration.attribute(jax.numpy, "einsum", vocabulary.einsum_or(jax.numpy.einsum))
     restoration.attribute(_jax.TRACER_TYPES, "named_shape", _jax.tracer_property(named_types.named_shape))
     _jax.restore_named_reductions(restoration, _is_name)
+    _jax.restore_all_to_all_transpose(restoration)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration
 

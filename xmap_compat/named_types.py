@@ -102,7 +102,9 @@ def _step(kind, origin, operands, checker) -> Names:
         for known in _inputs.stack:
             if known.trace is trace:
                 return known.names[index]
-        raise errors.named_shape_unknown("it depends on an argument of a function that JAX traces by itself")
+        raise errors.named_shape_unknown(
+            "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
+        )
     raise errors.named_shape_unknown("it belongs to a transformation that xmap_compat does not know")
 
 
