@@ -1,0 +1,1025 @@
+"""Control flow inside an xmapped body and around an xmapped function gives the positional result everywhere.
+
+Every program runs under every placement of its axes on a 4x2 mesh and is compared with the same body under
+``jax.vmap``, or with NumPy where the meaning itself is at stake.  Predicates that differ between elements
+select; a ``while`` runs until every element is done.  Where such a predicate meets a collective a wrong program
+does not fail but hangs, so those run in a subprocess with a time limit: ``python test_control_flow.py GROUP``.
+"""
+
+import faulthandler
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import jaxprs_in_params
+
+from xmap_compat import Mesh, SerialLoop, xmap
+
+IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
+OUT_AXES = {0: "a", 1: "b"}
+
+# name: (size of a, size of b, axis_resources)
+PLACEMENTS = {
+    "vectorized": (8, 4, {}),
+    "a:x": (8, 4, {"a": "x"}),
+    "a:xy": (8, 4, {"a": ("x", "y")}),
+    "a:yx": (16, 4, {"a": ("y", "x")}),
+    "b:y": (8, 4, {"b": "y"}),
+    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
+    "b:x": (8, 4, {"b": "x"}),
+}
+LOOPED_PLACEMENTS = {
+    "a:loop": (8, 4, {"a": SerialLoop(4)}),
+    "a:x+loop,b:loop": (16, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _end_a_hang():
+    faulthandler.dump_traceback_later(240, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@functools.cache
+def arguments(a, b):
+    """x varies over a and b, u over a, w over nothing."""
+    rng = np.random.default_rng(a * b)
+    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
+
+
+def mesh42():
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+def vmapped(body):
+    """The positional function that xmap must equal."""
+    over_b = jax.vmap(body, in_axes=(0, None, None), axis_name="b")
+    return jax.jit(jax.vmap(over_b, in_axes=(0, 0, None), axis_name="a"))
+
+
+@functools.cache
+def together(programs):
+    """One body that runs several programs."""
+    return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
+
+
+@functools.cache
+def by_vmap(programs, a, b):
+    return vmapped(together(programs))(*arguments(a, b))
+
+
+def xmapped(body, resources):
+    return xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+
+
+def assert_same(result, expected):
+    def compare(path, got, want):
+        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), path
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree_util.tree_map_with_path(compare, result, expected)
+
+
+# ------------------------------------------------------------- programs without names
+
+
+def scan_carry_becomes_mapped(x, u, w):
+    return lax.scan(lambda carry, t: (carry + t, carry * t), 0.0, x)
+
+
+def scan_carry_becomes_mapped_late(x, u, w):
+    """Each carry learns of the mapped axes one turn later than the one before."""
+
+    def step(carry, t):
+        p, q, r, count = carry
+        return (t + w[0], p + q, q * u + r, count + 1), (p, r, count)
+
+    return lax.scan(step, (0.0, 0.0, 0.0, 0), x)
+
+
+def scan_carries_trade_places(x, u, w):
+    return lax.scan(lambda carry, t: ((carry[1] * t, carry[0] + 1), carry[0]), (u, x[0]), w)
+
+
+def scan_backwards_and_unrolled(x, u, w):
+    step = lambda carry, t: (carry * 0.5 + t * u, carry)
+    options = [{"reverse": True}, {"unroll": 2}, {"unroll": True}, {"reverse": True, "unroll": 3}]
+    return [lax.scan(step, 1.0, x, **option) for option in options]
+
+
+def scan_of_pytrees(x, u, w):
+    def step(carry, slices):
+        carry = {"sum": carry["sum"] + slices["x"], "pair": (carry["pair"][1], slices["w"] * u)}
+        return carry, {"both": (carry["sum"], slices["w"]), "nothing": None}
+
+    return lax.scan(step, {"sum": 0.0, "pair": (w[0], u)}, {"x": x, "w": w})
+
+
+def scan_without_xs(x, u, w):
+    return lax.scan(lambda carry, _: (carry * u + 1.0, carry), w, None, length=4)
+
+
+def scan_of_nothing(x, u, w):
+    return lax.scan(lambda carry, t: (carry + t, carry), 0.0, x[:0])
+
+
+def scan_of_other_dtypes(x, u, w):
+    def step(carry, t):
+        count, seen, half = carry
+        return (count + (t > 0), seen | (t > 1), half + t.astype(jnp.float16)), jnp.int8(3) * (t > 0)
+
+    return lax.scan(step, (jnp.int32(0), False, jnp.float16(0)), x)
+
+
+def scan_of_positional_matrices(x, u, w):
+    """The scanned dimension is positional and its slices keep others."""
+    products = x[:, None, None] * jnp.outer(w, w)
+    return lax.scan(lambda carry, m: (carry @ m + u, m[0]), jnp.eye(3), products)
+
+
+def nested_scans(x, u, w):
+    def outer(carry, t):
+        inner, ys = lax.scan(lambda c, s: (c * s + t, c), carry, w)
+        return inner + u, ys
+
+    return lax.scan(outer, 0.0, x)
+
+
+def fori_loops(x, u, w):
+    static = lax.fori_loop(0, 4, lambda i, carry: carry * u + i, x)
+    traced = lax.fori_loop(0, jnp.int32(2 + (w[0] > 0)), lambda i, carry: carry * u + x[i], 0.0)
+    empty = lax.fori_loop(5, 2, lambda i, carry: carry * u, x)
+    unrolled = lax.fori_loop(0, 3, lambda i, carry: carry + x[i], 0.0, unroll=True)
+    return static, traced, empty, unrolled
+
+
+def fori_loop_until_an_elements_own_bound(x, u, w):
+    low, high = (x[0] > 0).astype(int), (3 * jnp.abs(u)).astype(int)
+    return lax.fori_loop(low, high, lambda i, carry: carry * 0.5 + i, w)
+
+
+def while_until_each_is_done(x, u, w):
+    return lax.while_loop(
+        lambda s: s["v"].sum() < 20, lambda s: {"v": s["v"] * 2 + 1, "n": s["n"] + 1}, {"v": x, "n": 0}
+    )
+
+
+def while_whose_predicate_becomes_mapped(x, u, w):
+    """In the first turn all elements agree; after it they do not."""
+
+    def body(state):
+        count, going = state
+        return count + 1, (count < 1) | (going & (x[0] > 0) & (count < 4))
+
+    return lax.while_loop(lambda state: state[1], body, (0, True))
+
+
+def while_that_some_never_enter(x, u, w):
+    return lax.while_loop(lambda v: (v > 0) & (v < 8), lambda v: v * 2, u), lax.while_loop(
+        lambda v: v < 0, lambda v: v, 1.0
+    )
+
+
+def while_with_mapped_constants(x, u, w):
+    return lax.while_loop(lambda v: v < jnp.abs(u) + 1, lambda v: v + jnp.abs(x[0]) + 0.1, 0.0)
+
+
+def while_in_while(x, u, w):
+    inner = lambda v: lax.while_loop(lambda s: s < 3.0, lambda s: s * 1.5 + 0.1, v)
+    return lax.while_loop(lambda s: s[0] < jnp.abs(u) * 2, lambda s: (s[0] + 1, inner(jnp.abs(s[1] - 2))), (0.0, x[0]))
+
+
+def while_in_scan(x, u, w):
+    def step(carry, t):
+        halved = lax.while_loop(lambda v: jnp.abs(v) > 0.3, lambda v: v / 2, carry + t)
+        return halved, carry
+
+    return lax.scan(step, 4.0, x)
+
+
+def cond_on_what_all_share(x, u, w):
+    true = lambda x, u: {"out": x * u, "other": 1.0}
+    false = lambda x, u: {"out": jnp.cos(w), "other": 2.0}
+    return [lax.cond(p, true, false, x, u) for p in (w[0] > 0, w[0] <= 0, True)]
+
+
+def cond_on_what_differs(x, u, w):
+    own = lax.cond(x[0] > 0, lambda v: v * u, lambda v: v - w, x)
+    row = lax.cond(u > 0, lambda: x.sum(), lambda: 0.0)
+    constants = lax.cond(u > 0, lambda: 1, lambda: 2)
+    return own, row, constants
+
+
+def cond_over_named_closures(x, u, w):
+    scale = jnp.exp(-jnp.abs(x))
+    return lax.cond(w[0] > 0, lambda: scale * u, lambda: scale + u), lax.cond(u > 0, lambda: scale, lambda: w)
+
+
+def cond_guards_what_is_undefined(x, u, w):
+    return lax.cond(x[0] > 0, lambda v: jnp.log(jnp.where(v > 0, v, 1.0)), lambda v: -v, x[0])
+
+
+def nested_conds(x, u, w):
+    inner = lambda v: lax.cond(u > 0, lambda v: v + 1, lambda v: v * w, v)
+    return lax.cond(x[0] > 0, inner, lambda v: lax.cond(w[0] > 0, jnp.sin, inner, v), x)
+
+
+def cond_in_scan_and_scan_in_cond(x, u, w):
+    def step(carry, t):
+        carry = lax.cond(carry > t, lambda c: c - t, lambda c: c * 0.5 + u, carry)
+        return carry, carry
+
+    scan = lambda v: lax.scan(step, 0.0, v)[1]
+    return scan(x), lax.cond(u > 0, scan, lambda v: v, x)
+
+
+def switches(x, u, w):
+    branches = [jnp.sin, lambda v: v * u, lambda v: v - w]
+    shared = [lax.switch(k, branches, x) for k in (0, jnp.int32(w[0] > 0), 9, -3)]
+    differing = [lax.switch((u * 2).astype(int), branches, x), lax.switch((x[0] * 4).astype(int), branches, x)]
+    return shared, differing
+
+
+def maps(x, u, w):
+    plain = lax.map(lambda t: t * u, x)
+    pairs = lax.map(lambda t: (t[0] * t[1], t[0] + u), (x, w))
+    batched = lax.map(lambda t: jnp.sin(t) * u, x, batch_size=2)
+    return plain, pairs, batched
+
+
+def associative_scans(x, u, w):
+    plain = lax.associative_scan(jnp.add, x)
+    backward = lax.associative_scan(jnp.maximum, x * u, reverse=True)
+    compose = lambda f, g: (f[0] * g[0], g[0] * f[1] + g[1])
+    pair = lax.associative_scan(compose, (jnp.outer(x, w), jnp.outer(w, x)), axis=1)
+    return plain, backward, pair
+
+
+def jits(x, u, w):
+    power = jax.jit(lambda v, n, scale=1.0: scale * v**n, static_argnums=1)
+    nested = jax.jit(lambda v: jax.jit(jnp.sin)(v) * u)
+    return power(x, 3), power(x, 2, scale=u), nested(x), jax.jit(lambda: w)(), jax.jit(lambda v: (v, 3))(x)
+
+
+def loop_with_early_exit(x, u, w):
+    """Newton's method for each element's square root, until it is good enough."""
+    target = 1.0 + x[0] ** 2
+
+    def step(state):
+        root, count = state
+        return 0.5 * (root + target / root), count + 1
+
+    root, count = lax.while_loop(lambda s: (jnp.abs(s[0] ** 2 - target) > 1e-2) & (s[1] < 20), step, (1.0, 0))
+    return root, count
+
+
+LOCAL = {
+    "scan": (
+        scan_carry_becomes_mapped,
+        scan_carry_becomes_mapped_late,
+        scan_carries_trade_places,
+        scan_backwards_and_unrolled,
+        scan_of_pytrees,
+        scan_without_xs,
+        scan_of_nothing,
+        scan_of_other_dtypes,
+        scan_of_positional_matrices,
+        nested_scans,
+    ),
+    "fori": (fori_loops, fori_loop_until_an_elements_own_bound),
+    "while": (
+        while_until_each_is_done,
+        while_whose_predicate_becomes_mapped,
+        while_that_some_never_enter,
+        while_with_mapped_constants,
+        while_in_while,
+        while_in_scan,
+        loop_with_early_exit,
+    ),
+    "cond": (
+        cond_on_what_all_share,
+        cond_on_what_differs,
+        cond_over_named_closures,
+        cond_guards_what_is_undefined,
+        nested_conds,
+        cond_in_scan_and_scan_in_cond,
+        switches,
+    ),
+    "map": (maps, associative_scans, jits),
+}
+
+
+# ---------------------------------------------------- programs with collectives inside
+
+
+def scan_with_collectives(x, u, w):
+    def step(carry, t):
+        p, q = carry
+        total = lax.psum(t, "a")
+        return (p + total, lax.pmean(q, "b") + t * u), (lax.pmax(p, "b"), lax.psum(q, ("a", "b")))
+
+    return lax.scan(step, (0.0, 0.0), x)
+
+
+def scan_carry_mapped_by_axis_index(x, u, w):
+    return lax.scan(lambda carry, t: (carry + lax.axis_index("a") * t, carry), 0.0, w)
+
+
+def scan_carry_summed_in_every_turn(x, u, w):
+    """The carry enters mapped and is whole after a turn: it must count as mapped throughout."""
+    return lax.scan(lambda carry, t: (lax.pmean(carry, "a") * t, carry), u, w)
+
+
+def scan_around_a_ring(x, u, w):
+    """A sum over a by passing parts on to the neighbour."""
+    size = lax.psum(1, "a")
+    ring = [(k, (k + 1) % size) for k in range(size)]
+
+    def step(carry, _):
+        total, passing = carry
+        passing = lax.ppermute(passing, "a", ring)
+        return (total + passing, passing), None
+
+    return lax.scan(step, (x, x), None, length=size - 1)[0][0]
+
+
+def scan_with_gathers(x, u, w):
+    def step(carry, t):
+        row = lax.all_gather(t, "b")
+        return carry + row.sum() * u, lax.all_gather(carry, "a")[0]
+
+    return lax.scan(step, 0.0, x)
+
+
+def scan_over_gathered_axis(x, u, w):
+    return lax.scan(lambda carry, row: (carry * 0.5 + row * x, carry[0]), w, lax.all_gather(x, "b"))
+
+
+def nested_scans_with_collectives(x, u, w):
+    def outer(carry, t):
+        inner = lambda c, s: (c + lax.psum(s * t, "b"), lax.psum(c, "a"))
+        carry, ys = lax.scan(inner, carry, x)
+        return lax.pmean(carry, "a") + t, ys
+
+    return lax.scan(outer, 0.0, w)
+
+
+def scan_of_jit_and_remat_with_collectives(x, u, w):
+    step = jax.jit(jax.checkpoint(lambda carry, t: (jnp.tanh(carry + lax.psum(t, "a")), lax.pmean(carry * u, "b"))))
+    return lax.scan(step, 0.0, x)
+
+
+def fori_with_collectives(x, u, w):
+    turns = 1 + (lax.pmax(x[0], ("a", "b")) > 0).astype(int)
+    static = lax.fori_loop(0, 3, lambda i, carry: carry + lax.psum(carry, "a") / 16 + i, x)
+    traced = lax.fori_loop(0, turns, lambda i, carry: lax.pmean(carry, "b") + x, 0.0 * x)
+    return static, traced
+
+
+def while_that_all_leave_together(x, u, w):
+    going = lambda state: (lax.pmax(state[0], ("a", "b")) > 1e-2) & (state[1] < 8)
+    return lax.while_loop(going, lambda state: (state[0] / 2 + lax.pmean(state[0], "b") / 8, state[1] + 1), (x[0], 0))
+
+
+def while_early_exit_on_a_residual(x, u, w):
+    """Jacobi's method until the largest residual of all elements is small."""
+
+    def step(state):
+        v, _, count = state
+        new = x + 0.4 * lax.pmean(v, "a") + 0.1 * lax.pmean(v, "b")
+        return new, lax.pmax(jnp.abs(new - v).max(), ("a", "b")), count + 1
+
+    return lax.while_loop(lambda s: (s[1] > 1e-3) & (s[2] < 30), step, (x, jnp.float32(1), 0))
+
+
+def cond_with_collectives_that_all_enter(x, u, w):
+    which = lax.psum(x[0], ("a", "b")) > 0
+    return [
+        lax.cond(p, lambda v: lax.psum(v, "a"), lambda v: lax.pmax(v, "b") * u, x)
+        for p in (which, ~which, w[0] > 0, False)
+    ]
+
+
+def switch_with_collectives_that_all_enter(x, u, w):
+    branches = [lambda v: lax.all_gather(v, "b")[1], lambda v: lax.psum(v, ("a", "b")) + 0 * v, lambda v: v * u]
+    return [lax.switch(k + (w[0] > 10), branches, x) for k in (0, 1, 2)]
+
+
+def map_and_associative_scan_with_collectives(x, u, w):
+    mapped = lax.map(lambda t: lax.psum(t, "a") * u, x)
+    combine = lambda p, q: p + q + 0.1 * lax.pmean(p * q, "a")
+    return mapped, lax.map(lambda t: lax.pmean(t, "b"), x, batch_size=2), lax.associative_scan(combine, x)
+
+
+def grad_of_scan_with_collectives(x, u, w):
+    def loss(x, w):
+        carry, ys = lax.scan(lambda c, t: (jnp.tanh(c * u + lax.psum(t, "a")), c * lax.pmean(t, "b")), 0.1, x * w)
+        return carry + ys.sum()
+
+    return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
+
+
+def grad_of_conds(x, u, w):
+    def loss(x, w):
+        shared = lax.cond(w[0] > 0, lambda v: lax.psum(v * w, "a"), lambda v: v, x)
+        own = lax.cond(x[0] > 0, lambda v: v * w, jnp.sin, x)
+        return (shared * own).sum()
+
+    return jax.grad(loss, argnums=(0, 1))(x, w)
+
+
+NAMED = {
+    "scan": (
+        scan_with_collectives,
+        scan_carry_mapped_by_axis_index,
+        scan_carry_summed_in_every_turn,
+        scan_around_a_ring,
+        scan_with_gathers,
+        scan_over_gathered_axis,
+        nested_scans_with_collectives,
+        scan_of_jit_and_remat_with_collectives,
+        map_and_associative_scan_with_collectives,
+    ),
+    "while": (fori_with_collectives, while_that_all_leave_together, while_early_exit_on_a_residual),
+    "cond": (cond_with_collectives_that_all_enter, switch_with_collectives_that_all_enter),
+    "grad": (grad_of_scan_with_collectives, grad_of_conds),
+}
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
+@pytest.mark.parametrize("family", LOCAL)
+def test_control_flow_inside(family, placement):
+    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
+    with mesh42():
+        result = xmapped(together(LOCAL[family]), resources)(*arguments(a, b))
+    assert_same(result, by_vmap(LOCAL[family], a, b))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("family", NAMED)
+def test_control_flow_with_collectives_inside(family, placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = xmapped(together(NAMED[family]), resources)(*arguments(a, b))
+    assert_same(result, by_vmap(NAMED[family], a, b))
+
+
+# -------------------------------------------------------- predicates that differ, with collectives
+
+
+def _turns(a, b):
+    """How often each element turns: it differs over a and over b."""
+    return (np.arange(a)[:, None] + 2 * np.arange(b)) % 4
+
+
+def _own_turns():
+    return (lax.axis_index("a") + 2 * lax.axis_index("b")) % 4
+
+
+def _where(condition, yes, no):
+    condition = np.asarray(condition)
+    shape = condition.shape + (1,) * (3 - condition.ndim)
+    return np.where(condition.reshape(shape), yes, no)
+
+
+def _run_while(pending, step, state):
+    """NumPy's while over arrays: all elements turn together, those that are done keep their value."""
+    while (going := pending(state)).any():
+        state = tuple(np.where(_fit(going, new), new, old) for new, old in zip(step(state), state))
+    return state
+
+
+def _fit(condition, value):
+    return condition.reshape(condition.shape + (1,) * (value.ndim - condition.ndim))
+
+
+def _ones(x):
+    return np.ones(x.shape[:2], np.int32)
+
+
+def cond_sum_in_one_branch(x, u, w):
+    return lax.cond(lax.axis_index("a") % 2 == 0, lambda v: lax.psum(v, "a"), lambda v: 2 * v, x)
+
+
+def numpy_cond_sum_in_one_branch(x, u, w):
+    return _where(np.arange(len(x)) % 2 == 0, x.sum(0, keepdims=True), 2 * x)
+
+
+def cond_another_axis_in_each_branch(x, u, w):
+    return lax.cond(x[0] > 0, lambda v: lax.psum(v, "a"), lambda v: lax.pmax(v, "b") * u, x)
+
+
+def numpy_cond_another_axis_in_each_branch(x, u, w):
+    return _where(x[..., 0] > 0, x.sum(0, keepdims=True), x.max(1, keepdims=True) * u[:, None, None])
+
+
+def cond_differs_over_another_axis(x, u, w):
+    return lax.cond(u > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
+
+
+def numpy_cond_differs_over_another_axis(x, u, w):
+    return _where(u > 0, x.sum(1, keepdims=True), x)
+
+
+def switch_exchanges(x, u, w):
+    size = lax.psum(1, "a")
+    back = [(k, (k - 1) % size) for k in range(size)]
+    branches = [
+        lambda v: lax.ppermute(v, "a", back),
+        lambda v: lax.all_gather(v, "b").sum(0),
+        lambda v: v * lax.axis_index("a"),
+    ]
+    return lax.switch(lax.axis_index("b") - 1, branches, x)
+
+
+def numpy_switch_exchanges(x, u, w):
+    cases = [np.roll(x, -1, 0), np.broadcast_to(x.sum(1, keepdims=True), x.shape), x * np.arange(len(x))[:, None, None]]
+    return np.stack([cases[min(max(k - 1, 0), 2)][:, k] for k in range(x.shape[1])], axis=1).astype(np.float32)
+
+
+def cond_hides_the_sum_deeply(x, u, w):
+    """The collective is inside a scan in a remat in a jit in an inner cond on which all agree."""
+    total = jax.jit(jax.checkpoint(lambda v: lax.scan(lambda c, t: (c + lax.psum(t, "b"), t), 0.0, v)[0]))
+    inner = lambda v: lax.cond(w[0] > -9, lambda v: total(v) + 0 * v, lambda v: v, v)
+    return lax.cond(x[0] > 0, inner, lambda v: -v, x)
+
+
+def numpy_cond_hides_the_sum_deeply(x, u, w):
+    return _where(x[..., 0] > 0, x.sum((1, 2), keepdims=True) + 0 * x, -x)
+
+
+def cond_in_scan(x, u, w):
+    def step(carry, t):
+        carry = lax.cond(carry > 0, lambda c: c - lax.psum(jnp.abs(t), "a"), lambda c: c + 2, carry)
+        return carry, carry
+
+    return lax.scan(step, u, x)[1]
+
+
+def numpy_cond_in_scan(x, u, w):
+    carry, out = np.broadcast_to(u[:, None], x.shape[:2]), []
+    for t in np.moveaxis(x, -1, 0):
+        carry = np.where(carry > 0, carry - np.abs(t).sum(0), carry + 2)
+        out.append(carry)
+    return np.stack(out, -1)
+
+
+def while_sum_in_the_body(x, u, w):
+    turns = _own_turns()
+    step = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a"))
+    return lax.while_loop(lambda s: s[0] < turns, step, (0, x))
+
+
+def numpy_while_sum_in_the_body(x, u, w):
+    turns = _turns(*x.shape[:2])
+    step = lambda s: (s[0] + 1, s[1] / 2 + s[1].mean(0, keepdims=True))
+    return _run_while(lambda s: s[0] < turns, step, (0 * _ones(x), x))
+
+
+def while_differs_over_another_axis(x, u, w):
+    turns = lax.axis_index("a") % 3
+    return lax.while_loop(lambda s: s[0] < turns, lambda s: (s[0] + 1, s[1] - lax.pmean(s[1], "b") / 2), (0, x))
+
+
+def numpy_while_differs_over_another_axis(x, u, w):
+    turns = np.arange(len(x))[:, None] % 3
+    step = lambda s: (s[0] + 1, s[1] - s[1].mean(1, keepdims=True) / 2)
+    return _run_while(lambda s: s[0] < turns, step, (0 * _ones(x), x))
+
+
+def while_sum_in_the_condition(x, u, w):
+    """The condition sums over b and differs over a, and so does the carry."""
+    return lax.while_loop(lambda v: lax.psum(v.sum(), "b") < 30.0, lambda v: v + jnp.abs(x) + 0.5, x)
+
+
+def numpy_while_sum_in_the_condition(x, u, w):
+    going = lambda s: np.broadcast_to(s[0].sum((1, 2))[:, None] < 30.0, x.shape[:2])
+    return _run_while(going, lambda s: (s[0] + np.abs(x) + 0.5,), (x,))[0]
+
+
+def while_sums_over_both(x, u, w):
+    turns = lax.axis_index("b")
+    step = lambda s: (s[0] + 1, s[1] * 0.5 + lax.pmean(s[1], ("a", "b")) + lax.axis_index("a"))
+    return lax.while_loop(lambda s: s[0] < turns, step, (0, x))
+
+
+def numpy_while_sums_over_both(x, u, w):
+    turns = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+    rows = np.arange(len(x), dtype=np.float32)[:, None, None]
+    step = lambda s: (s[0] + 1, s[1] * np.float32(0.5) + s[1].mean((0, 1), keepdims=True) + rows)
+    return _run_while(lambda s: s[0] < turns, step, (0 * _ones(x), x))
+
+
+def fori_until_an_own_bound(x, u, w):
+    return lax.fori_loop(0, _own_turns(), lambda i, v: v / 2 + lax.pmean(v, "a") + i, x)
+
+
+def numpy_fori_until_an_own_bound(x, u, w):
+    turns = _turns(*x.shape[:2])
+    step = lambda s: (s[0] + 1, s[1] / 2 + s[1].mean(0, keepdims=True) + _fit(s[0], s[1]).astype(np.float32))
+    return _run_while(lambda s: s[0] < turns, step, (0 * _ones(x), x))[1]
+
+
+def while_then_a_sum(x, u, w):
+    """Devices leave the loop at different times and meet only afterwards."""
+    done = lax.while_loop(lambda v: v < 5, lambda v: v * 1.5 + 1, jnp.abs(x[0]))
+    return done, lax.psum(done, "a"), lax.all_gather(done, "b")
+
+
+def numpy_while_then_a_sum(x, u, w):
+    going = lambda s: s[0] < 5
+    (done,) = _run_while(going, lambda s: (s[0] * np.float32(1.5) + 1,), (np.abs(x[..., 0]),))
+    rows = np.broadcast_to(done[:, None, :], (*done.shape, done.shape[1]))
+    return done, np.broadcast_to(done.sum(0), done.shape), rows
+
+
+def while_in_while_with_sums(x, u, w):
+    def outer(state):
+        count, v = state
+        inner = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "b"))
+        return count + 1, lax.while_loop(lambda s: s[0] < lax.axis_index("b") % 2 + 1, inner, (0, v))[1]
+
+    return lax.while_loop(lambda s: s[0] < lax.axis_index("a") % 3, outer, (0, x))
+
+
+def numpy_while_in_while_with_sums(x, u, w):
+    zeros = 0 * _ones(x)
+    inner_turns = np.broadcast_to(np.arange(x.shape[1]) % 2 + 1, x.shape[:2])
+    outer_turns = np.broadcast_to(np.arange(len(x))[:, None] % 3, x.shape[:2])
+    inner = lambda s: (s[0] + 1, s[1] / 2 + s[1].mean(1, keepdims=True))
+    outer = lambda s: (s[0] + 1, _run_while(lambda t: t[0] < inner_turns, inner, (zeros, s[1]))[1])
+    return _run_while(lambda s: s[0] < outer_turns, outer, (zeros, x))
+
+
+def while_in_cond(x, u, w):
+    loop = lambda v: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a")), (0, v))[
+        1
+    ]
+    return lax.cond(lax.axis_index("b") > 0, loop, lambda v: v * u, x)
+
+
+def numpy_while_in_cond(x, u, w):
+    v = x
+    for _ in range(3):
+        v = v / 2 + v.mean(0, keepdims=True)
+    return _where(np.broadcast_to(np.arange(x.shape[1]) > 0, x.shape[:2]), v, x * u[:, None, None])
+
+
+def cond_in_while(x, u, w):
+    choose = lambda v: lax.cond(v[0] > 0, lambda v: v - lax.pmean(jnp.abs(v), "a"), lambda v: v / 2 + 1, v)
+    turns = lax.axis_index("b") % 3
+    return lax.while_loop(lambda s: s[0] <= turns, lambda s: (s[0] + 1, choose(s[1])), (0, x))[1]
+
+
+def numpy_cond_in_while(x, u, w):
+    turns = np.broadcast_to(np.arange(x.shape[1]) % 3, x.shape[:2])
+    choose = lambda v: _where(v[..., 0] > 0, v - np.abs(v).mean(0, keepdims=True), v / 2 + 1)
+    return _run_while(lambda s: s[0] <= turns, lambda s: (s[0] + 1, choose(s[1])), (0 * _ones(x), x))[1]
+
+
+def while_in_scan_with_sums(x, u, w):
+    def step(carry, t):
+        loop = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1], "a") * t)
+        return lax.while_loop(lambda s: s[0] < lax.axis_index("b"), loop, (0, carry))[1], carry
+
+    return lax.scan(step, u, w)
+
+
+def numpy_while_in_scan_with_sums(x, u, w):
+    turns = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+    carry, ys = np.broadcast_to(u[:, None], x.shape[:2]), []
+    for t in w:
+        ys.append(carry)
+        step = lambda s, t=t: (s[0] + 1, s[1] / 2 + s[1].mean(0, keepdims=True) * t)
+        carry = _run_while(lambda s: s[0] < turns, step, (0 * _ones(x), carry))[1]
+    return carry, np.stack(ys, -1)
+
+
+# ------------------------------------------------------------- and differentiated from outside
+
+
+def reverse(function):
+    """The pullback of a function of x, u and w for fixed cotangents, with its value."""
+
+    def pulled_back(*args):
+        out, pullback = jax.vjp(function, *args)
+        return out, pullback(jax.tree.map(lambda o: jnp.cos(jnp.arange(o.size, dtype=o.dtype).reshape(o.shape)), out))
+
+    return jax.jit(pulled_back)
+
+
+def forward(function):
+    """Value and derivative of a function of x, u and w in a fixed direction."""
+    direction = lambda args: tuple(jnp.cos(jnp.arange(v.size, dtype=v.dtype).reshape(v.shape)) for v in args)
+    return jax.jit(lambda *args: jax.jvp(function, args, direction(args)))
+
+
+def batched(function):
+    return jax.jit(lambda x, u, w: jax.vmap(function, (0, None, 0))(jnp.stack([x, -x]), u, jnp.stack([w, 2 * w])))
+
+
+def sum_in_a_branch(x, u, w):
+    return lax.cond(x[0] > 0, lambda v: lax.psum(v * w, "a"), lambda v: v * u, x)
+
+
+def positional_sum_in_a_branch(x, u, w):
+    return jnp.where(x[..., :1] > 0, (x * w).sum(0, keepdims=True), x * u[:, None, None])
+
+
+def unmapped_weight_in_a_branch(x, u, w):
+    """No collective is written here: the one for the gradient of w must not end up in the branch."""
+    return lax.cond(lax.axis_index("a") % 2 == 0, lambda v: jnp.sin(v * w), lambda v: v, x)
+
+
+def positional_unmapped_weight_in_a_branch(x, u, w):
+    return jnp.where((jnp.arange(len(x)) % 2 == 0)[:, None, None], jnp.sin(x * w), x)
+
+
+def unmapped_weight_in_a_switch_in_a_scan(x, u, w):
+    branches = [lambda c, t: c + w * t, lambda c, t: c * w, lambda c, t: c]
+    return lax.scan(lambda c, t: (lax.switch(lax.axis_index("b") % 3, branches, c, t), c), w, x)[0]
+
+
+def positional_unmapped_weight_in_a_switch_in_a_scan(x, u, w):
+    carry = jnp.broadcast_to(w, x.shape)
+    which = (jnp.arange(x.shape[1]) % 3)[None, :, None]
+    for k in range(3):
+        carry = jnp.where(which == 0, carry + w * x[..., k : k + 1], jnp.where(which == 1, carry * w, carry))
+    return carry
+
+
+@jax.custom_vjp
+def _scaled(v, w):
+    return v * w
+
+
+_scaled.defvjp(lambda v, w: (v * w, (v, w)), lambda res, ct: (ct * res[1], lax.psum(ct * res[0], ("a", "b"))))
+
+
+def sum_hidden_in_a_backward_rule(x, u, w):
+    """Only the backward pass of the branch has a collective, and only some elements take that branch."""
+    return lax.cond(lax.axis_index("b") > 1, lambda v: _scaled(v, w), lambda v: v, x)
+
+
+def positional_sum_hidden_in_a_backward_rule(x, u, w):
+    return jnp.where((jnp.arange(x.shape[1]) > 1)[:, None], x * w, x)
+
+
+def remat_in_a_branch(x, u, w):
+    branch = jax.checkpoint(lambda v: jnp.sin(jnp.sin(v * w)) * u)
+    return lax.cond(x[0] > 0, branch, lambda v: lax.pmean(v, "b"), x)
+
+
+def positional_remat_in_a_branch(x, u, w):
+    return jnp.where(x[..., :1] > 0, jnp.sin(jnp.sin(x * w)) * u[:, None, None], x.mean(1, keepdims=True))
+
+
+def sum_in_a_loop(x, u, w):
+    turns = _own_turns()
+    step = lambda s: (s[0] + 1, s[1] / 2 + lax.pmean(s[1] * w, "a") * u)
+    return lax.while_loop(lambda s: s[0] < turns, step, (0, x))[1]
+
+
+def positional_sum_in_a_loop(x, u, w):
+    turns = jnp.asarray(_turns(*x.shape[:2]))[..., None]
+    v = x
+    for k in range(3):
+        v = jnp.where(k < turns, v / 2 + (v * w).mean(0, keepdims=True) * u[:, None, None], v)
+    return v
+
+
+def unmapped_weight_in_a_loop(x, u, w):
+    turns = lax.axis_index("a") % 3
+    return lax.while_loop(lambda s: s[0] < turns, lambda s: (s[0] + 1, jnp.sin(s[1] * w + x)), (0, w))[1]
+
+
+def positional_unmapped_weight_in_a_loop(x, u, w):
+    turns = (jnp.arange(len(x)) % 3)[:, None, None]
+    v = jnp.broadcast_to(w, x.shape)
+    for k in range(2):
+        v = jnp.where(k < turns, jnp.sin(v * w + x), v)
+    return v
+
+
+def oracles(kind, programs):
+    """NumPy's or the positional function for each program, as one function."""
+    functions = {program.__name__: globals()[f"{kind}_{program.__name__}"] for program in programs}
+    return lambda *args: {name: function(*args) for name, function in functions.items()}
+
+
+DIVERGENT = {
+    "conds": (
+        cond_sum_in_one_branch,
+        cond_another_axis_in_each_branch,
+        cond_differs_over_another_axis,
+        switch_exchanges,
+        cond_hides_the_sum_deeply,
+        cond_in_scan,
+    ),
+    "whiles": (
+        while_sum_in_the_body,
+        while_differs_over_another_axis,
+        while_sum_in_the_condition,
+        while_sums_over_both,
+        fori_until_an_own_bound,
+        while_then_a_sum,
+    ),
+    "nested": (while_in_while_with_sums, while_in_cond, cond_in_while, while_in_scan_with_sums),
+}
+DIVERGENT_DERIVATIVES = {
+    "reverse": (
+        reverse,
+        (
+            sum_in_a_branch,
+            unmapped_weight_in_a_branch,
+            unmapped_weight_in_a_switch_in_a_scan,
+            sum_hidden_in_a_backward_rule,
+            remat_in_a_branch,
+        ),
+    ),
+    "forward": (forward, (sum_in_a_loop, unmapped_weight_in_a_loop, unmapped_weight_in_a_branch)),
+    "batched": (batched, (sum_in_a_branch, sum_in_a_loop)),
+}
+
+
+def check_divergent_group(group):
+    """Run one group under every placement; called in a process of its own."""
+    transform, programs = DIVERGENT_DERIVATIVES.get(group) or (lambda f: f, DIVERGENT[group])
+    oracle = transform(oracles("numpy" if group in DIVERGENT else "positional", programs))
+    for a, b, resources in PLACEMENTS.values():
+        print(group, resources, flush=True)
+        with mesh42():
+            result = jax.block_until_ready(transform(xmapped(together(programs), resources))(*arguments(a, b)))
+        assert_same(result, oracle(*arguments(a, b)))
+
+
+@pytest.mark.parametrize("group", [*DIVERGENT, *DIVERGENT_DERIVATIVES])
+def test_predicates_that_differ_select_and_never_hang(group):
+    command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), group]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "every placement agrees"
+
+
+# -------------------------------------------------------------------------- rematerialization
+
+POLICIES = {
+    "none": None,
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots without batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "names": jax.checkpoint_policies.save_only_these_names("hidden"),
+    "all but names": jax.checkpoint_policies.save_anything_except_these_names("hidden"),
+    "any names but": jax.checkpoint_policies.save_any_names_but_these("other"),
+    "both": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.save_only_these_names("hidden")
+    ),
+}
+
+
+def layer(x, u, w):
+    """A body whose intermediate results have names."""
+    hidden = checkpoint_name(jnp.sin(jnp.outer(x, w) @ x), "hidden")
+    other = checkpoint_name(jnp.tanh(lax.pmean(hidden, "a") + u), "other")
+    return jnp.cos(other * hidden).sum()
+
+
+def remat_layer(policy):
+    return jax.checkpoint(layer, policy=policy, prevent_cse=policy is None)
+
+
+def gradients(body, over):
+    """Gradients of a body taken inside of it, and of the whole from outside."""
+    inside = over(jax.grad(body, argnums=(0, 1, 2)))
+    outside = jax.grad(lambda *args: over(body)(*args).sum(), argnums=(0, 1, 2))
+    return lambda *args: (inside(*args), outside(*args))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_remat_changes_no_gradient(placement):
+    a, b, resources = PLACEMENTS[placement]
+    expected = jax.jit(gradients(layer, vmapped))(*arguments(a, b))
+    ours = {name: gradients(remat_layer(p), lambda body: xmapped(body, resources)) for name, p in POLICIES.items()}
+    with mesh42():
+        result = jax.jit(lambda *args: {name: f(*args) for name, f in ours.items()})(*arguments(a, b))
+    assert_same(result, dict.fromkeys(POLICIES, expected))
+
+
+def count(primitive, function, args):
+    """How many equations of this primitive a function's jaxpr has, at every depth."""
+
+    def inside(jaxpr):
+        own = sum(eqn.primitive.name == primitive for eqn in jaxpr.eqns)
+        return own + sum(inside(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params))
+
+    return inside(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+@pytest.mark.parametrize("resources", [{}, {"a": "x", "b": "y"}], ids=str)
+@pytest.mark.parametrize("policy", ["none", "everything", "nothing", "names", "all but names"])
+def test_remat_policy_decides_what_is_computed_again(policy, resources):
+    """The outer gradient computes sin and tanh as often as that of the vmapped function."""
+    body, args = remat_layer(POLICIES[policy]), arguments(8, 4)
+    with mesh42():
+        ours, theirs = (jax.grad(lambda *args, f=f: f(*args).sum()) for f in (xmapped(body, resources), vmapped(body)))
+        for primitive in ("sin", "tanh"):
+            assert count(primitive, ours, args) == count(primitive, theirs, args) > 0
+
+
+# --------------------------------------------------------------- around an xmapped function
+
+
+def mixing(x, u, w):
+    """The body that outer control flow calls; it keeps the shape of x."""
+    return jnp.tanh(x * w + u) + lax.pmean(x, "a") - lax.pmean(x[0], "b") * u
+
+
+def scan_around(f, x, u, w):
+    return lax.scan(lambda c, t: (f(c, u, w * t), c.sum()), x, w)
+
+
+def grad_of_scan_around(f, x, u, w):
+    loss = lambda x, u, w: lax.scan(lambda c, t: (f(c, u * t, w), None), x, w)[0].sum()
+    return jax.grad(loss, argnums=(0, 1, 2))(x, u, w)
+
+
+def fori_around(f, x, u, w):
+    return lax.fori_loop(0, jnp.int32(2 + (w[0] > 9)), lambda i, v: f(v, u + i, w), x)
+
+
+def while_around(f, x, u, w):
+    return lax.while_loop(lambda s: s[1] < 3, lambda s: (f(s[0], u, w), s[1] + 1), (x, 0))
+
+
+def while_condition_around(f, x, u, w):
+    going = lambda s: (jnp.abs(f(s[0], u, w)).sum() > 20) & (s[1] < 5)
+    return lax.while_loop(going, lambda s: (s[0] / 2, s[1] + 1), (x, 0))
+
+
+def cond_around(f, x, u, w):
+    choose = lambda p: lax.cond(p, lambda x: f(x, u, w), lambda x: f(-x, u, w) * 2, x)
+    return choose(w[0] > 0), choose(w[0] <= 0)
+
+
+def switch_around(f, x, u, w):
+    branches = [lambda x: f(x, u, w), jnp.sin, lambda x: f(f(x, u, w), u, w)]
+    return [jax.jit(lambda k: lax.switch(k, branches, x))(k) for k in (0, 2)]
+
+
+def map_around(f, x, u, w):
+    stacked = jnp.stack([x, x + 1, -x])
+    return lax.map(lambda v: f(v, u, w), stacked), lax.map(lambda v: f(v, u, w), stacked, batch_size=2)
+
+
+def associative_scan_around(f, x, u, w):
+    combine = lambda p, q: 0.5 * (p + q)
+    return lax.associative_scan(combine, jnp.stack([x, f(x, u, w), f(-x, u, w)]))
+
+
+def jit_around(f, x, u, w):
+    return jax.jit(lambda x, scale: f(x, u, w * scale), static_argnums=1)(x, 2)
+
+
+def remat_around(f, x, u, w):
+    loss = jax.checkpoint(lambda x, u, w: jnp.sin(f(x, u, w)).sum(), policy=POLICIES["nothing"])
+    return jax.value_and_grad(loss, argnums=(0, 1, 2))(x, u, w)
+
+
+AROUND = {
+    "loops": (scan_around, grad_of_scan_around, fori_around, while_around, while_condition_around),
+    "others": (cond_around, switch_around, map_around, associative_scan_around, jit_around, remat_around),
+}
+
+
+def all_around(uses, over):
+    """Every use of the mixing function, which ``over`` maps, as one jitted function."""
+    return jax.jit(lambda *args: {use.__name__: use(over(mixing), *args) for use in uses})
+
+
+@functools.cache
+def around_vmap(uses, a, b):
+    return all_around(uses, vmapped)(*arguments(a, b))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("uses", AROUND)
+def test_control_flow_around(uses, placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = all_around(AROUND[uses], lambda body: xmapped(body, resources))(*arguments(a, b))
+    assert_same(result, around_vmap(AROUND[uses], a, b))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    check_divergent_group(sys.argv[1])
+    print("every placement agrees")
