@@ -28,7 +28,7 @@ class Effort:
     compiles: int
 
 
-FULL = Effort(rounds=15, calls=60, traces=15, cold_traces=5, compiles=8)
+FULL = Effort(rounds=30, calls=50, traces=15, cold_traces=5, compiles=8)
 QUICK = Effort(rounds=5, calls=30, traces=5, cold_traces=2, compiles=2)
 
 
