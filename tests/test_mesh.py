@@ -27,7 +27,7 @@ def centre(placement="x"):
     return xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
 
 
-def by_hand(devices, names, spec, x):
+def parts_of(devices, names, spec, x):
     """What lies where, as ``{device: part}``."""
     sharding = NamedSharding(jax.sharding.Mesh(devices, names), spec)
     return {s.device: np.asarray(s.data) for s in jax.device_put(x, sharding).addressable_shards}
@@ -35,7 +35,7 @@ def by_hand(devices, names, spec, x):
 
 def assert_lies(out, devices, names, spec, expected):
     assert len(out.sharding.device_set) == np.size(devices)
-    parts = by_hand(devices, names, spec, expected)
+    parts = parts_of(devices, names, spec, expected)
     shards = {s.device: np.asarray(s.data) for s in out.addressable_shards}
     assert shards.keys() == parts.keys()
     for device, part in parts.items():
@@ -219,8 +219,15 @@ SPECS = [("x", P("x")), (("x", "y"), P(("x", "y"))), (("y", "x"), P(("y", "x")))
 @their_contexts
 @pytest.mark.parametrize(("placement", "spec"), SPECS, ids=["part", "full", "permuted"])
 def test_meshes_entered_by_jax_are_seen(placement, spec, context):
-    with context():
-        assert_lies(centre(placement)(X), SQUARE, ("x", "y"), spec, CENTRED)
+    with entered(context) as m:
+        out = centre(placement)(X)
+        # On a mesh with axes of both types JAX itself may keep only some of a dimension's axes.
+        if len(set(m.axis_types)) == 1:
+            assert_lies(out, SQUARE, ("x", "y"), spec, CENTRED)
+        np.testing.assert_allclose(out, CENTRED)
+        by_hand = jax.shard_map(lambda v: v * 2, mesh=m, in_specs=spec, out_specs=spec)
+        expected = jax.jit(by_hand)(jax.device_put(X, NamedSharding(m, spec)))
+    assert out.sharding.is_equivalent_to(expected.sharding, 2)
     assert_no_mesh()
 
 
