@@ -240,12 +240,16 @@ def _check_broadcast(checker, present, broadcast):
 # --------------------------------------------------------------------- execution
 
 
-def execute(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
-    """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
+def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluator] = Evaluator) -> list[Any]:
+    """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh.
+
+    Args:
+      evaluator: makes what evaluates the program; a report on the plan watches with one of its own.
+    """
     if not plan.uses_mesh:
-        return _on_device(plan, Locality(plan.placements), plan.program.consts, leaves)
+        return _on_device(plan, Locality(plan.placements), plan.program.consts, leaves, evaluator)
     if plan.nested:
-        return _in_outer_body(plan, leaves)
+        return _in_outer_body(plan, leaves, evaluator)
     mesh = plan.scope.mesh
     assert mesh is not None
     loc = Locality(plan.placements, tuple(mesh.axis_names), dict(mesh.shape))
@@ -253,7 +257,7 @@ def execute(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
 
     def on_device(consts, args):
-        return _on_device(plan, loc, consts, args)
+        return _on_device(plan, loc, consts, args, evaluator)
 
     consts = list(plan.program.consts)
     mapped = jax.shard_map(
@@ -274,18 +278,18 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
     return PartitionSpec(*entries)
 
 
-def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any], evaluator) -> list[Any]:
     """The results of one device from its parts of the arguments."""
     boundary = _without_loops(loc)
     args = [_enter(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
-    outs = _evaluate(plan, loc, consts, args)
+    outs = _evaluate(plan, loc, consts, args, evaluator)
     types = plan.program.out_types
     return [_leave(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
 
 
-def _evaluate(plan, loc, consts, args):
+def _evaluate(plan, loc, consts, args, evaluator):
     body = plan.body if loc.mesh_axes else dataclasses.replace(plan.body, device_axes={})
-    ev = Evaluator(loc, Checker(loc.placements, plan.fun_name), lambda fun, types: trace_flat(fun, types, body))
+    ev = evaluator(loc, Checker(loc.placements, plan.fun_name), lambda fun, types: trace_flat(fun, types, body))
     values = [positional(c) for c in consts]
     if loop_lengths(loc.placements):
         return evaluate_in_loops(ev, plan.program, values, args)
@@ -319,7 +323,7 @@ def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) ->
 # --------------------------------------------------------------- inside another xmap
 
 
-def _in_outer_body(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
+def _in_outer_body(plan: Plan, leaves: Sequence[Any], evaluator) -> list[Any]:
     """A nested call on the mesh: its mesh axes are named axes of the outermost xmap, which maps them to devices.
 
     Each device takes its part of the arguments, and the parts of results are gathered again.
@@ -329,7 +333,7 @@ def _in_outer_body(plan: Plan, leaves: Sequence[Any]) -> list[Any]:
     loc = Locality(placements, tuple(sizes), dict(sizes), nested=True)
     boundary = _without_loops(loc)
     args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
-    outs = _evaluate(plan, loc, plan.program.consts, args)
+    outs = _evaluate(plan, loc, plan.program.consts, args, evaluator)
     types = plan.program.out_types
     return [_gather_parts(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
 
