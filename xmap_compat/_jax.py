@@ -134,6 +134,19 @@ def where_in_user_code(eqn: Any) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
+def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
+    """The user's frames, innermost first: ``(file, function, line, column, end line, end column)``."""
+    return [
+        (f.file_name, f.function_name, f.start_line, f.start_column, f.end_line, f.end_column)
+        for f in source_info_util.user_frames(eqn.source_info.traceback)
+    ]
+
+
+def name_stack(eqn: Any) -> str:
+    """The named scopes around an equation, outermost first, within its own jaxpr."""
+    return str(eqn.source_info.name_stack)
+
+
 # --------------------------------------------------------- tracing named programs
 
 
