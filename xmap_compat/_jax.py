@@ -548,27 +548,32 @@ def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], 
     restoration.attribute(reductions, "_ensure_optional_axes", ensure_optional_axes)
 
 
-def restore_all_to_all_transpose(restoration: Restoration) -> None:
-    """Mend the transpose of an untiled all_to_all with split_axis != concat_axis, which JAX (to 0.12) gets wrong.
+def restore_collective_transposes(restoration: Restoration) -> None:
+    """Mend two transposes that JAX (to 0.12) gets wrong, for gradients taken inside bodies.
 
-    The primitive itself is always tiled; ``lax.all_to_all`` adds and removes a dimension of one element.
+    An untiled ``all_to_all`` with ``split_axis != concat_axis`` (the primitive itself is always tiled;
+    ``lax.all_to_all`` adds and removes a dimension of one element), and ``pbroadcast`` of non-scalars.
     """
 
-    def transpose(cts, x, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
-        swapped = parallel.all_to_all(
-            cts,
-            axis_name,
-            split_axis=concat_axis,
-            concat_axis=split_axis,
-            axis_index_groups=axis_index_groups,
-            tiled=True,
+    def all_to_all(ct, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
+        swapped = {"split_axis": concat_axis, "concat_axis": split_axis, "axis_index_groups": axis_index_groups}
+        return parallel.all_to_all(ct, axis_name, tiled=True, **swapped)
+
+    def pbroadcast(ct, axis_name, source):
+        total = parallel.psum(ct, axis_name)
+        return jax.lax.select(
+            jax.lax.full(total.shape, parallel.axis_index(axis_name) == source), total, jax.lax.full_like(total, 0)
         )
-        return (swapped,)
 
-    def linear_transpose(cts, x, **params):
-        return [ad_util.Zero(x.aval)] if type(cts) is ad_util.Zero else transpose(cts, x, **params)
+    for primitive, rule in ((parallel.all_to_all_p, all_to_all), (parallel.pbroadcast_p, pbroadcast)):
+        restoration.entry(ad.primitive_transposes, primitive, _linear_transpose(rule))
 
-    restoration.entry(ad.primitive_transposes, parallel.all_to_all_p, linear_transpose)
+
+def _linear_transpose(rule):
+    def transpose(ct, x, **params):
+        return [ad_util.Zero(x.aval) if type(ct) is ad_util.Zero else rule(ct, **params)]
+
+    return transpose
 
 
 def restore_extremum_gradients(

@@ -63,19 +63,24 @@ class _Group:
 
 
 def _groups(loc, jaxpr, names, loops):
-    def loops_of(axis_names):
-        used = {loop for n in axis_names for loop in loc.placements[n].loops}
+    """Results and side effects, by the loops that anything needed for them varies over."""
+
+    def loops_of(eqns, variables):
+        atoms = [*variables, *(v for eqn in eqns for v in (*eqn.invars, *eqn.outvars))]
+        used = {loop for v in atoms for n in read_names(names, v) for loop in loc.placements[n].loops}
         return tuple(loop for loop in loops if loop in used)
 
     outputs: dict[tuple, list] = {}
     for v in dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)):
-        outputs.setdefault(loops_of(read_names(names, v)), []).append(v)
+        outputs.setdefault(loops_of(_needed(jaxpr, [v], [])[0], [v]), []).append(v)
     effects: dict[tuple, list] = {}
+    done = {id(eqn) for outs in outputs.values() for eqn in _needed(jaxpr, outs, [])[0]}
     for eqn in jaxpr.eqns:
-        if _jax.has_side_effect(eqn):
-            union = frozenset().union(*(read_names(names, v) for v in eqn.invars))
-            effects.setdefault(loops_of(union), []).append(eqn)
-            outputs.setdefault(loops_of(union), [])
+        if not _jax.has_side_effect(eqn) or id(eqn) in done:
+            continue
+        key = loops_of(_needed(jaxpr, [], [eqn])[0], [])
+        effects.setdefault(key, []).append(eqn)
+        outputs.setdefault(key, [])
     for key, outs in outputs.items():
         eqns, inputs = _needed(jaxpr, outs, effects.get(key, []))
         yield _Group(key, eqns, inputs, tuple(outs))
@@ -103,7 +108,14 @@ def _run_group(ev, group, given, loops):
         return [env[v] for v in group.outputs]
 
     outs = _nest(body, group.loops, chunked, loops)
-    return [_join(ev.loc, out, group.loops) for out in outs]
+    return [_join(ev.loc, *_first_of_equal(ev.loc, out, group.loops)) for out in outs]
+
+
+def _first_of_equal(loc, value, loops):
+    """Drop the leading dimension of loops that a result does not vary over: it was computed equal in each turn."""
+    own = {loop for n in value.names for loop in loc.placements[n].loops}
+    index = tuple(slice(None) if loop in own else 0 for loop in loops)
+    return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _make_restoration() -> _jax.Restoration:
     restoration.attribute(jax.numpy, "einsum", vocabulary.einsum_or(jax.numpy.einsum))
     restoration.attribute(_jax.TRACER_TYPES, "named_shape", _jax.tracer_property(named_types.named_shape))
     _jax.restore_named_reductions(restoration, _is_name)
-    _jax.restore_all_to_all_transpose(restoration)
+    _jax.restore_collective_transposes(restoration)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration
 

@@ -227,7 +227,7 @@ _ELEMENTWISE = (
 )
 
 # Their operands must have one shape even where one is a scalar.
-_NO_SCALARS = ("select_n",)
+_NO_SCALARS = ("select_n", "add_any")
 
 _REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
 

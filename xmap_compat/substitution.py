@@ -27,6 +27,7 @@ from xmap_compat.named_values import (
     conform,
     conform_to_names,
     positional,
+    vary_over,
 )
 from xmap_compat.primitives import DIRECT, evaluate_primitive
 
@@ -112,6 +113,16 @@ def collectives_in(jaxpr: Any) -> set[AxisName]:
         for sub in _jax.subjaxprs(eqn.params):
             found |= collectives_in(sub)
     return found
+
+
+def has_custom_rule(jaxpr: Any) -> bool:
+    """Whether a jaxpr calls a function with a custom derivative."""
+    eqns = _jax.open_jaxpr(jaxpr)[0].eqns
+    return any(
+        eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        or any(map(has_custom_rule, _jax.subjaxprs(eqn.params)))
+        for eqn in eqns
+    )
 
 
 def mentions_any(jaxpr: Any, names: Iterable[AxisName]) -> bool:
@@ -213,15 +224,24 @@ def _cond(ev: Evaluator, params, operands, eqn):
     index, *operands = operands
     branches = params["branches"]
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
-    # A device must not skip a collective that others wait for; then, and for elements of
-    # one device, all branches are computed and each element takes its own.
-    if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):
+    if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):
         return _cond_select(ev, branches, index, operands)
 
     def branch(jaxpr):
         return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
 
+    # What differs inside differs before: a cast within a branch would become a sum within a branch of the gradient.
+    operands = [vary_over(ev.loc, v, index.names) for v in operands]
     return lax.switch(index.data, [branch(b) for b in branches], *operands)
+
+
+def _must_stay_together(ev, branches):
+    """Whether a device that takes another branch might miss a collective that others wait for.
+
+    A custom rule may hide one in its derivative.  Then, as for several elements on one device, all branches
+    are computed and each element takes its own.
+    """
+    return ev.communicates(*branches) or any(map(has_custom_rule, branches))
 
 
 def _cond_select(ev, branches, index, operands):
