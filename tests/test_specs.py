@@ -787,6 +787,41 @@ def test_scalars_are_traced(scalar):
     assert all(isinstance(s, jax.core.Tracer) and s.shape == () for s in seen)
 
 
+RING = [(k, (k + 1) % 8) for k in range(8)]
+WEAK_PROGRAMS = {
+    "where": lambda x, s: jnp.where(x > 2, 1.0, s),
+    "cond": lambda x, s: lax.cond(x > 2, lambda: s, lambda: x),
+    "scan": lambda x, s: lax.scan(lambda c, _: (c * 2.0, c), x, None, length=2),
+    "while": lambda x, s: lax.while_loop(lambda c: c < 3, lambda c: c + s, x),
+    "jit": lambda x, s: jax.jit(jnp.multiply)(x, s),
+    "grad": lambda x, s: jax.grad(lambda v: v * s)(x),
+    "sort": lambda x, s: jnp.sort(jnp.stack([x, s])),
+    "axis_index": lambda x, s: lax.axis_index("i") * s,
+    "ppermute": lambda x, s: lax.ppermute(x, "i", RING),
+    "all_gather": lambda x, s: lax.all_gather(x, "i"),
+}
+
+
+@over({name: PLACEMENTS[name] for name in ("none", "part", "full")})
+@pytest.mark.parametrize("x", [MAPPED["weak float"], MAPPED["float32"]], ids=["weak", "strong"])
+@pytest.mark.parametrize("body", WEAK_PROGRAMS.values(), ids=WEAK_PROGRAMS.keys())
+def test_programs_with_weak_scalars_give_the_types_of_vmap(body, x, placement, mesh42):
+    expected = jax.vmap(body, in_axes=(0, None), axis_name="i", axis_size=8)(x, 2.0)
+    with mesh42:
+        result = xmap(body, (["i"], {}), ["i", ...], axis_resources={"i": placement})(x, 2.0)
+    assert_same_types(result, expected)
+
+
+@over(MESH_PLACEMENTS)
+@pytest.mark.parametrize("reduce", [lax.psum, lax.pmean, lax.pmax])
+def test_reductions_of_weak_values_are_strong_as_in_legacy(reduce, placement, mesh42):
+    body = lambda x, s: (reduce(x, "i"), reduce(s, "i"))
+    with mesh42:
+        results = xmap(body, (["i"], {}), {}, axis_resources={"i": placement})(MAPPED["weak float"], 2.5)
+    assert [(r.dtype, r.weak_type) for r in results] == [(np.float32, False)] * 2
+    np.testing.assert_allclose(results, [8 * 2.5 if reduce is lax.psum else 2.5] * 2)
+
+
 def typed_key():
     return jax.random.key(7)
 
