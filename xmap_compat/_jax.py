@@ -692,3 +692,82 @@ def _define_linear(primitive, dual, shape, batch):
     primitive.def_abstract_eval(abstract_eval)
     ad.deflinear2(primitive, transpose)
     batching.primitive_batchers[primitive] = batch_rule
+
+
+# --- the legacy module
+
+
+def hold(restoration: Restoration, other: Restoration) -> None:
+    """Keep what another restoration installs for as long as this one is."""
+
+    def install():
+        other.enter()
+        return other.exit
+
+    restoration._plan.append(install)
+
+
+def restore_mesh_context(restoration: Restoration) -> None:
+    """``with jax.sharding.Mesh(...)`` as it was: without the deprecation warning of 0.10.1, seen by xmap and bare specs.
+
+    It sets the same state as JAX's own context, so that a block may outlive the restoration.
+    """
+
+    def enter(self):
+        resources = mesh_lib.thread_resources
+        resources.stack.append(resources.stack[-1].with_mesh(self))
+        resources.env = resources.stack[-1]
+        _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
+        _publish_meshes(resources)
+        return self
+
+    def exit(self, *exc_info):
+        resources = mesh_lib.thread_resources
+        _entered_meshes.around.pop(len(resources.stack), None)
+        resources.stack.pop()
+        resources.env = resources.stack[-1]
+        _publish_meshes(resources)
+        return False
+
+    restoration.attribute(jax.sharding.Mesh, "__enter__", enter)
+    restoration.attribute(jax.sharding.Mesh, "__exit__", exit)
+    hold(restoration, _bare_specs_in_jit)
+
+
+def assign_mesh(mesh: jax.sharding.Mesh) -> None:
+    """Put ``mesh`` in the place of this thread's innermost entered mesh, or of none."""
+    resources = mesh_lib.thread_resources
+    resources.stack[-1] = mesh_lib.ResourceEnv(mesh)
+    resources.env = resources.stack[-1]
+    level = len(resources.stack)
+    if level == 1 or level in _entered_meshes.around:
+        _entered_meshes.around[level] = mesh_lib.get_concrete_mesh()
+    _publish_meshes(resources)
+
+
+def forget_assigned_mesh() -> None:
+    """Undo ``assign_mesh`` outside of all contexts, for this thread."""
+    resources = mesh_lib.thread_resources
+    resources.stack[0] = mesh_lib.EMPTY_ENV
+    resources.env = resources.stack[-1]
+    _publish_meshes(resources)
+
+
+class _RememberedOption:
+    """The value of an option that nothing reads any more."""
+
+    def __init__(self):
+        self.value = False
+
+    def _set(self, value):
+        self.value = bool(value)
+
+
+def accept_options(restoration: Restoration, names: Sequence[str]) -> None:
+    """Boolean options of ``jax.config`` that JAX removed: they can be set and read, and change nothing."""
+    for name in names:
+        option = _RememberedOption()
+        help_text = "An option of xmap, accepted by xmap_compat without effect."
+        restoration.entry(config.config._value_holders, name, option)
+        restoration.entry(config.config.meta, name, (bool, [], {"help": help_text}))
+        restoration.attribute(type(config.config), name, property(lambda _, option=option: option.value))

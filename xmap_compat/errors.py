@@ -314,16 +314,16 @@ def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str)
     )
 
 
-def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
+def repeated_permutation_index(kind: str, index: int) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element can be sent "
-        "once and received once"
+        f"The permutation of ppermute has the {kind} index {index} more than once. Each element can be sent once and "
+        "received once"
     )
 
 
-def permutation_index_out_of_range(index: int, size: int, where: str) -> ValueError:
+def permutation_index_out_of_range(index: int, size: int) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute at {where} has the index {index}, but the axis has the indices 0 to {size - 1}"
+        f"The permutation of ppermute has the index {index}, but the axis has the indices 0 to {size - 1}"
     )
 
 
@@ -418,3 +418,27 @@ def named_shape_unknown(reason: str) -> ValueError:
 
 def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:
     return TypeError(f"{what} should have the type {expected}, but has the type {found}")
+
+
+def outer_name_is_mesh_axis(names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"The function uses the axes {_names(names)} of a transformation around the xmap, but mesh axes have the same "
+        "names. Rename the axis_name of the vmap around it"
+    )
+
+
+# ---------------------------------------------------------------------- the legacy module
+
+
+def bad_resource_env(value: Any) -> TypeError:
+    return TypeError(
+        f"thread_resources.env should be assigned a ResourceEnv, but got {value!r}. Write "
+        "`thread_resources.env = ResourceEnv(mesh)`, or `with mesh:`"
+    )
+
+
+def assigned_loops(loops: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has the loops "
+        f"{tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
+    )
