@@ -560,6 +560,23 @@ def test_debug_print_prints_each_element(placement, spec, copies, mesh42, capsys
     assert sorted(printed) == sorted(["", *[f"value {v}" for v in X[:, 0]] * copies])
 
 
+@pytest.mark.parametrize(("placement", "devices"), [((), 1), ("x", 8), (SerialLoop(2), 1)], ids=str)
+def test_a_callback_that_several_results_need_runs_once(placement, devices, mesh42):
+    log = []
+
+    def body(v, w):
+        told = io_callback(functools.partial(tell, log), jax.ShapeDtypeStruct((), jnp.float32), w)
+        return v + told, told
+
+    fun = xmap(body, (["i"], ["j"]), (["i", "j"], ["j"]), axis_resources={"i": placement})
+    with mesh42:
+        table, told = fun(X[:, 0], Y[:, 0])
+        np.testing.assert_array_equal(table, X[:, :1] + 2 * Y[:, 0])
+        np.testing.assert_array_equal(told, 2 * Y[:, 0])
+        jax.effects_barrier()
+    assert sorted(map(float, log)) == sorted(Y[:, 0].tolist() * devices)
+
+
 # -------------------------------------------------------------------------------- loops
 
 TABLE_IN, TABLE_OUT = (["i", ...], ["j", ...]), ["i", "j", ...]
