@@ -5,7 +5,9 @@ Results are compared with NumPy or the positional function, behaviour with ``jax
 
 import contextlib
 import functools
+import gc
 import re
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -424,6 +426,21 @@ def test_functions_of_one_code_with_other_closures_are_told_apart():
 
     for factor in (2, 3):
         np.testing.assert_array_equal(times(factor)(X), factor * X)
+
+
+@over(["none", "full"])
+def test_what_is_kept_dies_with_the_function(placement, spec, mesh42):
+    def use():
+        def body(v):
+            return v * 2
+
+        with mesh42:
+            xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})(X)
+        return weakref.ref(body)
+
+    reference = use()
+    gc.collect()
+    assert reference() is None
 
 
 # ------------------------------------------------------------------------------ backend
