@@ -735,9 +735,12 @@ def restore_mesh_context(restoration: Restoration) -> None:
 
 
 def assign_mesh(mesh: jax.sharding.Mesh) -> None:
-    """Put ``mesh`` in the place of this thread's innermost entered mesh, or of none."""
+    """Put ``mesh`` in the place of this thread's innermost entered mesh, or of none.
+
+    The mesh of ``jax.set_mesh`` is not kept beyond it (a program that saves the environment assigns it back).
+    """
     resources = mesh_lib.thread_resources
-    resources.stack[-1] = mesh_lib.ResourceEnv(mesh)
+    resources.stack[-1] = mesh_lib.EMPTY_ENV if mesh is mesh_lib.get_concrete_mesh() else mesh_lib.ResourceEnv(mesh)
     resources.env = resources.stack[-1]
     level = len(resources.stack)
     if level == 1 or level in _entered_meshes.around:

@@ -1,0 +1,191 @@
+"""Run a program as it ran when JAX had xmap, or ask something about one.
+
+usage:
+  python -m xmap_compat SCRIPT [ARGS...]      run a script under xmap_compat.install()
+  python -m xmap_compat -m MODULE [ARGS...]   run a module under xmap_compat.install()
+  python -m xmap_compat check PATH...         list the uses of what JAX removed with xmap
+
+A program runs as it does without `-m xmap_compat`: with its sys.argv, sys.path, __main__ module,
+tracebacks and exit code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pkgutil
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+# The subcommands: module and function, called with the arguments that follow; it returns the exit code.
+COMMANDS = {
+    "check": ("xmap_compat.check", "main"),
+}
+
+
+def main(args: Sequence[str]) -> int | None:
+    if args and args[0] in COMMANDS:
+        module, function = COMMANDS[args[0]]
+        return getattr(importlib.import_module(module), function)(args[1:])
+    if args and args[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if not args or args[0] == "-m" and len(args) == 1 or args[0].startswith("-") and args[0] != "-m":
+        print(__doc__, file=sys.stderr)
+        return 2
+    install_with_jax()
+    run_program(args)
+    return None
+
+
+# -------------------------------------------------------------------- running a program
+
+
+def run_program(args: Sequence[str]) -> None:
+    """Run ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]`` in this process, in the place of the main program.
+
+    Whatever it raises is raised, and shown at the end of the process with the traceback that plain Python shows.
+    """
+    if args[0] != "-m":
+        sys.argv = list(args)
+    try:
+        if args[0] == "-m":
+            sys.argv = ["-m", *args[2:]]
+            _run_module(args[1])
+        elif pkgutil.get_importer(args[0]) is not None:
+            _replace_first_path(args[0])
+            _run_module("__main__", alter_argv=False)
+        else:
+            _replace_first_path(os.path.dirname(os.path.realpath(args[0])))
+            _run_script(args[0])
+    except SystemExit:
+        raise
+    except BaseException:
+        _show_only_the_program(sys.excepthook)
+        raise
+
+
+def _run_script(script: str) -> None:
+    path = os.path.abspath(script)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    module = _new_main_module()
+    module.__dict__.update(__file__=path, __cached__=None, __annotations__={})
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def _run_module(name: str, alter_argv: bool = True) -> None:
+    _new_main_module()
+    # What the interpreter itself calls for -m and for directories; the public functions of runpy put the
+    # former main module back while threads and exit handlers of the program may still need their own.
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def _new_main_module() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module
+
+
+def _replace_first_path(path: str) -> None:
+    """``sys.path[0]`` is the working directory, put there for ``-m xmap_compat``."""
+    if not sys.flags.safe_path:
+        sys.path[0] = path
+
+
+def _show_only_the_program(hook: Callable[..., Any]) -> None:
+    """Leave the frames up to those of this file out of the traceback that ends the process."""
+    runners = (_run_script.__code__, _run_module.__code__)
+
+    def show(kind, error, traceback):
+        own = [entry for entry in _entries(traceback) if entry.tb_frame.f_code in runners]
+        error.__traceback__ = own[-1].tb_next if own else traceback
+        hook(kind, error, error.__traceback__)
+
+    sys.excepthook = show
+
+
+def _entries(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+# ------------------------------------------------------------------ installing, not too early
+
+
+def install_with_jax() -> None:
+    """Call ``install()`` as soon as the program has imported JAX; now, if JAX is imported already.
+
+    JAX reads environment variables (``JAX_PLATFORMS``, ``JAX_ENABLE_X64``, ...) when it is imported, and programs
+    set them before.
+    """
+    if "jax" in sys.modules:
+        _install()
+    elif not any(isinstance(finder, _JaxFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _JaxFinder())
+
+
+def uninstall_with_jax() -> None:
+    """Undo ``install_with_jax()``, whether JAX has been imported or not."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _JaxFinder)]
+    if "xmap_compat.legacy" in sys.modules:
+        sys.modules["xmap_compat.legacy"].uninstall()
+
+
+def _install() -> None:
+    # A module of this package may be what is importing JAX: it is imported again, as a whole, and what is left of
+    # its first import comes to nothing.
+    unfinished = [name for name, module in sys.modules.items() if name.startswith("xmap_compat.") and _begun(module)]
+    for name in unfinished:
+        del sys.modules[name]
+    importlib.import_module("xmap_compat.legacy").install()
+    for name in unfinished:
+        importlib.import_module(name)
+
+
+def _begun(module: types.ModuleType) -> bool:
+    """Whether the import of a module has begun and not ended."""
+    return getattr(module.__spec__, "_initializing", False)
+
+
+class _JaxFinder(importlib.abc.MetaPathFinder):
+    """Finds JAX as the other finders do, and has it install after its import."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "jax":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            _after_execution(spec.loader, _install)
+        return spec
+
+
+def _after_execution(loader: Any, action: Callable[[], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module):
+        del loader.exec_module
+        execute(module)
+        action()
+
+    loader.exec_module = exec_module
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
