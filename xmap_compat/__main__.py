@@ -61,7 +61,7 @@ def run_program(args: Sequence[str]) -> None:
             sys.argv = ["-m", *args[2:]]
             _run_module(args[1])
         elif pkgutil.get_importer(args[0]) is not None:
-            _replace_first_path(args[0])
+            _replace_first_path(os.path.abspath(args[0]))
             _run_module("__main__", alter_argv=False)
         else:
             _replace_first_path(os.path.dirname(os.path.realpath(args[0])))
@@ -82,7 +82,7 @@ def _run_script(script: str) -> None:
         print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
     module = _new_main_module()
-    module.__dict__.update(__file__=path, __cached__=None, __annotations__={})
+    module.__dict__.update(__file__=path, __cached__=None)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
 
@@ -96,7 +96,7 @@ def _run_module(name: str, alter_argv: bool = True) -> None:
 
 def _new_main_module() -> types.ModuleType:
     module = types.ModuleType("__main__")
-    module.__dict__["__builtins__"] = builtins
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
     return module
 
