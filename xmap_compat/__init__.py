@@ -1,11 +1,22 @@
-"""xmap on modern JAX: named axes, and one argument that says how each is executed."""
+"""xmap on modern JAX: named axes, and one argument that says how each is executed.
 
-from xmap_compat import lax, numpy
-from xmap_compat.api import xmap
-from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
-from xmap_compat.named_types import named_shape
-from xmap_compat.numpy import einsum
-from xmap_compat.resources import Mesh, SerialLoop, mesh, serial_loop
+Nothing is imported before it is used: ``python -m xmap_compat`` and ``install()`` must leave it to the
+program to set the environment variables that JAX reads at its own import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xmap_compat import lax, numpy
+    from xmap_compat.api import xmap
+    from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
+    from xmap_compat.legacy import install, uninstall
+    from xmap_compat.named_types import named_shape
+    from xmap_compat.numpy import einsum
+    from xmap_compat.resources import Mesh, SerialLoop, mesh, serial_loop
 
 __version__ = "0.1.0"
 
@@ -13,6 +24,7 @@ __all__ = [
     "Mesh",
     "SerialLoop",
     "einsum",
+    "install",
     "lax",
     "mesh",
     "named_shape",
@@ -22,6 +34,38 @@ __all__ = [
     "pdot",
     "pgather",
     "serial_loop",
+    "uninstall",
     "xeinsum",
     "xmap",
 ]
+
+_HOMES = {
+    "Mesh": "resources",
+    "SerialLoop": "resources",
+    "einsum": "numpy",
+    "install": "legacy",
+    "load_ipython_extension": "legacy",
+    "mesh": "resources",
+    "named_shape": "named_types",
+    "pargmax": "lax",
+    "pargmin": "lax",
+    "pdot": "lax",
+    "pgather": "lax",
+    "serial_loop": "resources",
+    "uninstall": "legacy",
+    "unload_ipython_extension": "legacy",
+    "xeinsum": "lax",
+    "xmap": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("lax", "numpy"):
+        return importlib.import_module(f"xmap_compat.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"xmap_compat.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'xmap_compat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,19 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import devices, errors
+from xmap_compat import devices, errors, exchanges
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.exchange import exchange_rounds
 from xmap_compat.named_lax import bind_pdot
 from xmap_compat.named_values import (
     Locality,
     NamedValue,
     apply_positional,
     bind_named,
-    conform_to_names,
+    device_index,
     dot_dimensions,
     gather_devices,
     leading,
+    merge_positional,
+    move_positional,
     positional,
     spread,
     sum_devices,
@@ -97,12 +98,7 @@ def _spread(operand: Names, axes: Names) -> Names:
 # ------------------------------------------------------------------------ reductions
 
 
-def _present(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> list[AxisName]:
-    """The names that the value varies over; of axes bound outside nobody knows, so they count."""
-    return [n for n in names if n in value.names or not loc.is_own(n)]
-
-
-def _drop(loc: Locality, value: NamedValue, names: Sequence[AxisName], data: Any, positions=()) -> NamedValue:
+def _drop(value: NamedValue, names: Sequence[AxisName], data: Any, positions=()) -> NamedValue:
     gone = {value.positional_dims()[p] for p in positions}
     dims = tuple(n for k, n in enumerate(value.dims) if k not in gone)
     return NamedValue(data, without(dims, names), value.names - frozenset(names))
@@ -115,19 +111,19 @@ def _reduction_dims(value, names, positions):
 
 def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positions: Sequence[int] = ()) -> NamedValue:
     """``lax.psum``: a local sum, then one all-reduce of what is left."""
-    present = _present(loc, value, names)
+    present = loc.present(value, names)
     data = lax.reduce_sum(value.data, _reduction_dims(value, present, positions))
     mesh_axes = loc.mesh_axes_of(present)
     data = sum_devices(loc, data, mesh_axes)
     repeats = math.prod(loc.place(n).size for n in names if n not in present)
     if repeats != 1:
         data = data * np.asarray(repeats).astype(data.dtype)
-    return _drop(loc, value, names, data, positions)
+    return _drop(value, names, data, positions)
 
 
 def _extremum_over(reduce: Callable, across: Callable):
     def translate(loc, value, names, positions=()):
-        present = _present(loc, value, names)
+        present = loc.present(value, names)
         dims = _reduction_dims(value, present, positions)
         mesh_axes = loc.mesh_axes_of(present)
         local = lambda x: reduce(x, dims)  # noqa: E731
@@ -137,7 +133,7 @@ def _extremum_over(reduce: Callable, across: Callable):
             data = _differentiable_extremum(loc, lambda x: across(local(x), mesh_axes), dims, mesh_axes)(value.data)
         else:
             data = across(local(value.data), mesh_axes)
-        return _drop(loc, value, names, data, positions)
+        return _drop(value, names, data, positions)
 
     return translate
 
@@ -218,59 +214,20 @@ def _single_index(loc, name):
 def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> NamedValue:
     """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
     names = list(names)
-    present = _present(loc, value, names)
-    local = loc.local_names(present)
-    data = leading(value, local)
-    rest = without(value.dims, names)
-    mesh_axes = loc.mesh_axes_of(present)
-    data = gather_devices(loc, data, mesh_axes) if mesh_axes else data
-    order = (*mesh_axes, *local)
-    data = _order_parts(loc, data, order, [part for n in names for part in _parts(loc, n) if part in order])
-    shape = [loc.place(n).size if n in present else 1 for n in names]
-    tail = data.shape[len(order) :]
-    data = lax.reshape(data, (*shape, *tail))
-    full = tuple(loc.place(n).size for n in names)
-    if tuple(shape) != full:
-        data = jnp.broadcast_to(data, (*full, *tail))
+    present = loc.present(value, names)
+    mesh, local = loc.parts_by_kind(present)
+    data = leading(value, [part.name for part in local])
+    if mesh:
+        data = gather_devices(loc, data, [part.name for part in mesh])
+    have, want = [*mesh, *local], loc.parts(present)
+    order = [have.index(part) for part in want]
+    data = lax.transpose(data, (*order, *range(len(order), data.ndim))) if order != sorted(order) else data
+    tail = data.shape[len(have) :]
+    full = [loc.place(n).size for n in names]
+    data = lax.reshape(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
+    data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data
     data = lax.reshape(data, (math.prod(full), *tail))
-    return NamedValue(data, (None, *rest), value.names - frozenset(names))
-
-
-def _parts(loc, name):
-    """What an axis is cut into, major first: its mesh axes, then its own local dimension."""
-    place = loc.place(name)
-    return (*place.mesh_axes, name) if loc.has_local_dim(name) else place.mesh_axes
-
-
-def _order_parts(loc, data, have, want):
-    if list(have) == list(want):
-        return data
-    front = [list(have).index(part) for part in want]
-    return lax.transpose(data, (*front, *range(len(front), data.ndim)))
-
-
-def _move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:
-    """Move a positional dimension to another place among the positional dimensions."""
-    unnamed = value.positional_dims()
-    order = unnamed.copy()
-    order.insert(destination, order.pop(source))
-    unnamed_iter = iter(order)
-    permutation = [k if name is not None else next(unnamed_iter) for k, name in enumerate(value.dims)]
-    if permutation == list(range(len(permutation))):
-        return value
-    return NamedValue(lax.transpose(value.data, permutation), value.dims, value.names)
-
-
-def _merge_positional(value: NamedValue, position: int) -> NamedValue:
-    """Merge positional dimensions ``position`` and ``position + 1`` into one."""
-    first, second = value.positional_dims()[position : position + 2]
-    order = [k for k in range(len(value.dims)) if k != first]
-    order.insert(order.index(second), first)
-    data = lax.transpose(value.data, order) if order != sorted(order) else value.data
-    dims = tuple(value.dims[k] for k in order)
-    at = order.index(first)
-    shape = (*data.shape[:at], data.shape[at] * data.shape[at + 1], *data.shape[at + 2 :])
-    return NamedValue(lax.reshape(data, shape), (*dims[:at], *dims[at + 1 :]), value.names)
+    return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 
 def _all_gather(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
@@ -279,209 +236,27 @@ def _all_gather(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
         gathered, _ = _group_members(loc, "all_gather", value, params)
     else:
         gathered = gather_over(loc, value, axis_names(params))
-    gathered = _move_positional(gathered, 0, at)
-    return _merge_positional(gathered, at) if tiled else gathered
+    gathered = move_positional(gathered, 0, at)
+    return merge_positional(gathered, at) if tiled else gathered
 
 
 # --------------------------------------------------------------- scatters and exchanges
 
 
-def _split_over(loc: Locality, value: NamedValue, position: int, names: Sequence[AxisName], keep: int):
-    """Cut a positional dimension into the parts of the named axes, moved to the front.
-
-    Returns:
-      data with leading dimensions (mesh parts in mesh order, local parts), then the value's
-      other dimensions; the dims of those others; the local names. With ``keep`` the remainder of
-      the dimension (its last ``keep`` elements per part) stays in its place.
-    """
-    at = value.positional_dims()[position]
-    parts = [part for n in names for part in _parts(loc, n)]
-    sizes = [loc.placements[p].local_size if loc.is_own(p) and p in names else loc.mesh_size(p) for p in parts]
-    data = lax.reshape(value.data, (*value.data.shape[:at], *sizes, keep, *value.data.shape[at + 1 :]))
-    mesh_axes = loc.mesh_axes_of(names)
-    local = loc.local_names(names)
-    front = [at + parts.index(p) for p in (*mesh_axes, *local)]
-    rest = [k for k in range(data.ndim) if k not in front]
-    return lax.transpose(data, (*front, *rest)), value.dims, mesh_axes, local
-
-
 def _reduce_scatter(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    names, at, tiled = axis_names(params), params["scatter_dimension"], params["tiled"]
     if params.get("axis_index_groups") is not None:
         return _grouped_reduce_scatter(loc, params, value)
-    value = conform_to_names(loc, value, value.names | _own(loc, names))
-    summed = _drop_local_by_sum(loc, value, names)
-    size = summed.data.shape[summed.positional_dims()[at]]
-    total = math.prod(loc.place(n).size for n in names)
-    data, dims, mesh_axes, local = _split_over(loc, summed, at, names, size // total)
-    if mesh_axes:
-        count = math.prod(map(loc.mesh_size, mesh_axes))
-        data = lax.reshape(data, (count, *data.shape[len(mesh_axes) :]))
-        data = lax.psum_scatter(data, mesh_axes, scatter_dimension=0, tiled=False)
-    result = NamedValue(data, (*local, *dims), value.names)
-    return result if tiled else _squeeze_positional(result, at)
-
-
-def _own(loc, names):
-    return frozenset(n for n in names if loc.is_own(n))
-
-
-def _drop_local_by_sum(loc, value, names):
-    data = lax.reduce_sum(value.data, value.dims_of(names))
-    return NamedValue(data, without(value.dims, names), value.names)
-
-
-def _squeeze_positional(value, position):
-    at = value.positional_dims()[position]
-    return NamedValue(lax.squeeze(value.data, (at,)), (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+    return exchanges.sum_scatter(loc, value, axis_names(params), params["scatter_dimension"], params["tiled"])
 
 
 def _all_to_all(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    """The primitive is always tiled: ``lax.all_to_all`` itself adds and removes dimensions of one element."""
     if params.get("axis_index_groups") is not None:
         return _grouped_all_to_all(loc, params, value)
-    names = axis_names(params)
-    split, concat = params["split_axis"], params["concat_axis"]
-    if not _present(loc, value, names):
-        return _own_chunk(loc, value, names, split, concat)
-    value = conform_to_names(loc, value, value.names | _own(loc, names))
-    total = math.prod(loc.place(n).size for n in names)
-    size = value.data.shape[value.positional_dims()[split]]
-    data, dims, mesh_axes, local = _split_over(loc, value, split, names, size // total)
-    if mesh_axes:
-        data = _exchange_leading(loc, data, mesh_axes)
-    received = _join_sources(loc, data, dims, mesh_axes, local, names, value.names)
-    return _merge_positional(_move_positional(received, 0, concat), concat)
-
-
-def _own_chunk(loc, value, names, split, concat):
-    """all_to_all of a value that is the same everywhere: everyone takes its chunk, and as many copies as sources."""
-    total = math.prod(loc.place(n).size for n in names)
-    size = value.data.shape[value.positional_dims()[split]]
-    value = vary_over(loc, value, names)
-    data, dims, mesh_axes, local = _split_over(loc, value, split, names, size // total)
-    if mesh_axes:
-        data = lax.reshape(data, (math.prod(map(loc.mesh_size, mesh_axes)), *data.shape[len(mesh_axes) :]))
-        data = lax.dynamic_index_in_dim(data, _device_index(loc, mesh_axes), 0, keepdims=False)
-    copies = NamedValue(lax.broadcast(data, (total,)), (None, *local, *dims), value.names)
-    return _merge_positional(_move_positional(copies, 0, concat), concat)
-
-
-def _exchange_leading(loc, data, mesh_axes):
-    """Trade leading chunks between devices: chunk d goes to device d, chunk s comes from device s."""
-    sizes = tuple(map(loc.mesh_size, mesh_axes))
-    data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
-    data = lax.all_to_all(data, mesh_axes, split_axis=0, concat_axis=0, tiled=True)
-    return lax.reshape(data, (*sizes, *data.shape[1:]))
-
-
-def _join_sources(loc, data, dims, mesh_axes, local, names, all_names):
-    """After an exchange: leading mesh parts and old local dimensions are the source, leading local parts the new owner.
-
-    Returns a value whose first positional dimension is the source's index.
-    """
-    dims = (*mesh_axes, *local, *dims)
-    lead = len(mesh_axes) + len(local)
-    at_mesh = {m: k for k, m in enumerate(mesh_axes)}
-    at_old = {n: lead + dims[lead:].index(n) for n in local}
-    source = [at_old[p] if p in at_old else at_mesh[p] for n in names for p in _parts(loc, n)]
-    owner = list(range(len(mesh_axes), lead))
-    rest = [k for k in range(lead, len(dims)) if k not in at_old.values()]
-    data = lax.transpose(data, (*source, *owner, *rest))
-    data = lax.reshape(data, (math.prod(data.shape[: len(source)]), *data.shape[len(source) :]))
-    return NamedValue(data, (None, *local, *(dims[k] for k in rest)), all_names)
+    return exchanges.all_to_all(loc, value, axis_names(params), params["split_axis"], params["concat_axis"])
 
 
 def _ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    """Move elements between positions of an axis; what no one sends to is zero."""
-    names = axis_names(params)
-    value = conform_to_names(loc, value, value.names | _own(loc, names))
-    local = loc.local_names(names)
-    mesh_axes = loc.mesh_axes_of(names)
-    data = leading(value, local)
-    rest = without(value.dims, local)
-    slots = math.prod(loc.placements[n].local_size for n in local)
-    data = lax.reshape(data, (slots, *data.shape[len(local) :]))
-    device_of, slot_of = _coordinates(loc, names, mesh_axes, local)
-    moves = [(device_of[s], slot_of[s], device_of[d], slot_of[d]) for s, d in params["perm"]]
-    data = _permute_slots(loc, data, moves, mesh_axes)
-    data = lax.reshape(data, (*(loc.placements[n].local_size for n in local), *data.shape[1:]))
-    return NamedValue(data, (*local, *rest), value.names)
-
-
-def _coordinates(loc, names, mesh_axes, local):
-    """For each index over ``names``: its linear device (over mesh_axes) and linear slot (over local)."""
-    parts = [p for n in names for p in _parts(loc, n)]
-    is_local = [p in local for p in parts]
-    sizes = [loc.placements[p].local_size if here else loc.mesh_size(p) for p, here in zip(parts, is_local)]
-    grid = np.indices(sizes).reshape(len(sizes), -1)
-    return _linear(grid, parts, sizes, mesh_axes), _linear(grid, parts, sizes, local)
-
-
-def _linear(grid, parts, sizes, wanted):
-    index = np.zeros(grid.shape[1], int)
-    for part in wanted:
-        k = parts.index(part)
-        index = index * sizes[k] + grid[k]
-    return index.tolist()
-
-
-def _permute_slots(loc, data, moves, mesh_axes):
-    """Carry out moves ``(source device, source slot, destination device, destination slot)``.
-
-    Only slabs that change device travel, in as few collectives as ``exchange_rounds`` finds; the rest
-    is local indexing with tables that depend on the device.
-    """
-    devices = math.prod(map(loc.mesh_size, mesh_axes))
-    slots = data.shape[0]
-    if devices > 1 and slots == 1:
-        return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
-    buffers, nothing = [data], slots
-    taken = np.full((devices, slots), -1)
-    for source, slot, destination, target in moves:
-        if source == destination:
-            taken[destination, target] = slot
-    for batch in exchange_rounds([m for m in moves if m[0] != m[2]]):
-        width = len(next(iter(batch.values())))
-        send = np.zeros((devices, width), int)
-        for (source, destination), pairs in batch.items():
-            send[source] = [slot for slot, _ in pairs]
-            taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
-        outgoing = _take_slots(loc, data, send, mesh_axes)
-        buffers.append(lax.ppermute(outgoing, mesh_axes, list(batch)))
-        nothing += width
-    if (taken < 0).any():
-        buffers.append(jnp.zeros_like(data[:1]))
-        taken[taken < 0] = nothing
-    pool = lax.concatenate(buffers, 0) if len(buffers) > 1 else data
-    return _take_slots(loc, pool, taken, mesh_axes)
-
-
-def _take_slots(loc, data, table, mesh_axes):
-    """Rows of ``data`` that a table ``[device, row]`` names for this device."""
-    if (table == table[:1]).all():
-        return _take_static(data, table[0])
-    rows = jnp.asarray(table)[_device_index(loc, mesh_axes)]
-    return jnp.take(data, rows, axis=0, mode="clip")
-
-
-def _take_static(data, rows):
-    if len(rows) == data.shape[0] and (rows == np.arange(len(rows))).all():
-        return data
-    runs = np.split(rows, np.nonzero(np.diff(rows) != 1)[0] + 1)
-    if len(runs) <= 4:
-        pieces = [lax.slice_in_dim(data, int(run[0]), int(run[-1]) + 1) for run in runs]
-        return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
-    if (np.diff(rows) == -1).all() and len(rows) == data.shape[0]:
-        return lax.rev(data, (0,))
-    return jnp.take(data, rows, axis=0, mode="clip")
-
-
-def _device_index(loc, mesh_axes):
-    index = jnp.int32(0)
-    for axis in mesh_axes:
-        index = index * np.int32(loc.mesh_size(axis)) + lax.axis_index(axis)
-    return index
+    return exchanges.permute(loc, value, axis_names(params), params["perm"])
 
 
 def _pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
@@ -569,7 +344,7 @@ def _grouped_all_to_all(loc, params, value):
 def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> NamedValue:
     """``pdot``: one ``dot_general`` on the device, then one all-reduce of the result."""
     names = params["axes"]
-    own = _own(loc, names)
+    own = loc.own(names)
     repeats = math.prod(loc.place(n).size for n in own if n not in x.names and n not in y.names)
     x, y = _sum_unshared(loc, x, y, own), _sum_unshared(loc, y, x, own)
     union = x.names | y.names
@@ -618,7 +393,7 @@ def _take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> Nam
     """Each device takes its element of the first positional dimension."""
     value = vary_over(loc, value, axes)
     at = value.positional_dims()[0]
-    index = _device_index(loc, [m for axis in axes for m in loc.place(axis).mesh_axes])
+    index = device_index(loc, [m for axis in axes for m in loc.place(axis).mesh_axes])
     data = lax.dynamic_index_in_dim(value.data, index, at, keepdims=False)
     return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
 

@@ -37,7 +37,7 @@ from xmap_compat.resources import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.substitution import Evaluator, mentions_any
+from xmap_compat.substitution import Evaluator, collectives_in, mentions_any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,20 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     if not nested and (mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes)):
         placements = {**placements, **mesh_axes}
         checker = Checker(placements, declared.name)
+    _check_outer_names(program, placements, scope)
     results = checker.results(program.jaxpr, input_names)
     _check_results(checker, program, out_specs, results)
     return Plan(
         declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results), body, nested
     )
+
+
+def _check_outer_names(program, placements, scope):
+    """A name bound by a vmap around the xmap must not be taken for a mesh axis inside our shard_map."""
+    mesh_axes = scope.mesh.axis_names if scope.mesh is not None else ()
+    clashing = [n for n in collectives_in(program.jaxpr) if n in mesh_axes and n not in placements]
+    if clashing:
+        raise errors.outer_name_is_mesh_axis(clashing)
 
 
 def _device_axes(scope):

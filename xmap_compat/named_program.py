@@ -80,7 +80,7 @@ def _new_device_axes(body):
 @contextlib.contextmanager
 def body_context(body: Body) -> Iterator[None]:
     """What tracing a body needs: its axes known to this thread, and the vocabulary that JAX removed."""
-    with entered_body(body), _restored(), _jax.plain_context():
+    with entered_body(body), restored(), _jax.plain_context():
         yield
 
 
@@ -120,7 +120,7 @@ def _make_restoration() -> _jax.Restoration:
     return restoration
 
 
-_restored = _make_restoration()
+restored = _make_restoration()
 
 
 def sizes_in_scope() -> Mapping[AxisName, int]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, devices
@@ -55,6 +57,14 @@ def positional(data: Any) -> NamedValue:
     return NamedValue(data, (None,) * jnp.ndim(data), frozenset())
 
 
+class Part(NamedTuple):
+    """One piece of a split axis: a mesh axis, or a local dimension.  The kind tells equal names apart."""
+
+    kind: str
+    name: Any
+    size: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Locality:
     """What evaluation on one device needs to know.
@@ -88,6 +98,10 @@ class Locality:
     def is_own(self, name: AxisName) -> bool:
         return name in self.placements
 
+    def own(self, names: Iterable[AxisName]) -> frozenset[AxisName]:
+        """The names that are axes of this xmap."""
+        return frozenset(n for n in names if self.is_own(n))
+
     def has_local_dim(self, name: AxisName) -> bool:
         return self.is_own(name) and self.placements[name].local_size != 1
 
@@ -106,6 +120,29 @@ class Locality:
 
     def mesh_size(self, axis: Any) -> int:
         return self.mesh_sizes[axis] if axis in self.mesh_sizes else lax.axis_size(axis)
+
+    def present(self, value: NamedValue, names: Iterable[AxisName]) -> list[AxisName]:
+        """The names that the value varies over; of axes bound outside nobody knows, so they count."""
+        return [n for n in names if n in value.names or not self.is_own(n)]
+
+    def total_size(self, names: Iterable[AxisName]) -> int:
+        """The global number of elements along all the names together."""
+        return math.prod(self.place(n).size for n in names)
+
+    def parts(self, names: Iterable[AxisName]) -> list[Part]:
+        """What axes are cut into, major first: for each its mesh axes, then its own local dimension."""
+        cut: list[Part] = []
+        for name in names:
+            cut.extend(Part("mesh", m, self.mesh_size(m)) for m in self.place(name).mesh_axes)
+            if self.has_local_dim(name):
+                cut.append(Part("local", name, self.placements[name].local_size))
+        return cut
+
+    def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
+        """The same parts as arrays on a device have them: mesh axes in the order of the mesh; local dimensions."""
+        names = list(names)
+        mesh = [Part("mesh", m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
+        return mesh, [Part("local", n, self.placements[n].local_size) for n in self.local_names(names)]
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
@@ -134,12 +171,12 @@ def _vary_typed(data, axes):
 
 def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Mark a value as varying over more names, without adding local dimensions yet."""
-    names = frozenset(n for n in names if loc.is_own(n))
+    names = loc.own(names)
     if not loc.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
     axes = loc.mesh_axes_of(names)
     if loc.nested:
-        have = loc.mesh_axes_of(n for n in value.names if loc.is_own(n))
+        have = loc.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
     return NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
 
@@ -208,6 +245,44 @@ def leading(value: NamedValue, names: Sequence[AxisName]) -> Any:
 def without(dims: Dims, names: Iterable[AxisName]) -> Dims:
     dropped = set(names)
     return tuple(n for n in dims if n is None or n not in dropped)
+
+
+def move_positional(value: NamedValue, source: int, destination: int) -> NamedValue:
+    """Move a positional dimension to another place among the positional dimensions."""
+    unnamed = value.positional_dims()
+    order = unnamed.copy()
+    order.insert(destination, order.pop(source))
+    unnamed_iter = iter(order)
+    permutation = [k if name is not None else next(unnamed_iter) for k, name in enumerate(value.dims)]
+    if permutation == list(range(len(permutation))):
+        return value
+    return NamedValue(lax.transpose(value.data, permutation), value.dims, value.names)
+
+
+def merge_positional(value: NamedValue, position: int) -> NamedValue:
+    """Merge positional dimensions ``position`` and ``position + 1`` into one."""
+    first, second = value.positional_dims()[position : position + 2]
+    order = [k for k in range(len(value.dims)) if k != first]
+    order.insert(order.index(second), first)
+    data = lax.transpose(value.data, order) if order != sorted(order) else value.data
+    dims = tuple(value.dims[k] for k in order)
+    at = order.index(first)
+    shape = (*data.shape[:at], data.shape[at] * data.shape[at + 1], *data.shape[at + 2 :])
+    return NamedValue(lax.reshape(data, shape), (*dims[:at], *dims[at + 1 :]), value.names)
+
+
+def squeeze_positional(value: NamedValue, position: int) -> NamedValue:
+    """Drop a positional dimension of one element."""
+    at = value.positional_dims()[position]
+    return NamedValue(lax.squeeze(value.data, (at,)), (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+
+
+def device_index(loc: Locality, mesh_axes: Iterable[Any]) -> Any:
+    """The row-major index of this device over mesh axes in the order given, as int32."""
+    index = jnp.int32(0)
+    for axis in mesh_axes:
+        index = index * np.int32(loc.mesh_size(axis)) + lax.axis_index(axis)
+    return index
 
 
 # --------------------------------------------------------------- evaluating primitives
