@@ -213,6 +213,20 @@ class Model:
     def pargmin(self, x, axis_name):
         return self.spmd(lambda parts: [np.argmin(parts, 0).astype(np.int32)] * len(parts), axis_name, x)
 
+    # between the devices of an xmap inside an xmap
+
+    def device_vary(self, x, axis_name):
+        return self.spmd(lambda parts: parts, axis_name, x)
+
+    def device_sum(self, x, axis_name):
+        return self.psum(x, axis_name)
+
+    def device_gather(self, x, axis_name):
+        return self.all_gather(x, axis_name)
+
+    def device_take(self, x, axis_name):
+        return self.spmd(lambda parts: [part[k] for k, part in enumerate(parts)], axis_name, x)
+
     # jax.numpy, as functions and as methods
 
     def sum(self, x, axis):
@@ -274,4 +288,8 @@ PRIMITIVES = {
     "ppermute": Model.ppermute,
     "pbroadcast": Model.pbroadcast,
     "pdot": Model.pdot,
+    "device_vary": Model.device_vary,
+    "device_sum": Model.device_sum,
+    "device_gather": Model.device_gather,
+    "device_take": Model.device_take,
 }

@@ -1,0 +1,463 @@
+"""A split axis moves no more between devices than it must.
+
+Programs are compiled, and the collectives of the optimized HLO are read: their kind, how many elements each
+device puts in, and which devices take part.  They are compared with what must cross, counted from where
+each element lies, and with hand-written ``jax.shard_map`` programs.
+"""
+
+import re
+from collections import Counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import xmap_compat
+from xmap_compat import pdot, xmap
+
+DEVICES = np.array(jax.devices()).reshape(4, 2)
+SIZE = {"x": 4, "y": 2}
+A, B = 16, 8
+SLAB = (3, 16)  # the positional shape of one element of both axes
+
+# ----------------------------------------------------------------------------- reading HLO
+
+
+class Transfer(NamedTuple):
+    """One collective: what each device puts in, and the groups (or source-target pairs) of devices."""
+
+    kind: str
+    elements: int
+    groups: frozenset[tuple[int, ...]]
+
+
+KINDS = ["all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast"]
+COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\((.*)")
+
+
+def transfers(hlo):
+    """The collectives of a compiled module."""
+    return [_transfer(*match.groups()) for match in map(COLLECTIVE.search, hlo.splitlines()) if match]
+
+
+def _transfer(result, kind, rest):
+    shapes = re.findall(r"\w+\[([\d,]*)\]", result)
+    elements = sum(int(np.prod([int(d) for d in shape.split(",") if d])) for shape in shapes)
+    if kind == "collective-permute":
+        return Transfer(kind, elements, _lists(re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)[1]))
+    groups = _replica_groups(rest)
+    size = len(next(iter(groups)))
+    return Transfer(
+        kind, {"all-gather": elements // size, "reduce-scatter": elements * size}.get(kind, elements), groups
+    )
+
+
+def _lists(text):
+    return frozenset(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}?", text))
+
+
+def _replica_groups(text):
+    """``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, or since 0.12 ``mesh['x'=4,'y'=2] {'x'}``."""
+    if match := re.search(r"replica_groups=\{(\{.*?\})\}", text):
+        return _lists(match[1])
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        shape, base, order = ([int(d) for d in part.split(",")] if part else None for part in match.groups())
+        return _rows(np.arange(np.prod(base)).reshape(base).transpose(order).reshape(shape))
+    mesh, axes = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text).groups()
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    return groups_over(re.findall(r"'(\w+)'", axes), sizes)
+
+
+def _rows(table):
+    return frozenset(tuple(sorted(row)) for row in table.tolist())
+
+
+def groups_over(mesh_axes, sizes=SIZE):
+    """The groups of devices that differ in these mesh axes only."""
+    ids = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
+    names = list(sizes)
+    moved = np.moveaxis(ids, [names.index(m) for m in mesh_axes], range(-len(mesh_axes), 0))
+    return _rows(moved.reshape(-1, np.prod([sizes[m] for m in mesh_axes])))
+
+
+def test_replica_groups_are_read_in_every_notation():
+    over_x = frozenset({(0, 2, 4, 6), (1, 3, 5, 7)})
+    for text in ["{{0,2,4,6},{1,3,5,7}}", "[2,4]<=[4,2]T(1,0)", "mesh['x'=4,'y'=2] {'x'}"]:
+        assert _replica_groups(f"%p), channel_id=1, replica_groups={text}, dimensions={{0}}") == over_x
+    assert groups_over(["x"]) == over_x
+    assert _replica_groups("replica_groups=[4,2]<=[8], x") == groups_over(["y"])
+
+
+# ------------------------------------------------------------------------- programs to compile
+
+MESH = xmap_compat.Mesh(DEVICES, ("x", "y"))
+
+
+def compiled(body, resources, *, keep="ab", operand="ab", slab=SLAB, mesh=MESH, **options):
+    """The HLO of one body on an operand that varies over the axes in ``operand``."""
+    size = {"a": A, "b": B}
+    mapped = xmap(body, [*operand, ...], [*keep, ...], axis_resources=resources, axis_sizes=size, **options)
+    with mesh:
+        return mapped.lower(np.zeros((*(size[n] for n in operand), *slab), np.float32)).compile().as_text()
+
+
+def handwritten(body, in_spec, out_spec, shape):
+    mapped = jax.shard_map(body, mesh=MESH.physical_mesh, in_specs=in_spec, out_specs=out_spec)
+    return jax.jit(mapped).lower(np.zeros(shape, np.float32)).compile().as_text()
+
+
+def per_device(resources, *, of="ab"):
+    """Elements of both axes that one device holds, times those of a slab."""
+    count = int(np.prod([{"a": A, "b": B}[n] for n in of])) * int(np.prod(SLAB))
+    used = [m for n in of for m in mesh_axes_of(resources, n)]
+    return count // int(np.prod([SIZE[m] for m in used]))
+
+
+def mesh_axes_of(resources, name):
+    axes = resources.get(name, ())
+    return list(axes) if isinstance(axes, tuple) else [axes]
+
+
+PLACEMENTS: list[dict[str, Any]] = [
+    {"a": "x"},
+    {"a": "y"},
+    {"a": ("x", "y")},
+    {"a": ("y", "x")},
+    {"a": "x", "b": "y"},
+    {"a": "y", "b": "x"},
+]
+FULL: list[dict[str, Any]] = [{"b": ("x", "y")}, {"b": ("y", "x")}]
+
+over_placements = pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
+
+# ------------------------------------------------------------------------------- reductions
+
+REDUCTIONS = {
+    "psum": lambda v, axis: lax.psum(v, axis),
+    "pmean": lambda v, axis: lax.pmean(v, axis),
+    "pmax": lambda v, axis: lax.pmax(v, axis),
+    "pmin": lambda v, axis: lax.pmin(v, axis),
+    "jnp.sum": lambda v, axis: jnp.sum(v, axis=axis),
+    "pbroadcast": lambda v, axis: lax.pbroadcast(v, axis, 3),
+}
+
+
+@over_placements
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_is_one_all_reduce_of_what_is_left(name, resources):
+    """In groups of the axis' own mesh axes: what is split over others stays where it is."""
+    hlo = compiled(lambda v: REDUCTIONS[name](v, "a"), resources, keep="b")
+    left = per_device(resources, of="b")
+    assert transfers(hlo) == [Transfer("all-reduce", left, groups_over(mesh_axes_of(resources, "a")))]
+
+
+@pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
+def test_a_reduction_over_two_axes_is_one_all_reduce(axes):
+    hlo = compiled(lambda v: lax.psum(v, axes), {"a": "x", "b": "y"}, keep="")
+    assert transfers(hlo) == [Transfer("all-reduce", int(np.prod(SLAB)), groups_over(["x", "y"]))]
+
+
+def test_positional_dimensions_are_reduced_before_anything_is_sent():
+    hlo = compiled(lambda v: jnp.sum(v, axis=("a", 0)), {"a": "x"}, keep="b")
+    assert transfers(hlo) == [Transfer("all-reduce", B * SLAB[1], groups_over(["x"]))]
+
+
+# -------------------------------------------------------------------------------- permutations
+
+
+def rotation(n, k):
+    return [(i, (i + k) % n) for i in range(n)]
+
+
+PERMUTATIONS = {
+    **{f"rotate {k}": rotation(A, k) for k in [1, 2, 3, 5, 8, 13, 15]},
+    "reverse": [(i, A - 1 - i) for i in range(A)],
+    "swap neighbours": [(i, i ^ 1) for i in range(A)],
+    "swap halves": [(i, (i + A // 2) % A) for i in range(A)],
+    "shuffle": list(enumerate(np.random.default_rng(0).permutation(A).tolist())),
+    "another shuffle": list(enumerate(np.random.default_rng(1).permutation(A).tolist())),
+    "chain": [(i, i + 1) for i in range(A - 1)],
+    "one pair": [(2, 13)],
+    "identity": [(i, i) for i in range(A)],
+}
+
+
+def devices_of(resources):
+    """For each index of a, the set of devices (by coordinates) that hold it; a copy for each unused mesh axis."""
+    axes = mesh_axes_of(resources, "a")
+    chunks = int(np.prod([SIZE[m] for m in axes]))
+    coordinates = [np.unravel_index(i // (A // chunks), [SIZE[m] for m in axes]) for i in range(A)]
+    return coordinates, len(DEVICES.flat) // chunks
+
+
+def crossing_slabs(resources, perm):
+    """How many elements of a lie on one device before and on another after, counting every copy."""
+    held_by, copies = devices_of(resources)
+    return sum(held_by[source] != held_by[target] for source, target in perm) * copies
+
+
+def slab_elements(resources):
+    """What one index of a weighs on one device: its part of b, and a slab for each."""
+    return per_device(resources, of="b")
+
+
+@over_placements
+@pytest.mark.parametrize("name", PERMUTATIONS)
+def test_a_permutation_sends_exactly_the_slabs_that_change_device(name, resources):
+    found = transfers(compiled(lambda v: lax.ppermute(v, "a", PERMUTATIONS[name]), resources))
+    assert {t.kind for t in found} <= {"collective-permute"}
+    assert all(source != target for t in found for source, target in t.groups)
+    sent = sum(t.elements * len(t.groups) for t in found)
+    assert sent == crossing_slabs(resources, PERMUTATIONS[name]) * slab_elements(resources)
+
+
+@over_placements
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 15])
+def test_a_rotation_takes_at_most_two_permutes(k, resources):
+    found = transfers(compiled(lambda v: lax.ppermute(v, "a", rotation(A, k)), resources))
+    local = A // int(np.prod([SIZE[m] for m in mesh_axes_of(resources, "a")]))
+    assert len(found) == (1 if k < local or k % local == 0 or A - k < local else 2)
+    assert sum(t.elements for t in found) == min(k, local, A - k) * slab_elements(resources)
+
+
+@over_placements
+def test_a_reversal_is_one_permute(resources):
+    found = transfers(compiled(lambda v: lax.ppermute(v, "a", PERMUTATIONS["reverse"]), resources))
+    assert [(t.kind, t.elements) for t in found] == [("collective-permute", per_device(resources))]
+
+
+@pytest.mark.parametrize("resources", FULL, ids=str)
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_rotation_of_a_full_axis_is_one_permute(k, resources):
+    found = transfers(compiled(lambda v: lax.ppermute(v, "b", rotation(B, k)), resources))
+    assert [(t.kind, t.elements, len(t.groups)) for t in found] == [("collective-permute", per_device(resources), B)]
+
+
+# ---------------------------------------------------------------------------- gathers, exchanges
+
+
+@over_placements
+@pytest.mark.parametrize("options", [{}, {"axis": 1}, {"axis": 1, "tiled": True}], ids=str)
+def test_a_gather_is_one_all_gather_of_each_device_part(options, resources):
+    hlo = compiled(lambda v: lax.all_gather(v, "a", **options), resources, keep="b")
+    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(mesh_axes_of(resources, "a")))]
+
+
+@pytest.mark.parametrize("resources", FULL, ids=str)
+def test_a_gather_of_a_full_axis_is_one_all_gather(resources):
+    hlo = compiled(lambda v: lax.all_gather(v, "b"), resources, keep="a")
+    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(["x", "y"]))]
+
+
+@pytest.mark.parametrize("axes", [("a", "b"), ("b", "a")])
+def test_a_gather_of_two_axes_is_one_all_gather(axes):
+    resources = {"a": "x", "b": "y"}
+    hlo = compiled(lambda v: lax.all_gather(v, axes), resources, keep="")
+    assert transfers(hlo) == [Transfer("all-gather", per_device(resources), groups_over(["x", "y"]))]
+
+
+@over_placements
+@pytest.mark.parametrize("concat", [0, 1])
+def test_an_exchange_is_one_all_to_all(concat, resources):
+    hlo = compiled(lambda v: lax.all_to_all(v, "a", 1, concat), resources)
+    assert transfers(hlo) == [Transfer("all-to-all", per_device(resources), groups_over(mesh_axes_of(resources, "a")))]
+
+
+@pytest.mark.parametrize("resources", FULL, ids=str)
+def test_an_exchange_over_a_full_axis_is_one_all_to_all(resources):
+    hlo = compiled(lambda v: lax.all_to_all(v, "b", 1, 0, tiled=True), resources)
+    assert transfers(hlo) == [Transfer("all-to-all", per_device(resources), groups_over(["x", "y"]))]
+
+
+@over_placements
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_scattered_sum_is_one_reduce_scatter_of_the_local_sum(tiled, resources):
+    hlo = compiled(lambda v: lax.psum_scatter(v, "a", scatter_dimension=1, tiled=tiled), resources)
+    local_sum = per_device(resources, of="b")
+    assert transfers(hlo) == [Transfer("reduce-scatter", local_sum, groups_over(mesh_axes_of(resources, "a")))]
+
+
+@pytest.mark.parametrize("resources", FULL, ids=str)
+def test_a_scattered_sum_over_a_full_axis_is_one_reduce_scatter(resources):
+    hlo = compiled(lambda v: lax.psum_scatter(v, "b", scatter_dimension=1, tiled=True), resources)
+    assert transfers(hlo) == [Transfer("reduce-scatter", per_device(resources), groups_over(["x", "y"]))]
+
+
+# ----------------------------------------------------------------------------------- contraction
+
+
+def matmul_hlo(resources, mesh=MESH):
+    layer = xmap(
+        lambda v, w: pdot(v, w, "inputs"),
+        (["batch", "inputs"], ["inputs", "outputs"]),
+        ["batch", "outputs"],
+        axis_resources=resources,
+    )
+    with mesh:
+        lowered = layer.lower(np.zeros((32, 64), np.float32), np.zeros((64, 48), np.float32))
+    return lowered.compile().as_text()
+
+
+MATMULS: list[tuple[dict[str, Any], list[str], int]] = [
+    ({}, [], 32 * 48),
+    ({"batch": "x"}, [], 0),
+    ({"batch": "x", "outputs": "y"}, [], 0),
+    ({"inputs": "x"}, ["x"], 32 * 48),
+    ({"inputs": ("y", "x")}, ["x", "y"], 32 * 48),
+    ({"batch": "x", "inputs": "y"}, ["y"], 8 * 48),
+    ({"inputs": "x", "outputs": "y"}, ["x"], 32 * 24),
+]
+
+
+@pytest.mark.parametrize(("resources", "over", "elements"), MATMULS, ids=str)
+def test_a_contraction_is_one_dot_and_at_most_one_all_reduce(resources, over, elements):
+    hlo = matmul_hlo(resources)
+    plain = jax.jit(jnp.dot).lower(np.zeros((32, 64), np.float32), np.zeros((64, 48), np.float32)).compile().as_text()
+    assert dots(hlo) == dots(plain) == 1
+    assert transfers(hlo) == ([Transfer("all-reduce", elements, groups_over(over))] if over else [])
+
+
+def dots(hlo):
+    return len(re.findall(r"= \S+ dot\(", hlo))
+
+
+# ------------------------------------------------------------------------- nothing to communicate
+
+CONSTANT = {
+    "psum": lambda v: lax.psum(v, "a"),
+    "pmean": lambda v: lax.pmean(v, "a"),
+    "pmax": lambda v: lax.pmax(v, "a"),
+    "jnp.var": lambda v: jnp.var(v, axis="a"),
+    "softmax": lambda v: jax.nn.softmax(v, axis="a"),
+    "all_gather": lambda v: lax.all_gather(v, "a"),
+    "pbroadcast": lambda v: lax.pbroadcast(v, "a", 3),
+    "pdot": lambda v: pdot(v, v, "a", pos_contract=((0,), (0,))),
+    "axis_index": lambda v: v * lax.axis_index("a"),
+    "rotation": lambda v: lax.ppermute(v, "a", rotation(A, 1)),
+    "chain": lambda v: lax.ppermute(v, "a", PERMUTATIONS["chain"]),
+    "pshuffle": lambda v: lax.pshuffle(v, "a", [t for _, t in PERMUTATIONS["shuffle"]]),
+    "psum_scatter": lambda v: lax.psum_scatter(v, "a", scatter_dimension=1),
+    "all_to_all": lambda v: lax.all_to_all(v, "a", 1, 0),
+}
+
+
+@pytest.mark.parametrize("resources", [{"a": "x"}, {"a": ("y", "x")}, {"a": "x", "b": "y"}], ids=str)
+@pytest.mark.parametrize("name", CONSTANT)
+def test_values_that_do_not_vary_over_an_axis_need_no_communication(name, resources):
+    assert transfers(compiled(CONSTANT[name], resources, operand="b")) == []
+
+
+def test_only_the_axis_that_a_value_varies_over_communicates():
+    hlo = compiled(lambda v: lax.psum(v, ("a", "b")), {"a": "x", "b": "y"}, operand="b", keep="")
+    assert transfers(hlo) == [Transfer("all-reduce", int(np.prod(SLAB)), groups_over(["y"]))]
+
+
+@pytest.mark.parametrize("resources", [{}, {"b": "x"}, {"b": ("y", "x")}], ids=str)
+@pytest.mark.parametrize("name", CONSTANT)
+def test_axes_without_resources_need_no_communication(name, resources):
+    assert transfers(compiled(CONSTANT[name], resources)) == []
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_mesh_axis_of_one_device_needs_no_communication(name):
+    """XLA may keep collectives in groups of one device; they move nothing."""
+    mesh = xmap_compat.Mesh(np.array(jax.devices()).reshape(4, 1, 2), ("x", "o", "y"))
+    found = transfers(compiled(CONSTANT[name], {"a": "o"}, mesh=mesh))
+    assert {len(set(group)) for t in found for group in t.groups} <= {1}
+
+
+# ----------------------------------------------------------------------- hand-written programs
+
+SPLIT = {"a": "x", "b": "y"}
+
+
+class Pair(NamedTuple):
+    """A body under ``SPLIT``, and the shard_map program on (A, B, *SLAB) that someone would write for it."""
+
+    body: Any
+    keep: str
+    device_body: Any
+    out_spec: P
+
+
+HANDWRITTEN = {
+    "psum": Pair(lambda v: lax.psum(v, "a"), "b", lambda x: lax.psum(x.sum(0), "x"), P("y")),
+    "pmax both": Pair(lambda v: lax.pmax(v, ("a", "b")), "", lambda x: lax.pmax(x.max((0, 1)), ("x", "y")), P()),
+    "shift": Pair(
+        lambda v: lax.ppermute(v, "a", rotation(A, 1)),
+        "ab",
+        lambda x: jnp.concatenate([lax.ppermute(x[-1:], "x", rotation(4, 1)), x[:-1]]),
+        P("x", "y"),
+    ),
+    "psum_scatter": Pair(
+        lambda v: lax.psum_scatter(v, "a", scatter_dimension=1, tiled=True),
+        "ab",
+        lambda x: lax.psum_scatter(x.sum(0), "x", scatter_dimension=2, tiled=True).transpose(2, 0, 1)[..., None],
+        P("x", "y"),
+    ),
+    "all_to_all": Pair(
+        lambda v: lax.all_to_all(v, "a", 1, 1),
+        "ab",
+        lambda x: lax.all_to_all(x, "x", 3, 0, tiled=True).transpose(3, 1, 2, 0),
+        P("x", "y"),
+    ),
+    "softmax": Pair(
+        lambda v: jax.nn.softmax(v, axis="a"),
+        "ab",
+        lambda x: _softmax_over_x(x),
+        P("x", "y"),
+    ),
+    "two steps": Pair(
+        lambda v: lax.psum(v * lax.psum(v, "b"), "a"),
+        "b",
+        lambda x: lax.psum((x * lax.psum(x.sum(1, keepdims=True), "y")).sum(0), "x"),
+        P("y"),
+    ),
+}
+
+
+def _softmax_over_x(x):
+    largest = lax.pmax(lax.stop_gradient(x).max(0), "x")
+    exponential = jnp.exp(x - largest)
+    return exponential / lax.psum(exponential.sum(0), "x")
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_the_same_collectives_as_a_handwritten_program(name):
+    pair = HANDWRITTEN[name]
+    by_hand = handwritten(pair.device_body, P("x", "y"), pair.out_spec, (A, B, *SLAB))
+    assert Counter(transfers(compiled(pair.body, SPLIT, keep=pair.keep))) == Counter(transfers(by_hand))
+
+
+def test_a_gather_moves_what_a_handwritten_one_does():
+    """``shard_map`` knows a gathered result as replicated only through a private function: checks off."""
+    gather = lambda x: lax.all_gather(x, "x", tiled=True)
+    mapped = jax.shard_map(
+        gather, mesh=MESH.physical_mesh, in_specs=P("x", "y"), out_specs=P(None, "y"), check_vma=False
+    )
+    by_hand = jax.jit(mapped).lower(np.zeros((A, B, *SLAB), np.float32)).compile().as_text()
+    assert transfers(compiled(lambda v: lax.all_gather(v, "a"), SPLIT, keep="b")) == transfers(by_hand)
+
+
+def test_a_training_gradient_moves_what_a_handwritten_one_does():
+    """Data and tensor parallel: activations are reduced once over y, gradients once over x."""
+    images, weights = np.zeros((16, 12), np.float32), np.zeros((12, 6), np.float32)
+    network = lambda v, w: lax.pmean(jnp.sum(jnp.tanh(pdot(v, w, "inputs")) ** 2), "batch")
+    loss = xmap(network, (["batch", "inputs"], ["inputs", ...]), [...], axis_resources={"batch": "x", "inputs": "y"})
+
+    def device_loss(v, w):
+        return lax.pmean(jnp.mean(jnp.sum(jnp.tanh(lax.psum(v @ w, "y")) ** 2, axis=1)), "x")
+
+    by_hand = jax.shard_map(device_loss, mesh=MESH.physical_mesh, in_specs=(P("x", "y"), P("y")), out_specs=P())
+
+    def moved(fun):
+        gradient = jax.jit(jax.grad(fun, argnums=1))
+        with MESH:
+            return Counter(transfers(gradient.lower(images, weights).compile().as_text()))
+
+    assert moved(loss) == moved(by_hand)
+    np.testing.assert_equal(sum(moved(by_hand).values()), 2)
