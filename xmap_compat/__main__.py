@@ -38,7 +38,8 @@ def main(args: Sequence[str]) -> int | None:
     if args and args[0] in ("-h", "--help"):
         print(__doc__)
         return 0
-    if not args or args[0] == "-m" and len(args) == 1 or args[0].startswith("-") and args[0] != "-m":
+    unknown = bool(args) and args[0] != "-m" and args[0].startswith("-")
+    if not args or unknown or list(args) == ["-m"]:
         print(__doc__, file=sys.stderr)
         return 2
     install_with_jax()

@@ -708,7 +708,7 @@ def hold(restoration: Restoration, other: Restoration) -> None:
 
 
 def restore_mesh_context(restoration: Restoration) -> None:
-    """``with jax.sharding.Mesh(...)`` as it was: without the deprecation warning of 0.10.1, seen by xmap and bare specs.
+    """``with jax.sharding.Mesh(...)`` as it was: no deprecation warning (since 0.10.1), seen by xmap and bare specs.
 
     It sets the same state as JAX's own context, so that a block may outlive the restoration.
     """
@@ -765,6 +765,9 @@ class _RememberedOption:
     def _set(self, value):
         self.value = bool(value)
 
+    def read(self, config):
+        return self.value
+
 
 def accept_options(restoration: Restoration, names: Sequence[str]) -> None:
     """Boolean options of ``jax.config`` that JAX removed: they can be set and read, and change nothing."""
@@ -773,4 +776,4 @@ def accept_options(restoration: Restoration, names: Sequence[str]) -> None:
         help_text = "An option of xmap, accepted by xmap_compat without effect."
         restoration.entry(config.config._value_holders, name, option)
         restoration.entry(config.config.meta, name, (bool, [], {"help": help_text}))
-        restoration.attribute(type(config.config), name, property(lambda _, option=option: option.value))
+        restoration.attribute(type(config.config), name, property(option.read))

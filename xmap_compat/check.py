@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 WORKS, DIFFERS, CHANGE = "works", "differs", "change"
-INSTALLED = "as it is under xmap_compat.install()"
+UNDER = "under xmap_compat.install()"
+INSTALLED = f"as it is {UNDER}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ MAPS_NAMES = {
 }
 PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its place")
 LAX_NAMES = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
-IN_BODIES = "as it is inside xmapped functions and under xmap_compat.install()"
+IN_BODIES = f"as it is inside xmapped functions and {UNDER}"
 RANDOM = "jax.random.fold_in(key, jax.lax.axis_index(name)) before sampling, with the positional shape only"
 PARTITION_SPEC = _written("jax.sharding.PartitionSpec")
 OPTIONS = (
@@ -114,10 +115,8 @@ NAMES = {
 BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")
 NAMED_STRUCT = Advice(CHANGE, "leave named_shape out: xmap reads the names from in_axes")
 NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions, or with `xmap_compat.named_shape(x)`")
-OPTION = Advice(DIFFERS, f"accepted {INSTALLED[6:]}, and without effect", "The experimental_xmap options")
-AXIS_STRING = Advice(
-    DIFFERS, "the string is the name of one axis, not of one for each letter", "A string names one axis"
-)
+OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "The experimental_xmap options")
+AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
 RESOURCE_KEYWORDS = {
@@ -125,19 +124,21 @@ RESOURCE_KEYWORDS = {
     "out_axis_resources": _written("out_shardings"),
 }
 
-HEADINGS = sorted(
-    {a.heading for a in (*NAMES.values(), OPTION, AXIS_STRING, GRADIENT, IGNORED) if a.heading}
-)  # a test looks for them in the guide
+# All sections of the guide that this file refers to.
+HEADINGS = sorted({a.heading for a in (*NAMES.values(), OPTION, AXIS_STRING, GRADIENT, IGNORED) if a.heading})
 
-XMAP = f"{MAPS}.xmap"
-DERIVATIVES = {f"jax.{name}" for name in "grad value_and_grad vjp jvp linearize jacfwd jacrev jacobian hessian".split()}
-REDUCTIONS = frozenset("sum max min mean var std prod any all".split())
+XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
+DERIVATIVES = tuple(
+    f"jax.{name}"
+    for name in ("grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "jacobian", "hessian")
+)
+REDUCTIONS = ("sum", "max", "min", "mean", "var", "std", "prod", "any", "all")
 NAMED_AXIS_FUNCTIONS = {
     *(f"jax.numpy.{name}" for name in REDUCTIONS),
     *(f"jax.nn.{name}" for name in ("softmax", "log_softmax", "logsumexp", "one_hot")),
     "jax.scipy.special.logsumexp",
 }
-POSITIONAL_WORDS = frozenset(("index", "columns", "rows"))  # of pandas
+POSITIONAL_WORDS = ("index", "columns", "rows")  # of pandas
 
 # --------------------------------------------------------------------- what names stand for
 
@@ -150,17 +151,16 @@ class Bindings:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    self._names[alias.asname or alias.name.split(".")[0]] = (
-                        alias.name if alias.asname else alias.name.split(".")[0]
-                    )
+                    root = alias.name.split(".")[0]
+                    self._names[alias.asname or root] = alias.name if alias.asname else root
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 for name, target in _imported_names(node):
                     self._names[name] = target
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                target = self.of(node.value)
-                if target is not None and target.startswith("jax."):
-                    self._names.setdefault(node.targets[0].id, target)
+                value = self.of(node.value)
+                if value is not None and value.startswith("jax."):
+                    self._names.setdefault(node.targets[0].id, value)
 
     def of(self, node: ast.AST) -> str | None:
         """``'jax.lax.psum'`` for the expression ``lax.psum``; None for what is not a dotted name from an import."""
@@ -174,7 +174,7 @@ class Bindings:
 
 def _imported_names(node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
     for alias in node.names:
-        names = MAPS_NAMES if alias.name == "*" and node.module == MAPS else [alias.name]
+        names: Iterable[str] = MAPS_NAMES if alias.name == "*" and node.module == MAPS else [alias.name]
         for name in names:
             yield alias.asname or name, f"{node.module}.{name}"
 
@@ -182,11 +182,8 @@ def _imported_names(node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
 def _advice(name: str | None) -> Advice | None:
     if name is None:
         return None
-    if name in NAMES:
-        return NAMES[name]
-    if name.startswith((f"{MAPS}.", "jax._src.maps.", "jax._src.maps")) and name.count(".") <= MAPS.count(".") + 1:
-        return PRIVATE
-    return None
+    module, _, _ = name.rpartition(".")
+    return NAMES.get(name, PRIVATE if module in (MAPS, "jax._src.maps") else None)
 
 
 # ------------------------------------------------------------------------------ one file
@@ -200,7 +197,7 @@ class _Reader(ast.NodeVisitor):
         self.uses: set[Use] = set()
         self.bindings = Bindings(tree)
         self.through_xmap = _ThroughXmap(tree, self.bindings)
-        self.uses_xmap = any(self.bindings.of(node) == XMAP for node in ast.walk(tree))
+        self.uses_xmap = any(self.bindings.of(node) in XMAPS for node in ast.walk(tree))
 
     def add(self, node: ast.AST, name: str, advice: Advice) -> None:
         self.uses.add(Use(self.path, node.lineno, node.col_offset + 1, name, advice))  # type: ignore[attr-defined]
@@ -215,10 +212,10 @@ class _Reader(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
-            name = node.module if alias.name == "*" else f"{node.module}.{alias.name}"
+            name = str(node.module) if alias.name == "*" else f"{node.module}.{alias.name}"
             advice = None if node.level else _advice(name)
             if advice is not None:
-                self.add(alias, str(name), advice)
+                self.add(alias, name, advice)
 
     def visit_Name(self, node: ast.Name) -> None:
         name = self.bindings.of(node)
@@ -256,7 +253,7 @@ class _Reader(ast.NodeVisitor):
             self._keywords(node, {"named_shape": NAMED_STRUCT})
         if name in ("jax.experimental.pjit.pjit", "jax.jit"):
             self._keywords(node, RESOURCE_KEYWORDS)
-        if name == XMAP:
+        if name in XMAPS:
             self._unused_resources(node)
         if name in DERIVATIVES and node.args and self.through_xmap.calls(node.args[0]):
             self.add(node, f"{name} of a function that calls an xmapped one", GRADIENT)
@@ -322,7 +319,7 @@ class _ThroughXmap:
         if isinstance(node, ast.Assign) and self._is_xmapped(node.value):
             self._names.update(target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            decorated = any(self._bindings.of(part) == XMAP for d in node.decorator_list for part in ast.walk(d))
+            decorated = any(self._bindings.of(part) in XMAPS for d in node.decorator_list for part in ast.walk(d))
             if decorated or any(self._calls_xmapped(part) for part in ast.walk(node)):
                 self._names.add(node.name)
 
@@ -332,10 +329,10 @@ class _ThroughXmap:
             return node.id in self._names
         if not isinstance(node, ast.Call):
             return False
-        return self._bindings.of(node.func) == XMAP or any(map(self._is_xmapped, node.args))
+        return self._bindings.of(node.func) in XMAPS or any(map(self._is_xmapped, node.args))
 
     def _calls_xmapped(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and self._bindings.of(node.func) != XMAP and self._is_xmapped(node.func)
+        return isinstance(node, ast.Call) and self._bindings.of(node.func) not in XMAPS and self._is_xmapped(node.func)
 
     def calls(self, node: ast.AST) -> bool:
         """Whether a function, given as an expression, leads through an xmap."""

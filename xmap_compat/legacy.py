@@ -164,7 +164,7 @@ def _new_installation() -> _jax.Restoration:
     installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
     _jax.accept_options(installation, OPTIONS)
     _jax.restore_mesh_context(installation)
-    _jax.hold(installation, named_program._restored)
+    _jax.hold(installation, named_program.restored)
     return installation
 
 
