@@ -1,0 +1,129 @@
+"""Programs give what real jax 0.4.30 gave: values, inner gradients, structures, types, shardings, named shapes, errors.
+
+``programs.py`` holds the programs, ``record.py`` recorded what legacy made of them.  A difference is either
+marked there, with its reason and with what to expect instead (computed without xmap), or a failure; a mark whose
+program behaves as recorded fails too.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from outcomes import checksum, outcome_of
+from programs import PROGRAMS
+
+HERE = pathlib.Path(__file__).parent
+RECORDED = json.loads((HERE / "recorded.json").read_text())
+VALUES = np.load(HERE / "recorded.npz")
+
+CELLS = [(name, assignment) for name, program in PROGRAMS.items() for assignment in program.on]
+SAME = [cell for cell in CELLS if PROGRAMS[cell[0]].difference(cell[1]) is None]
+DIFFERENT = [cell for cell in CELLS if PROGRAMS[cell[0]].difference(cell[1]) is not None]
+TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-3}
+
+over_cells = lambda cells: pytest.mark.parametrize(("name", "assignment"), cells, ids=[" @ ".join(c) for c in cells])
+
+
+@pytest.fixture(autouse=True)
+def _as_recorded():
+    with jax.threefry_partitionable(True):
+        yield
+
+
+def recorded(name, assignment):
+    return RECORDED[name]["under"][assignment]
+
+
+def recorded_values(name, assignment):
+    return [VALUES[f"{name}/{leaf['value']}"] for leaf in recorded(name, assignment)["leaves"]]
+
+
+def close(got, want, dtype):
+    tolerance = TOLERANCE.get(dtype, 2e-5)
+    inexact = np.issubdtype(got.dtype, np.inexact)
+    return np.allclose(got, want, rtol=tolerance, atol=tolerance) if inexact else np.array_equal(got, want)
+
+
+def assert_values(got, want, leaves):
+    assert len(got) == len(want)
+    for g, w, leaf in zip(got, want, leaves):
+        assert g.shape == np.shape(w), leaf
+        assert close(g, w, leaf["dtype"]), (leaf, g, w)
+
+
+def assert_error(outcome, types, text):
+    assert "error" in outcome, f"no error, but {outcome}"
+    assert set(types) & set(outcome["bases"]), outcome
+    assert text in outcome["message"], outcome["message"]
+
+
+def plain(leaf):
+    return {key: value for key, value in leaf.items() if key != "value"}
+
+
+def first_sentences(message):
+    """Without the link that JAX appends, and in one line."""
+    return re.sub(r"\s+", " ", message.split("\nSee https://")[0])
+
+
+def test_the_recording_is_of_these_programs():
+    assert {n: list(e["under"]) for n, e in RECORDED.items()} == {n: list(p.on) for n, p in PROGRAMS.items()}
+    assert {n: e["arguments"] for n, e in RECORDED.items()} == {n: checksum(p.make_args()) for n, p in PROGRAMS.items()}
+    assert len(PROGRAMS) >= 150
+
+
+@over_cells(SAME)
+def test_as_recorded(name, assignment):
+    expected = recorded(name, assignment)
+    outcome, values = outcome_of(PROGRAMS[name], assignment)
+    if "error" in expected:
+        message = first_sentences(outcome.get("message", str(outcome)))
+        assert first_sentences(expected["message"]) in message
+        assert_error(outcome, expected["bases"][:1], "")
+        return
+    assert "error" not in outcome, outcome
+    assert outcome["tree"] == expected["tree"]
+    assert outcome.get("notes") == expected.get("notes")
+    assert outcome["leaves"] == [plain(leaf) for leaf in expected["leaves"]]
+    assert_values(values, recorded_values(name, assignment), outcome["leaves"])
+
+
+@over_cells(DIFFERENT)
+def test_differs_as_meant(name, assignment):
+    program = PROGRAMS[name]
+    difference = program.difference(assignment)
+    with expected_warning(difference):
+        outcome, values = outcome_of(program, assignment)
+    if isinstance(difference.expected, tuple):
+        error, text = difference.expected
+        assert_error(outcome, [error.__name__], text)
+        assert outcome != recorded(name, assignment)
+        return
+    assert "error" not in outcome, outcome
+    assert_values(values, expected_values(program, difference), outcome["leaves"])
+    assert not behaves_as_recorded(name, assignment, values), "the mark is stale: legacy did the same"
+
+
+def expected_warning(difference):
+    if difference.warning is None:
+        return contextlib.nullcontext()
+    return pytest.warns(UserWarning, match=re.escape(difference.warning))
+
+
+def expected_values(program, difference):
+    """From the function without xmap that the mark names, else what legacy did under "none"."""
+    if difference.expected is None:
+        return recorded_values(program.name, "none")
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(difference.expected(*program.make_args()))]
+
+
+def behaves_as_recorded(name, assignment, values):
+    expected = recorded(name, assignment)
+    if "leaves" not in expected:
+        return False
+    pairs = zip(values, recorded_values(name, assignment), strict=True)
+    return all(g.shape == w.shape and close(g, w, "float32") for g, w in pairs)
