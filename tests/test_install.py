@@ -1,0 +1,645 @@
+"""install() and uninstall(): legacy imports work, thread_resources tells the truth, and JAX is left as it was.
+
+Results are compared with NumPy, meshes with the ``jax.sharding.Mesh`` that was entered, and the state of JAX with what
+it was before.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import jax
+import jax.interpreters.pxla
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import xmap_compat
+from xmap_compat import install, legacy, uninstall
+
+DEVICES = np.array(jax.devices())
+SQUARE = DEVICES.reshape(4, 2)
+SQUARE_MESH = jax.sharding.Mesh(SQUARE, ("x", "y"))
+LINE_MESH = jax.sharding.Mesh(DEVICES, ("x",))
+X = np.arange(16, dtype=np.float32).reshape(8, 2)
+CENTRED = X - X.mean(0)
+
+
+@pytest.fixture
+def maps():
+    """The module ``jax.experimental.maps``, while installed."""
+    with install():
+        yield importlib.import_module("jax.experimental.maps")
+    assert "jax.experimental.maps" not in sys.modules
+
+
+def centre(maps, placement="x"):
+    return maps.xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
+
+
+def assert_split_over(mesh, out):
+    np.testing.assert_allclose(out, CENTRED)
+    assert out.sharding == NamedSharding(mesh, P("x"))
+
+
+# ------------------------------------------------------------------------------- imports
+
+IMPORTS = [
+    "from jax.experimental.maps import xmap, mesh, Mesh, SerialLoop, serial_loop",
+    "from jax.experimental.maps import thread_resources, ResourceEnv, EMPTY_ENV, Loop, AnonymousSerialLoop",
+    "from jax.experimental.maps import AxisName, MeshAxisName, ResourceAxisName, Resource, ResourceSet",
+    "from jax.experimental.maps import *; xmap, Mesh, thread_resources",
+    "from jax.experimental import maps; maps.xmap",
+    "import jax.experimental.maps; jax.experimental.maps.xmap",
+    "import jax.experimental.maps as maps; maps.thread_resources.env.physical_mesh",
+    "import jax; jax.experimental.maps.thread_resources.env.shape",
+    "import importlib; importlib.import_module('jax.experimental.maps').xmap",
+    "from jax.interpreters.pxla import Mesh",
+    "from jax.interpreters.pxla import thread_resources, Mesh",
+    "from jax.lax import pdot, xeinsum, pgather, pargmax, pargmin",
+    "import jax; jax.lax.pdot",
+    "import jax; jax.config.update('experimental_xmap_spmd_lowering', True)",
+    "import jax; jax.config.update('experimental_xmap_spmd_lowering_manual', True)",
+    "import jax; jax.config.update('experimental_xmap_ensure_fixed_sharding', True)",
+    "import jax; jax.config.experimental_xmap_spmd_lowering",
+    "import jax.numpy as jnp; jnp.einsum('{},{}->{}', 1.0, 2.0)",
+]
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_what_legacy_programs_import_is_there_while_installed(statement):
+    with install():
+        exec(statement, {})
+    # JAX still has one of the names, with a deprecation warning.
+    with pytest.raises((ImportError, AttributeError, ValueError, DeprecationWarning)):
+        exec(statement, {})
+
+
+def test_the_module_looks_like_one(maps):
+    spec = importlib.util.find_spec("jax.experimental.maps")
+    assert isinstance(maps, types.ModuleType)
+    assert (spec.name, maps.__name__) == ("jax.experimental.maps", "jax.experimental.maps")
+    assert sorted(maps.__all__) == sorted(name for name in vars(maps) if not name.startswith("_"))
+    assert maps is jax.experimental.maps
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        exec("from jax.experimental.maps import nonsense", {})
+
+
+def test_the_functions_are_those_of_the_package(maps):
+    assert maps.xmap is xmap_compat.xmap
+    assert maps.SerialLoop is xmap_compat.SerialLoop
+    assert maps.serial_loop is xmap_compat.serial_loop
+    for name in ("pdot", "xeinsum", "pgather", "pargmax", "pargmin"):
+        assert getattr(jax.lax, name) is getattr(xmap_compat, name)
+
+
+# ----------------------------------------------------------------------- nothing else changes
+
+CHANGED = {
+    "jax.experimental": jax.experimental,
+    "jax.lax": jax.lax,
+    "jax.numpy": jax.numpy,
+    "pxla": jax.interpreters.pxla,
+    "Mesh": jax.sharding.Mesh,
+    "Config": type(jax.config),
+}
+
+
+def state_of_jax():
+    attributes = {name: dict(vars(owner)) for name, owner in CHANGED.items()}
+    modules = [name for name in sys.modules if name.startswith("jax")]
+    return attributes, jax.config.values, sorted(modules)
+
+
+def test_uninstall_restores_exactly_what_was_there():
+    before = state_of_jax()
+    install()
+    assert state_of_jax() != before
+    uninstall()
+    assert state_of_jax() == before
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_installing_again_and_uninstalling_again_has_no_effect(times):
+    before = state_of_jax()
+    for _ in range(times):
+        install()
+    installed = state_of_jax()
+    uninstall()
+    assert state_of_jax() == before
+    install()
+    assert state_of_jax()[0].keys() == installed[0].keys()
+    assert state_of_jax()[2] == installed[2]
+    for _ in range(times):
+        uninstall()
+    assert state_of_jax() == before
+
+
+def test_only_the_context_that_installed_uninstalls():
+    with install():
+        with install():
+            assert hasattr(jax.lax, "pdot")
+        assert hasattr(jax.lax, "pdot")
+    assert not hasattr(jax.lax, "pdot")
+
+
+def test_the_context_uninstalls_after_an_error_too():
+    with pytest.raises(KeyError), install():
+        raise KeyError
+    assert not hasattr(jax.experimental, "maps")
+
+
+def test_what_a_program_imported_stays_usable():
+    with install():
+        from jax.experimental.maps import Mesh, xmap
+    fun = xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    with xmap_compat.Mesh(SQUARE, ("x", "y")):
+        assert_split_over(Mesh(SQUARE, ("x", "y")), fun(X))
+
+
+def test_a_module_of_that_name_is_put_back(monkeypatch):
+    other = types.ModuleType("jax.experimental.maps")
+    monkeypatch.setitem(sys.modules, "jax.experimental.maps", other)
+    monkeypatch.setattr(jax.experimental, "maps", other, raising=False)
+    with install():
+        assert jax.experimental.maps is not other
+    assert jax.experimental.maps is sys.modules["jax.experimental.maps"] is other
+
+
+def test_jupyter():
+    xmap_compat.load_ipython_extension(None)
+    try:
+        assert hasattr(jax.experimental, "maps")
+    finally:
+        xmap_compat.unload_ipython_extension(None)
+    assert not hasattr(jax.experimental, "maps")
+
+
+# ------------------------------------------------------------------------- thread_resources
+
+
+def decorated(mesh):
+    """The mesh as a decorator, seen as a context."""
+
+    @contextlib.contextmanager
+    def context():
+        envs = mesh(lambda: jax.experimental.maps.thread_resources.env)()
+        with mesh:
+            assert jax.experimental.maps.thread_resources.env == envs
+            yield
+
+    return context()
+
+
+WAYS = {
+    "maps.Mesh": lambda maps: maps.Mesh(SQUARE, ("x", "y")),
+    "maps.mesh": lambda maps: maps.mesh(SQUARE, ("x", "y")),
+    "pxla.Mesh": lambda maps: jax.interpreters.pxla.Mesh(SQUARE, ("x", "y")),
+    "xmap_compat.Mesh": lambda maps: xmap_compat.Mesh(SQUARE, ("x", "y")),
+    "xmap_compat.mesh": lambda maps: xmap_compat.mesh(SQUARE, ("x", "y")),
+    "jax.sharding.Mesh": lambda maps: SQUARE_MESH,
+    "jax.set_mesh": lambda maps: jax.set_mesh(SQUARE_MESH),
+    "decorator": lambda maps: decorated(maps.Mesh(SQUARE, ("x", "y"))),
+}
+ways = pytest.mark.parametrize("enter", WAYS.values(), ids=WAYS.keys())
+
+
+@ways
+def test_the_environment_tells_the_truth_for_every_way_to_enter_a_mesh(maps, enter):
+    resources = maps.thread_resources
+    assert resources.env.physical_mesh.empty
+    with enter(maps):
+        assert resources.env.physical_mesh is SQUARE_MESH
+        assert dict(resources.env.shape) == {"x": 4, "y": 2}
+        assert resources.env.resource_axes == resources.env.physical_resource_axes == {"x", "y"}
+        assert_split_over(SQUARE_MESH, centre(maps)(X))
+    assert resources.env.physical_mesh.empty
+
+
+@ways
+def test_the_innermost_mesh_is_the_one_in_the_environment(maps, enter):
+    resources = maps.thread_resources
+    with maps.Mesh(DEVICES, ("x",)):
+        with enter(maps):
+            assert resources.env.physical_mesh is SQUARE_MESH
+            with maps.Mesh(DEVICES, ("x",)):
+                assert resources.env.physical_mesh is LINE_MESH
+            assert resources.env.physical_mesh is SQUARE_MESH
+        assert resources.env.physical_mesh is LINE_MESH
+
+
+@ways
+def test_the_environment_can_be_read_while_jax_traces(maps, enter):
+    seen = []
+
+    def look(v):
+        seen.append(maps.thread_resources.env.physical_mesh)
+        return v * 2
+
+    with enter(maps):
+        for fun in (jax.jit(look), maps.xmap(look, ["i", ...], ["i", ...], axis_resources={"i": "x"})):
+            np.testing.assert_array_equal(fun(X), 2 * X)
+    assert seen == [SQUARE_MESH, SQUARE_MESH]
+
+
+def test_outside_of_all_meshes_the_environment_is_empty(maps):
+    env = maps.thread_resources.env
+    assert env is maps.EMPTY_ENV
+    assert env.physical_mesh.empty
+    assert env.physical_mesh.devices.shape == ()
+    assert (dict(env.shape), dict(env.local_shape), env.loops, env.resource_axes) == ({}, {}, (), set())
+
+
+def test_both_import_paths_give_one_object(maps):
+    from jax.interpreters.pxla import thread_resources
+
+    assert thread_resources is maps.thread_resources
+    assert thread_resources is jax.interpreters.pxla.thread_resources
+
+
+def test_loops_are_in_the_environment(maps):
+    resources = maps.thread_resources
+    with maps.serial_loop("l", 3), maps.Mesh(SQUARE, ("x", "y")), maps.serial_loop("k", 2):
+        assert resources.env.loops == (("l", 3), ("k", 2))
+        assert [loop.length for loop in resources.env.loops] == [3, 2]
+        assert dict(resources.env.shape) == {"x": 4, "y": 2, "l": 3, "k": 2}
+        assert resources.env.loop_resource_axes == {"l", "k"}
+        assert repr(resources.env).startswith("ResourceEnv(mesh=Mesh('x': 4, 'y': 2), (Loop(name='l', length=3)")
+    assert resources.env is maps.EMPTY_ENV
+
+
+def test_an_environment_is_a_value(maps):
+    env = maps.EMPTY_ENV.with_mesh(SQUARE_MESH)
+    assert env == maps.ResourceEnv(SQUARE_MESH, ())
+    assert env.with_extra_loop(maps.Loop("l", 3)).shape["l"] == 3
+    with pytest.raises(ValueError, match="loop axis `x`: the name is already in use"):
+        env.with_extra_loop(maps.Loop("x", 3))
+
+
+def test_other_threads_have_their_own_environment(maps):
+    seen = []
+    with maps.Mesh(SQUARE, ("x", "y")):
+        thread = threading.Thread(target=lambda: seen.append(maps.thread_resources.env))
+        thread.start()
+        thread.join()
+    assert seen == [maps.EMPTY_ENV]
+
+
+# ---------------------------------------------------------------------- assigning the environment
+
+
+@pytest.fixture
+def assigned(maps):
+    """The module, with the 4x2 mesh assigned as programs did instead of a ``with``."""
+    maps.thread_resources.env = maps.ResourceEnv(maps.Mesh(SQUARE, ("x", "y")), ())
+    yield maps
+    maps.thread_resources.env = maps.EMPTY_ENV
+    assert maps.thread_resources.env is maps.EMPTY_ENV
+
+
+ENVS = {
+    "two arguments": lambda maps: maps.ResourceEnv(SQUARE_MESH, ()),
+    "one argument": lambda maps: maps.ResourceEnv(SQUARE_MESH),
+    "xmap_compat.Mesh": lambda maps: maps.ResourceEnv(xmap_compat.Mesh(SQUARE, ("x", "y")), ()),
+    "with_mesh": lambda maps: maps.EMPTY_ENV.with_mesh(SQUARE_MESH),
+}
+
+
+@pytest.mark.parametrize("env", ENVS.values(), ids=ENVS.keys())
+def test_an_assigned_mesh_is_seen_by_xmap_until_the_empty_one_is_assigned(maps, env):
+    maps.thread_resources.env = env(maps)
+    assert maps.thread_resources.env == maps.ResourceEnv(SQUARE_MESH, ())
+    assert_split_over(SQUARE_MESH, centre(maps)(X))
+    maps.thread_resources.env = maps.EMPTY_ENV
+    with pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+        centre(maps)(X)
+
+
+BARE = {
+    "with_sharding_constraint": lambda: jax.jit(lambda x: lax.with_sharding_constraint(x * 2, P("y", "x"))),
+    "in_shardings": lambda: jax.jit(lambda x: x * 2, in_shardings=P("y", "x")),
+    "out_shardings": lambda: jax.jit(lambda x: x * 2, out_shardings=P("y", "x")),
+}
+CONTEXTS = {
+    "with": lambda maps: maps.Mesh(SQUARE, ("x", "y")),
+    "assigned": lambda maps: contextlib.nullcontext(
+        setattr(maps.thread_resources, "env", maps.ResourceEnv(SQUARE_MESH, ()))
+    ),
+}
+
+
+@pytest.mark.parametrize("make", BARE.values(), ids=BARE.keys())
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
+def test_bare_partition_specs_mean_the_mesh(maps, make, context):
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    with context(maps):
+        out = make()(x)
+    maps.thread_resources.env = maps.EMPTY_ENV
+    np.testing.assert_array_equal(out, 2 * x)
+    assert out.sharding == NamedSharding(SQUARE_MESH, P("y", "x"))
+
+
+def test_an_outer_jit_is_traced_again_for_another_assigned_mesh(maps):
+    fun = jax.jit(lambda x: lax.with_sharding_constraint(x, P("x")))
+    for mesh in (SQUARE_MESH, LINE_MESH, SQUARE_MESH):
+        maps.thread_resources.env = maps.ResourceEnv(mesh, ())
+        assert fun(X).sharding == NamedSharding(mesh, P("x"))
+    maps.thread_resources.env = maps.EMPTY_ENV
+
+
+def test_a_mesh_entered_over_an_assigned_one_ends(assigned):
+    with assigned.Mesh(DEVICES, ("x",)):
+        assert_split_over(LINE_MESH, centre(assigned)(X))
+    assert_split_over(SQUARE_MESH, centre(assigned)(X))
+    with jax.set_mesh(LINE_MESH):
+        assert_split_over(LINE_MESH, centre(assigned)(X))
+    assert_split_over(SQUARE_MESH, centre(assigned)(X))
+
+
+@pytest.mark.parametrize("outer", ["maps.Mesh", "jax.sharding.Mesh", "xmap_compat.mesh", "jax.set_mesh"])
+def test_a_mesh_assigned_inside_a_context_can_be_taken_back(maps, outer):
+    with WAYS[outer](maps):
+        before = maps.thread_resources.env
+        maps.thread_resources.env = maps.ResourceEnv(LINE_MESH, ())
+        assert_split_over(LINE_MESH, centre(maps)(X))
+        maps.thread_resources.env = before
+        assert_split_over(SQUARE_MESH, centre(maps)(X))
+    assert maps.thread_resources.env is maps.EMPTY_ENV
+
+
+@pytest.mark.parametrize("outer", ["maps.Mesh", "jax.sharding.Mesh", "xmap_compat.mesh"])
+def test_a_mesh_assigned_inside_a_context_ends_with_it(maps, outer):
+    with WAYS[outer](maps):
+        maps.thread_resources.env = maps.ResourceEnv(LINE_MESH, ())
+    assert maps.thread_resources.env is maps.EMPTY_ENV
+
+
+def test_an_assigned_mesh_is_that_of_one_thread(assigned):
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(assigned.thread_resources.env))
+    thread.start()
+    thread.join()
+    assert seen == [assigned.EMPTY_ENV]
+
+
+def test_uninstall_forgets_an_assigned_mesh():
+    with install():
+        legacy.thread_resources.env = legacy.ResourceEnv(SQUARE_MESH, ())
+    assert legacy.thread_resources.env is legacy.EMPTY_ENV
+    with pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
+        centre(xmap_compat)(X)
+
+
+@pytest.mark.parametrize("value", [None, SQUARE_MESH, xmap_compat.Mesh(SQUARE, ("x", "y")), "x"], ids=repr)
+def test_only_environments_can_be_assigned(maps, value):
+    with pytest.raises(TypeError, match=r"thread_resources\.env should be assigned a ResourceEnv, but got"):
+        maps.thread_resources.env = value
+
+
+def test_loops_cannot_be_assigned(maps):
+    with pytest.raises(ValueError, match=r"can set the mesh only, but it has the loops .* Use `with serial_loop"):
+        maps.thread_resources.env = maps.ResourceEnv(SQUARE_MESH, (maps.Loop("l", 2),))
+    with maps.serial_loop("l", 2):
+        maps.thread_resources.env = maps.thread_resources.env.with_mesh(SQUARE_MESH)
+        assert dict(maps.thread_resources.env.shape) == {"x": 4, "y": 2, "l": 2}
+    maps.thread_resources.env = maps.EMPTY_ENV
+
+
+# ------------------------------------------------------------------------------- the mesh
+
+
+def test_the_mesh_is_jaxs_own(maps):
+    mesh = maps.Mesh(SQUARE, ("x", "y"))
+    assert maps.Mesh is jax.interpreters.pxla.Mesh is jax.sharding.Mesh
+    assert isinstance(SQUARE_MESH, maps.Mesh)
+    assert mesh is SQUARE_MESH
+    with mesh as entered:
+        assert entered is mesh
+
+
+def test_the_mesh_goes_where_jax_wants_one(maps):
+    mesh = maps.Mesh(SQUARE, ("x", "y"))
+    sharding = NamedSharding(mesh, P("x", "y"))
+    for out in (jax.device_put(X, sharding), jax.jit(lambda x: x, in_shardings=sharding, out_shardings=sharding)(X)):
+        np.testing.assert_array_equal(out, X)
+        assert out.sharding == sharding
+    doubled = jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(X)
+    np.testing.assert_array_equal(doubled, 2 * X)
+    assert pickle.loads(pickle.dumps(maps.Loop("l", 2))) == ("l", 2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"), [(list(DEVICES), "b"), (list(DEVICES), ("b",)), (DEVICES, ["b"])], ids=str
+)
+@pytest.mark.parametrize("name", ["Mesh", "mesh"])
+def test_the_mesh_of_a_list_of_devices_and_a_single_name(maps, name, devices, names):
+    fun = maps.xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": "b"})
+    with getattr(maps, name)(devices, names) as mesh:
+        out = fun(X)
+    np.testing.assert_allclose(out, CENTRED)
+    assert mesh == jax.sharding.Mesh(DEVICES, ("b",))
+    assert len(out.sharding.device_set) == 8
+
+
+def test_a_block_may_outlive_the_installation():
+    with install():
+        mesh = legacy.thread_resources
+        context = jax.sharding.Mesh(SQUARE, ("x", "y"))
+        context.__enter__()
+    try:
+        assert mesh.env.physical_mesh is SQUARE_MESH
+    finally:
+        context.__exit__(None, None, None)
+    assert mesh.env is legacy.EMPTY_ENV
+
+
+# ------------------------------------------------------------------------ options, vocabulary
+
+
+@pytest.mark.parametrize("option", legacy.OPTIONS)
+def test_options_are_accepted_and_remembered(maps, option):
+    assert getattr(jax.config, option) is False
+    jax.config.update(option, True)
+    assert getattr(jax.config, option) is True
+    assert jax.config.values[option] is True
+    assert_same_program_with_and_without(maps, option)
+
+
+def assert_same_program_with_and_without(maps, option):
+    texts = []
+    for value in (True, False):
+        jax.config.update(option, value)
+        with maps.Mesh(SQUARE, ("x", "y")):
+            texts.append(centre(maps).lower(X).as_text())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("option", legacy.OPTIONS)
+def test_options_start_anew_and_are_unknown_outside(option):
+    with install():
+        jax.config.update(option, True)
+    with install():
+        assert getattr(jax.config, option) is False
+    with pytest.raises(AttributeError, match=f"Unrecognized config option: {option}"):
+        jax.config.update(option, True)
+
+
+def test_other_options_are_jaxs_own(maps):
+    before = jax.config.jax_debug_nans
+    jax.config.update("jax_debug_nans", not before)
+    assert jax.config.jax_debug_nans is not before
+    jax.config.update("jax_debug_nans", before)
+    with pytest.raises(AttributeError, match="Unrecognized config option: experimental_xmap"):
+        jax.config.update("experimental_xmap", True)
+
+
+def test_the_vocabulary_works_outside_of_xmap_too(maps):
+    a, b = X, X[::-1] + 1
+    product = jax.vmap(lambda u, v: lax.pdot(u, v, axis_name="i"), axis_name="i")
+    np.testing.assert_allclose(product(a, b), np.broadcast_to(a.T @ b, (8, 2, 2)))
+    np.testing.assert_allclose(jnp.einsum("ij,kj->ik", a, b), np.einsum("ij,kj->ik", a, b))
+
+
+# ------------------------------------------------------------------- programs as they were
+
+
+def run_program(source, **given):
+    """Execute a program under install(); returns its names."""
+    names = {"__name__": "program", **given}
+    with install():
+        exec(textwrap.dedent(source), names)
+    return names
+
+
+def test_a_program_that_looks_up_the_mesh_to_constrain_shardings():
+    program = """
+        import jax
+        from jax.sharding import PartitionSpec as P
+
+        def constrain(x, spec):
+            if jax.experimental.maps.thread_resources.env.physical_mesh.empty:
+                return x
+            return jax.lax.with_sharding_constraint(x, spec)
+
+        layer = jax.jit(lambda x: constrain(2 * x, P("x")))
+        plain = layer(x)
+        with jax.experimental.maps.Mesh(devices, ("x", "y")):
+            split = layer(x)
+    """
+    names = run_program(program, devices=SQUARE, x=X)
+    for out in (names["plain"], names["split"]):
+        np.testing.assert_array_equal(out, 2 * X)
+    assert len(names["plain"].sharding.device_set) == 1
+    assert names["split"].sharding == NamedSharding(SQUARE_MESH, P("x"))
+
+
+def test_a_program_that_assigns_the_mesh_and_trains_by_xmap():
+    program = """
+        import functools
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        from jax.experimental import maps
+        from jax.experimental.maps import thread_resources
+
+        thread_resources.env = maps.ResourceEnv(maps.Mesh(devices, ("dp", "mp")), ())
+
+        def loss(w, x, y):
+            return jnp.mean((x @ w - y) ** 2)
+
+        @functools.partial(maps.xmap, in_axes=([...], ["batch", ...], ["batch", ...]), out_axes=([...], [...]),
+                           axis_resources={"batch": "dp"}, donate_argnums=())
+        def step(w, x, y):
+            value, grad = jax.value_and_grad(loss)(w, x, y)
+            return w - 0.05 * jax.lax.pmean(grad, "batch"), jax.lax.pmean(value, "batch")
+
+        values = []
+        for _ in range(3):
+            w, value = step(w, x, y)
+            values.append(value)
+        thread_resources.env = maps.EMPTY_ENV
+    """
+    rng = np.random.default_rng(0)
+    x, y, w = rng.normal(size=(8, 5, 3)), rng.normal(size=(8, 5)), rng.normal(size=3)
+    names = run_program(program, devices=SQUARE, x=jnp.asarray(x), y=jnp.asarray(y), w=jnp.asarray(w))
+    values = []
+    for _ in range(3):
+        error = x @ w - y
+        values.append((error**2).mean())
+        w = w - 0.05 * 2 * np.einsum("bn,bnk->k", error, x) / error.size
+    np.testing.assert_allclose(names["values"], values, rtol=1e-5)
+    np.testing.assert_allclose(names["w"], w, rtol=1e-5)
+
+
+def test_a_program_in_the_named_language():
+    program = """
+        import jax
+        import jax.numpy as jnp
+        from jax import lax
+        from jax.experimental.maps import SerialLoop, mesh, xmap
+
+        jax.config.update("experimental_xmap_spmd_lowering", True)
+
+        def layer(w, x):
+            assert x.named_shape == {"batch": 8, "inputs": 6}
+            h = jnp.einsum("{inputs,outputs},{batch,inputs}->{batch,outputs}", w, x)
+            assert h.named_shape == {"batch": 8, "outputs": 4}
+            return lax.pdot(h, h, "outputs") - jnp.max(h, axis="outputs")
+
+        axes = (["inputs", "outputs"], ["batch", "inputs"])
+        assignments = {}, {"batch": "x"}, {"batch": "x", "outputs": "y"}, {"batch": SerialLoop(2)}
+        with mesh(devices, ("x", "y")):
+            results = [xmap(layer, axes, ["batch"], axis_resources=each)(w, x) for each in assignments]
+    """
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(8, 6)).astype(np.float32)
+    h = x @ w
+    for result in run_program(program, devices=SQUARE, w=w, x=x)["results"]:
+        np.testing.assert_allclose(result, (h * h).sum(1) - h.max(1), rtol=1e-5)
+
+
+# -------------------------------------------------------------------------- no backend
+
+
+def python(source):
+    """Run a program with warnings as errors, in a process without the devices of this one."""
+    environment = {"JAX_PLATFORMS": "cpu", "PATH": ""}
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_devices_can_be_chosen_after_install():
+    program = """
+        import xmap_compat
+        xmap_compat.install()
+        import os
+        from jax._src import xla_bridge
+        assert not xla_bridge.backends_are_initialized()
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=6"
+        from jax.experimental.maps import xmap, Mesh, thread_resources
+        assert thread_resources.env.physical_mesh.empty
+        assert not xla_bridge.backends_are_initialized()
+        import jax
+        print(jax.device_count())
+    """
+    assert python(program) == ["6"]
+
+
+def test_nothing_is_installed_by_the_import_of_the_package():
+    program = """
+        import xmap_compat, xmap_compat.legacy, xmap_compat.api, sys
+        import jax
+        print(hasattr(jax.experimental, "maps"), "jax.experimental.maps" in sys.modules, hasattr(jax.lax, "pdot"))
+    """
+    assert python(program) == ["False", "False", "False"]
