@@ -353,6 +353,8 @@ def _linear_solve(ev: Evaluator, params, operands, eqn):
     """Rebuilt around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
     jaxprs, lengths = params["jaxprs"], params["const_lengths"]
     names = linear_solve_names(ev.checker, params, [v.names for v in operands])
+    # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
+    operands = [vary_over(ev.loc, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = _split(operands, *lengths)
 
     def run(jaxpr, consts):

@@ -1,0 +1,351 @@
+"""Brace einsum, pdot and xeinsum against positional ``numpy.einsum``, under every placement, with gradients.
+
+A case is a brace spec and, for each operand and the result, the order of its dimensions: letters are
+positional, longer words are named axes.  The oracle gives every name a capital letter of its own.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xmap_compat
+from xmap_compat import Mesh, einsum, pdot, xeinsum, xmap
+
+SIZES = {"batch": 8, "keys": 16, "heads": 4, "queries": 8, "n": 3, "m": 2, "q": 5}
+
+PLACEMENTS = [
+    {},
+    {"keys": "x"},
+    {"keys": ("y", "x")},
+    {"batch": ("x", "y")},
+    {"batch": "y", "keys": "x"},
+    {"heads": "x"},
+    {"heads": "x", "keys": "y"},
+    {"batch": "x", "heads": "y"},
+]
+
+CASES = {
+    "tutorial": ("n{batch,keys},{keys,heads}->n{batch,heads}", ["batch n keys", "keys heads"], "batch n heads"),
+    "vdot": ("{keys},{keys}->{}", ["keys", "keys"], ""),
+    "outer": ("{batch},{heads}->{batch,heads}", ["batch", "heads"], "heads batch"),
+    "batched": ("n{batch,keys},m{batch,keys}->nm{batch}", ["batch keys n", "m batch keys"], "batch n m"),
+    "unmentioned axes broadcast": ("{keys},{keys}->{}", ["batch keys", "keys heads"], "batch heads"),
+    "one operand": ("nm{batch,keys}->m{batch}", ["batch n keys m"], "batch m"),
+    "named in one only": ("n{batch,keys},n{batch}->{batch}", ["keys batch n", "batch n"], "batch"),
+    "positional and named": ("nm{keys},mq{keys}->nq", ["keys n m", "m q keys"], "n q"),
+    "implicit": ("n{batch,keys},{keys}", ["batch n keys", "keys"], "batch n"),
+    "diagonal": ("nn{keys},{keys}->n", ["n n keys", "keys"], "n"),
+    "three": ("n{batch,keys},{keys,heads},q{heads}->nq{batch}", ["batch n keys", "keys heads", "heads q"], "batch n q"),
+    "four": (
+        "n{batch,keys},{keys,heads},q{heads},m{batch}->nqm",
+        ["batch n keys", "keys heads", "heads q", "batch m"],
+        "n q m",
+    ),
+    "spaces": (" n {batch , keys} , {keys} -> n {batch} ", ["batch n keys", "keys"], "batch n"),
+    "ellipsis": ("...n{keys},n...{keys}->...", ["m n keys", "keys n m"], "m"),
+}
+
+
+def dims(text):
+    return text.split()
+
+
+def capital(word, names):
+    return word if len(word) == 1 else chr(ord("A") + names.index(word))
+
+
+def named_axes(texts):
+    return sorted({d for t in texts for d in dims(t) if len(d) > 1})
+
+
+def oracle(case):
+    """The positional einsum of a case as a function of the same arguments."""
+    _, operands, result = CASES[case]
+    names = named_axes([*operands, result])
+    letters = lambda text: "".join(capital(d, names) for d in dims(text))
+    return lambda *args: jnp.einsum(",".join(map(letters, operands)) + "->" + letters(result), *args)
+
+
+def spec_of(text):
+    return {k: d for k, d in enumerate(dims(text)) if len(d) > 1}
+
+
+def arguments(case, rng, dtype=np.float32):
+    shapes = [[SIZES[d] for d in dims(text)] for text in CASES[case][1]]
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def named(case, resources, fun=einsum, **options):
+    spec, operands, result = CASES[case]
+    axes = set(named_axes([*operands, result]))
+    return xmap(
+        lambda *args: fun(spec, *args, **options),
+        tuple(map(spec_of, operands)),
+        spec_of(result),
+        axis_resources={k: v for k, v in resources.items() if k in axes},
+    )
+
+
+@pytest.fixture
+def mesh(mesh42):
+    with mesh42:
+        yield mesh42
+
+
+@pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_equal_positional_einsum(case, resources, mesh, rng):
+    args = arguments(case, rng)
+    positional = oracle(case)
+    fun = named(case, resources)
+    expected = positional(*args)
+    weights = rng.normal(size=expected.shape).astype(np.float32)
+
+    def loss(f):
+        return lambda *a: jnp.sum(jnp.sin(f(*a)) * weights)
+
+    value, gradients = jax.value_and_grad(loss(fun), tuple(range(len(args))))(*args)
+    true_value, true_gradients = jax.value_and_grad(loss(positional), tuple(range(len(args))))(*args)
+    np.testing.assert_allclose(fun(*args), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(value, true_value, rtol=1e-4, atol=1e-3)
+    for gradient, true in zip(gradients, true_gradients):
+        np.testing.assert_allclose(gradient, true, rtol=1e-3, atol=1e-3)
+
+
+def test_restored_names_inside_bodies_are_the_same_functions(rng):
+    args = arguments("tutorial", rng)
+    expected = oracle("tutorial")(*args)
+    for fun in (lambda s, *a: jnp.einsum(s, *a), lambda s, *a: jax.lax.xeinsum(s, *a), xeinsum):
+        np.testing.assert_allclose(named("tutorial", {}, fun)(*args), expected, rtol=1e-4, atol=1e-4)
+    assert not hasattr(jax.lax, "xeinsum")
+    np.testing.assert_allclose(jnp.einsum("ij,j->i", np.eye(2), np.ones(2)), np.ones(2))
+
+
+# ---------------------------------------------------------------- the compiled program
+
+
+def dots(text):
+    return len(re.findall(r" dot\(", text))
+
+
+def compiled(fun, *args):
+    return jax.jit(fun).lower(*args).compile()
+
+
+@pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}, {"keys": ("x", "y")}], ids=str)
+@pytest.mark.parametrize("case", ["tutorial", "batched", "vdot"])
+def test_contraction_is_one_dot_and_one_all_reduce(case, resources, mesh, rng):
+    args = arguments(case, rng)
+    text = compiled(named(case, resources), *args).as_text()
+    # XLA turns a dot of vectors into a fused multiply and sum by itself.
+    assert dots(text) <= 1 and (case == "vdot" or dots(text) == 1)
+    assert len(re.findall(r" all-reduce\(", text)) == ("keys" in resources)
+    assert not re.search(r" (all-gather|all-to-all|collective-permute)\(", text)
+
+
+@pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_of_a_contraction_are_one_dot_each(resources, dtype, mesh, rng):
+    args = [jnp.asarray(a, dtype) for a in arguments("tutorial", rng)]
+    fun = named("tutorial", resources, preferred_element_type=jnp.float32)
+
+    def both(x, y, ct):
+        return jax.vjp(fun, x, y)[1](ct)
+
+    ct = jnp.ones(oracle("tutorial")(*args).shape, jnp.float32)
+    program = compiled(both, *args, ct)
+    assert dots(program.as_text()) == 2
+    expected = jax.vjp(oracle("tutorial"), *(a.astype(jnp.float32) for a in args))[1](ct)
+    for got, want in zip(both(*args, ct), expected):
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got.astype(np.float32), want, rtol=2e-2, atol=2e-2)
+
+
+def test_no_temporary_is_larger_than_operands_and_result(rng):
+    x, y = rng.normal(size=(32, 3, 128)).astype(np.float32), rng.normal(size=(128, 64)).astype(np.float32)
+    fun = xmap(lambda x, y: einsum("n{b,k},{k,m}->n{b,m}", x, y), ({0: "b", 2: "k"}, ["k", "m", ...]), {0: "b", 2: "m"})
+    by_hand = compiled(lambda x, y: jnp.einsum("bnk,km->bnm", x, y), x, y).memory_analysis()
+    assert compiled(fun, x, y).memory_analysis().temp_size_in_bytes <= max(by_hand.temp_size_in_bytes, x.nbytes)
+
+
+def test_bf16_with_f32_accumulation(mesh, rng):
+    args = [jnp.asarray(a, jnp.bfloat16) for a in arguments("tutorial", rng)]
+    out = named("tutorial", {"keys": "x"}, preferred_element_type=jnp.float32)(*args)
+    assert out.dtype == jnp.float32
+    exact = oracle("tutorial")(*(a.astype(jnp.float32) for a in args))
+    np.testing.assert_allclose(out, exact, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------- larger programs
+
+
+def attention(queries, keys, values):
+    """Attention weights over named keys: batch and heads are never mentioned."""
+    scores = einsum("d{queries},d{keys}->{queries,keys}", queries, keys) / np.sqrt(queries.shape[0])
+    weights = jax.nn.softmax(scores, axis="keys")
+    return einsum("{queries,keys},d{keys}->d{queries}", weights, values)
+
+
+def positional_attention(q, k, v):
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1), v)
+
+
+ATTENTION_PLACEMENTS = [
+    {},
+    {"batch": "x"},
+    {"heads": "x"},
+    {"batch": "x", "heads": "y"},
+    {"queries": "x"},
+    {"keys": "x"},
+    {"queries": "x", "keys": "y"},
+    {"keys": ("x", "y")},
+]
+
+
+@pytest.mark.parametrize("resources", ATTENTION_PLACEMENTS, ids=str)
+def test_attention_equals_positional(resources, mesh, rng):
+    q, k, v = (rng.normal(size=(4, 4, 8, 5)).astype(np.float32) for _ in range(3))
+    kv, layout = ["batch", "heads", "keys", ...], ["batch", "heads", "queries", ...]
+    fun = xmap(attention, (layout, kv, kv), layout, axis_resources=resources)
+    np.testing.assert_allclose(fun(q, k, v), positional_attention(q, k, v), rtol=1e-4, atol=1e-5)
+    loss = lambda f: lambda *a: jnp.sum(jnp.sin(f(*a)))
+    got = jax.grad(loss(fun), (0, 1, 2))(q, k, v)
+    want = jax.grad(loss(positional_attention), (0, 1, 2))(q, k, v)
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
+
+
+def regression_loss(x, y, w, b):
+    prediction = jnp.einsum("{in_features},{in_features}->{}", x, w) + b
+    return jnp.mean(jnp.sum((y - prediction) ** 2, axis="out_features"), axis="batch")
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {},
+        {"batch": "x"},
+        {"in_features": "x"},
+        {"out_features": "y"},
+        {"batch": "x", "in_features": "y"},
+        {"batch": "y", "out_features": "x"},
+        {"batch": ("y", "x")},
+    ],
+    ids=str,
+)
+def test_linear_regression_of_the_reference_page(resources, mesh, rng):
+    x, y = rng.normal(size=(8, 4)).astype(np.float32), rng.normal(size=(8, 4)).astype(np.float32)
+    w, b = rng.normal(size=(4, 4)).astype(np.float32), rng.normal(size=4).astype(np.float32)
+    in_axes = (
+        ["batch", "in_features", ...],
+        ["batch", "out_features", ...],
+        ["in_features", "out_features", ...],
+        ["out_features", ...],
+    )
+    loss = xmap(regression_loss, in_axes, {}, axis_resources=resources)
+    positional = lambda x, y, w, b: jnp.mean(jnp.sum((y - x @ w - b) ** 2, axis=1))
+    np.testing.assert_allclose(loss(x, y, w, b), positional(x, y, w, b), rtol=1e-5)
+    for got, want in zip(jax.grad(loss, (2, 3))(x, y, w, b), jax.grad(positional, (2, 3))(x, y, w, b)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------- pdot
+
+
+@pytest.mark.parametrize("resources", PLACEMENTS[:6], ids=str)
+def test_pdot_contracts_named_and_positional_dimensions(resources, mesh, rng):
+    x, y = rng.normal(size=(8, 3, 16, 2)).astype(np.float32), rng.normal(size=(16, 2, 3, 5)).astype(np.float32)
+    fun = xmap(
+        lambda x, y: pdot(x, y, "keys", pos_contract=((1,), (0,)), pos_batch=((0,), (1,))),
+        ({0: "batch", 2: "keys"}, ["keys", ...]),
+        ["batch", ...],
+        axis_resources={k: v for k, v in resources.items() if k in ("batch", "keys")},
+    )
+    np.testing.assert_allclose(fun(x, y), np.einsum("bnkm,kmnq->bnq", x, y), rtol=1e-4, atol=1e-4)
+
+
+def test_pdot_under_a_vmap_that_binds_its_axis(rng):
+    x, y = rng.normal(size=(6, 3, 4)).astype(np.float32), rng.normal(size=(6, 2, 4)).astype(np.float32)
+    inner = jax.vmap(lambda a, b: pdot(a, b, "k"), in_axes=1, axis_name="k")
+    fun = xmap(inner, (["i", ...], ["i", ...]), ["i", ...])
+    expected = np.einsum("ink,imk->inm", x, y)
+    np.testing.assert_allclose(fun(x, y), np.broadcast_to(expected[:, None], (6, 4, 3, 2)), rtol=1e-4, atol=1e-4)
+
+
+# -------------------------------------------------------------------------- mistakes
+
+MALFORMED = {
+    "n{b,k": ("this brace is never closed", 1),
+    "n{b}}": ("a closing brace without an opening one", 4),
+    "n{b,,k}": ("an axis name is missing here", 4),
+    "n${b}": ("'$' is neither a letter, a brace, '...' nor '->'", 1),
+    "n{b}->n{c}": ("c appears in no input", 8),
+    "n{b}{k}": ("a second pair of braces in one operand", 4),
+    "{b,b}": ("the axis b is named twice in one operand", 3),
+    "n{b}->nn{b}": ("n appears twice in the output", 7),
+    "n{b}->n->{b}": ("a second '->'", 7),
+    "n{b}->n,{b}": ("a comma in the output", 7),
+    "n{b{k}}": ("a brace within braces", 3),
+    "......n{b}": ("a second ellipsis in one operand", 3),
+}
+
+
+@pytest.mark.parametrize("spec", MALFORMED)
+def test_malformed_specs_show_a_caret_under_the_character(spec):
+    reason, position = MALFORMED[spec]
+    expected = f"Malformed einsum specification: {reason}\n  {spec}\n  {' ' * position}^"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        xmap(lambda x: einsum(spec, x), {0: "b"}, {0: "b"})(np.ones((2, 3)))
+
+
+def test_an_axis_that_an_operand_skips_is_an_error_that_names_both():
+    fun = xmap(lambda x, y: einsum("n{b,k},{m}->n{b,m}", x, y), ({0: "b", 2: "k"}, ["k", "m", ...]), {0: "b", 2: "m"})
+    message = "mentions the named axis `k` in operand 0 ('n{b,k}') and skips it in operand 1 ('{m}')"
+    with pytest.raises(TypeError, match=re.escape(message)) as error:
+        fun(np.ones((2, 3, 4)), np.ones((4, 5)))
+    assert "test_einsum.py" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes", "error", "message"),
+    [
+        ("n{b},{b}", [(2, 3)], ValueError, "describes 2 operands, but 1 were given"),
+        ("nm{b}", [(2, 3)], ValueError, "has 2 positional dimensions, but its positional shape is (3,)"),
+        ("n{b},n{b}", [(2, 3), (2, 4)], ValueError, "the dimension n has size 3 in one operand and 4 in operand 1"),
+        ("n{c}", [(2, 3)], NameError, "Found an unbound axis name: c in the einsum 'n{c}'. Named axes in scope: b"),
+    ],
+)
+def test_operands_that_do_not_fit(spec, shapes, error, message):
+    fun = xmap(lambda *args: einsum(spec, *args), ({0: "b"},) * len(shapes), {0: "b"})
+    with pytest.raises(error, match=re.escape(message)):
+        fun(*(np.ones(shape) for shape in shapes))
+
+
+def test_module_homes_hold_the_vocabulary():
+    assert xmap_compat.lax.pdot is pdot and xmap_compat.numpy.einsum is einsum
+    assert all(getattr(xmap_compat.lax, name).__doc__ for name in xmap_compat.lax.__all__)
+    assert all(getattr(xmap_compat.numpy, name).__doc__ for name in xmap_compat.numpy.__all__)
+
+
+def test_pgather_looks_up_named_and_positional_axes(rng):
+    x = rng.normal(size=(4, 5, 6)).astype(np.float32)
+    idx = rng.integers(0, 4, size=(3, 2))
+    idx[:, 1] = rng.integers(0, 5, size=3)
+    devices = np.array(jax.devices()[:4])
+    for resources in ({}, {"a": "x"}):
+        fun = xmap(
+            lambda s, i: xmap_compat.pgather(s, i, ("a", 0)), (["a", ...], [...]), [...], axis_resources=resources
+        )
+        with Mesh(devices, "x"):
+            np.testing.assert_array_equal(fun(x, idx), x[idx[:, 0], idx[:, 1]])
+
+
+def test_psum_of_products_is_what_pdot_is(rng):
+    x, y = rng.normal(size=(2, 7)).astype(np.float32)
+    fun = xmap(lambda a, b: pdot(a, b, "k") - lax.psum(a * b, "k"), (["k"], ["k"]), [])
+    np.testing.assert_allclose(fun(x, y), 0.0, atol=1e-5)
