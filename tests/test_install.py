@@ -509,6 +509,18 @@ def test_the_vocabulary_works_outside_of_xmap_too(maps):
     np.testing.assert_allclose(jnp.einsum("ij,kj->ik", a, b), np.einsum("ij,kj->ik", a, b))
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: jax.vmap(f, axis_name="i", axis_size=1)])
+def test_outside_of_xmap_values_have_no_named_axes(maps, transform):
+    seen = []
+
+    def look(x):
+        seen.append((x.named_shape, (x * 2).named_shape))
+        return x
+
+    transform(look)(jnp.ones(1) if transform is not jax.grad else 1.0)
+    assert seen == [({}, {})]
+
+
 # ------------------------------------------------------------------- programs as they were
 
 
