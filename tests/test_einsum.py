@@ -332,17 +332,14 @@ def test_module_homes_hold_the_vocabulary():
     assert all(getattr(xmap_compat.numpy, name).__doc__ for name in xmap_compat.numpy.__all__)
 
 
-def test_pgather_looks_up_named_and_positional_axes(rng):
+@pytest.mark.parametrize("resources", [{}, {"a": "x"}], ids=str)
+def test_pgather_counts_through_named_and_positional_axes(resources, rng):
     x = rng.normal(size=(4, 5, 6)).astype(np.float32)
-    idx = rng.integers(0, 4, size=(3, 2))
-    idx[:, 1] = rng.integers(0, 5, size=3)
-    devices = np.array(jax.devices()[:4])
-    for resources in ({}, {"a": "x"}):
-        fun = xmap(
-            lambda s, i: xmap_compat.pgather(s, i, ("a", 0)), (["a", ...], [...]), [...], axis_resources=resources
-        )
-        with Mesh(devices, "x"):
-            np.testing.assert_array_equal(fun(x, idx), x[idx[:, 0], idx[:, 1]])
+    idx = rng.integers(0, 20, size=(3, 2))
+    look_up = lambda s, i: xmap_compat.pgather(s, i, ("a", 0))
+    fun = xmap(look_up, (["a", ...], [...]), [...], axis_resources=resources)
+    with Mesh(np.array(jax.devices()[:4]), "x"):
+        np.testing.assert_array_equal(fun(x, idx), x.reshape(20, 6)[idx])
 
 
 def test_psum_of_products_is_what_pdot_is(rng):

@@ -110,13 +110,11 @@ def where_now() -> str:
     return source_info_util.summarize(source_info_util.current())
 
 
-@contextlib.contextmanager
-def equation_context(eqn: Any) -> Iterator[None]:
-    """Give what is bound inside the name stack and user frame of the original equation."""
+def equation_context(eqn: Any) -> Any:
+    """A context that gives what is bound in it the name stack and user frame of the original equation."""
     info = eqn.source_info
     name_stack = source_info_util.current_name_stack() + info.name_stack
-    with source_info_util.user_context(info.traceback, name_stack=name_stack):
-        yield
+    return source_info_util.user_context(info.traceback, name_stack=name_stack)
 
 
 def has_side_effect(eqn: Any) -> bool:

@@ -112,7 +112,8 @@ def _reduction_dims(value, names, positions):
 def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positions: Sequence[int] = ()) -> NamedValue:
     """``lax.psum``: a local sum, then one all-reduce of what is left."""
     present = loc.present(value, names)
-    data = lax.reduce_sum(value.data, _reduction_dims(value, present, positions))
+    dims = _reduction_dims(value, present, positions)
+    data = lax.reduce_sum(value.data, dims) if dims else value.data
     mesh_axes = loc.mesh_axes_of(present)
     data = sum_devices(loc, data, mesh_axes)
     repeats = math.prod(loc.place(n).size for n in names if n not in present)
@@ -126,7 +127,7 @@ def _extremum_over(reduce: Callable, across: Callable):
         present = loc.present(value, names)
         dims = _reduction_dims(value, present, positions)
         mesh_axes = loc.mesh_axes_of(present)
-        local = lambda x: reduce(x, dims)  # noqa: E731
+        local = lambda x: reduce(x, dims) if dims else x  # noqa: E731
         if not mesh_axes:
             data = local(value.data)
         elif jnp.issubdtype(value.data.dtype, jnp.inexact):
@@ -150,7 +151,7 @@ def _differentiable_extremum(loc: Locality, extremum: Callable, dims: Sequence[i
         (x,), (t,) = primals, tangents
         out = fun(x)
         ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
-        total = lambda v: sum_devices(loc, lax.reduce_sum(v, dims), mesh_axes)  # noqa: E731
+        total = lambda v: sum_devices(loc, lax.reduce_sum(v, dims) if dims else v, mesh_axes)  # noqa: E731
         return out, total(t * ties) / total(ties)
 
     return fun

@@ -387,13 +387,6 @@ def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where:
 # -------------------------------------------------------------------- named functions
 
 
-def pgather_index(axes: Sequence[Any], shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"The last dimension of pgather's idx should index its {len(axes)} axes {tuple(axes)}, but idx has shape "
-        f"{tuple(shape)}"
-    )
-
-
 def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
@@ -105,29 +105,26 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 
     Args:
       src: the array to read.
-      idx: integers; its last dimension indexes ``axes``, the others stay.  Out-of-range indices clip.
+      idx: integers; each counts row-major through ``axes`` in the order given.  Out-of-range indices clip.
       axes: axis names and positional dimensions of ``src``; one of them alone may stand without a tuple.
 
     Returns:
-      An array of positional shape ``(*idx.shape[:-1], *the other dimensions of src)``, without the named ``axes``
+      An array of positional shape ``(*idx.shape, *the other dimensions of src)``, without the named ``axes``
       unless ``idx`` varies over them.
 
-    Raises:
-      ValueError: the last dimension of ``idx`` does not fit ``axes``.
-
-    Source: ``jax.lax.pgather`` (until jax 0.4.30).
+    Source: ``jax.lax.pgather`` (until jax 0.4.30), as measured; its docstring said otherwise.
     """
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-    src, idx = jnp.asarray(src), jnp.asarray(idx)
-    if idx.ndim == 0 or idx.shape[-1] != len(axes):
-        raise errors.pgather_index(axes, idx.shape)
-    positional = [a for a in axes if isinstance(a, int)]
+    src = jnp.asarray(src)
+    positional = [a % src.ndim for a in axes if isinstance(a, int)]
     table = jnp.moveaxis(src, positional, range(len(positional)))
-    order: list[Any] = list(positional)
+    order: list[Any] = [a for a in axes if isinstance(a, int)]
     for name in (a for a in axes if not isinstance(a, int)):
         table = lax.all_gather(table, name)
         order.insert(0, name)
-    return table[tuple(idx[..., axes.index(a)] for a in order)]
+    table = lax.transpose(table, (*(order.index(a) for a in axes), *range(len(axes), table.ndim)))
+    table = table.reshape(-1, *table.shape[len(axes) :])
+    return jnp.take(table, jnp.asarray(idx), axis=0, mode="clip")
 
 
 # ----------------------------------------------------------------------- the primitive
