@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from xmap_compat import _jax, errors, lowering
+from xmap_compat import _jax, errors, lowering, plan
 from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.resources import SerialLoop, known_axes, parse_axis_resources
 
@@ -45,7 +45,8 @@ def xmap(
       backend: ``'cpu'``, ``'gpu'`` or ``'tpu'``; where to run without a mesh.
 
     Returns:
-      A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``, ...).
+      A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``, ...), and
+      ``.plan(*args)``, which says how a call would be executed: see :mod:`xmap_compat.plan`.
 
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call; see the migration guide.
@@ -108,6 +109,7 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
     jitted.__wrapped__ = declared.fun
+    jitted.plan = functools.partial(plan.describe, declared)
     return jitted
 
 

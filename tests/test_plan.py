@@ -1,0 +1,637 @@
+"""The plan of a call tells the truth, executes nothing, and is drawn rightly.
+
+What a plan says is compared with what JAX says of the same call: shardings and shard shapes of real results,
+``NamedSharding``'s map of devices to indices, and the collectives in the compiled program.  Pictures are read back:
+the blocks of the SVG by their colours and tips, and the characters of the text picture.
+"""
+
+import dataclasses
+import html.parser
+import inspect
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
+from xmap_compat import picture as drawing
+
+
+def shaped(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def grid(*shape):
+    return np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+
+
+def matmul(a, b):
+    return pdot(a, b, "k")
+
+
+MATMUL = {"in_axes": (["i", "k"], ["k", "j"]), "out_axes": ["i", "j"]}
+MATMUL_ARGS = (shaped(8, 4), shaped(4, 6))
+
+
+def line_of(function, text):
+    """The number of the line of a function's source that contains some text."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(k for k, line in enumerate(lines) if text in line)
+
+
+def by_primitive(plan):
+    return {c.primitive: c for c in plan.collectives}
+
+
+# ---------------------------------------------------------------------- axes and arrays
+
+AXES = {
+    # resources: (mesh axes, loop sizes, on each device, at once, executed by)
+    "none": (None, ((), (), 8, 8, ("vmap",))),
+    "full": (("x", "y"), (("x", "y"), (), 1, 1, ("shard_map",))),
+    "part": ("x", (("x",), (), 2, 2, ("shard_map", "vmap"))),
+    "loop": (SerialLoop(4), ((), (4,), 8, 2, ("loop", "vmap"))),
+    "all loops": (SerialLoop(8), ((), (8,), 8, 1, ("loop",))),
+    "part, loop": (("y", SerialLoop(2)), (("y",), (2,), 4, 2, ("shard_map", "loop", "vmap"))),
+}
+
+
+@pytest.mark.parametrize("case", AXES)
+def test_each_axis_says_how_it_is_executed(case, mesh42):
+    resources, expected = AXES[case]
+    given = {} if resources is None else {"i": resources}
+    with mesh42:
+        (axis,) = xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources=given).plan(shaped(8, 3)).axes
+    found = (axis.mesh_axes, axis.loop_sizes, axis.device_size, axis.vmap_size, axis.executed_by)
+    assert (axis.name, axis.size, found) == ("i", 8, expected)
+
+
+ASSIGNMENTS = {
+    "none": {},
+    "rows": {"i": "x"},
+    "rows over all": {"i": ("y", "x")},
+    "blocks": {"i": "x", "j": "y"},
+    "contracted": {"k": "x"},
+    "contracted and rows": {"k": "y", "i": "x"},
+}
+
+
+@pytest.mark.parametrize("resources", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
+def test_arrays_are_where_the_call_puts_them(resources, mesh42):
+    f = xmap(matmul, **MATMUL, axis_resources=resources)
+    with mesh42 as mesh:
+        plan = f.plan(*MATMUL_ARGS)
+        out = jax.block_until_ready(f(np.ones((8, 4), np.float32), np.ones((4, 6), np.float32)))
+        compiled = f.lower(*MATMUL_ARGS).compile()
+    (result,) = plan.results
+    assert result.shape == out.shape
+    assert result.dtype == out.dtype
+    assert {s.data.shape for s in out.addressable_shards} == {result.device_shape}
+    if not resources:
+        assert plan.mesh is None
+        assert [a.spec for a in (*plan.arguments, result)] == [None] * 3
+        assert [a.device_shape for a in plan.arguments] == [a.shape for a in plan.arguments]
+        return
+    assert plan.mesh == mesh
+    assert result.spec == out.sharding.spec
+    for array, sharding in zip(plan.arguments, compiled.input_shardings[0]):
+        assert NamedSharding(mesh, array.spec).is_equivalent_to(sharding, len(array.shape))
+        assert array.device_shape == sharding.shard_shape(array.shape)
+
+
+def test_arrays_have_paths_names_and_types():
+    def f(params, *rest):
+        return {"a": params["w"][0], "b": rest[1]}
+
+    axes = ({"w": [["i", ...]]}, [...], ["i", None, "j"])
+    f = xmap(f, axes, {"a": ["i", ...], "b": {1: "j", 2: "i"}})
+    plan = f.plan({"w": [shaped(2, 3)]}, shaped(dtype=jnp.bfloat16), shaped(2, 4, 5, dtype=np.int32))
+    found = [(a.path, a.type, a.axes) for a in (*plan.arguments, *plan.results)]
+    assert found == [
+        ("params['w'][0]", "f32[2,3]", ("i", None)),
+        ("rest[0]", "bf16[]", ()),
+        ("rest[1]", "i32[2,4,5]", ("i", None, "j")),
+        ("result['a']", "f32[2,3]", ("i", None)),
+        ("result['b']", "i32[4,5,2]", (None, "j", "i")),
+    ]
+    assert [a.device_bytes for a in plan.arguments] == [24, 2, 160]
+
+
+# ------------------------------------------------------------------- nothing is executed
+
+
+@pytest.fixture
+def compilations():
+    """How often XLA has compiled since the test began."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_plan_neither_compiles_nor_executes(compilations, mesh42):
+    calls = []
+
+    def f(x):
+        jax.debug.callback(calls.append, x)
+        return lax.psum(x, "i")
+
+    f = xmap(f, ["i"], [...], axis_resources={"i": "x"})
+    with mesh42:
+        plan = f.plan(shaped(8))
+        for show in (str, repr, lambda p: p.picture(), lambda p: p.svg(), lambda p: p._repr_html_()):
+            assert show(plan)
+        assert (calls, compilations) == ([], [])
+        jax.block_until_ready(f(np.arange(8.0, dtype=np.float32)))
+        jax.effects_barrier()
+    assert calls
+    assert compilations
+
+
+def test_arrays_and_their_types_have_the_same_plan(mesh42):
+    f = xmap(matmul, **MATMUL, axis_resources={"i": "x"})
+    with mesh42:
+        of_types = f.plan(*MATMUL_ARGS)
+        of_arrays = f.plan(np.ones((8, 4), np.float32), jnp.ones((4, 6)))
+        other = f.plan(shaped(16, 4), shaped(4, 6))
+    assert of_types == of_arrays
+    assert hash(of_types) == hash(of_arrays)
+    assert of_types != other
+
+
+def test_a_plan_cannot_be_changed():
+    plan = xmap(jnp.sin, ["i"], ["i"]).plan(shaped(3))
+    for value in (plan, plan.axes[0], plan.arguments[0], plan.program, plan.program.equations[0]):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, dataclasses.fields(value)[0].name, None)
+
+
+def test_the_mesh_in_scope_counts():
+    f = xmap(jnp.sin, ["i"], ["i"], axis_resources={"i": "x"})
+    shapes = {}
+    for count in (2, 4, 8):
+        with Mesh(grid(count), ("x",)):
+            shapes[count] = f.plan(shaped(8)).arguments[0].device_shape
+    assert shapes == {2: (4,), 4: (2,), 8: (1,)}
+    with pytest.raises(ValueError, match="resources are insufficient"):
+        f.plan(shaped(8))
+
+
+def test_mistakes_are_those_of_the_call():
+    f = xmap(matmul, **MATMUL)
+    with pytest.raises(TypeError, match="positional"):
+        f.plan(a=shaped(8, 4), b=shaped(4, 6))
+    with pytest.raises(ValueError, match="size of axis k"):
+        f.plan(shaped(8, 4), shaped(5, 6))
+
+
+# ------------------------------------------------------------------------- collectives
+
+
+def rotation(n):
+    return [(k, (k + 1) % n) for k in range(n)]
+
+
+# Bodies over an axis i of 8 elements with 4 float32 each; what they become on (part) 4 devices of 2 elements each
+# and (full) 8 devices; and what each device must send.  Sizes on a device: 8 elements x 4 x 4 B / devices.
+COLLECTIVES = {
+    "psum": (
+        lambda x: lax.psum(x, "i"),
+        ("local sum, all-reduce over x", 2 * 3 * 16 // 4),
+        ("all-reduce over x, y", 2 * 7 * 16 // 8),
+    ),
+    "pmax": (
+        lambda x: lax.pmax(x, "i"),
+        ("local max, all-reduce over x", 2 * 3 * 16 // 4),
+        ("all-reduce over x, y", 2 * 7 * 16 // 8),
+    ),
+    "all_gather": (
+        lambda x: lax.all_gather(x, "i"),
+        ("a local dimension moves, all-gather over x", 3 * 32),
+        ("all-gather over x, y", 7 * 16),
+    ),
+    "ppermute": (
+        lambda x: lax.ppermute(x, "i", rotation(8)),
+        ("one ppermute of 1 slab over x, the rest by local indexing", 16),
+        ("one ppermute of 1 slab over x, y", 16),
+    ),
+    "psum_scatter": (
+        lambda x: lax.psum_scatter(jnp.concatenate([x, x]), "i"),
+        ("local sum, reduce-scatter over x", 3 * 32 // 4),
+        ("reduce-scatter over x, y", 7 * 32 // 8),
+    ),
+    "all_to_all": (
+        lambda x: lax.all_to_all(jnp.concatenate([x, x]), "i", 0, 0),
+        ("all-to-all over x, local transposition", 3 * 64 // 4),
+        ("all-to-all over x, y", 7 * 32 // 8),
+    ),
+    "axis_index": (lambda x: lax.axis_index("i"), ("index arithmetic", 0), ("index arithmetic", 0)),
+}
+
+
+@pytest.mark.parametrize("resources", ["x", ("x", "y")], ids=["part", "full"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_collective_says_what_it_became(name, resources, mesh42):
+    body, part, full = COLLECTIVES[name]
+    became, sent = part if resources == "x" else full
+
+    def f(x):
+        return lax.all_gather(body(x), "i") if name != "all_gather" else body(x)
+
+    with mesh42:
+        plan = xmap(f, ["i", ...], [...], axis_resources={"i": resources}).plan(shaped(8, 4))
+    collective = by_primitive(plan)[name]
+    assert (collective.axes, collective.became, collective.bytes_sent) == (("i",), became, sent)
+
+
+def test_collectives_name_the_line_of_the_user(mesh42):
+    def helper(x):
+        return jax.nn.logsumexp(x, axis="j")
+
+    def f(x):
+        total = lax.psum(x, "i")
+        return jax.jit(helper)(total)
+
+    with mesh42:
+        plan = xmap(f, ["i", "j"], [...], axis_resources={"j": "y"}).plan(shaped(4, 6))
+    places = [(c.primitive, c.where.line, c.where.file) for c in plan.collectives]
+    assert places == [
+        ("psum", line_of(f, "lax.psum"), __file__),
+        ("pmax", line_of(helper, "logsumexp"), __file__),
+        ("psum", line_of(helper, "logsumexp"), __file__),
+    ]
+    assert f"test_plan.py:{line_of(f, 'lax.psum')}" in str(plan)
+
+
+def test_collectives_over_several_axes_keep_the_order_of_the_user(mesh42):
+    with mesh42:
+        f = xmap(lambda x: lax.psum(x, ("j", "i")), ["i", "j"], [], axis_resources={"i": "x", "j": "y"})
+        (collective,) = f.plan(shaped(8, 2)).collectives
+    assert collective.axes == ("j", "i")
+    assert collective.operands == ("f32[]{i,j}",)
+    assert [(t.kind, set(t.mesh_axes), t.devices) for t in collective.transfers] == [("all-reduce", {"x", "y"}, 8)]
+
+
+def test_what_does_not_vary_is_multiplied_not_sent(mesh42):
+    with mesh42:
+        f = xmap(
+            lambda x: x + lax.psum(jnp.float32(2) + 0 * jnp.ones(()), "i"), ["i"], ["i"], axis_resources={"i": "x"}
+        )
+        plan = f.plan(shaped(8))
+    assert [(c.became, c.transfers) for c in plan.collectives] == [("times 8", ())]
+    assert plan.bytes_sent == 0
+
+
+def in_scan(x):
+    return lax.scan(lambda c, t: (c + lax.psum(t, "i"), None), jnp.zeros(()), x)[0]
+
+
+def in_while(x):
+    return lax.while_loop(lambda c: c.max() < 9, lambda c: c + lax.psum(x, "i"), lax.pmax(x, "i"))
+
+
+def in_cond(x):
+    return lax.cond(lax.pmax(x[0], ("i", "j")) > 0, lambda v: lax.psum(v, "i"), lambda v: lax.pmax(v, "i"), x)
+
+
+TURNS = {
+    "scan": (in_scan, {}, {"psum": (3, False)}),
+    "while": (in_while, {}, {"pmax": (1, False)}),
+    "cond": (in_cond, {}, {"pmax": (1, False), "psum": (1, True)}),
+    "serial loop": (lambda x: lax.psum(x, "i"), {"j": SerialLoop(5)}, {"psum": (5, False)}),
+    "serial loop and scan": (in_scan, {"j": SerialLoop(5)}, {"psum": (15, False)}),
+    "called twice": (lambda x: (g := jax.jit(lambda v: lax.psum(v, "i")))(x) + g(x * 2), {}, {"psum": (1, False)}),
+}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_turns_and_branches_are_counted(case, mesh42):
+    body, more, expected = TURNS[case]
+    with mesh42:
+        f = xmap(body, ["i", "j", ...], ["j", ...], axis_resources={"i": "x", **more})
+        plan = f.plan(shaped(4, 5, 3))
+    for primitive, (times, conditional) in expected.items():
+        found = [t for c in plan.collectives if c.primitive == primitive for t in c.transfers]
+        assert (times, conditional) in [(t.times, t.conditional) for t in found]
+    if case == "while":
+        in_loop = by_primitive(plan)["psum"]
+        assert [t.times for t in in_loop.transfers] == [None]
+        assert in_loop.bytes_sent is None
+        assert plan.bytes_sent is None
+        assert "in each turn of a while loop" in str(plan)
+    else:
+        assert plan.bytes_sent == sum(t.bytes_sent * t.times for c in plan.collectives for t in c.transfers)
+    if case == "called twice":
+        assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
+
+
+HLO_KINDS = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"}
+
+
+def compiled_collectives(text):
+    """``(kind, operand elements)`` of each collective in a compiled program, sorted."""
+    shapes = dict(re.findall(r"%?([\w.-]+) = \w+\[([\d,]*)\]", text))
+    elements = lambda name: math.prod(map(int, filter(None, shapes[name].split(","))))
+    pattern = rf"= [^=]*? ({'|'.join(HLO_KINDS)})\(([^)]*)\)"
+    found = []
+    for kind, operands in re.findall(pattern, text):
+        names = [o.split()[-1].lstrip("%") for o in operands.split(", ")]
+        found.append((kind, sum(map(elements, names))))
+    return sorted(found)
+
+
+PROGRAMS = {
+    "matmul": (matmul, MATMUL["in_axes"], ["i", "j"], {"k": "x", "i": "y"}, MATMUL_ARGS),
+    "psum": (lambda x: lax.psum(x, "i"), ["i", ...], [...], {"i": ("x", "y")}, (shaped(16, 3),)),
+    "shift": (lambda x: lax.ppermute(x, "i", rotation(8)), ["i", ...], ["i", ...], {"i": "x"}, (shaped(8, 5),)),
+    "gather": (lambda x: lax.all_gather(x, "i"), ["i", "j"], ["j", ...], {"i": "x", "j": "y"}, (shaped(8, 6),)),
+    "softmax": (lambda x: jax.nn.softmax(x, axis="i"), ["i", "j"], ["i", "j"], {"i": "x", "j": "y"}, (shaped(8, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_compiled_program_moves_what_the_plan_says(name, mesh42):
+    body, in_axes, out_axes, resources, args = PROGRAMS[name]
+    f = xmap(body, in_axes, out_axes, axis_resources=resources)
+    with mesh42:
+        plan = f.plan(*args)
+        text = f.lower(*args).compile().as_text()
+    kinds = {"ppermute": "collective-permute"}
+    elements = lambda operand: math.prod(map(int, filter(None, re.search(r"\[(.*)\]", operand)[1].split(","))))
+    transfers = [t for c in plan.collectives for t in c.transfers]
+    said = sorted((kinds.get(t.kind, t.kind), elements(t.operand)) for t in transfers)
+    assert said == compiled_collectives(text)
+    assert said
+
+
+def test_a_nested_call_moves_over_the_mesh_of_the_outer_one(mesh42):
+    inner = xmap(lambda v: lax.psum(v, "k"), ["k"], [], axis_resources={"k": "y"})
+    outer = xmap(inner, ["i", ...], ["i"], axis_resources={"i": "x"})
+    with mesh42:
+        plan = outer.plan(shaped(4, 6))
+    moved = [(t.kind, t.mesh_axes) for c in plan.collectives for t in c.transfers]
+    assert ("all-reduce", ("y",)) in moved
+    assert [a.name for a in plan.axes] == ["i"]
+    assert str(plan)
+
+
+# ------------------------------------------------------------------------- the program
+
+
+def test_the_program_is_listed_with_named_shapes():
+    def body(c, t):
+        return c + lax.psum(t, "i"), t * 2
+
+    def f(x, w):
+        total, ys = lax.scan(body, jnp.zeros(3), x)
+        return jax.nn.relu(total) * w, ys
+
+    plan = xmap(f, (["i", ...], ["j", ...]), (["j", ...], ["i", ...])).plan(shaped(4, 5, 3), shaped(2, 3))
+    program = plan.program
+    assert program.inputs == (("x", "f32[5,3]{i}"), ("w", "f32[3]{j}"))
+    types = {eqn.primitive: [t for _, t in eqn.results] for eqn in program.equations}
+    assert types["scan"] == ["f32[3]", "f32[5,3]{i}"]
+    assert types["relu"] == ["f32[3]"]
+    assert types["mul"] == ["f32[3]{j}"]
+    (scan,) = [eqn for eqn in program.equations if eqn.primitive == "scan"]
+    ((label, inside),) = scan.inner
+    assert label == "body"
+    assert [t for _, t in inside.inputs] == ["f32[3]", "f32[3]{i}"]
+    assert [(e.primitive, e.params, e.results[0][1]) for e in inside.equations] == [
+        ("psum", "i", "f32[3]"),
+        ("add", "", "f32[3]"),
+        ("mul", "", "f32[3]{i}"),
+    ]
+    assert scan.where.line == line_of(f, "lax.scan")
+
+
+# ---------------------------------------------------------------------------- the report
+
+
+def wide(params, x):
+    for layer in params["a long name of a layer"]:
+        x = jax.nn.softmax(pdot(x, layer, "features of the inputs"), axis="a rather long name of an axis") * x
+    return x
+
+
+def wide_plan(mesh):
+    layer = ["features of the inputs", "a rather long name of an axis"]
+    names = {"a long name of a layer": [layer] * 12}
+    f = xmap(wide, (names, ["batch", *layer]), ["batch", *layer], axis_resources={"batch": ("x", "y")})
+    with mesh:
+        return f.plan({"a long name of a layer": [shaped(12345, 6)] * 12}, shaped(8, 12345, 6))
+
+
+def test_reports_fit_a_terminal(mesh42):
+    plan = wide_plan(mesh42)
+    for shown in (str(plan), plan.picture(), str(plan.program)):
+        assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_the_report_says_it_all(mesh42):
+    with mesh42:
+        report = str(xmap(matmul, **MATMUL, axis_resources={"i": "x", "k": "y"}).plan(*MATMUL_ARGS))
+    words = re.sub(r"\s+", " ", report)
+    for text in (
+        "plan of matmul: mesh x: 4, y: 2 (8 cpu devices)",
+        "i 8 x 2 shard_map over x, vmap of 2",
+        "j 6 - 6 vmap of 6",
+        "a f32[8,4] f32[2,2] P('x', 'y') [i, k]",
+        "b f32[4,6] f32[2,6] P('y') [k, j]",
+        "result f32[8,6] f32[2,6] P('x') [i, j]",
+        "local dot, all-reduce over y",
+        f"test_plan.py:{line_of(matmul, 'pdot')}",
+        "in all, each device sends 48 B",
+        "f32[]{i,j} = pdot[k] a b",
+    ):
+        assert text in words
+
+
+def test_shared_loops_are_named_in_the_report():
+    with serial_loop("chunks", 2):
+        f = xmap(
+            lambda a, b: (a * 2, b * 3), (["i"], ["j"]), (["i"], ["j"]), axis_resources={"i": "chunks", "j": "chunks"}
+        )
+        plan = f.plan(shaped(4), shaped(6))
+    assert [(a.loops, a.loop_sizes, a.vmap_size) for a in plan.axes] == [(("chunks",), (2,), 2), (("chunks",), (2,), 3)]
+    assert "chunks" in str(plan)
+
+
+# -------------------------------------------------------------------------- the pictures
+
+LAYOUTS = [
+    # mesh shape, array shape, spec
+    ((8,), (16, 3), P("x")),
+    ((4, 2), (8, 6), P("x", "y")),
+    ((4, 2), (8, 6), P("y")),
+    ((4, 2), (6, 8), P(None, "x")),
+    ((4, 2), (8, 6), P(("x", "y"))),
+    ((4, 2), (6, 8), P(None, ("y", "x"))),
+    ((4, 2), (), P()),
+    ((4, 2), (5, 8, 3), P(None, "x")),
+    ((2, 2, 2), (4, 4, 4), P("x", "y", "z")),
+    ((2, 2, 2), (4, 3, 4, 4), P("z", None, "x", "y")),
+]
+
+
+def identity_plan(mesh_shape, shape, spec):
+    """The plan of an identity whose argument lies as a PartitionSpec says."""
+    named = {k: f"axis{k}" for k, entry in enumerate(spec) if entry is not None}
+    with Mesh(grid(*mesh_shape), tuple("xyz"[: len(mesh_shape)])):
+        resources = {name: spec[k] for k, name in named.items()}
+        # A second argument, for an array that is not split uses no mesh by itself.
+        f = xmap(
+            lambda a, b: (a, b),
+            (named, ["all"]),
+            (named, ["all"]),
+            axis_resources={**resources, "all": tuple("xyz"[: len(mesh_shape)])},
+        )
+        return f.plan(shaped(*shape), shaped(8))
+
+
+@pytest.mark.parametrize("mesh_shape, shape, spec", LAYOUTS, ids=map(str, LAYOUTS))
+def test_blocks_are_on_the_devices_that_jax_puts_them_on(mesh_shape, shape, spec):
+    plan = identity_plan(mesh_shape, shape, spec)
+    array = plan.arguments[0]
+    expected = {}
+    for device, index in NamedSharding(plan.mesh, spec).devices_indices_map(shape).items():
+        starts = [s.start or 0 for s in index]
+        block = tuple(start // size for start, size in zip(starts, array.device_shape))
+        expected.setdefault(block, set()).add(device.id)
+    ids = [d.id for d in plan.mesh.devices.flat]
+    found = {b: {ids[k] for k in held} for b, held in drawing.block_holders(array, plan.mesh).items()}
+    assert array.spec == PartitionSpec(*spec)
+    assert found == expected
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(plan):
+    """The SVG as a tree; every rectangle with a tip as ``(tip, fill)``."""
+    tree = ElementTree.fromstring(plan.svg())
+    tips = [
+        (r.find(f"{SVG}title").text, r.get("fill"))
+        for r in tree.iter(f"{SVG}rect")
+        if r.find(f"{SVG}title") is not None
+    ]
+    return tree, tips
+
+
+@pytest.mark.parametrize("mesh_shape, shape, spec", LAYOUTS, ids=map(str, LAYOUTS))
+def test_blocks_have_the_colours_of_their_devices(mesh_shape, shape, spec):
+    tree, tips = drawn(identity_plan(mesh_shape, shape, spec))
+    colour = {int(m[1]): fill for tip, fill in tips if (m := re.match(r"device (\d+):", tip))}
+    assert len(set(colour.values())) == 8
+    blocks = [(m[1], fill) for tip, fill in tips if (m := re.search(r" on device (.*)$", tip))]
+    assert blocks
+    stripes = {p.get("id"): [bar.get("fill") for bar in p] for p in tree.iter(f"{SVG}pattern")}
+    for devices, fill in blocks:
+        if devices.isdigit():
+            assert fill == colour[int(devices)]
+            continue
+        bars = stripes[re.fullmatch(r"url\(#(.*)\)", fill)[1]]
+        holders = {d for d, c in colour.items() if c in bars}
+        assert drawing.ranges(holders) == devices
+        assert len(bars) == len(holders)
+
+
+def test_the_picture_stands_alone(mesh42, tmp_path):
+    plan = wide_plan(mesh42)
+    plan.save_svg(tmp_path / "plan.svg")
+    written = (tmp_path / "plan.svg").read_text(encoding="utf-8")
+    assert written == plan.svg()
+    tree = ElementTree.fromstring(written)
+    assert {e.tag.removeprefix(SVG) for e in tree.iter()} <= {
+        *("svg", "title", "defs", "pattern", "rect", "text", "line")
+    }
+    width, height = float(tree.get("width")), float(tree.get("height"))
+    for text in tree.iter(f"{SVG}text"):
+        assert 0 <= float(text.get("x")) <= width
+        assert 0 <= float(text.get("y")) <= height
+    assert "http" not in written.replace("http://www.w3.org/2000/svg", "")
+    labels = {text.text for text in tree.iter(f"{SVG}text")}
+    assert {"wide", "mesh", "x 4", "y 2", "x", "batch 8 over x, y", "features of the inputs 12345"} <= labels
+
+
+def test_the_picture_in_characters(mesh42):
+    with mesh42:
+        text = xmap(matmul, **MATMUL, axis_resources={"i": "x", "j": "y"}).plan(*MATMUL_ARGS).picture()
+    expected = """\
+b: f32[4,6], on each device f32[4,3]
+            j 6 over y
+      ┌─────────┬─────────┐
+  k 4 │ 0 2 4 6 │ 1 3 5 7 │
+      └─────────┴─────────┘
+
+result: f32[8,6], on each device f32[2,3]
+               j 6 over y
+             ┌─────┬─────┐
+             │  0  │  1  │
+             ├─────┼─────┤
+             │  2  │  3  │
+  i 8 over x ├─────┼─────┤
+             │  4  │  5  │
+             ├─────┼─────┤
+             │  6  │  7  │
+             └─────┴─────┘"""
+    assert text.endswith(expected)
+
+
+RANGES = {
+    (3,): "3",
+    (1, 0): "0 1",
+    (0, 1, 2, 5): "0-2 5",
+    (0, 2, 4, 6): "0 2 4 6",
+    tuple(range(0, 128, 8)): "0 8 .. 120",
+    tuple(range(16)): "0-15",
+}
+
+
+@pytest.mark.parametrize("numbers", RANGES, ids=str)
+def test_lists_of_devices_are_short(numbers):
+    assert drawing.ranges(numbers) == RANGES[numbers]
+
+
+class _Reader(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.cells, self.addresses = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.addresses.extend(v for k, v in attributes if k in ("src", "href"))
+
+    def handle_endtag(self, tag):
+        while self.open.pop() != tag:
+            raise AssertionError(f"{tag} closes something else")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "td":
+            self.cells.append(data)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+
+def test_the_notebook_form_is_one_piece_of_html(mesh42):
+    with mesh42:
+        plan = xmap(matmul, **MATMUL, axis_resources={"i": "x", "k": "y"}).plan(*MATMUL_ARGS)
+    reader = _Reader()
+    reader.feed(plan._repr_html_())
+    reader.close()
+    assert (reader.open, reader.addresses) == ([], [])
+    assert {"shard_map over x, vmap of 2", "P('x', 'y')", "local dot, all-reduce over y"} <= set(reader.cells)
+    assert plan.svg() in plan._repr_html_()
