@@ -69,7 +69,9 @@ def _trace(fun, types, body, return_shape):
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
-            raise errors.unbound_name(str(error), sizes_in_scope()) from error
+            # Amended in place, so that the traceback stays the short one that ends at the user's line.
+            error.args = errors.unbound_name(str(error), sizes_in_scope()).args
+            raise
 
 
 def _new_device_axes(body):

@@ -56,7 +56,7 @@ def named_shape(x: Any) -> dict[Hashable, int]:
     gone.  ``x.named_shape`` is the same inside a body.
 
     Args:
-      x: an array or scalar inside an xmapped function.  Constants have ``{}``.
+      x: an array or scalar.  Constants, and everything outside of xmapped functions, have ``{}``.
 
     Raises:
       ValueError: the value depends on the arguments of an inner function that JAX traces by itself
@@ -64,6 +64,8 @@ def named_shape(x: Any) -> dict[Hashable, int]:
 
     Source: ``x.named_shape`` on tracers of ``jax.experimental.maps.xmap``.
     """
+    if not _inputs.stack:
+        return {}
     sizes = {name: size for known in _inputs.stack for name, size in known.sizes.items()}
     checker = Checker({name: Placement(name, size) for name, size in sizes.items()}, "")
     names = _names_of(x, checker, {})
