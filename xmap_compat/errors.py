@@ -296,7 +296,9 @@ def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
 
 def unbound_name(original: str, names: Mapping[Hashable, int]) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
-    return NameError(f"{original} Named axes in scope: {scope}")
+    # JAX goes on to advise jax.shard_map, which is no help here.
+    what = original.partition(" To fix this")[0].rstrip(".")
+    return NameError(f"{what}. Named axes in scope: {scope}. Name one of them, or add the axis to in_axes or axis_sizes")
 
 
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
