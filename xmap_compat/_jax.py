@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -106,8 +107,13 @@ def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def where_now() -> str:
-    """``file:line (function)`` of the user's code that is running."""
-    return source_info_util.summarize(source_info_util.current())
+    """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
+    frame = sys._getframe()
+    while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown place"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
 def equation_context(eqn: Any) -> Any:
@@ -129,7 +135,7 @@ traceback_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 def where_in_user_code(eqn: Any) -> str:
     """``file:line (function)`` of the user's call that made this equation."""
-    return source_info_util.summarize(eqn.source_info)
+    return source_info_util.summarize(eqn.source_info) or "the call of a nested xmap"
 
 
 def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
