@@ -75,7 +75,7 @@ def run_program(args: Sequence[str]) -> None:
 
 
 def _run_script(script: str) -> None:
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)  # as Python does it: absolute, not normalized
     try:
         with io.open_code(path) as file:
             source = file.read()
