@@ -1,0 +1,473 @@
+"""A slow model of xmap's named arrays, over NumPy or, for derivatives, over jax.numpy without xmap.
+
+A value is an array that has one explicit leading dimension for each named axis that it varies over.  An ordinary
+function acts at each index of the named axes; a collective acts on their dimensions; control flow is
+Python's, with both branches of a ``cond`` computed and every element of a ``while`` stepped until the last is done.
+:class:`Model` offers what a program needs under the names ``jax``, ``jnp``, ``lax`` and ``xmap``, so that
+the source of an xmapped function runs in it as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Named:
+    """An array over named axes: ``data`` has one dimension for each of ``names``, then the positional ones.
+
+    The names are kept in the model's order, whatever the order in which they are given with ``data``.
+    """
+
+    __array_ufunc__ = None  # NumPy's arrays leave operators to this class
+
+    def __init__(self, model, data, names=()):
+        self.model, self.names = model, model.ordered(names)
+        self.data = model.xp.moveaxis(data, range(len(names)), [self.names.index(n) for n in names])
+
+    @property
+    def shape(self):
+        return self.data.shape[len(self.names) :]
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def T(self):
+        return self.model.pointwise(lambda x: x.T, self)
+
+    def __getitem__(self, index):
+        if isinstance(index, Named):
+            return self.model.pointwise(lambda x, k: x[k], self, index)
+        return self.model.pointwise(lambda x: x[index], self)
+
+    def reshape(self, *shape):
+        return self.model.pointwise(lambda x: x.reshape(*shape), self)
+
+
+def _operator(name):
+    def method(self, *others):
+        return self.model.pointwise(lambda x, *rest: getattr(x, name)(*rest), self, *others)
+
+    setattr(Named, name, method)
+
+
+for _name in ("add", "sub", "mul", "truediv", "mod", "floordiv", "pow"):
+    _operator(f"__{_name}__")
+    _operator(f"__r{_name}__")
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg"):
+    _operator(f"__{_name}__")
+
+
+class Model:
+    """The functions of jax, jax.numpy and jax.lax that programs use, on :class:`Named`.
+
+    Args:
+      sizes: the axes in scope.
+      xp: ``numpy``, or ``jax.numpy`` to differentiate through the model.
+    """
+
+    def __init__(self, sizes, xp=np):
+        self.sizes, self.xp = dict(sizes), xp
+
+    # ------------------------------------------------------------------ named and positional
+
+    def named(self, x, names=()):
+        return x if isinstance(x, Named) else Named(self, self.xp.asarray(x), names)
+
+    def ordered(self, names):
+        names = set(names)
+        return tuple(n for n in self.sizes if n in names)
+
+    def expanded(self, value, names):
+        """The data of a value as if it varied over all of ``names``: repeated along those that it lacks."""
+        value, names = self.named(value), self.ordered(names)
+        assert set(value.names) <= set(names), (value.names, names)
+        shape = [self.sizes[n] if n in value.names else 1 for n in names]
+        data = value.data.reshape((*shape, *value.shape))
+        return self.xp.broadcast_to(data, (*(self.sizes[n] for n in names), *value.shape))
+
+    def pointwise(self, function, *values):
+        """Apply a positional function at each index of the named axes."""
+        values = [self.named(v) for v in values]
+        names = self.ordered(n for v in values for n in v.names)
+        data = [self.xp.asarray(v.data) for v in values]
+        for name in reversed(names):
+            function = self._over(function, [0 if name in v.names else None for v in values], self.sizes[name])
+        return Named(self, self.xp.asarray(function(*data)), names)
+
+    def _over(self, function, in_axes, size):
+        if self.xp is jnp:
+            return jax.vmap(function, in_axes)
+
+        def each(*args):
+            pick = lambda k: [a if axis is None else a[k] for a, axis in zip(args, in_axes)]
+            return np.stack([np.asarray(function(*pick(k))) for k in range(size)])
+
+        return each
+
+    def whole(self, value, names):
+        """The data with ``names`` in front, in the given order, as one dimension; and the remaining names."""
+        names = _tuple(names)
+        value = self.named(value)
+        kept = tuple(n for n in value.names if n not in names)
+        order = self.ordered({*value.names, *names})
+        data = self.expanded(value, order)
+        data = self.xp.moveaxis(data, [order.index(n) for n in names], range(len(names)))
+        return data.reshape((math.prod(self.sizes[n] for n in names), *data.shape[len(names) :])), kept
+
+    def parts(self, data, names, kept):
+        """Undo :meth:`whole`: the first dimension is the index over ``names``."""
+        names = _tuple(names)
+        data = data.reshape((*(self.sizes[n] for n in names), *data.shape[1:]))
+        return Named(self, data, (*names, *kept))
+
+    @contextlib.contextmanager
+    def axis(self, name, size):
+        assert name not in self.sizes
+        self.sizes[name] = size
+        yield
+        del self.sizes[name]
+
+    @contextlib.contextmanager
+    def differentiable(self):
+        xp, self.xp = self.xp, jnp
+        yield
+        self.xp = xp
+
+    # --------------------------------------------------------------------------- namespaces
+
+    def namespace(self):
+        """What stands for the modules in the source of a program."""
+        pick = lambda names: SimpleNamespace(**{n: getattr(self, n) for n in names.split()})
+        transformations = pick("vmap grad jit checkpoint custom_vjp custom_jvp")
+        return {
+            "jax": SimpleNamespace(nn=pick("logsumexp softmax"), **vars(transformations)),
+            "jnp": Functions(self),
+            "lax": pick(
+                "psum pmax pmin pmean ppermute pshuffle all_gather all_to_all pswapaxes psum_scatter axis_index pdot"
+                " scan cond switch while_loop fori_loop"
+            ),
+            "xmap": self.xmap,
+            "xeinsum": self.xeinsum,
+            "pargmax": self.pargmax,
+            "pargmin": self.pargmin,
+        }
+
+    # -------------------------------------------------------------------------- collectives
+
+    def _reduce(self, function, x, names, dims=()):
+        """``function(array, dimensions)`` over named and positional dimensions."""
+        data, kept = self.whole(x, names)
+        return Named(self, function(data, (0, *(1 + len(kept) + d for d in dims))), kept)
+
+    def psum(self, x, names):
+        return self._reduce(lambda d, dims: d.sum(dims), x, names)
+
+    def pmax(self, x, names):
+        return self._reduce(lambda d, dims: d.max(dims), x, names)
+
+    def pmin(self, x, names):
+        return self._reduce(lambda d, dims: d.min(dims), x, names)
+
+    def pmean(self, x, names):
+        return self._reduce(lambda d, dims: d.mean(dims), x, names)
+
+    def pargmax(self, x, name):
+        data, kept = self.whole(x, name)
+        return Named(self, data.argmax(0), kept)
+
+    def pargmin(self, x, name):
+        data, kept = self.whole(x, name)
+        return Named(self, data.argmin(0), kept)
+
+    def axis_index(self, name):
+        return Named(self, self.xp.arange(self.sizes[name]), (name,))
+
+    def ppermute(self, x, names, perm):
+        data, kept = self.whole(x, names)
+        source_of = {d: s for s, d in perm}
+        nothing = self.xp.zeros_like(data[0])
+        rows = [data[source_of[k]] if k in source_of else nothing for k in range(len(data))]
+        return self.parts(self.xp.stack(rows), names, kept)
+
+    def pshuffle(self, x, name, perm):
+        data, kept = self.whole(x, name)
+        return self.parts(self.xp.stack([data[k] for k in perm]), name, kept)
+
+    def all_gather(self, x, names, axis=0, tiled=False):
+        data, kept = self.whole(x, names)
+        at = len(kept) + axis
+        data = self.xp.moveaxis(data, 0, at)
+        if tiled:
+            data = data.reshape(*data.shape[:at], -1, *data.shape[at + 2 :])
+        return Named(self, data, kept)
+
+    def all_to_all(self, x, names, split_axis, concat_axis, tiled=False):
+        """Participant i receives piece i of everyone, in order, along ``concat_axis``."""
+        data, kept = self.whole(x, names)
+        count, lead = len(data), 1 + len(kept)
+        split, concat = lead + split_axis, lead + concat_axis
+        pieces = data.reshape(*data.shape[:split], count, -1, *data.shape[split + 1 :])
+        pieces = self.xp.moveaxis(pieces, split, 0)  # (receiver, sender, kept..., positional...)
+        received = []
+        for k in range(count):
+            if tiled:
+                received.append(self.xp.concatenate(list(pieces[k]), concat - 1))
+            else:
+                received.append(self.xp.stack([p.squeeze(split - 1) for p in pieces[k]], concat - 1))
+        return self.parts(self.xp.stack(received), names, kept)
+
+    def pswapaxes(self, x, name, axis):
+        return self.all_to_all(x, name, axis, axis)
+
+    def psum_scatter(self, x, names, scatter_dimension=0, tiled=False):
+        data, kept = self.whole(x, names)
+        at, count = len(kept) + scatter_dimension, len(data)
+        total = data.sum(0)
+        pieces = self.xp.moveaxis(total.reshape(*total.shape[:at], count, -1, *total.shape[at + 1 :]), at, 0)
+        return self.parts(pieces if tiled else pieces.squeeze(at + 1), names, kept)
+
+    def pdot(self, x, y, names, pos_contract=((), ()), pos_batch=((), ())):
+        product = self.pointwise(lambda a, b: _contract(self.xp, a, b, pos_contract, pos_batch), x, y)
+        return self.psum(product, names)
+
+    def xeinsum(self, spec, *operands):
+        """Letters are contracted at each index; then names that the operands mention and the result does not."""
+        inputs, ((letters, kept),) = map(_terms, spec.split("->"))
+        positional = ",".join(term for term, _ in inputs) + "->" + letters
+        product = self.pointwise(lambda *xs: self.xp.einsum(positional, *xs), *operands)
+        contracted = tuple(dict.fromkeys(n for _, names in inputs for n in names if n not in kept))
+        return self.psum(product, contracted) if contracted else product
+
+    # ----------------------------------------------------- functions of names and positions
+
+    def softmax(self, x, axis):
+        axes = _tuple(axis)
+        names, dims = [a for a in axes if isinstance(a, str)], [a for a in axes if not isinstance(a, str)]
+        exponential = self.pointwise(lambda v: self.xp.exp(v), x)
+        total = self.pointwise(lambda v: v.sum(tuple(dims), keepdims=True), exponential)
+        return exponential / (self.psum(total, names) if names else total)
+
+    def logsumexp(self, x, axis):
+        total = Functions(self).sum(self.pointwise(lambda v: self.xp.exp(v), x), axis)
+        return self.pointwise(lambda v: self.xp.log(v), total)
+
+    # ------------------------------------------------------------------------- control flow
+
+    def scan(self, body, carry, xs, length=None, reverse=False):
+        length = length if xs is None else jax.tree.leaves(xs, is_leaf=_is_named)[0].shape[0]
+        stacked = []
+        for k in reversed(range(length)) if reverse else range(length):
+            carry, y = body(carry, self._map(lambda x, k=k: x[k], xs))
+            stacked.append(y)
+        stacked = stacked[::-1] if reverse else stacked
+        return carry, self._map(lambda *ys: self.pointwise(lambda *rows: self.xp.stack(rows), *ys), *stacked)
+
+    def fori_loop(self, lower, upper, body, carry):
+        for k in range(lower, upper):
+            carry = body(k, carry)
+        return carry
+
+    def _select(self, predicate, yes, no):
+        return self.pointwise(lambda p, a, b: self.xp.where(p, a, b), predicate, yes, no)
+
+    def cond(self, predicate, yes, no, *operands):
+        return self._map(lambda a, b: self._select(predicate, a, b), yes(*operands), no(*operands))
+
+    def switch(self, index, branches, *operands):
+        results = [branch(*operands) for branch in branches]
+        result = results[-1]
+        for k in reversed(range(len(branches) - 1)):
+            result = self._map(lambda a, b, k=k: self._select(index <= k, a, b), results[k], result)
+        return result
+
+    def while_loop(self, condition, body, state, limit=8):
+        """Every element is stepped until the last is done; those that are done keep their value."""
+        for _ in range(limit):
+            going = self.named(condition(state))
+            if self.xp is np and not going.data.any():
+                return state
+            state = self._map(lambda new, old, going=going: self._select(going, new, old), body(state), state)
+        if self.xp is np:
+            assert not self.named(condition(state)).data.any(), "more steps than a program may take"
+        return state
+
+    def _map(self, function, *trees):
+        return jax.tree.map(function, *trees, is_leaf=_is_named)
+
+    # --------------------------------------------------------------------- transformations
+
+    def jit(self, function):
+        return function
+
+    def checkpoint(self, function):
+        return function
+
+    def xmap(self, function, in_axes, out_axes, axis_resources=None):
+        """Of one argument, with one axis."""
+        (((at_in, name),),) = (spec.items() for spec in in_axes)
+        ((at_out, _),) = out_axes.items()
+
+        def mapped(x):
+            x = self.named(x)
+            with self.axis(name, x.shape[at_in]):
+                data = self.xp.moveaxis(x.data, len(x.names) + at_in, 0)
+                data, kept = self.whole(function(Named(self, data, (name, *x.names))), name)
+            return Named(self, self.xp.moveaxis(data, 0, len(kept) + at_out), kept)
+
+        return mapped
+
+    def vmap(self, function, in_axes=0, out_axes=0, axis_name="vmapped"):
+        return self.xmap(function, ({in_axes: axis_name},), {out_axes: axis_name})
+
+    def grad(self, function):
+        """As inside a body: of the sum over all named elements, for each element's own copy of the argument."""
+
+        def derivative(x):
+            names = tuple(self.sizes)
+            data = self.expanded(x, names)
+            with self.differentiable():
+
+                def total(data):
+                    return self.expanded(function(Named(self, data, names)), names).sum()
+
+                gradient = jax.grad(total) if isinstance(data, jax.core.Tracer) else jax.jit(jax.grad(total))
+                gradient = gradient(jnp.asarray(data, jnp.float32))
+            return Named(self, self.xp.asarray(gradient), names)
+
+        return derivative
+
+    def custom_vjp(self, function):
+        return CustomRule(self, function)
+
+    def custom_jvp(self, function):
+        return CustomRule(self, function)
+
+
+class Functions:
+    """``jnp``: functions by name; the axes of reductions may be named; everything else is pointwise."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def __getattr__(self, name):
+        return lambda *args, **options: self._pointwise(name, args, options)
+
+    def _pointwise(self, name, args, options):
+        model = self._model
+        if args and isinstance(args[0], (list, tuple)) and all(map(_is_named, args[0])):
+            operands = args[0]
+            return model.pointwise(lambda *xs: getattr(model.xp, name)(list(xs), *args[1:], **options), *operands)
+        operands = [a for a in args if isinstance(a, Named)]
+        places = [k for k, a in enumerate(args) if isinstance(a, Named)]
+
+        def positional(*xs):
+            full = list(args)
+            for k, x in zip(places, xs):
+                full[k] = x
+            return getattr(model.xp, name)(*full, **options)
+
+        return model.pointwise(positional, *operands)
+
+    def _reduction(name):
+        def reduce(self, x, axis=None):
+            model = self._model
+            x = model.named(x)
+            axes = tuple(range(x.ndim)) if axis is None else _tuple(axis)
+            names = [a for a in axes if isinstance(a, str)]
+            dims = [a % x.ndim for a in axes if not isinstance(a, str)]
+            return model._reduce(lambda d, dims: getattr(d, name)(dims), x, names, dims)
+
+        return reduce
+
+    sum, max, min, mean, var = map(_reduction, ("sum", "max", "min", "mean", "var"))
+
+
+class CustomRule:
+    """A function of one argument with its own derivative: forward by ``custom_jvp``, or backward."""
+
+    def __init__(self, model, function):
+        self.model, self.function = model, function
+
+    def defvjp(self, forward, backward):
+        self.forward, self.backward = forward, backward
+
+    def defjvp(self, rule):
+        self.rule = rule
+
+    def __call__(self, x):
+        model = self.model
+        x = model.named(x)
+        if model.xp is np:
+            return self.function(x)
+        names = x.names
+        wrap = lambda data: Named(model, data, names)
+        result = self.function(x)
+        layout = lambda value: model.expanded(value, result.names)
+
+        if hasattr(self, "rule"):
+
+            @jax.custom_jvp
+            def on_data(data):
+                return layout(self.function(wrap(data)))
+
+            @on_data.defjvp
+            def on_tangents(primals, tangents):
+                return tuple(layout(v) for v in self.rule([wrap(p) for p in primals], [wrap(t) for t in tangents]))
+
+            return Named(model, on_data(x.data), result.names)
+
+        @jax.custom_vjp
+        def on_data(data):
+            return layout(self.function(wrap(data)))
+
+        def forward(data):
+            value, residual = self.forward(wrap(data))
+            flat, tree = jax.tree.flatten(residual, is_leaf=_is_named)
+            kinds[:] = [tree, [r.names for r in flat]]
+            return layout(value), [r.data for r in flat]
+
+        def backward(residual, cotangent):
+            tree, residual_names = kinds
+            flat = [Named(model, r, n) for r, n in zip(residual, residual_names)]
+            (ct,) = self.backward(jax.tree.unflatten(tree, flat), Named(model, cotangent, result.names))
+            extra = [n for n in ct.names if n not in names]
+            ct = model.psum(ct, extra) if extra else ct
+            return (model.expanded(ct, names),)
+
+        kinds = []
+        on_data.defvjp(forward, backward)
+        return Named(model, on_data(x.data), result.names)
+
+
+def _is_named(x):
+    return isinstance(x, Named)
+
+
+def _tuple(axes):
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def _terms(side):
+    """``'nk{a,b},km{b}'`` as ``[('nk', ['a', 'b']), ('km', ['b'])]``."""
+    terms = [term.lstrip(",").split("{") for term in side.split("}")[:-1]]
+    return [(letters, [n for n in names.split(",") if n]) for letters, names in terms]
+
+
+def _contract(xp, x, y, pos_contract, pos_batch):
+    """``lax.dot_general``: batch dimensions, the rest of x, the rest of y."""
+    x_dims = list(range(x.ndim))
+    y_dims = [x.ndim + k for k in range(y.ndim)]
+    for left, right in [*zip(*pos_contract), *zip(*pos_batch)]:
+        y_dims[right] = x_dims[left]
+    batch = [x_dims[k] for k in pos_batch[0]]
+    summed = [x_dims[k] for k in pos_contract[0]]
+    rest = [d for d in [*x_dims, *y_dims] if d not in batch and d not in summed]
+    return xp.einsum(x, x_dims, y, y_dims, [*batch, *rest])

@@ -1,0 +1,908 @@
+"""Random programs over named axes, and random assignments of their axes: strategies for hypothesis.
+
+A :class:`Program` is source text: the same text runs under xmap and, with other meanings of ``jax``, ``jnp``
+and ``lax``, in the model of ``named_arrays.py``.  Its ``repr`` is a script that runs by itself.  The
+writer of the text knows of each value its positional shape, its kind (float or integer) and an upper bound
+of the names that it varies over; values stay small, and whatever decides something (a branch, an index, a
+number of turns) is computed exactly, from integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax import lax
+from named_arrays import Model, Named
+
+import xmap_compat
+from xmap_compat import SerialLoop
+
+RULES = {
+    "half_backward": """
+@jax.custom_vjp
+def half_backward(x):
+    return jnp.sin(x)
+
+half_backward.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (0.5 * ct * jnp.cos(x),))
+""",
+    "half_tangent": """
+@jax.custom_jvp
+def half_tangent(x):
+    return jnp.cos(x)
+
+half_tangent.defjvp(lambda primals, tangents: (jnp.cos(primals[0]), -0.5 * jnp.sin(primals[0]) * tangents[0]))
+""",
+    "copy_to_all": """
+def copy_to_all(name):
+    @jax.custom_vjp
+    def identity(x):
+        return x * 1.0
+
+    identity.defvjp(lambda x: (x * 1.0, None), lambda _, ct: (lax.psum(ct, name),))
+    return identity
+""",
+    "sum_from_all": """
+def sum_from_all(name):
+    @jax.custom_vjp
+    def total(x):
+        return lax.psum(x, name)
+
+    total.defvjp(lambda x: (lax.psum(x, name), None), lambda _, ct: (ct,))
+    return total
+""",
+}
+
+# ------------------------------------------------------------------------------- values
+
+
+@dataclasses.dataclass(frozen=True)
+class Var:
+    """A value in the text: how to write it, its positional shape, kind, and the most names it may vary over."""
+
+    text: str
+    shape: tuple[int, ...]
+    names: frozenset[str]
+    kind: str = "float"
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """An argument or a result: where its names are in the positional array."""
+
+    var: Var
+    layout: tuple[str | None, ...]  # a name or None for each dimension
+    spec: Any  # the same as the program writes it
+
+    def shape(self, sizes):
+        positional = iter(self.var.shape)
+        return tuple(next(positional) if n is None else sizes[n] for n in self.layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function over named axes as text, and how xmap is called with it.
+
+    Attributes:
+      source: the text of ``body``, with the custom rules that it uses.
+      args, results: the leaves, in order.
+      arg_tree, result_tree: pytrees of the leaves' indices.
+      in_axes, out_axes: as given to xmap.
+      sizes: of the axes that the xmap defines, and of those of xmaps in the body.
+      inner: the axes of xmaps in the body.
+      used: axes that something refers to by name.
+      seed: of the arguments.
+    """
+
+    source: str
+    args: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    arg_tree: Any
+    result_tree: Any
+    in_axes: Any
+    out_axes: Any
+    sizes: dict[str, int]
+    inner: dict[str, int]
+    used: frozenset[str]
+    seed: int
+
+    def arrays(self):
+        rng = np.random.default_rng(self.seed)
+        return [_draw_array(rng, leaf.shape(self.sizes), leaf.var.kind) for leaf in self.args]
+
+    def body(self, namespace, assignment):
+        """The Python function; ``inner`` in its source holds the resources of inner xmaps."""
+        namespace["inner"] = {name: assignment.of([name]) for name in self.inner}
+        exec(compile(self.source, "<random program>", "exec"), namespace)
+        return namespace["body"]
+
+    def xmapped(self, assignment):
+        """A function of the list of arrays that gives the list of result arrays, by xmap."""
+        namespace = {name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")}
+        body = self.body({**namespace, "jax": jax, "jnp": jnp, "lax": lax}, assignment)
+        own = {n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)}
+        mapped = xmap_compat.xmap(
+            body, self.in_axes, self.out_axes, axis_sizes=own, axis_resources=assignment.of(self.sizes)
+        )
+        return lambda *arrays: _in_order(self.result_tree, mapped(*_fill(self.arg_tree, arrays)))
+
+    def modelled(self, xp=np):
+        """The same function by the model."""
+
+        def function(*arrays):
+            model = Model(self.sizes, xp)
+            body = self.body(model.namespace(), NOWHERE)
+            named = [_enter(model, array, leaf) for array, leaf in zip(arrays, self.args)]
+            results = _in_order(self.result_tree, body(*_fill(self.arg_tree, named)))
+            return [_leave(model, model.named(r), leaf) for r, leaf in zip(results, self.results)]
+
+        return function
+
+    def script(self, assignment):
+        """A script that runs the program, for a report."""
+        own = {n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)}
+        arrays = [f"array({leaf.shape(self.sizes)}, '{leaf.var.kind}')" for leaf in self.args]
+        arguments = ", ".join(_text_of(tree, arrays) for tree in self.arg_tree)
+        call = f"xmap(body, {_show(self.in_axes)}, {_show(self.out_axes)}, axis_sizes={own}, "
+        return "\n".join(
+            [
+                "import jax, jax.numpy as jnp, numpy as np",
+                "from jax import lax",
+                "from xmap_compat import *",
+                f"rng = np.random.default_rng({self.seed})",
+                _ARRAY,
+                f"inner = { {name: assignment.of([name]) for name in self.inner} }",
+                self.source,
+                f"f = {call}axis_resources={assignment.of(self.sizes)})",
+                f"with {assignment.mesh_text()}:",
+                f"    print(f({arguments}))",
+            ]
+        )
+
+    def __repr__(self):
+        return f"program of seed {self.seed}"
+
+    def _repr_pretty_(self, printer, cycle):
+        printer.text(repr(self))
+
+
+_ARRAY = textwrap.dedent("""
+    def array(shape, kind):
+        if kind == "int":
+            return rng.integers(0, 10, shape).astype("int32")
+        return rng.normal(size=shape).astype("float32")
+    """)
+
+
+def _draw_array(rng, shape, kind):
+    if kind == "int":
+        return rng.integers(0, 10, shape).astype("int32")
+    return rng.normal(size=shape).astype("float32")
+
+
+def _show(spec):
+    return repr(spec).replace("Ellipsis", "...")
+
+
+def _fill(tree, leaves):
+    return jax.tree.map(lambda k: leaves[k], tree)
+
+
+def _in_order(tree, filled):
+    """The leaves of ``filled`` in the order of the indices in ``tree``."""
+    is_leaf = lambda x: isinstance(x, Named)
+    found = dict(zip(jax.tree.leaves(tree), jax.tree.leaves(filled, is_leaf=is_leaf), strict=True))
+    return [found[k] for k in range(len(found))]
+
+
+def _enter(model, array, leaf):
+    names = [n for n in leaf.layout if n is not None]
+    data = model.xp.moveaxis(array, [leaf.layout.index(n) for n in names], range(len(names)))
+    if model.xp is np and leaf.var.kind == "float":
+        data = np.asarray(data, np.float64)
+    return Named(model, data, names)
+
+
+def _leave(model, value, leaf):
+    names = model.ordered(n for n in leaf.layout if n is not None)
+    data = model.expanded(value, names)
+    return model.xp.moveaxis(data, range(len(names)), [leaf.layout.index(n) for n in names])
+
+
+# -------------------------------------------------------------------------- assignments
+
+MESHES = [(("x", 4), ("y", 2)), (("x", 2), ("y", 2), ("z", 2)), (("x", 8),), (("y", 2), ("x", 3)), (("x", 2), ("u", 1))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """A mesh, and resources for some of the axes of a program."""
+
+    mesh: tuple[tuple[str, int], ...]
+    resources: dict[str, tuple[Any, ...]]
+
+    def of(self, axes):
+        return {name: self.resources[name] for name in axes if name in self.resources}
+
+    def context(self):
+        names, shape = zip(*self.mesh) if self.mesh else ((), ())
+        devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+        return xmap_compat.Mesh(devices, names)
+
+    def __repr__(self):
+        return f"{dict(self.mesh)}: {self.resources}"
+
+    def _repr_pretty_(self, printer, cycle):
+        printer.text(repr(self))
+
+    def mesh_text(self):
+        names, shape = zip(*self.mesh) if self.mesh else ((), ())
+        return f"Mesh(np.array(jax.devices()[:{math.prod(shape)}]).reshape({shape}), {names})"
+
+
+NOWHERE = Assignment((), {})
+
+
+@st.composite
+def assignments(draw, program):
+    """Distinct mesh axes for the axes, in any order, and loops for axes that nothing refers to."""
+    mesh = draw(st.sampled_from(MESHES))
+    left = dict(mesh)
+    resources = {}
+    axes = {**program.sizes, **program.inner}
+    for name in draw(st.permutations(sorted(axes))):
+        taken, rest = [], axes[name]
+        for resource in draw(st.permutations(sorted(left))):
+            if rest % left[resource] == 0 and draw(st.booleans()):
+                taken.append(resource)
+                rest //= left.pop(resource)
+        if name not in program.used and rest > 1 and draw(st.integers(0, 3)) == 3:
+            taken.append(SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0]))))
+        if taken:
+            resources[name] = tuple(taken)
+    return Assignment(mesh, resources)
+
+
+# ------------------------------------------------------------------------------ writing
+
+MAX_SIZE = 48
+COEFFICIENTS = (0.5, -1.0, 2.0, 0.25)
+
+
+class Writer:
+    """Writes the lines of one function.
+
+    Attributes:
+      draw: hypothesis's.
+      shared: what all writers of a program share.
+      env: the values in scope.
+      lines: the text so far.
+      axes: the named axes in scope.
+    """
+
+    def __init__(self, draw, shared, env, axes, depth=0):
+        self.draw, self.shared, self.env, self.axes, self.depth = draw, shared, list(env), axes, depth
+        self.lines = []
+
+    # --------------------------------------------------------------------- drawing
+
+    def number(self, low, high):
+        return self.draw(st.integers(low, high))
+
+    def choose(self, options):
+        options = list(options)
+        return options[self.number(0, len(options) - 1)]
+
+    def flag(self):
+        return self.draw(st.booleans())
+
+    def some(self, options, least=1):
+        options = list(options)
+        chosen = [o for o in self.draw(st.permutations(options)) if self.flag()]
+        return chosen if len(chosen) >= least else options[:least]
+
+    def float_var(self, suits=lambda v: True):
+        """A float value; the latest ones first, so that shrinking makes programs chains."""
+        fitting = [v for v in reversed(self.env) if v.kind == "float" and suits(v)]
+        return self.choose(fitting) if fitting else None
+
+    def int_var(self, suits=lambda v: True):
+        fitting = [v for v in reversed(self.env) if v.kind == "int" and suits(v)]
+        return self.choose(fitting) if fitting else None
+
+    def name(self):
+        """An axis name that is about to be referred to."""
+        name = self.choose(self.axes)
+        self.shared.used.add(name)
+        return name
+
+    def some_names(self):
+        names = self.some(self.axes)
+        self.shared.used.update(names)
+        return tuple(names)
+
+    # --------------------------------------------------------------------- writing
+
+    def fresh(self, letter="v"):
+        self.shared.counter += 1
+        return f"{letter}{self.shared.counter}"
+
+    def let(self, expression, shape, names, kind="float"):
+        """Bind an expression to a new variable."""
+        var = Var(self.fresh(), tuple(shape), frozenset(names), kind)
+        self.lines.append(f"{var.text} = {expression}")
+        if math.prod(shape) <= MAX_SIZE:
+            self.env.append(var)
+            return var
+        total = Var(self.fresh(), (), var.names, kind)
+        self.lines.append(f"{total.text} = jnp.sum({var.text})" + (" * 0.1" if kind == "float" else ""))
+        self.env.append(total)
+        return total
+
+    def define(self, params, write, suffix="f"):
+        """Define an inner function of the given values; ``write(writer) -> text`` of what it returns."""
+        inner = Writer(self.draw, self.shared, [*self.env, *params], self.axes, self.depth + 1)
+        name = self.fresh(suffix)
+        returned = write(inner)
+        self.lines.append(f"def {name}({', '.join(p.text for p in params)}):")
+        self.lines.extend("    " + line for line in [*inner.lines, f"return {returned}"])
+        return name
+
+    def statements(self, count):
+        for _ in range(count):
+            self.statement()
+
+    def statement(self):
+        table = OPERATIONS if self.depth < 2 else FLAT_OPERATIONS
+        operation = self.choose(table)
+        if operation(self) is None:
+            unary(self)
+
+    def inner_value(self, shape):
+        """A few statements, and the text of a bounded value of the given shape."""
+        self.statements(self.number(1, 2))
+        return self.fitted(self.env[-1], shape)
+
+    def fitted(self, var, shape):
+        if var.kind != "float":
+            return f"(jnp.sum({var.text}) * 0.1 + jnp.zeros({shape}))"
+        return (
+            f"jnp.tanh({var.text})" if var.shape == shape else f"(jnp.tanh(jnp.sum({var.text})) + jnp.zeros({shape}))"
+        )
+
+    def all_names(self):
+        return frozenset().union(frozenset(self.axes), *(v.names for v in self.env))
+
+
+def expanded(w, v, size):
+    """Text of a float value with a new leading dimension of the given size, along which it differs."""
+    ranks = ", ".join(["-1", *["1"] * len(v.shape)])
+    return f"({v.text} * (1.0 + 0.5 * jnp.arange({size}.0)).reshape({ranks}))"
+
+
+# --------------------------------------------------------------------- positional operations
+
+
+def unary(w):
+    v = w.float_var()
+    function = w.choose(["jnp.sin({})", "jnp.tanh({})", "{} * 0.5", "-{}", "jnp.cos({})", "1.5 - {}"])
+    return w.let(function.format(v.text), v.shape, v.names)
+
+
+def binary(w):
+    v = w.float_var()
+    u = w.float_var(lambda u: _broadcasts(u.shape, v.shape))
+    function = w.choose(["{} + {}", "{} * {}", "{} - {}", "jnp.maximum({}, {})", "jnp.minimum({}, jnp.sin({}))"])
+    shape = np.broadcast_shapes(u.shape, v.shape)
+    return w.let(function.format(v.text, u.text), shape, v.names | u.names)
+
+
+def _broadcasts(a, b):
+    return all(m == n or 1 in (m, n) for m, n in zip(a[::-1], b[::-1]))
+
+
+def with_integer(w):
+    n, v = w.int_var(lambda n: n.shape == ()), w.float_var()
+    if n is None:
+        return None
+    return w.let(f"{v.text} * (0.1 * {n.text})", v.shape, v.names | n.names)
+
+
+def integer(w):
+    n = w.int_var()
+    if n is None:
+        return None
+    function = w.choose(["{} + 1", "{} % 3", "{} * 2 - 1", "jnp.maximum({}, 2)"])
+    return w.let(function.format(n.text), n.shape, n.names, "int")
+
+
+def select(w):
+    n = w.int_var(lambda n: n.shape == ())
+    v = w.float_var()
+    if n is None:
+        return None
+    return w.let(f"jnp.where({n.text} > {w.number(0, 6)}, {v.text}, 0.5)", v.shape, v.names | n.names)
+
+
+def reduce_positions(w):
+    v = w.float_var(lambda v: v.shape)
+    if v is None:
+        return None
+    dims = tuple(sorted(w.some(range(len(v.shape)))))
+    function = w.choose(["sum", "mean", "max"])
+    shape = [n for k, n in enumerate(v.shape) if k not in dims]
+    return w.let(f"jnp.{function}({v.text}, axis={dims})", shape, v.names)
+
+
+def rearrange(w):
+    v = w.float_var(lambda v: v.shape)
+    if v is None:
+        return None
+    n, *rest = v.shape
+    total = math.prod(v.shape)
+    text, shape = w.choose(
+        [
+            ("{}[0]", rest),
+            ("{}.reshape(-1)", [total]),
+            ("{}.T", v.shape[::-1]),
+            ("jnp.flip({}, 0)", v.shape),
+            ("jnp.concatenate([{0}, {0} * 0.5], 0)", [2 * n, *rest]),
+            ("jnp.stack([{0}, jnp.sin({0})], -1)", [*v.shape, 2]),
+            ("jnp.cumsum({}, 0)", v.shape),
+            ("jnp.sort({}, 0)", v.shape),
+            ("jnp.roll({}, 1, 0)", v.shape),
+            ("{}[::2]", [(n + 1) // 2, *rest]),
+            ("jnp.expand_dims({}, 0)", [1, *v.shape]),
+            ("jnp.concatenate([{0}[1:], {0}[:1]], 0)", v.shape),
+        ]
+    )
+    return w.let(text.format(v.text), shape, v.names)
+
+
+def widen(w):
+    v = w.float_var(lambda v: math.prod(v.shape) <= 12)
+    if v is None:
+        return None
+    size = w.number(1, 4)
+    return w.let(expanded(w, v, size), [size, *v.shape], v.names)
+
+
+def matmul(w):
+    v = w.float_var(lambda v: v.shape)
+    u = v and w.float_var(lambda u: u.shape and u.shape[0] == v.shape[-1] and len(u.shape) <= 2)
+    if u is None:
+        return None
+    return w.let(f"0.3 * jnp.tensordot({v.text}, {u.text}, 1)", [*v.shape[:-1], *u.shape[1:]], v.names | u.names)
+
+
+def index(w):
+    v = w.float_var(lambda v: v.shape)
+    n = w.int_var(lambda n: n.shape == ())
+    if v is None or n is None:
+        return None
+    return w.let(f"{v.text}[{n.text} % {v.shape[0]}]", v.shape[1:], v.names | n.names)
+
+
+# ------------------------------------------------------------------------- named operations
+
+
+def axis_index(w):
+    name = w.name()
+    return w.let(f"lax.axis_index({name!r})", (), {name}, "int")
+
+
+def sum_over_names(w):
+    v, names = w.float_var(), w.some_names()
+    call = w.choose(["0.3 * lax.psum({}, {})", "lax.pmean({}, {})", "lax.pmax({}, {})", "lax.pmin({}, {})"])
+    return w.let(call.format(v.text, _names_text(w, names)), v.shape, v.names - set(names))
+
+
+def _names_text(w, names):
+    return repr(names[0]) if len(names) == 1 and w.flag() else repr(tuple(names))
+
+
+def integer_sum_over_names(w):
+    v, names = w.int_var(), w.some_names()
+    if v is None:
+        return None
+    call = w.choose(["lax.psum({}, {})", "lax.pmax({}, {})", "lax.pmin({}, {})"])
+    return w.let(f"({call.format(v.text, names)}) % 11", v.shape, v.names - set(names), "int")
+
+
+def named_reduction(w):
+    v, names = w.float_var(), w.some_names()
+    dims = w.some(range(len(v.shape)), 0)
+    axes = tuple(w.draw(st.permutations([*names, *dims])))
+    function = w.choose(
+        [
+            "0.3 * jnp.sum({}, axis={})",
+            "jnp.mean({}, axis={})",
+            "jnp.max({}, axis={})",
+            "jnp.var({}, axis={})",
+            "jax.nn.logsumexp(jnp.sin({}), axis={})",
+        ]
+    )
+    shape = [n for k, n in enumerate(v.shape) if k not in dims]
+    return w.let(function.format(v.text, axes), shape, v.names - set(names))
+
+
+def softmax(w):
+    v, name = w.float_var(), w.name()
+    return w.let(f"jax.nn.softmax({v.text}, axis={name!r})", v.shape, v.names | {name})
+
+
+def ppermute(w):
+    v = w.float_var()
+    names = w.some_names()
+    size = math.prod(w.shared.sizes[n] for n in names)
+    order = w.draw(st.permutations(range(size)))
+    perm = list(zip(range(size), order))
+    perm = [pair for pair in perm if w.flag()] if w.flag() else perm
+    return w.let(f"lax.ppermute({v.text}, {_names_text(w, names)}, {perm})", v.shape, v.names | set(names))
+
+
+def pshuffle(w):
+    v, name = w.float_var(), w.name()
+    order = list(w.draw(st.permutations(range(w.shared.sizes[name]))))
+    return w.let(f"lax.pshuffle({v.text}, {name!r}, {order})", v.shape, v.names | {name})
+
+
+def all_gather(w):
+    v, names = w.float_var(), w.some_names()
+    size = math.prod(w.shared.sizes[n] for n in names)
+    tiled = bool(v.shape) and w.flag()
+    at = w.number(0, len(v.shape) - tiled)
+    shape = list(v.shape)
+    if tiled:
+        shape[at] *= size
+    else:
+        shape.insert(at, size)
+    text = f"lax.all_gather({v.text}, {_names_text(w, names)}, axis={at}, tiled={tiled})"
+    return w.let(text, shape, v.names - set(names))
+
+
+def psum_scatter(w):
+    v, names = w.float_var(lambda v: math.prod(v.shape) <= 8), w.some_names()
+    if v is None:
+        return None
+    size = math.prod(w.shared.sizes[n] for n in names)
+    tiled = w.flag()
+    at = w.number(0, len(v.shape))
+    length = size * (w.number(1, 2) if tiled else 1)
+    text = f"jnp.moveaxis({expanded(w, v, length)}, 0, {at})"
+    shape = list(v.shape)
+    if tiled:
+        shape.insert(at, length // size)
+    text = f"0.3 * lax.psum_scatter({text}, {_names_text(w, names)}, scatter_dimension={at}, tiled={tiled})"
+    return w.let(text, shape, v.names | set(names))
+
+
+def all_to_all(w):
+    v, name = w.float_var(lambda v: math.prod(v.shape) <= 8), w.name()
+    if v is None:
+        return None
+    size = w.shared.sizes[name]
+    tiled = w.flag()
+    length = size * (w.number(1, 2) if tiled else 1)
+    shape = [length, *v.shape]
+    split = w.number(0, len(v.shape))
+    text = f"jnp.moveaxis({expanded(w, v, length)}, 0, {split})"
+    shape.insert(split, shape.pop(0))
+    concat = w.number(0, len(v.shape))
+    if tiled:
+        shape[split] //= size
+        shape[concat] *= size
+    else:
+        shape.pop(split)
+        shape.insert(concat, size)
+    text = f"lax.all_to_all({text}, {name!r}, {split}, {concat}, tiled={tiled})"
+    return w.let(text, shape, v.names | {name})
+
+
+def pdot(w):
+    v = w.float_var()
+    u = w.float_var(lambda u: u.shape[:1] == v.shape[-1:] or not v.shape)
+    names = w.some_names()
+    if u is None or w.shared.in_grad:
+        return None
+    contract = bool(v.shape) and bool(u.shape) and v.shape[-1] == u.shape[0] and w.flag()
+    numbers = ((len(v.shape) - 1,), (0,)) if contract else ((), ())
+    shape = [*v.shape[:-1], *u.shape[1:]] if contract else [*v.shape, *u.shape]
+    text = f"0.2 * lax.pdot({v.text}, {u.text}, {_names_text(w, names)}, pos_contract={numbers})"
+    return w.let(text, shape, (v.names | u.names) - set(names))
+
+
+def named_einsum(w):
+    v = w.float_var(lambda v: len(v.shape) <= 2)
+    u = w.float_var(lambda u: len(u.shape) <= 2)
+    if v is None or u is None or w.shared.in_grad:
+        return None
+    letters = iter("nmkl")
+    left = [next(letters) for _ in v.shape]
+    right = [left[v.shape.index(d)] if d in v.shape and w.flag() else next(letters) for d in u.shape]
+    if len(set(right)) != len(right):
+        return None
+    size = dict(zip([*left, *right], [*v.shape, *u.shape]))
+    kept = [x for x in dict.fromkeys([*left, *right]) if w.flag()]
+    mention = sorted(v.names | u.names)
+    w.shared.used.update(mention)
+    names_kept = [n for n in mention if w.flag()]
+    braces = ["{" + ",".join(sorted(names)) + "}" for names in (v.names, u.names)]
+    spec = f"{''.join(left)}{braces[0]},{''.join(right)}{braces[1]}->{''.join(kept)}{{{','.join(names_kept)}}}"
+    text = f"0.2 * xeinsum({spec!r}, {v.text}, {u.text})"
+    return w.let(text, [size[x] for x in kept], names_kept)
+
+
+def pargmax(w):
+    n, name = w.int_var(), w.name()
+    if n is None:
+        return None
+    return w.let(f"{w.choose(['pargmax', 'pargmin'])}({n.text}, {name!r})", n.shape, n.names - {name}, "int")
+
+
+# ------------------------------------------------------------------------- control flow
+
+
+def scan(w):
+    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    xs = w.float_var(lambda x: x.shape and math.prod(x.shape) <= 24)
+    if v is None or xs is None:
+        return None
+    everything = w.all_names()
+    carry = Var(w.fresh("c"), v.shape, everything)
+    x = Var(w.fresh("t"), xs.shape[1:], xs.names)
+    row = w.float_var(lambda u: u.shape == ()) or None
+
+    def write(inner):
+        new = inner.inner_value(v.shape)
+        return f"({carry.text} * 0.5 + {new}, {row.text if row else x.text})"
+
+    body = w.define([carry, x], write)
+    pair = Var(w.fresh(), v.shape, everything)
+    ys = Var(w.fresh(), (xs.shape[0], *(row.shape if row else xs.shape[1:])), everything)
+    reverse = w.flag()
+    w.lines.append(f"{pair.text}, {ys.text} = lax.scan({body}, {v.text}, {xs.text}, reverse={reverse})")
+    w.env.extend([ys, pair] if math.prod(ys.shape) <= MAX_SIZE else [pair])
+    return pair
+
+
+def fori_loop(w):
+    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    if v is None:
+        return None
+    everything = w.all_names()
+    carry = Var(w.fresh("c"), v.shape, everything)
+    step = Var(w.fresh("k"), (), frozenset(), "step")
+    body = w.define(
+        [step, carry], lambda inner: f"{carry.text} * 0.5 + {inner.inner_value(v.shape)} * ({step.text} + 1)"
+    )
+    return w.let(f"lax.fori_loop(0, {w.number(1, 3)}, {body}, {v.text})", v.shape, everything)
+
+
+def cond(w):
+    v, n = w.float_var(lambda v: math.prod(v.shape) <= 16), w.int_var(lambda n: n.shape == ())
+    if v is None or n is None:
+        return None
+    everything = w.all_names()
+    param = Var(w.fresh("p"), v.shape, v.names)
+    branches = [w.define([param], lambda inner: inner.inner_value(v.shape)) for _ in range(w.number(2, 3))]
+    if len(branches) == 2:
+        text = f"lax.cond({n.text} > {w.number(0, 4)}, {', '.join(branches)}, {v.text})"
+    else:
+        text = f"lax.switch({n.text} % 3, [{', '.join(branches)}], {v.text})"
+    return w.let(text, v.shape, everything)
+
+
+def while_loop(w):
+    v, n = w.float_var(lambda v: math.prod(v.shape) <= 16), w.int_var(lambda n: n.shape == ())
+    if v is None or n is None or not w.shared.while_loops:
+        return None
+    everything = w.all_names()
+    count, value = Var(w.fresh("n"), (), everything, "int"), Var(w.fresh("c"), v.shape, everything)
+    state = Var(w.fresh("s"), (), everything, "state")
+
+    def write(inner):
+        inner.lines.append(f"{count.text}, {value.text} = {state.text}")
+        inner.env.extend([count, value])
+        return f"({count.text} - 1, {value.text} * 0.5 + {inner.inner_value(v.shape)})"
+
+    body = w.define([state], write)
+    text = f"lax.while_loop(lambda s: s[0] > 0, {body}, ({n.text} % {w.number(2, 4)}, {v.text}))[1]"
+    return w.let(text, v.shape, everything)
+
+
+def wrapped(w):
+    """jit, remat, and vmap over a dimension."""
+    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    if v is None:
+        return None
+    everything = w.all_names()
+    wrap = w.choose(["jax.jit", "jax.checkpoint", "jax.vmap"])
+    if wrap != "jax.vmap" or not v.shape:
+        wrap = "jax.jit" if wrap == "jax.vmap" else wrap
+        param = Var(w.fresh("p"), v.shape, v.names)
+        body = w.define([param], lambda inner: inner.inner_value(v.shape))
+        return w.let(f"{wrap}({body})({v.text})", v.shape, everything)
+    at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
+    return _mapped(
+        w, v, at, out, lambda body, name: f"jax.vmap({body}, in_axes={at}, out_axes={out}, axis_name={name!r})"
+    )
+
+
+def inner_xmap(w):
+    v = w.float_var(lambda v: v.shape and math.prod(v.shape) <= 24)
+    if v is None:
+        return None
+    at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
+
+    def call(body, name):
+        w.shared.inner[name] = v.shape[at]
+        return f"xmap({body}, ({{{at}: {name!r}}},), {{{out}: {name!r}}}, axis_resources=inner[{name!r}])"
+
+    return _mapped(w, v, at, out, call)
+
+
+def _mapped(w, v, at, out, call):
+    """A function mapped over a dimension of v by vmap or an inner xmap; its axis has a name inside."""
+    everything = w.all_names()
+    name = w.fresh("m")
+    size = v.shape[at]
+    rest = tuple(n for k, n in enumerate(v.shape) if k != at)
+    param = Var(w.fresh("p"), rest, v.names | {name})
+    w.shared.sizes[name] = size
+
+    def write(inner):
+        inner.axes = [*inner.axes, name]
+        return inner.inner_value(rest)
+
+    text = call(w.define([param], write), name)
+    shape = list(rest)
+    shape.insert(out, size)
+    result = w.let(f"{text}({v.text})", shape, everything)
+    return result
+
+
+def inner_grad(w):
+    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    if v is None or w.shared.in_grad:
+        return None
+    everything = w.all_names()
+    param = Var(w.fresh("p"), v.shape, everything)
+    before, w.shared.in_grad, loops, w.shared.while_loops = w.shared.in_grad, True, w.shared.while_loops, False
+    body = w.define([param], lambda inner: f"jnp.sum({inner.inner_value(v.shape)})")
+    w.shared.in_grad, w.shared.while_loops = before, loops
+    return w.let(f"0.3 * jax.grad({body})({v.text})", v.shape, everything)
+
+
+def custom_rule(w):
+    v = w.float_var()
+    rule = w.choose(["half_tangent", *["half_backward", "copy_to_all", "sum_from_all"] * w.shared.backward_rules])
+    if rule.startswith("half"):
+        return w.let(f"{rule}({v.text})", v.shape, v.names)
+    name = w.name()
+    names = v.names - {name} if rule == "sum_from_all" else v.names
+    return w.let(f"0.3 * {rule}({name!r})({v.text})", v.shape, names)
+
+
+FLAT_OPERATIONS = [
+    unary, binary, sum_over_names, axis_index, with_integer, integer, select, reduce_positions, rearrange, widen,
+    matmul, index, integer_sum_over_names, named_reduction, softmax, ppermute, pshuffle, all_gather, psum_scatter,
+    all_to_all, pdot, named_einsum, pargmax, custom_rule,
+]  # fmt: skip
+OPERATIONS = [
+    *FLAT_OPERATIONS,
+    scan,
+    fori_loop,
+    cond,
+    while_loop,
+    wrapped,
+    inner_xmap,
+    inner_grad,
+    scan,
+    cond,
+    inner_xmap,
+]
+
+
+# ----------------------------------------------------------------------------- programs
+
+
+@dataclasses.dataclass
+class Shared:
+    sizes: dict[str, int]
+    while_loops: bool
+    backward_rules: bool
+    used: set[str] = dataclasses.field(default_factory=set)
+    inner: dict[str, int] = dataclasses.field(default_factory=dict)
+    counter: int = 0
+    in_grad: bool = False
+
+
+AXES = ("a", "b", "c")
+
+
+@st.composite
+def programs(draw, while_loops=True, backward_rules=True):
+    """A program; with while loops (not for reverse mode) and custom_vjp rules (not for forward mode) if allowed."""
+    sizes = {n: draw(st.sampled_from([4, 2, 8, 3, 6])) for n in AXES[: draw(st.integers(1, 3))]}
+    shared = Shared(dict(sizes), while_loops, backward_rules)
+    w = Writer(draw, shared, [], list(sizes))
+    args = [_argument(w, k, sizes) for k in range(w.number(2, 4))]
+    arg_tree, in_axes, unpack = _group(w, args, "arg")
+    w.env.extend(leaf.var for leaf in args)
+    w.statements(w.number(1, 6))
+    results = [_result(w, var, sizes) for var in dict.fromkeys([w.env[-1], *w.some(w.env, 0)][:3])]
+    result_tree, out_axes = _result_group(w, results)
+    returned = _text_of(result_tree, [leaf.var.text for leaf in results])
+    lines = [*unpack, *w.lines, f"return {returned}"]
+    params = ", ".join(f"arg{k}" for k in range(len(in_axes)))
+    source = f"\ndef body({params}):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+    source = "".join(text for name, text in RULES.items() if f"{name}(" in source) + source
+    return Program(
+        source, tuple(args), tuple(results), arg_tree, result_tree, in_axes, out_axes, sizes, dict(shared.inner),
+        frozenset(shared.used), draw(st.integers(0, 1000)),
+    )  # fmt: skip
+
+
+def _argument(w, k, sizes):
+    kind = "int" if k == 1 and w.flag() else "float"
+    shape = tuple(w.choose([2, 3, 1]) for _ in range(w.number(0, 2)))
+    names = w.some(sizes, least=1 if k == 0 else 0)
+    return _leaf(w, Var(f"x{k}", shape, frozenset(names), kind), names)
+
+
+def _result(w, var, sizes):
+    extra = [n for n in sizes if n not in var.names and w.flag()]
+    return _leaf(w, var, [n for n in sizes if n in var.names or n in extra])
+
+
+def _leaf(w, var, names):
+    """Names at any positions, and a specification that says so, in one of its spellings."""
+    layout = list(w.draw(st.permutations([*names, *[None] * len(var.shape)])))
+    positions = {k: n for k, n in enumerate(layout) if n is not None}
+    prefix = layout[: 1 + max(positions, default=-1)]
+    specs = [[*prefix, ...], positions, list(layout), {k: positions[k] for k in reversed(positions)}]
+    return Leaf(var, tuple(layout), w.choose(specs))
+
+
+def _group(w, leaves, what):
+    """Arguments alone, or several in a container: the tree, in_axes, and lines that unpack them."""
+    split = w.number(1, len(leaves))
+    tree: list[Any] = list(range(split))
+    specs: list[Any] = [leaf.spec for leaf in leaves[:split]]
+    lines = [f"{leaf.var.text} = arg{k}" for k, leaf in enumerate(leaves[:split])]
+    rest = leaves[split:]
+    if rest:
+        keys = [leaf.var.text for leaf in rest]
+        tree.append({key: split + k for k, key in enumerate(keys)})
+        specs.append(rest[0].spec if _all_equal(rest) else {key: leaf.spec for key, leaf in zip(keys, rest)})
+        lines.extend(f"{key} = arg{split}[{key!r}]" for key in keys)
+    return tuple(tree), tuple(specs), lines
+
+
+def _all_equal(leaves):
+    return all(leaf.spec == leaves[0].spec for leaf in leaves)
+
+
+def _result_group(w, leaves):
+    form = w.number(0, 2)
+    if form == 0 and len(leaves) == 1:
+        return 0, leaves[0].spec
+    prefix = leaves[0].spec if _all_equal(leaves) and w.flag() else None
+    if form == 1:
+        return {f"r{k}": k for k in range(len(leaves))}, prefix or {f"r{k}": leaf.spec for k, leaf in enumerate(leaves)}
+    return tuple(range(len(leaves))), prefix or tuple(leaf.spec for leaf in leaves)
+
+
+def _text_of(tree, texts):
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{k!r}: {texts[v]}" for k, v in tree.items()) + "}"
+    if isinstance(tree, tuple):
+        return "(" + "".join(texts[k] + ", " for k in tree) + ")"
+    return texts[tree]

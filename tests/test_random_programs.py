@@ -1,0 +1,174 @@
+"""Random programs over named axes give, under random assignments of their axes, what a slow NumPy model gives.
+
+Derivatives through an xmapped function, of all modes, are those of the same program in the model over jax.numpy,
+which knows nothing of xmap.  Environment variables:
+
+``XMAP_COMPAT_EXAMPLES``  how many programs each test tries (thousands, for a night); without it a fixed few.
+``XMAP_COMPAT_SEED``      where to start; 0 by default, and printed with a failure.
+``XMAP_COMPAT_REPORT``    a file that holds the program being run, should it hang or end the process.
+"""
+
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, note, seed, settings
+from hypothesis import strategies as st
+from random_programs import assignments, programs
+
+EXAMPLES = int(os.environ.get("XMAP_COMPAT_EXAMPLES", 0))
+SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))
+REPORT = os.environ.get("XMAP_COMPAT_REPORT")
+
+VALUE_TOLERANCE, GRADIENT_TOLERANCE = 2e-4, 2e-3
+
+
+def random_examples(few):
+    """A hypothesis test: the same few programs every time, or as many new ones as asked for."""
+
+    def decorate(test):
+        options = settings(
+            max_examples=EXAMPLES or few,
+            deadline=None,
+            database=None,
+            print_blob=False,
+            suppress_health_check=list(HealthCheck),
+        )
+        return seed(SEED)(options(given(st.data())(test)))
+
+    return decorate
+
+
+def run(program, assignment, call):
+    """``call(function)`` of the xmapped function, where the assignment's mesh is in scope."""
+    script = program.script(assignment)
+    note(f"XMAP_COMPAT_SEED={SEED}\n{script}")
+    if REPORT:
+        pathlib.Path(REPORT).write_text(script)
+    with assignment.context():
+        return jax.block_until_ready(call(program.xmapped(assignment)))
+
+
+def differences(got, want):
+    """The largest difference of each result, on the scale of the result."""
+    assert [np.shape(g) for g in got] == [np.shape(w) for w in want]
+    scale = lambda w: 1 + np.max(np.abs(w), initial=0)
+    return [np.max(np.abs(np.asarray(g) - np.asarray(w)), initial=0) / scale(w) for g, w in zip(got, want)]
+
+
+def assert_near(got, want, tolerance, perturbed):
+    """Equal up to rounding, unless the program itself is unstable: a tiny change of its arguments changes it as much.
+
+    Args:
+      perturbed: computes ``want`` from arguments that are changed by the given factor.
+    """
+    if all(np.isfinite(d) and d <= tolerance for d in differences(got, want)):
+        return
+    unstable = any(max(differences(perturbed(1 + k), want)) > tolerance / 4 for k in (1e-6, -1e-6, 3e-6))
+    assert unstable or not all(np.isfinite(w).all() for w in want), (differences(got, want), got, want)
+
+
+def scaled(program, factor):
+    return [a * np.float32(factor) if a.dtype == np.float32 else a for a in program.arrays()]
+
+
+# ------------------------------------------------------------------------------- values
+
+
+def plain(function, arrays):
+    return function(*arrays)
+
+
+def jitted(function, arrays):
+    return jax.jit(lambda *arrays: function(*arrays))(*arrays)
+
+
+def batched(function, arrays):
+    """Over a batch of two, of which the first is returned."""
+    pairs = [np.stack([a, a * 0]) for a in arrays]
+    return [r[0] for r in jax.vmap(function)(*pairs)]
+
+
+@random_examples(60)
+def test_values(data):
+    program = data.draw(programs())
+    model = program.modelled()
+    want = model(*program.arrays())
+    for call in (plain, data.draw(st.sampled_from([plain, jitted, batched]))):
+        assignment = data.draw(assignments(program))
+        got = run(program, assignment, lambda f, call=call: call(f, program.arrays()))
+        kinds = {"float": "float32", "int": "int32"}
+        assert [str(g.dtype) for g in got] == [kinds[leaf.var.kind] for leaf in program.results]
+        assert_near(got, want, VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor)))
+
+
+# -------------------------------------------------------------------------- derivatives
+
+
+def functional(program, function):
+    """A random linear functional of the float results, as a function of the float arguments."""
+    arrays = program.arrays()
+    places = [k for k, a in enumerate(arrays) if a.dtype == np.float32]
+    rng = np.random.default_rng(program.seed)
+    weights = [rng.normal(size=leaf.shape(program.sizes)).astype(np.float32) for leaf in program.results]
+
+    def loss(*floats):
+        full = list(arrays)
+        for k, value in zip(places, floats):
+            full[k] = value
+        results = function(*full)
+        kept = [jnp.sum(w * r) for w, r, leaf in zip(weights, results, program.results) if leaf.var.kind == "float"]
+        return sum(kept, jnp.float32(0))
+
+    return loss, [arrays[k] for k in places]
+
+
+def reverse(loss, floats):
+    return jax.grad(loss, argnums=range(len(floats)))(*floats)
+
+
+def forward(loss, floats):
+    return [jax.jvp(loss, floats, [jnp.cos(f) for f in floats])[1]]
+
+
+def second(loss, floats):
+    """Forward over reverse."""
+    return jax.jvp(lambda *fs: reverse(loss, fs), floats, [jnp.cos(f) for f in floats])[1]
+
+
+def check_derivative(data, program, derivative):
+    assignment = data.draw(assignments(program))
+    take = lambda f: derivative(*functional(program, f))
+    got = run(program, assignment, take)
+    modelled = lambda arrays: derivative(functional(program, program.modelled(jnp))[0], arrays)
+    floats = functional(program, None)[1]
+    reference = jax.jit(modelled)
+    want = reference(floats)
+    assert_near(got, want, GRADIENT_TOLERANCE, lambda factor: reference([f * np.float32(factor) for f in floats]))
+
+
+@random_examples(30)
+def test_reverse_mode(data):
+    check_derivative(data, data.draw(programs(while_loops=False)), reverse)
+
+
+@random_examples(20)
+def test_forward_mode(data):
+    check_derivative(data, data.draw(programs(backward_rules=False)), forward)
+
+
+@random_examples(15)
+def test_second_order(data):
+    check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quickly():
+    """Compile without optimizations, which these tests do not need."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
