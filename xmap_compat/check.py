@@ -71,7 +71,7 @@ MAPS = "jax.experimental.maps"
 MAPS_NAMES = {
     "xmap": _imported("xmap"),
     "mesh": _imported("mesh"),
-    "Mesh": Advice(WORKS, f"{INSTALLED}, or with `from xmap_compat import Mesh` (jax.sharding.Mesh for shardings)"),
+    "Mesh": Advice(WORKS, _imported("Mesh").text, "Mesh, the object and the context"),
     "SerialLoop": _imported("SerialLoop"),
     "AnonymousSerialLoop": _imported("SerialLoop"),
     "serial_loop": _imported("serial_loop"),
@@ -113,19 +113,22 @@ NAMES = {
 }
 
 BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")
-NAMED_STRUCT = Advice(CHANGE, "leave named_shape out: xmap reads the names from in_axes")
-NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions, or with `xmap_compat.named_shape(x)`")
+NAMED_STRUCT = Advice(
+    CHANGE, "leave named_shape out: xmap reads the names from in_axes", "jax.random with a NamedShape"
+)
+NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions", "named_shape in inner functions")
 OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "The experimental_xmap options")
 AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
+ADVICES = (BRACES, NAMED_STRUCT, NAMED_SHAPE, OPTION, AXIS_STRING, GRADIENT, IGNORED)
 RESOURCE_KEYWORDS = {
     "in_axis_resources": _written("in_shardings"),
     "out_axis_resources": _written("out_shardings"),
 }
 
 # All sections of the guide that this file refers to.
-HEADINGS = sorted({a.heading for a in (*NAMES.values(), OPTION, AXIS_STRING, GRADIENT, IGNORED) if a.heading})
+HEADINGS = sorted({a.heading for a in (*NAMES.values(), *ADVICES) if a.heading})
 
 XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
 DERIVATIVES = tuple(

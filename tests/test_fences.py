@@ -1,0 +1,490 @@
+"""Lines that the package draws for itself: what may import what, where JAX's insides are touched, what is documented.
+
+Sources are read with ``ast``.  Each fence is a function from sources to what it finds, and is shown bad sources too.
+"""
+
+import ast
+import configparser
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import xmap_compat
+from xmap_compat import _jax
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "xmap_compat"
+SOURCES = {path.stem: path.read_text() for path in sorted(PACKAGE.glob("*.py"))}
+OTHERS = {name: source for name, source in SOURCES.items() if name != "_jax"}
+TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
+
+# ------------------------------------------------------------------------- reading sources
+
+
+def bindings(tree):
+    """The imported names of a file: ``{'lax': 'jax.lax'}``."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                names[alias.asname or root] = alias.name if alias.asname else root
+        elif isinstance(node, ast.ImportFrom):
+            names.update((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+    return names
+
+
+def dotted(node, names):
+    """``'jax.lax.psum'`` for ``lax.psum``; a local name stands for itself, anything else is ``'?'``."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value, names)}.{node.attr}"
+    return "?"
+
+
+def imported_modules(tree):
+    """The dotted names that a file imports, also by ``importlib.import_module('...')``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and dotted(node.func, {}).endswith(("import_module", "__import__")):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_of_jax(name):
+    return name.split(".")[0] in ("jax", "jaxlib")
+
+
+# -------------------------------------------------------------- one file for JAX's insides
+
+
+def names_defined_in(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+OF_PYTHON = {"_replace", "_initializing"}  # of named tuples and module specs
+OWN_NAMES = {name for tree in TREES.values() for name in names_defined_in(tree)} | OF_PYTHON
+
+
+def private_uses(source):
+    """Private names of JAX: imported, as attributes of its modules, or of objects whose class is not ours."""
+    tree = ast.parse(source)
+    names = bindings(tree)
+    found = [name for name in imported_modules(tree) if is_of_jax(name) and any(map(is_private, name.split(".")))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            name = dotted(node, names)
+            of_another_library = name.split(".")[0] in {n.split(".")[0] for n in names.values()} and not is_of_jax(name)
+            if is_of_jax(name) or not (node.attr in OWN_NAMES or of_another_library):
+                found.append(name)
+        elif isinstance(node, ast.Call) and dotted(node.func, names) in ("getattr", "setattr", "hasattr"):
+            text = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+            if is_private(text) and text not in OWN_NAMES:
+                found.append(text)
+    return found
+
+
+def version_questions(source):
+    """Where a source asks which JAX this is: its version, or whether it has a name."""
+    tree = ast.parse(source)
+    names = bindings(tree)
+    versions = re.compile(r"jax(lib)?(\.version)?\.__version(_info)?__|xmap_compat\._jax\.(VERSION|FLOOR)")
+    found = [name for name in map(str, imported_modules(tree)) if versions.match(name)]
+    for node in ast.walk(tree):
+        name = dotted(node, names) if isinstance(node, ast.Attribute) else ""
+        if versions.match(name):
+            found.append(name)
+        if isinstance(node, ast.Call) and dotted(node.func, names) in ("hasattr", "getattr") and node.args:
+            asked = dotted(node.args[0], names)
+            # getattr with a default, too, asks whether there is something.
+            if is_of_jax(asked) and (len(node.args) == 3 or dotted(node.func, names) == "hasattr"):
+                found.append(asked)
+        if isinstance(node, ast.Call) and dotted(node.func, names).endswith("metadata.version"):
+            found.append("importlib.metadata.version")
+    return found
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_private_names_of_jax_are_used_in_one_file_only(name):
+    assert private_uses(OTHERS[name]) == []
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_version_of_jax_matters_in_one_file_only(name):
+    assert version_questions(OTHERS[name]) == []
+
+
+PRIVATE = [
+    "from jax._src import core",
+    "import jax._src.core as core",
+    "from jax import _src",
+    "from jaxlib import _jax",
+    "import importlib; importlib.import_module('jax._src.mesh')",
+    "import jax; jax._src.core",
+    "from jax import lax; lax._convert_element_type(x)",
+    "import jax; jax.jit(f)._fun",
+    "def f(tracer):\n    return tracer._trace_of_jax",
+    "def f(mesh):\n    return getattr(mesh, '_name_of_jax')",
+]
+VERSIONS = [
+    "import jax; jax.__version__ > '0.10'",
+    "from jax import __version__",
+    "import jaxlib; jaxlib.__version__",
+    "from jax import version; version.__version__",
+    "from xmap_compat import _jax; _jax.VERSION >= (0, 11)",
+    "from xmap_compat._jax import VERSION",
+    "import jax; hasattr(jax.lax, 'pcast')",
+    "from jax import lax; getattr(lax, 'pcast', None)",
+    "from importlib import metadata; metadata.version('jax')",
+]
+
+
+@pytest.mark.parametrize("source", PRIVATE)
+def test_the_fence_around_private_names_holds(source):
+    assert private_uses(source)
+
+
+@pytest.mark.parametrize("source", VERSIONS)
+def test_the_fence_around_versions_holds(source):
+    assert version_questions(source)
+
+
+def test_the_fences_would_find_what_the_one_file_does():
+    assert private_uses(SOURCES["_jax"])
+    assert version_questions(SOURCES["_jax"])
+
+
+# --------------------------------------------------------------------------- version branches
+
+
+def version_tests(source):
+    """Each comparison with VERSION, as ``(line, operator, releases or None)``."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Compare):
+            continue
+        sides = [node.left, *node.comparators]
+        if not any(isinstance(side, ast.Name) and side.id == "VERSION" for side in sides):
+            continue
+        right = node.comparators[0]
+        release = ast.literal_eval(right) if isinstance(right, ast.Tuple) else None
+        is_floor = isinstance(right, ast.Name) and right.id == "FLOOR"
+        yield node.lineno, type(node.ops[0]).__name__, "FLOOR" if is_floor else release
+
+
+def badly_versioned(source, floor):
+    """Lines of comparisons that are always true or not of the form ``VERSION >= (0, 11, 0)``."""
+    tests = list(version_tests(source))
+    good = [line for line, op, release in tests if op == "GtE" and type(release) is tuple and release > floor]
+    floors = [line for line, op, release in tests if (op, release) == ("Lt", "FLOOR")]
+    return [line for line, _, _ in tests if line not in [*good, *floors]]
+
+
+def test_every_version_branch_is_newer_than_the_floor():
+    assert badly_versioned(SOURCES["_jax"], _jax.FLOOR) == []
+
+
+def test_there_are_branches_and_one_floor():
+    tests = list(version_tests(SOURCES["_jax"]))
+    assert any(type(release) is tuple for _, _, release in tests)
+    assert [release for _, _, release in tests].count("FLOOR") == 1
+
+
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        "VERSION >= (0, 10, 0)",
+        "VERSION >= (0, 9)",
+        "VERSION < (0, 12, 0)",
+        "VERSION > (0, 11, 0)",
+        "(0, 11, 0) <= VERSION",
+        "VERSION >= '0.11'",
+        "VERSION == (0, 11, 0)",
+    ],
+)
+def test_the_fence_around_version_branches_holds(comparison):
+    assert badly_versioned(f"\n{comparison}", (0, 10, 0)) == [2]
+    assert badly_versioned("VERSION >= (0, 11, 0)\nVERSION < FLOOR", (0, 10, 0)) == []
+
+
+def test_the_floor_is_the_one_that_is_installed():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    floor = ".".join(map(str, _jax.FLOOR))
+    requirements = setup["options"]["install_requires"].split()
+    assert {f"jax>={floor}", f"jaxlib>={floor}"} <= set(requirements)
+    assert floor in SOURCES["_jax"].split("raise ImportError(")[1].split(")\n")[0]
+
+
+RELEASES = {
+    "0.10.2": (0, 10, 2),
+    "0.10.2.dev3": (0, 10, 2),
+    "0.12.0.1": (0, 12, 0, 1),
+    "1.0rc1": (1, 0),
+    "0.9": (0, 9),
+}
+
+
+@pytest.mark.parametrize(("text", "release"), RELEASES.items())
+def test_versions_are_compared_as_numbers(text, release):
+    assert _jax.parse_version(text) == release
+
+
+# A version, what JAX of that age lacked, and how the package is met.
+OLD = [
+    ("0.9.2", "", "from xmap_compat import xmap"),
+    ("0.9.2", "", "import xmap_compat.lax"),
+    ("0.9.99.dev20260101", "", "xmap_compat.install()"),
+    ("0.4.30", "jax.extend", "from xmap_compat import xmap"),
+    ("0.4.30", "jax.extend", "from xmap_compat import numpy"),
+    ("0.2.20", "jax._src", "xmap_compat.install()"),
+]
+
+
+@pytest.mark.parametrize(("version", "missing", "statement"), OLD)
+def test_a_jax_that_is_too_old_is_refused_clearly(version, missing, statement):
+    program = f"import sys, jax; jax.__version__ = {version!r}; sys.modules[{missing!r}] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{program}\nimport xmap_compat; {statement}"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: xmap_compat needs jax >= 0.10.0, but found jax {version}. "
+        "Upgrade it with: pip install -U 'jax>=0.10.0'"
+    )
+
+
+# ------------------------------------------------------------------------------ the stages
+
+# Each module imports only modules above it.
+ORDER = [
+    "errors",  # one function per message
+    "_jax",  # the only file with private names of JAX
+    "axis_specs",  # 1: the user's syntax
+    "resources",  # 2: meshes, loops, placements
+    "named_lax",  # the vocabulary that JAX dropped ...
+    "named_einsum",
+    "named_numpy",
+    "lax",  # ... its importable homes ...
+    "numpy",
+    "vocabulary",  # ... and what bodies find of it in JAX
+    "devices",  # values on devices
+    "named_values",
+    "exchanges",
+    "collectives",  # the table of rules, read by the next stages
+    "named_shapes",  # 4: which axes each value varies over
+    "named_types",
+    "named_program",  # 3: the function as a jaxpr over named axes, which may ask for named shapes
+    "primitives",
+    "substitution",  # 5: collectives over logical axes become collectives over mesh axes
+    "loops",
+    "lowering",  # 6, 7: shard_map and jit
+    "picture",
+    "source_text",
+    "source_jaxpr",
+    "source",  # the equivalent program for plain JAX
+    "plan",  # what the stages decided, as a value
+    "api",  # xmap
+    "legacy",  # install()
+    "check",  # reads sources; imports no JAX
+    "__main__",
+    "pytest_plugin",
+    "__init__",
+]
+
+
+def without_type_checking(tree):
+    """The statements of a file that run, those of ``if TYPE_CHECKING:`` left out."""
+
+    class Remover(ast.NodeTransformer):
+        def visit_If(self, node):
+            return None if dotted(node.test, {}).endswith("TYPE_CHECKING") else self.generic_visit(node)
+
+    return Remover().visit(ast.parse(ast.unparse(tree)))
+
+
+def stages_imported(source):
+    """Which modules of the package a source imports; ``__init__`` stands for the package itself."""
+    for name in imported_modules(without_type_checking(ast.parse(source))):
+        package, _, rest = name.partition(".")
+        if package == "xmap_compat":
+            module = rest.split(".")[0]
+            yield module if module in SOURCES else "__init__"
+
+
+def misplaced_imports(sources, order):
+    """Pairs ``(module, imported)`` where a module imports one that does not come before it."""
+    position = {name: k for k, name in enumerate(order)}
+    pairs = [(name, imported) for name, source in sources.items() for imported in stages_imported(source)]
+    return [(a, b) for a, b in pairs if position[b] >= position[a]]
+
+
+def test_every_module_has_its_place_in_the_order():
+    assert sorted(ORDER) == sorted(SOURCES)
+
+
+def test_a_stage_imports_only_stages_before_it():
+    assert misplaced_imports(SOURCES, [*ORDER, *(set(SOURCES) - set(ORDER))]) == []
+
+
+def test_the_fence_around_the_order_holds():
+    sources = {"errors": "", "api": "from xmap_compat import errors", "legacy": "from xmap_compat.api import xmap"}
+    order = list(sources)
+    assert misplaced_imports(sources, order) == []
+    for import_ in ("from xmap_compat import legacy", "import xmap_compat.legacy", "from xmap_compat import api"):
+        bad = {**sources, "api": f"def f():\n    {import_}"}
+        assert [a for a, _ in misplaced_imports(bad, order)] == ["api"]
+    checked = {**sources, "api": "if TYPE_CHECKING:\n    from xmap_compat import legacy"}
+    assert misplaced_imports(checked, order) == []
+
+
+def test_what_must_wait_for_the_program_does_not_import_jax():
+    modules = "xmap_compat, xmap_compat.__main__, xmap_compat.check, xmap_compat.pytest_plugin"
+    program = f"import sys, {modules}; print('jax' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
+# ---------------------------------------------------------------------------- public names
+
+NAMESPACES = ["xmap_compat", "xmap_compat.lax", "xmap_compat.numpy"]
+# Found by Jupyter under these names; not for people.
+HOOKS = {"load_ipython_extension", "unload_ipython_extension"}
+PUBLIC = [(namespace, name) for namespace in NAMESPACES for name in importlib.import_module(namespace).__all__]
+
+
+def own_public_names(module):
+    """Public functions and classes of this package that can be found in a module."""
+    for name in dir(module):
+        value = getattr(module, name)
+        if not name.startswith("_") and str(getattr(value, "__module__", "")).startswith("xmap_compat"):
+            yield name
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_all_lists_what_a_namespace_offers(namespace):
+    module = importlib.import_module(namespace)
+    assert module.__all__ == sorted(module.__all__)
+    modules = {name for name in module.__all__ if f"{namespace}.{name}" in NAMESPACES}
+    assert {*own_public_names(module), *modules} == set(module.__all__)
+
+
+def test_the_lazy_namespace_agrees_with_what_type_checkers_see():
+    assert set(xmap_compat._HOMES) == {*xmap_compat.__all__, *HOOKS} - {"lax", "numpy"}
+    seen = {name.split(".")[-1] for name in imported_modules(TREES["__init__"]) if name.startswith("xmap_compat.")}
+    assert seen == set(xmap_compat.__all__)
+    with pytest.raises(AttributeError, match="module 'xmap_compat' has no attribute 'nonsense'"):
+        _ = xmap_compat.nonsense
+
+
+@pytest.mark.parametrize(("namespace", "name"), PUBLIC, ids=str)
+def test_every_public_name_has_a_docstring(namespace, name):
+    value = getattr(importlib.import_module(namespace), name)
+    assert value.__doc__ and value.__doc__.strip()
+
+
+GUIDES = {path.name: path.read_text() for path in (ROOT / "README.md", ROOT / "migration_guide.md")}
+
+
+def code_in(markdown):
+    """The code of a document: fenced blocks and spans."""
+    blocks = re.findall(r"^```.*?^```", markdown, re.DOTALL | re.MULTILINE)
+    return "\n".join([*blocks, *re.findall(r"`[^`\n]+`", re.sub(r"^```.*?^```", "", markdown, flags=re.DOTALL | re.M))])
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in PUBLIC}))
+def test_every_public_name_is_documented(name):
+    assert any(re.search(rf"\b{name}\b", code_in(text)) for text in GUIDES.values())
+
+
+def names_mentioned(markdown):
+    """``(namespace, name)`` for each mention of something of this package in the code of a document."""
+    code = code_in(markdown)
+    for namespace, imported in re.findall(r"from (xmap_compat[\w.]*) import ([\w, ]+)", code):
+        yield from ((namespace, part.split(" as ")[0].strip()) for part in imported.split(","))
+    for path in re.findall(r"(?<![\w/.-])xmap_compat(?:\.\w+)+", code):
+        namespace, _, name = path.rpartition(".")
+        yield namespace, name
+
+
+MENTIONS = sorted({mention for text in GUIDES.values() for mention in names_mentioned(text)})
+
+
+def resolves(namespace, name):
+    try:
+        exec(f"from {namespace} import {name}", {})
+    except ImportError:
+        return False
+    return True
+
+
+def test_every_documented_name_exists():
+    assert ("xmap_compat", "xmap") in MENTIONS
+    assert [mention for mention in MENTIONS if not resolves(*mention)] == []
+
+
+def test_the_fence_around_documented_names_holds():
+    text = (
+        "`from xmap_compat import xmap, nonsense` and\n```python\nxmap_compat.numpy.sum_of(x)\n```\nxmap_compat.prose"
+    )
+    found = list(names_mentioned(text))
+    assert [name for _, name in found] == ["xmap", "nonsense", "sum_of"]
+    assert [resolves(*mention) for mention in found] == [True, False, False]
+
+
+# -------------------------------------------------------------------------------- messages
+
+
+def attributes_used(tree, owner):
+    return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and dotted(n.value, {}) == owner}
+
+
+def test_every_message_is_used_and_every_used_message_exists():
+    functions = {node.name for node in TREES["errors"].body if isinstance(node, ast.FunctionDef)}
+    used = set().union(*(attributes_used(tree, "errors") for tree in TREES.values()))
+    helpers = {node.id for node in ast.walk(TREES["errors"]) if isinstance(node, ast.Name)}
+    assert sorted(used - functions) == []
+    assert sorted(functions - used - helpers) == []
+
+
+# ------------------------------------------------------------------------------- leftovers
+
+WRITTEN = [
+    path
+    for pattern in ("xmap_compat/*", "tests/**/*.py", "examples/*", "benchmarks/*", ".ci/*", "*.md", "*.cfg", "*.toml")
+    for path in sorted(ROOT.glob(pattern))
+    if path.is_file() and path.suffix not in (".pyc", ".png")
+]
+
+
+def leftovers(text):
+    return re.findall("|".join(("TO" + "DO", "FIX" + "ME", "X" * 3 + r"\b")), text)
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_left_to_do(path):
+    assert leftovers(path.read_text()) == []
+
+
+def test_the_fence_around_leftovers_holds():
+    assert leftovers("# TO" + "DO: later") and leftovers("FIX" + "ME")
+    assert PACKAGE / "_jax.py" in WRITTEN and Path(__file__) in WRITTEN
