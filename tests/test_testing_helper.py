@@ -1,0 +1,267 @@
+"""``xmap_compat.testing`` finds what an assignment changes, names it, and passes what is right.
+
+Wrong programs are planted: rules of collectives that err on devices, and functions that see how they are traced.
+The enumeration of assignments is compared with one written out by hand, and with its own laws.
+"""
+
+import doctest
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import Mesh, SerialLoop, collectives, testing, xmap
+
+DEVICES = np.array(jax.devices())
+MESH42 = Mesh(DEVICES.reshape(4, 2), ("x", "y"))
+ROWS = ["i", ...]
+X = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32)
+
+
+def centred(x):
+    return {"rows": x - lax.pmean(x, "i"), "total": jnp.sum(x, axis=("j", 0))}
+
+
+def centred_mapped(**options):
+    return xmap(centred, ["i", "j", ...], {"rows": ["i", "j", ...], "total": ROWS}, **options)
+
+
+@pytest.fixture
+def wrong_on_devices(monkeypatch):
+    """Plant an error in a collective where its axis is split over devices: ``wrong_on_devices('psum', change)``."""
+
+    def plant(primitive, change):
+        rule = collectives.RULES[primitive]
+
+        def translate(loc, params, *operands):
+            right = rule.translate(loc, params, *operands)
+            if not loc.mesh_axes_of(collectives.axis_names(params)):
+                return right
+            return collectives.apply_positional(loc, change, right)
+
+        monkeypatch.setitem(collectives.RULES, primitive, rule._replace(translate=translate))
+
+    return plant
+
+
+# ------------------------------------------------------------------- what is right passes
+
+
+@pytest.mark.parametrize("derivatives", [False, True])
+def test_a_right_program_passes(derivatives):
+    checked = testing.check_assignments(centred_mapped(), X, mesh=MESH42, derivatives=derivatives, limit=4)
+    assert len(checked) == 4
+    assert all(checked)
+
+
+def test_the_positional_function_may_be_the_reference():
+    positional = lambda x: {"rows": x - x.mean(0), "total": x.sum((1, 2))}
+    assert testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=positional)
+    with pytest.raises(AssertionError, match=r"changes result\['total'\]: the largest difference"):
+        twice = lambda x: {"rows": x - x.mean(0), "total": 2 * x.sum((1, 2))}
+        testing.check_assignments(centred_mapped(), X, mesh=MESH42, limit=2, reference=twice)
+
+
+def test_the_functions_own_resources_do_not_matter():
+    f = centred_mapped(axis_resources={"i": "not there"})
+    assert testing.check_assignments(f, X, mesh=MESH42, limit=1)
+
+
+def test_nothing_is_donated():
+    f = xmap(jnp.sin, ROWS, ROWS, donate_argnums=0)
+    x = jnp.ones((8, 3))
+    assert testing.check_assignments(f, x, mesh=MESH42, limit=2)
+    assert not x.is_deleted()
+
+
+def test_values_of_all_kinds_are_compared():
+    def fun(key, n, z, h):
+        return jax.random.fold_in(key, 1), n + 1, n > 2, z * 1j, h * 2, jnp.float32(np.nan), -jnp.inf
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    args = keys, np.arange(8) + 2**30, np.ones(8, np.complex64), np.ones(8, jnp.bfloat16)
+    f = xmap(fun, ROWS, (ROWS, ROWS, ROWS, ROWS, ROWS, {}, {}))
+    assert len(testing.check_assignments(f, *args, mesh=MESH42, limit=3)) == 3
+
+
+def test_complex_arguments_have_derivatives():
+    f = xmap(lambda z: lax.psum(z * jnp.conj(z), "i"), ROWS, {})
+    z = (X[:, 0] + 1j * X[:, 1]).astype(np.complex64)
+    assert testing.check_assignments(f, z, mesh=MESH42, derivatives=True, limit=2)
+
+
+# ------------------------------------------------------------------ what is wrong is found
+
+
+def test_a_planted_error_is_found_and_described(wrong_on_devices):
+    wrong_on_devices("psum", lambda x: x.at[1].add(0.5))
+    f = xmap(lambda x: {"sum": lax.psum(x, "i")}, ROWS, {"sum": {}})
+    with pytest.raises(AssertionError) as caught:
+        testing.check_assignments(f, np.ones((8, 3), np.float32), only=[{}, {"i": "y"}], mesh=MESH42)
+    assert str(caught.value) == (
+        "axis_resources={'i': 'y'} on the mesh x=4, y=2 changes result['sum']: the largest difference is 0.5 "
+        "at index (1,), 8.5 instead of 8.0 (1 of 3 elements differ by more than rounding)"
+    )
+
+
+def test_a_planted_error_is_found_by_the_default_choice(wrong_on_devices):
+    wrong_on_devices("axis_index", lambda k: k + 1)
+    f = xmap(lambda x: x * lax.axis_index("j"), ["i", "j"], ["i", "j"])
+    with pytest.raises(AssertionError, match=r"axis_resources=.*'j': .* changes result"):
+        testing.check_assignments(f, X[..., 0], mesh=MESH42)
+
+
+def test_a_wrong_derivative_alone_is_found(wrong_on_devices):
+    wrong_on_devices("psum", lambda x: 3 * x - 2 * lax.stop_gradient(x))
+    f = xmap(lambda x, w: lax.psum(x * w, "i"), (ROWS, {}), {})
+    args = X[:, 0], X[0, 0]
+    assert testing.check_assignments(f, *args, mesh=MESH42)
+    with pytest.raises(AssertionError, match=r"changes the derivative for args\[0\]"):
+        testing.check_assignments(f, *args, mesh=MESH42, derivatives=True)
+
+
+def seen_differently():
+    """A function whose traces differ."""
+    traces = itertools.count()
+    return lambda x: (x, [x * 2, x + next(traces)])
+
+
+def test_the_path_of_the_result_is_named():
+    f = xmap(seen_differently(), ROWS, ROWS)
+    with pytest.raises(AssertionError, match=r"changes result\[1\]\[1\]"):
+        testing.check_assignments(f, X, mesh=MESH42)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([lambda x: x, lambda x: x.sum()], r"changes result: float32\[8\] instead of float32\[8, 3\]"),
+        ([lambda x: x, lambda x: x > 0], r"changes result: bool\[8, 3\] instead of float32\[8, 3\]"),
+        ([lambda x: x, lambda x: (x, x)], "changes the structure of the result"),
+        ([lambda x: x > 1, lambda x: x > -1], "changes result: the largest difference is 1"),
+        ([lambda x: x, lambda x: x / 0], "changes result: the largest difference is inf"),
+        ([lambda x: x, lambda x: x * np.nan], "changes result: the largest difference is nan"),
+    ],
+)
+def test_other_differences(results, message):
+    expected, actual = results
+    f = xmap(actual, ROWS, ROWS)
+    reference = jax.vmap(expected)
+    with pytest.raises(AssertionError, match=message):
+        testing.check_assignments(f, X[:, 0], mesh=MESH42, reference=reference)
+
+
+def test_an_error_under_an_assignment_is_a_difference(wrong_on_devices):
+    def fail(x):
+        raise RuntimeError("planted")
+
+    wrong_on_devices("psum", fail)
+    f = xmap(lambda x: lax.psum(x, "i"), ROWS, {})
+    with pytest.raises(AssertionError, match=r"axis_resources=.*'i'.* raises RuntimeError: planted"):
+        testing.check_assignments(f, X, mesh=MESH42)
+
+
+def test_tolerances():
+    f = xmap(lambda x: x * 1.001, ROWS, ROWS)
+    reference = lambda x: x * 1.0
+    assert testing.check_assignments(f, X, mesh=MESH42, limit=1, reference=reference, rtol=1e-2)
+    for options in [{}, {"rtol": 1e-4}, {"atol": 1e-5, "rtol": 0}]:
+        with pytest.raises(AssertionError, match="differ by more than rounding"):
+            testing.check_assignments(f, X, mesh=MESH42, limit=1, reference=reference, **options)
+
+
+# -------------------------------------------------------------------- which assignments
+
+
+def test_all_assignments_of_one_axis():
+    options = {"sizes": {"i": 8}, "mesh": {"x": 4, "y": 2}, "limit": None}
+    assert testing.assignments(**options) == [{"i": "x"}, {"i": "y"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
+    looped = [a["i"] for a in testing.assignments(**options, loops=["i"])]
+    after = lambda *mesh_axes: [(*mesh_axes, SerialLoop(2))]
+    alone = [SerialLoop(2), SerialLoop(8)]
+    assert looped == [*alone, "x", *after("x"), "y", *after("y"), ("y", SerialLoop(4)), ("x", "y"), ("y", "x")]
+
+
+def entries(assignment):
+    return [e for value in assignment.values() for e in (value if isinstance(value, tuple) else (value,))]
+
+
+def test_assignments_are_valid_distinct_and_complete():
+    """By brute force: every ordered choice of mesh axes for each axis that uses none twice and divides the sizes."""
+    sizes, mesh = {"i": 8, "j": 6, "k": 5}, {"x": 4, "y": 2, "z": 1}
+    orders = [order for n in range(4) for order in itertools.permutations(mesh, n)]
+    expected = set()
+    for choice in itertools.product(orders, repeat=3):
+        used = [m for order in choice for m in order]
+        divides = all(size % math.prod(mesh[m] for m in order) == 0 for size, order in zip(sizes.values(), choice))
+        if len(set(used)) == len(used) and divides and used:
+            expected.add(choice)
+    found = testing.assignments(sizes, mesh, limit=None)
+    as_choice = lambda a: tuple(v if isinstance(v, tuple) else (v,) for v in (a.get(n, ()) for n in sizes))
+    assert {as_choice(a) for a in found} == expected
+    assert len(found) == len(expected)
+
+
+def test_a_limited_choice_is_stable_and_diverse():
+    sizes, mesh = {"i": 8, "j": 8, "k": 4}, {"x": 4, "y": 2}
+    chosen = testing.assignments(sizes, mesh, limit=8)
+    assert chosen == testing.assignments(sizes, MESH42, limit=8)
+    assert len(chosen) == 8
+    assert {m for a in chosen for m in entries(a)} == {"x", "y"}
+    for name in sizes:
+        assert {a.get(name) for a in chosen} >= {"x", "y"}
+    assert any(len(a) == 2 for a in chosen)
+
+
+def test_loops_are_tried_where_no_collective_names_the_axis():
+    checked = testing.check_assignments(centred_mapped(), X, mesh=MESH42, loops=True, limit=None)
+    assert not any(isinstance(e, SerialLoop) for a in checked for e in entries(a))
+    f = xmap(lambda x: x - lax.pmean(x, "i"), ["i", "j", ...], ["i", "j", ...])
+    checked = testing.check_assignments(f, X, mesh=MESH42, loops=True, limit=10)
+    looped = [a for a in checked if any(isinstance(e, SerialLoop) for e in entries(a))]
+    assert looped
+    assert not any(isinstance(e, SerialLoop) for a in looped for e in entries({"i": a.get("i", "x")}))
+
+
+def test_mesh_axes_of_xmaps_inside_are_left_to_them():
+    def outer(x):
+        return xmap(lambda v: v - lax.pmean(v, ("j", "i")), ["j", ...], ["j", ...], axis_resources={"j": "x"})(x)
+
+    checked = testing.check_assignments(xmap(outer, ROWS, ROWS), X, mesh=MESH42)
+    assert checked == [{"i": "y"}]
+
+
+# ------------------------------------------------------------------------------ the mesh
+
+
+def test_the_mesh_in_scope_is_used():
+    f = xmap(jnp.sin, ROWS, ROWS)
+    with Mesh(DEVICES[:2], "only"):
+        assert testing.check_assignments(f, X) == [{"i": "only"}]
+
+
+def test_without_a_mesh_all_devices_are_used():
+    f = xmap(jnp.sin, ROWS, ROWS)
+    everything = [{"i": "x"}, {"i": "y"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
+    assert testing.check_assignments(f, X) == everything
+
+
+def test_one_device_is_refused(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda *_: [DEVICES[0]])
+    with pytest.raises(ValueError, match="xla_force_host_platform_device_count"):
+        testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), X)
+
+
+def test_other_functions_are_refused():
+    with pytest.raises(TypeError, match="expects a function made by xmap"):
+        testing.check_assignments(jax.jit(jnp.sin), X)
+
+
+def test_the_documentations_example():
+    results = doctest.testmod(testing)
+    assert results.attempted >= 4
+    assert results.failed == 0

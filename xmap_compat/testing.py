@@ -1,0 +1,336 @@
+"""For your own tests: ``axis_resources`` never changes a result, so check it on your program.
+
+>>> import jax.numpy as jnp
+>>> from jax import lax
+>>> from xmap_compat import testing, xmap
+>>> f = xmap(lambda x: x - lax.pmean(x, "batch"), ["batch", ...], ["batch", ...])
+>>> testing.check_assignments(f, jnp.arange(8.0))
+[{'batch': 'x'}, {'batch': 'y'}, {'batch': ('x', 'y')}, {'batch': ('y', 'x')}]
+
+On one machine, set ``XLA_FLAGS=--xla_force_host_platform_device_count=8`` before JAX is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xmap_compat import _jax, lowering
+from xmap_compat.api import xmap
+from xmap_compat.axis_specs import AxisName, argument_path
+from xmap_compat.resources import DeviceAxis, Mesh, SerialLoop
+from xmap_compat.substitution import collectives_in
+
+Resources = dict[AxisName, Any]
+
+__all__ = ["assignments", "check_assignments"]
+
+
+def check_assignments(
+    xmapped: Callable[..., Any],
+    *args: Any,
+    mesh: Any = None,
+    loops: bool = False,
+    derivatives: bool = False,
+    limit: int | None = 12,
+    only: Sequence[Mapping[AxisName, Any]] | None = None,
+    reference: Callable[..., Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> list[Resources]:
+    """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
+
+    The function's own ``axis_resources`` do not matter, and nothing is donated.  An assignment gives different mesh
+    axes to different named axes; mesh axes that xmaps inside the function use are left to them.
+
+    Args:
+      xmapped: what ``xmap`` returned.
+      args: its arguments.
+      mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes ``x`` and ``y``.
+      loops: also place axes on serial loops, alone and after mesh axes, where no collective names them.
+      derivatives: also compare reverse-mode derivatives, of a random linear functional of the results with respect to
+        all floating-point arguments.
+      limit: at most so many assignments, chosen to differ from each other (always the same ones); None for all.
+      only: the assignments to check, instead of those.
+      reference: a function of the same arguments that computes what to compare with, for example the positional
+        function; by default the xmapped function without resources.
+      rtol, atol: tolerances as in ``numpy.testing.assert_allclose``; by default a few hundred roundings of the dtype,
+        on the scale of the largest element.  Integers and bools must be equal.
+
+    Returns:
+      The assignments that were checked, as ``axis_resources``.
+
+    Raises:
+      AssertionError: some assignment changes a result (or raises); it names the assignment, the first such
+        result, and the largest difference.
+      TypeError: ``xmapped`` does not come from xmap.
+      ValueError: there is only one device, so that nothing can be compared.
+
+    Example::
+
+      f = xmap(loss, ({}, ["batch", ...]), {})
+      with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
+          testing.check_assignments(f, params, images, derivatives=True)
+    """
+    declared = _declaration_of(xmapped)
+    with _mesh_context(mesh) as mesh:
+        tolerances = _Tolerances(rtol, atol)
+        plain = _assigned(declared, {})
+        facts = _facts(declared, args, mesh)
+        tried = [dict(r) for r in only] if only is not None else facts.assignments(loops, limit)
+        compute = _value_and_derivatives if derivatives else _value
+        expected = compute(reference or plain, args)
+        for resources in tried:
+            what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
+            try:
+                actual = jax.block_until_ready(compute(_assigned(declared, resources), args))
+            except Exception as error:
+                raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
+            _compare(what, actual, expected, tolerances)
+    return tried
+
+
+def assignments(
+    sizes: Mapping[AxisName, int], mesh: Any, *, loops: Sequence[AxisName] = (), limit: int | None = 12
+) -> list[Resources]:
+    """Assignments of named axes to a mesh, for a test's own loop.
+
+    Args:
+      sizes: the named axes.
+      mesh: a mesh, or a dictionary of the sizes of its axes.
+      loops: axes that may be placed on serial loops too.
+      limit: at most so many, chosen to differ from each other (always the same ones); None for all.
+
+    Returns:
+      Dictionaries for ``axis_resources``; the empty one is not among them.
+
+    Example::
+
+      @pytest.mark.parametrize("resources", testing.assignments({"i": 8, "j": 4}, {"x": 4, "y": 2}))
+      def test_layer(resources): ...
+    """
+    shape = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
+    every = [a for a in _all_assignments(list(sizes.items()), shape, frozenset(loops)) if a]
+    return every if limit is None else _diverse(every, limit)
+
+
+# ------------------------------------------------------------------------- assignments
+
+
+def _all_assignments(axes, mesh_shape, loops) -> Iterator[Resources]:
+    """Every choice of disjoint mesh axes (ordered) for the axes, and of loops."""
+    if not axes:
+        yield {}
+        return
+    (name, size), *rest = axes
+    for taken in _divisions(size, mesh_shape):
+        left = {m: n for m, n in mesh_shape.items() if m not in taken}
+        for loop in _loops_of(size // math.prod(mesh_shape[m] for m in taken), name in loops):
+            entries = (*taken, *loop)
+            own = {name: entries[0] if len(entries) == 1 else entries} if entries else {}
+            for others in _all_assignments(rest, left, loops):
+                yield {**own, **others}
+
+
+def _divisions(size, mesh_shape):
+    """Ordered selections of mesh axes that divide a size, fewest first."""
+    for count in range(len(mesh_shape) + 1):
+        for taken in itertools.permutations(mesh_shape, count):
+            if size % math.prod(mesh_shape[m] for m in taken) == 0:
+                yield taken
+
+
+def _loops_of(size, allowed):
+    """No loop; and where one is allowed, into two chunks (or as few as there can be) and into single elements."""
+    yield ()
+    lengths = [k for k in range(2, size + 1) if size % k == 0] if allowed else []
+    for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]):
+        yield (SerialLoop(length),)
+
+
+def _diverse(every, limit):
+    """Of many assignments, some in which each axis, and then each pair of axes, meets as many resources as possible."""
+    chosen: list[Resources] = []
+    covered: set[Any] = set()
+    remaining = list(every)
+    while remaining and len(chosen) < limit:
+        best = max(remaining, key=lambda a: len(_features(a) - covered))
+        remaining.remove(best)
+        chosen.append(best)
+        covered |= _features(best)
+    return [a for a in every if a in chosen]
+
+
+def _features(assignment):
+    single = [(name, entry if isinstance(entry, tuple) else (entry,)) for name, entry in assignment.items()]
+    return {*single, *itertools.combinations(single, 2), ("alone", single[0]) if len(single) == 1 else None} - {None}
+
+
+# -------------------------------------------------------------------- about the function
+
+
+def _declaration_of(xmapped) -> lowering.Declaration:
+    arguments = getattr(getattr(xmapped, "plan", None), "args", ())
+    if not arguments or not isinstance(arguments[0], lowering.Declaration):
+        raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}")
+    return arguments[0]
+
+
+def _assigned(declared, resources):
+    return xmap(
+        declared.fun,
+        declared.in_source,
+        declared.out_source,
+        axis_sizes=declared.sizes,
+        axis_resources=resources,
+        backend=declared.backend,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What one call of an xmapped function leaves free to choose."""
+
+    sizes: dict[AxisName, int]
+    mesh_shape: dict[Hashable, int]
+    loopable: tuple[AxisName, ...]
+
+    def assignments(self, loops, limit):
+        return assignments(self.sizes, self.mesh_shape, loops=self.loopable if loops else (), limit=limit)
+
+
+def _facts(declared, args, mesh):
+    facts = []
+
+    def plan(*args):
+        plan = lowering.make_plan(dataclasses.replace(declared, resources={}), args)
+        named = collectives_in(plan.program.jaxpr)
+        taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
+        sizes = {n: p.size for n, p in plan.placements.items() if not isinstance(n, DeviceAxis)}
+        free = {m: n for m, n in mesh.shape.items() if m not in taken}
+        facts.append(_Facts(sizes, free, tuple(n for n in sizes if n not in named)))
+        return ()
+
+    jax.make_jaxpr(plan)(*args)
+    return facts[0]
+
+
+@contextlib.contextmanager
+def _mesh_context(mesh):
+    """Enter the given mesh, or the one in scope again, or a mesh of all devices."""
+    mesh = mesh if mesh is not None else _jax.ambient_mesh() or _mesh_of_all_devices()
+    with Mesh(mesh.devices, mesh.axis_names) as entered:
+        yield entered
+
+
+def _mesh_of_all_devices():
+    devices = np.array(jax.devices())
+    if len(devices) == 1:
+        raise ValueError(
+            "There is only one device, so all assignments would be the same. Set "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a mesh"
+        )
+    columns = 2 if len(devices) % 2 == 0 else 1
+    return Mesh(devices.reshape(-1, columns), ("x", "y"))
+
+
+def _mesh_text(mesh):
+    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+# --------------------------------------------------------------------------- comparison
+
+
+def _value(function, args):
+    return {"result": function(*args)}
+
+
+def _value_and_derivatives(function, args):
+    """The results, and the derivatives of a random linear functional of them."""
+    leaves, tree = jax.tree.flatten(args)
+    places = [k for k, leaf in enumerate(leaves) if _is_floating(jnp.result_type(leaf))]
+
+    def loss(floats):
+        filled = list(leaves)
+        for k, value in zip(places, floats):
+            filled[k] = value
+        results = function(*jax.tree.unflatten(tree, filled))
+        rng = np.random.default_rng(0)
+        weighted = [
+            jnp.sum(jnp.real(leaf * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)))
+            for leaf in jax.tree.leaves(results)
+            if _is_floating(leaf.dtype)
+        ]
+        return sum(weighted, jnp.float32(0)).astype(jnp.float32), results
+
+    floats = [jnp.asarray(leaves[k]) for k in places]
+    gradients, results = jax.grad(loss, has_aux=True)(floats)
+    paths = [argument_path(path, "args") for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    return {"result": results, "derivative": {paths[k]: g for k, g in zip(places, gradients)}}
+
+
+def _is_floating(dtype):
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tolerances:
+    rtol: float | None
+    atol: float | None
+
+    def allowed(self, dtype, expected):
+        """How far each element of a floating-point result may be from the expected one."""
+        magnitude = np.abs(np.where(np.isfinite(expected), expected, 0))
+        usual = min(500 * float(jnp.finfo(dtype).eps), 0.05)
+        if self.rtol is None and self.atol is None:
+            return usual * magnitude + usual * magnitude.max(initial=0)
+        return (self.atol or 0) + (usual if self.rtol is None else self.rtol) * magnitude
+
+
+def _compare(what, actual, expected, tolerances):
+    for kind, results in expected.items():
+        got, want = jax.tree.structure(actual[kind]), jax.tree.structure(results)
+        if got != want:
+            raise AssertionError(f"{what} changes the structure of the {kind}: {got} instead of {want}")
+        pairs = zip(jax.tree_util.tree_leaves_with_path(results), jax.tree.leaves(actual[kind]), strict=True)
+        for (path, e), a in pairs:
+            name = argument_path(path, "result") if kind == "result" else f"the derivative for {path[0].key}"
+            _compare_leaf(f"{what} changes {name}", a, e, tolerances)
+
+
+def _compare_leaf(what, actual, expected, tolerances):
+    a_type, e_type = (f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in (actual, expected))
+    if a_type != e_type:
+        raise AssertionError(f"{what}: {a_type} instead of {e_type}")
+    dtype = jnp.result_type(expected)
+    a, e = _as_numpy(actual), _as_numpy(expected)
+    same = a == e
+    a, e = _widened(a), _widened(e)
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same | (np.isnan(a) & np.isnan(e)), 0, np.abs(a - e))
+    wrong = ~(difference <= tolerances.allowed(dtype, e)) if _is_floating(dtype) else ~same
+    if not wrong.any():
+        return
+    worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(difference, nan=np.inf), -1)), e.shape)
+    at = f" at index {tuple(map(int, worst))}" if worst else ""
+    raise AssertionError(
+        f"{what}: the largest difference is {difference[worst]:.6g}{at}, {a[worst]} instead of {e[worst]} "
+        f"({wrong.sum()} of {wrong.size} elements differ by more than rounding)"
+    )
+
+
+def _as_numpy(x):
+    """Keys as their data."""
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+
+def _widened(array):
+    return array.astype(np.complex128 if np.issubdtype(array.dtype, np.complexfloating) else np.float64)
