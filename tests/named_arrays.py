@@ -75,6 +75,7 @@ class Model:
 
     def __init__(self, sizes, xp=np):
         self.sizes, self.xp = dict(sizes), xp
+        self.differentiated = frozenset()  # the axes in scope where a derivative inside the body is taken
 
     # ------------------------------------------------------------------ named and positional
 
@@ -136,17 +137,18 @@ class Model:
         del self.sizes[name]
 
     @contextlib.contextmanager
-    def differentiable(self):
-        xp, self.xp = self.xp, jnp
+    def differentiable(self, axes=frozenset()):
+        before = self.xp, self.differentiated
+        self.xp, self.differentiated = jnp, frozenset(axes)
         yield
-        self.xp = xp
+        self.xp, self.differentiated = before
 
     # --------------------------------------------------------------------------- namespaces
 
     def namespace(self):
         """What stands for the modules in the source of a program."""
         pick = lambda names: SimpleNamespace(**{n: getattr(self, n) for n in names.split()})
-        transformations = pick("vmap grad jit checkpoint custom_vjp custom_jvp")
+        transformations = pick("vmap grad jvp jit checkpoint custom_vjp custom_jvp")
         return {
             "jax": SimpleNamespace(nn=pick("logsumexp softmax"), **vars(transformations)),
             "jnp": Functions(self),
@@ -236,7 +238,22 @@ class Model:
 
     def pdot(self, x, y, names, pos_contract=((), ()), pos_batch=((), ())):
         product = self.pointwise(lambda a, b: _contract(self.xp, a, b, pos_contract, pos_batch), x, y)
-        return self.psum(product, names)
+        held = [n for n in _tuple(names) if n in self.differentiated]
+        if self.xp is np or not held:
+            return self.psum(product, names)
+        rest = [n for n in _tuple(names) if n not in held]
+        return self._sum_as_it_is(self.psum(product, rest) if rest else product, held)
+
+    def _sum_as_it_is(self, x, names):
+        """The sum, held by each participant; a derivative inside the body hands each one's cotangent on as it is."""
+        held = self.ordered({*x.names, *names})
+
+        @jax.custom_vjp
+        def total(data):
+            return self.expanded(self.psum(Named(self, data, held), names), held)
+
+        total.defvjp(lambda data: (total(data), None), lambda _, ct: (ct,))
+        return Named(self, total(self.expanded(x, held)), held)
 
     def xeinsum(self, spec, *operands):
         """Letters are contracted at each index; then names that the operands mention and the result does not."""
@@ -333,7 +350,7 @@ class Model:
         def derivative(x):
             names = tuple(self.sizes)
             data = self.expanded(x, names)
-            with self.differentiable():
+            with self.differentiable(names):
 
                 def total(data):
                     return self.expanded(function(Named(self, data, names)), names).sum()
@@ -343,6 +360,23 @@ class Model:
             return Named(self, self.xp.asarray(gradient), names)
 
         return derivative
+
+    def jvp(self, function, primals, tangents):
+        (x,), (t,) = primals, tangents
+        names = tuple({*self.named(x).names, *self.named(t).names})
+        layout = []
+        with self.differentiable():
+
+            def on_data(data):
+                result = self.named(function(Named(self, data, self.ordered(names))))
+                layout[:] = [result.names]
+                return result.data
+
+            data = [jnp.asarray(self.expanded(v, names), jnp.float32) for v in (x, t)]
+            push = lambda x, t: jax.jvp(on_data, (x,), (t,))
+            traced = any(isinstance(d, jax.core.Tracer) for d in data)
+            pair = push(*data) if traced else jax.jit(push)(*data)
+        return tuple(Named(self, self.xp.asarray(d), *layout) for d in pair)
 
     def custom_vjp(self, function):
         return CustomRule(self, function)

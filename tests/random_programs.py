@@ -154,7 +154,7 @@ class Program:
             [
                 "import jax, jax.numpy as jnp, numpy as np",
                 "from jax import lax",
-                "from xmap_compat import *",
+                "from xmap_compat import Mesh, SerialLoop, pargmax, pargmin, xeinsum, xmap",
                 f"rng = np.random.default_rng({self.seed})",
                 _ARRAY,
                 f"inner = { {name: assignment.of([name]) for name in self.inner} }",
@@ -308,13 +308,15 @@ class Writer:
         return chosen if len(chosen) >= least else options[:least]
 
     def float_var(self, suits=lambda v: True):
-        """A float value; the latest ones first, so that shrinking makes programs chains."""
-        fitting = [v for v in reversed(self.env) if v.kind == "float" and suits(v)]
-        return self.choose(fitting) if fitting else None
+        return self._latest(v for v in reversed(self.env) if v.kind == "float" and suits(v))
 
     def int_var(self, suits=lambda v: True):
-        fitting = [v for v in reversed(self.env) if v.kind == "int" and suits(v)]
-        return self.choose(fitting) if fitting else None
+        return self._latest(v for v in reversed(self.env) if v.kind == "int" and suits(v))
+
+    def _latest(self, fitting):
+        """One of them, or None; mostly one of the latest, so that statements build on each other."""
+        fitting = list(fitting)
+        return self.choose(fitting if self.number(0, 2) == 2 else fitting[:2]) if fitting else None
 
     def name(self):
         """An axis name that is about to be referred to."""
@@ -609,7 +611,7 @@ def pdot(w):
     v = w.float_var()
     u = w.float_var(lambda u: u.shape[:1] == v.shape[-1:] or not v.shape)
     names = w.some_names()
-    if u is None or w.shared.in_grad:
+    if u is None:
         return None
     contract = bool(v.shape) and bool(u.shape) and v.shape[-1] == u.shape[0] and w.flag()
     numbers = ((len(v.shape) - 1,), (0,)) if contract else ((), ())
@@ -780,6 +782,19 @@ def inner_grad(w):
     return w.let(f"0.3 * jax.grad({body})({v.text})", v.shape, everything)
 
 
+def inner_jvp(w):
+    v = w.float_var(lambda v: math.prod(v.shape) <= 16)
+    u = v and w.float_var(lambda u: u.shape == v.shape)
+    if u is None or w.shared.in_grad:
+        return None
+    everything = w.all_names()
+    param = Var(w.fresh("p"), v.shape, everything)
+    rules, w.shared.backward_rules = w.shared.backward_rules, False
+    body = w.define([param], lambda inner: inner.inner_value(v.shape))
+    w.shared.backward_rules = rules
+    return w.let(f"sum(jax.jvp({body}, ({v.text},), ({u.text},)))", v.shape, everything)
+
+
 def custom_rule(w):
     v = w.float_var()
     rule = w.choose(["half_tangent", *["half_backward", "copy_to_all", "sum_from_all"] * w.shared.backward_rules])
@@ -804,6 +819,7 @@ OPERATIONS = [
     wrapped,
     inner_xmap,
     inner_grad,
+    inner_jvp,
     scan,
     cond,
     inner_xmap,

@@ -92,12 +92,19 @@ def batched(function, arrays):
     return [r[0] for r in jax.vmap(function)(*pairs)]
 
 
+def scanned(function, arrays):
+    """In the second turn of a scan, and in a branch."""
+    pairs = [np.stack([a * 0, a]) for a in arrays]
+    body = lambda carry, rows: (None, jax.lax.cond(True, lambda rs: function(*rs), lambda rs: function(*rs), rows))
+    return [r[1] for r in jax.lax.scan(body, None, pairs)[1]]
+
+
 @random_examples(60)
 def test_values(data):
     program = data.draw(programs())
     model = program.modelled()
     want = model(*program.arrays())
-    for call in (plain, data.draw(st.sampled_from([plain, jitted, batched]))):
+    for call in (plain, data.draw(st.sampled_from([plain, jitted, batched, scanned]))):
         assignment = data.draw(assignments(program))
         got = run(program, assignment, lambda f, call=call: call(f, program.arrays()))
         kinds = {"float": "float32", "int": "int32"}
