@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -108,7 +109,7 @@ def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
 
 def where_now() -> str:
     """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
-    frame = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:

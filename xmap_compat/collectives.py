@@ -32,10 +32,10 @@ from xmap_compat.named_values import (
     device_index,
     dot_dimensions,
     gather_devices,
+    index_of,
     leading,
     merge_positional,
     move_positional,
-    positional,
     spread,
     sum_devices,
     vary_over,
@@ -183,33 +183,6 @@ def _highest(dtype):
 
 def _axis_index(loc: Locality, params: Params) -> NamedValue:
     return index_of(loc, axis_names(params))
-
-
-def index_of(loc: Locality, names: Sequence[AxisName]) -> NamedValue:
-    """The row-major index of each element over the given axes, as int32."""
-    first, *rest = names
-    index = _single_index(loc, first)
-    for name in rest:
-        index = apply_positional(
-            loc,
-            lambda major, minor, size=loc.place(name).size: major * np.int32(size) + minor,
-            index,
-            _single_index(loc, name),
-        )
-    return index
-
-
-def _single_index(loc, name):
-    place = loc.place(name)
-    index = jnp.int32(0)
-    for mesh_axis, size in zip(place.mesh_axes, place.mesh_sizes):
-        index = index * np.int32(size) + lax.axis_index(mesh_axis)
-    if not loc.is_own(name):
-        return positional(index)
-    if not loc.has_local_dim(name):
-        return NamedValue(index, (), frozenset({name}))
-    local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)
-    return NamedValue(local, (name,), frozenset({name}))
 
 
 def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> NamedValue:

@@ -89,18 +89,16 @@ def not_a_prefix(where: str, specs: Any, tree: Any) -> ValueError:
     )
 
 
+def no_source(function: str, reasons: Iterable[str]) -> NotImplementedError:
+    listed = "".join(f"\n- {reason}" for reason in dict.fromkeys(reasons))
+    return NotImplementedError(f"The program of {function} cannot be written as source:{listed}")
+
+
 def keyword_arguments(names: Iterable[str]) -> TypeError:
     listed = ", ".join(names)
     return TypeError(
         f"xmapped functions take positional arguments only, but got the keyword arguments: {listed}. "
         "Pass them by position, or bind them with functools.partial before xmap"
-    )
-
-
-def not_an_array(path: str, value: Any) -> TypeError:
-    return TypeError(
-        f"xmap arguments should be arrays or numbers (or pytrees of them), but {path} is {value!r} "
-        f"of type {type(value).__name__}"
     )
 
 
@@ -298,7 +296,9 @@ def unbound_name(original: str, names: Mapping[Hashable, int]) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
     what = original.partition(" To fix this")[0].rstrip(".")
-    return NameError(f"{what}. Named axes in scope: {scope}. Name one of them, or add the axis to in_axes or axis_sizes")
+    return NameError(
+        f"{what}. Named axes in scope: {scope}. Name one of them, or add the axis to in_axes or axis_sizes"
+    )
 
 
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
@@ -394,10 +394,6 @@ def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> Valu
         f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "
         f"shape {tuple(shape)}: its first dimension should be that axis. Use keep=False if it reduces the axis"
     )
-
-
-def no_named_axis(fun: str, axis: Any) -> TypeError:
-    return TypeError(f"{fun} expects a named axis, but got axis={axis!r}. Use jax.numpy.{fun} for positional axes")
 
 
 def mixed_axes(fun: str, axis: Any) -> TypeError:

@@ -20,8 +20,10 @@ from xmap_compat.named_values import (
     Locality,
     NamedValue,
     Part,
+    apply_positional,
     conform_to_names,
     device_index,
+    index_of,
     leading,
     merge_positional,
     move_positional,
@@ -35,6 +37,10 @@ from xmap_compat.named_values import (
 
 def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], position: int, tiled: bool) -> NamedValue:
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
+    if not loc.present(value, names):
+        chunk = _own_chunk(loc, value, names, position)
+        result = NamedValue(chunk.data * np.asarray(loc.total_size(names), chunk.data.dtype), chunk.dims, chunk.names)
+        return result if tiled else squeeze_positional(result, position)
     value = conform_to_names(loc, value, value.names | loc.own(names))
     summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
     data, mesh, local = _split(loc, summed, position, names)
@@ -76,21 +82,22 @@ def all_to_all(loc: Locality, value: NamedValue, names: Sequence[AxisName], spli
     (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
     """
     if not loc.present(value, names):
-        received = _own_chunk(loc, value, names, split)
+        chunk = _own_chunk(loc, value, names, split)
+        copies = lax.broadcast(chunk.data, (loc.total_size(names),))
+        received = NamedValue(copies, (None, *chunk.dims), chunk.names)
     else:
         received = _exchange(loc, value, names, split)
     return merge_positional(move_positional(received, 0, concat), concat)
 
 
-def _own_chunk(loc, value, names, split):
-    """Of a value that is the same everywhere everyone takes its chunk, and as many copies as there are sources."""
+def _own_chunk(loc, value, names, position):
+    """Of a value that is the same everywhere everyone takes its chunk: nothing needs to travel."""
     value = vary_over(loc, value, names)
-    data, mesh, local = _split(loc, value, split, names)
+    data, mesh, local = _split(loc, value, position, names)
     if mesh:
         index = device_index(loc, [part.name for part in mesh])
         data = lax.dynamic_index_in_dim(_merge_leading(data, len(mesh)), index, 0, keepdims=False)
-    dims = (None, *(part.name for part in local), *value.dims)
-    return NamedValue(lax.broadcast(data, (loc.total_size(names),)), dims, value.names)
+    return NamedValue(data, (*(part.name for part in local), *value.dims), value.names)
 
 
 def _exchange(loc, value, names, split):
@@ -120,6 +127,8 @@ def _exchange(loc, value, names, split):
 def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> NamedValue:
     """``lax.ppermute``: move elements between positions of the axes; what no one sends to is zero."""
     _check_permutation(perm, loc.total_size(names))
+    if not loc.present(value, names):
+        return _keep_received(loc, value, names, perm)
     value = conform_to_names(loc, value, value.names | loc.own(names))
     mesh, local = loc.parts_by_kind(names)
     local_names = [part.name for part in local]
@@ -130,6 +139,16 @@ def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: S
     data = _permute_slots(loc, data, moves, tuple(part.name for part in mesh))
     data = lax.reshape(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
+
+
+def _keep_received(loc, value, names, perm):
+    """A value that is the same everywhere arrives wherever anything is sent; elsewhere there are zeros."""
+    received = np.zeros(loc.total_size(names), bool)
+    received[[destination for _, destination in perm]] = True
+    if received.all():
+        return conform_to_names(loc, value, value.names | loc.own(names))
+    mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
+    return apply_positional(loc, mask, value, index_of(loc, names))
 
 
 def _check_permutation(perm, size):

@@ -367,3 +367,30 @@ def dot_dimensions(
     y_free = [y.dims[k] for k in range(len(y.dims)) if k not in y_contract and k not in y_batch]
     dims = (*batch, *(None for _ in pos_batch[0]), *x_free, *y_free)
     return ((tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch))), dims
+
+
+def index_of(loc: Locality, names: Sequence[AxisName]) -> NamedValue:
+    """The row-major index of each element over the given axes, as int32."""
+    first, *rest = names
+    index = _single_index(loc, first)
+    for name in rest:
+        index = apply_positional(
+            loc,
+            lambda major, minor, size=loc.place(name).size: major * np.int32(size) + minor,
+            index,
+            _single_index(loc, name),
+        )
+    return index
+
+
+def _single_index(loc, name):
+    place = loc.place(name)
+    index = jnp.int32(0)
+    for mesh_axis, size in zip(place.mesh_axes, place.mesh_sizes):
+        index = index * np.int32(size) + lax.axis_index(mesh_axis)
+    if not loc.is_own(name):
+        return positional(index)
+    if not loc.has_local_dim(name):
+        return NamedValue(index, (), frozenset({name}))
+    local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)
+    return NamedValue(local, (name,), frozenset({name}))

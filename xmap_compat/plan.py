@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors, lowering, picture
+from xmap_compat import _jax, errors, lowering, picture, source
 from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
 from xmap_compat.collectives import RULES, mentioned_names
 from xmap_compat.named_shapes import Checker, read_names
@@ -279,6 +279,17 @@ class CallPlan:
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg())
 
+    def source(self, staged: bool = False) -> str:
+        """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
+
+        The user's functions are kept and their collectives rewritten where that can be done; else, or if
+        ``staged`` is true, every operation of a device is written out.
+
+        Raises:
+          NotImplementedError: the program holds something that has no source, as a callback.
+        """
+        return source.write(self, staged)
+
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
@@ -289,12 +300,14 @@ class Staged:
       plan: what the call decided.
       jaxpr: the call as it runs, staged out: ``shard_map`` and what is in it.
       in_tree: the structure of the arguments.
+      sites: the equations that may have left collectives.
     """
 
     declared: lowering.Declaration
     plan: lowering.Plan
     jaxpr: Any
     in_tree: Any
+    sites: tuple[_Site, ...]
 
 
 # ---------------------------------------------------------------------------- making it
@@ -334,7 +347,7 @@ def _stage(declared, args, sites) -> Staged:
         return lowering.execute(plan, jax.tree.leaves(args), functools.partial(_Watching, sites=sites))
 
     jaxpr = jax.make_jaxpr(call)(*args)
-    return Staged(declared, plans[-1], jaxpr, jax.tree.structure(args))
+    return Staged(declared, plans[-1], jaxpr, jax.tree.structure(args), tuple(sites.found.values()))
 
 
 def _axis(placement: Placement) -> Axis:
