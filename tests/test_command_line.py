@@ -101,6 +101,12 @@ def test_a_program_sees_itself_as_under_plain_python(programs, tmp_path, argumen
     assert output.startswith("__main__ ") and output.endswith("True\n")
 
 
+def test_a_safe_path_stays_safe(programs, tmp_path):
+    programs(LOOK)
+    code, output, _ = assert_same_as_plain("below/program.py", cwd=tmp_path, PYTHONSAFEPATH="1")
+    assert (code, f"'{tmp_path}/below'" in output) == (0, False)
+
+
 FAILING = """
     import sys
 

@@ -237,6 +237,13 @@ def test_the_innermost_mesh_is_the_one_in_the_environment(maps, enter):
         assert resources.env.physical_mesh is LINE_MESH
 
 
+@pytest.mark.parametrize("devices", [DEVICES[:4], DEVICES[:1], DEVICES], ids=len)
+def test_a_mesh_of_another_size_inside_jax_set_mesh(maps, devices):
+    with jax.set_mesh(SQUARE_MESH), maps.Mesh(devices, ("x",)) as inner:
+        assert maps.thread_resources.env.physical_mesh is inner
+        assert_split_over(inner, centre(maps)(X))
+
+
 @ways
 def test_the_environment_can_be_read_while_jax_traces(maps, enter):
     seen = []

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from xmap_compat import install, legacy, mesh, serial_loop, uninstall, xmap
+from xmap_compat import install, legacy, mesh, named_program, serial_loop, uninstall, xmap
 
 THREADS = 8
 DEVICES = np.array(jax.devices())
@@ -150,6 +150,33 @@ def test_gradients_in_threads():
         np.testing.assert_allclose(grad, 2 * 3 * k * (Y.sum(1) ** 2).sum(), rtol=1e-5)
 
     in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
+
+
+def test_the_innermost_mesh_is_that_of_one_thread():
+    entered = threading.Barrier(THREADS)
+
+    def work(k):
+        devices, names, resources, spec = SETTINGS[k]
+        fun = xmap(lambda x: x * k, ["i"], ["i"], axis_resources={"i": resources})
+        same_devices = np.roll(np.array(devices).reshape(-1), k)
+        with jax.set_mesh(jax.sharding.Mesh(same_devices, ("q",))), mesh(devices, names) as m:
+            entered.wait(60)
+            assert legacy.thread_resources.env.physical_mesh is m
+            out = jax.block_until_ready(fun(X))
+            entered.wait(60)
+        np.testing.assert_array_equal(out, X * k)
+        assert out.sharding == NamedSharding(m, spec)
+
+    in_threads(*(lambda k=k: work(k) for k in range(THREADS)))
+
+
+def test_what_bodies_find_in_jax_is_there_as_long_as_any_thread_needs_it():
+    def work():
+        for _ in range(300):
+            with named_program.restored():
+                assert jax.lax.pdot is xmap_compat.pdot
+
+    in_threads(*[work] * THREADS)
 
 
 def test_loops_are_those_of_one_thread():
