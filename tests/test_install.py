@@ -237,8 +237,11 @@ def test_the_innermost_mesh_is_the_one_in_the_environment(maps, enter):
         assert resources.env.physical_mesh is LINE_MESH
 
 
-@pytest.mark.parametrize("devices", [DEVICES[:4], DEVICES[:1], DEVICES], ids=len)
-def test_a_mesh_of_another_size_inside_jax_set_mesh(maps, devices):
+OTHER_DEVICES = {"all": DEVICES, "four": DEVICES[:4], "one": DEVICES[:1], "in another order": DEVICES[::-1]}
+
+
+@pytest.mark.parametrize("devices", OTHER_DEVICES.values(), ids=OTHER_DEVICES.keys())
+def test_a_mesh_of_other_devices_inside_jax_set_mesh(maps, devices):
     with jax.set_mesh(SQUARE_MESH), maps.Mesh(devices, ("x",)) as inner:
         assert maps.thread_resources.env.physical_mesh is inner
         assert_split_over(inner, centre(maps)(X))

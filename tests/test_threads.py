@@ -158,12 +158,12 @@ def test_the_innermost_mesh_is_that_of_one_thread():
     def work(k):
         devices, names, resources, spec = SETTINGS[k]
         fun = xmap(lambda x: x * k, ["i"], ["i"], axis_resources={"i": resources})
-        same_devices = np.roll(np.array(devices).reshape(-1), k)
-        with jax.set_mesh(jax.sharding.Mesh(same_devices, ("q",))), mesh(devices, names) as m:
-            entered.wait(60)
+        outer = jax.sharding.Mesh(np.array(devices).reshape(-1), (f"outer{k}",))
+        with jax.set_mesh(outer), mesh(devices, names) as m:
+            entered.wait(20)
             assert legacy.thread_resources.env.physical_mesh is m
             out = jax.block_until_ready(fun(X))
-            entered.wait(60)
+            entered.wait(20)
         np.testing.assert_array_equal(out, X * k)
         assert out.sharding == NamedSharding(m, spec)
 
