@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xmap_compat import lax, numpy
+    from xmap_compat import lax as lax
+    from xmap_compat import numpy as numpy
     from xmap_compat.api import xmap
     from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
     from xmap_compat.legacy import install, uninstall
@@ -25,10 +26,8 @@ __all__ = [
     "SerialLoop",
     "einsum",
     "install",
-    "lax",
     "mesh",
     "named_shape",
-    "numpy",
     "pargmax",
     "pargmin",
     "pdot",

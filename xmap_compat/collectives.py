@@ -25,6 +25,7 @@ from xmap_compat import devices, errors, exchanges
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.named_lax import bind_pdot
 from xmap_compat.named_values import (
+    COTANGENT,
     Locality,
     NamedValue,
     apply_positional,
@@ -116,8 +117,8 @@ def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positi
     data = lax.reduce_sum(value.data, dims) if dims else value.data
     mesh_axes = loc.mesh_axes_of(present)
     data = sum_devices(loc, data, mesh_axes)
-    repeats = math.prod(loc.place(n).size for n in names if n not in present)
-    if repeats != 1:
+    repeats = loc.total_size(n for n in names if n not in present)
+    if repeats != 1 and COTANGENT not in value.names:
         data = data * np.asarray(repeats).astype(data.dtype)
     return _drop(value, names, data, positions)
 

@@ -17,6 +17,7 @@ from jax import lax
 from xmap_compat import errors
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.named_values import (
+    COTANGENT,
     Locality,
     NamedValue,
     Part,
@@ -39,7 +40,8 @@ def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], pos
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
     if not loc.present(value, names):
         chunk = _own_chunk(loc, value, names, position)
-        result = NamedValue(chunk.data * np.asarray(loc.total_size(names), chunk.data.dtype), chunk.dims, chunk.names)
+        repeats = 1 if COTANGENT in value.names else loc.total_size(names)
+        result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
         return result if tiled else squeeze_positional(result, position)
     value = conform_to_names(loc, value, value.names | loc.own(names))
     summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
@@ -162,8 +164,9 @@ def _check_permutation(perm, size):
 
 def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
     """For each index over all parts (major first) its row-major index over the wanted ones."""
-    grid = np.indices([part.size for part in parts]).reshape(len(parts), -1)
-    index = np.zeros(math.prod(part.size for part in parts), int)
+    total = math.prod(part.size for part in parts)
+    grid = np.indices([part.size for part in parts]).reshape(len(parts), total)
+    index = np.zeros(total, int)
     for part in wanted:
         index = index * part.size + grid[parts.index(part)]
     return index.tolist()

@@ -70,11 +70,14 @@ def _groups(loc, jaxpr, names, loops):
         used = {loop for v in atoms for n in read_names(names, v) for loop in loc.placements[n].loops}
         return tuple(loop for loop in loops if loop in used)
 
+    variables = list(dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)))
+    needed = {v: _needed(jaxpr, [v], [])[0] for v in variables}
+    key_of = _keep_side_effects_together(needed, {v: loops_of(needed[v], [v]) for v in variables}, loops)
     outputs: dict[tuple, list] = {}
-    for v in dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)):
-        outputs.setdefault(loops_of(_needed(jaxpr, [v], [])[0], [v]), []).append(v)
+    for v in variables:
+        outputs.setdefault(key_of[v], []).append(v)
     effects: dict[tuple, list] = {}
-    done = {id(eqn) for outs in outputs.values() for eqn in _needed(jaxpr, outs, [])[0]}
+    done = {id(eqn) for eqns in needed.values() for eqn in eqns}
     for eqn in jaxpr.eqns:
         if not _jax.has_side_effect(eqn) or id(eqn) in done:
             continue
@@ -84,6 +87,16 @@ def _groups(loc, jaxpr, names, loops):
     for key, outs in outputs.items():
         eqns, inputs = _needed(jaxpr, outs, effects.get(key, []))
         yield _Group(key, eqns, inputs, tuple(outs))
+
+
+def _keep_side_effects_together(needed, key_of, loops):
+    """Results that need one callback are computed in one group, so that it runs once."""
+    effectful = {id(e) for eqns in needed.values() for e in eqns if _jax.has_side_effect(e)}
+    for effect in effectful:
+        sharing = [v for v, eqns in needed.items() if any(id(e) == effect for e in eqns)]
+        used = {loop for v in sharing for loop in key_of[v]}
+        key_of = {**key_of, **dict.fromkeys(sharing, tuple(loop for loop in loops if loop in used))}
+    return key_of
 
 
 def _needed(jaxpr, outputs, effectful):

@@ -57,6 +57,21 @@ def positional(data: Any) -> NamedValue:
     return NamedValue(data, (None,) * jnp.ndim(data), frozenset())
 
 
+class _Cotangent:
+    """The mark of what a custom backward rule makes from its cotangents: an axis of one element (see ``COTANGENT``)."""
+
+    def __str__(self) -> str:
+        return "cotangent"
+
+
+COTANGENT = _Cotangent()
+"""In ``names`` of values that a custom backward rule computes from cotangents.
+
+The cotangent of a value that does not vary over an axis arrives summed over it.  A rule is written for
+one element of the axis, where it would not: its ``psum`` is what sums.  It must not count the elements again.
+"""
+
+
 class Part(NamedTuple):
     """One piece of a split axis: a mesh axis, or a local dimension.  The kind tells equal names apart."""
 

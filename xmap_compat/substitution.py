@@ -21,6 +21,7 @@ from xmap_compat.axis_specs import AxisName
 from xmap_compat.collectives import RULES, mentioned_names, sum_over
 from xmap_compat.named_shapes import Checker, linear_solve_names, scan_carry_names, while_names
 from xmap_compat.named_values import (
+    COTANGENT,
     Locality,
     NamedValue,
     bind_named,
@@ -30,6 +31,7 @@ from xmap_compat.named_values import (
     vary_over,
 )
 from xmap_compat.primitives import DIRECT, evaluate_primitive
+from xmap_compat.resources import Placement
 
 Names = frozenset[AxisName]
 Tracer = Callable[..., Any]
@@ -299,17 +301,26 @@ def _custom_vjp(ev: Evaluator, params, operands, eqn):
         return ev.conformed(outs[num_residuals:], names), residuals
 
     def bwd(residuals, cotangents):
-        outs = _evaluate_callable(ev, run_bwd, [*residuals, *cotangents])
+        marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in cotangents]
+        outs = _evaluate_callable(_with_cotangents(ev), run_bwd, [*residuals, *marked])
         return tuple(_cotangent_like(ev, ct, dims, names) for ct, (dims, names) in zip(outs, layouts, strict=True))
 
     fun.defvjp(fwd, bwd)
     return fun(*operands)
 
 
+def _with_cotangents(ev: Evaluator) -> Evaluator:
+    """An evaluator that knows the mark of cotangents, as an axis of one element."""
+    placements = {**ev.loc.placements, COTANGENT: Placement(COTANGENT, 1)}
+    loc = dataclasses.replace(ev.loc, placements=placements)
+    return dataclasses.replace(ev, loc=loc, checker=dataclasses.replace(ev.checker, placements=placements))
+
+
 def _cotangent_like(ev, cotangent: NamedValue | None, dims, names) -> NamedValue | None:
     """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone."""
     if cotangent is None:
         return None
+    cotangent = dataclasses.replace(cotangent, names=cotangent.names - {COTANGENT})
     extra = cotangent.names - names
     if extra:
         cotangent = sum_over(ev.loc, cotangent, sorted(extra, key=str))
