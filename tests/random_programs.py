@@ -259,10 +259,10 @@ def assignments(draw, program):
     for name in draw(st.permutations(sorted(axes))):
         taken, rest = [], axes[name]
         for resource in draw(st.permutations(sorted(left))):
-            if rest % left[resource] == 0 and draw(st.booleans()):
+            if rest % left[resource] == 0 and draw(st.integers(0, 3)):
                 taken.append(resource)
                 rest //= left.pop(resource)
-        if name not in program.used and rest > 1 and draw(st.integers(0, 3)) == 3:
+        if name not in program.used and rest > 1 and draw(st.booleans()):
             taken.append(SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0]))))
         if taken:
             resources[name] = tuple(taken)
@@ -368,7 +368,7 @@ class Writer:
 
     def inner_value(self, shape):
         """A few statements, and the text of a bounded value of the given shape."""
-        self.statements(self.number(1, 2))
+        self.statements(self.number(1, 3))
         return self.fitted(self.env[-1], shape)
 
     def fitted(self, var, shape):
@@ -725,7 +725,7 @@ def wrapped(w):
     if v is None:
         return None
     everything = w.all_names()
-    wrap = w.choose(["jax.jit", "jax.checkpoint", "jax.vmap"])
+    wrap = w.choose(["jax.vmap", "jax.jit", "jax.checkpoint"])
     if wrap != "jax.vmap" or not v.shape:
         wrap = "jax.jit" if wrap == "jax.vmap" else wrap
         param = Var(w.fresh("p"), v.shape, v.names)
@@ -810,20 +810,8 @@ FLAT_OPERATIONS = [
     matmul, index, integer_sum_over_names, named_reduction, softmax, ppermute, pshuffle, all_gather, psum_scatter,
     all_to_all, pdot, named_einsum, pargmax, custom_rule,
 ]  # fmt: skip
-OPERATIONS = [
-    *FLAT_OPERATIONS,
-    scan,
-    fori_loop,
-    cond,
-    while_loop,
-    wrapped,
-    inner_xmap,
-    inner_grad,
-    inner_jvp,
-    scan,
-    cond,
-    inner_xmap,
-]
+STRUCTURED = [scan, cond, while_loop, fori_loop, wrapped, inner_xmap, inner_grad, inner_jvp]
+OPERATIONS = [*FLAT_OPERATIONS, *STRUCTURED, *STRUCTURED]
 
 
 # ----------------------------------------------------------------------------- programs
@@ -852,7 +840,7 @@ def programs(draw, while_loops=True, backward_rules=True):
     args = [_argument(w, k, sizes) for k in range(w.number(2, 4))]
     arg_tree, in_axes, unpack = _group(w, args, "arg")
     w.env.extend(leaf.var for leaf in args)
-    w.statements(w.number(1, 6))
+    w.statements(w.number(2, 8))
     results = [_result(w, var, sizes) for var in dict.fromkeys([w.env[-1], *w.some(w.env, 0)][:3])]
     result_tree, out_axes = _result_group(w, results)
     returned = _text_of(result_tree, [leaf.var.text for leaf in results])
@@ -868,7 +856,7 @@ def programs(draw, while_loops=True, backward_rules=True):
 
 def _argument(w, k, sizes):
     kind = "int" if k == 1 and w.flag() else "float"
-    shape = tuple(w.choose([2, 3, 1]) for _ in range(w.number(0, 2)))
+    shape = tuple(w.choose([2, 4, 3, 1]) for _ in range(w.number(0, 2)))
     names = w.some(sizes, least=1 if k == 0 else 0)
     return _leaf(w, Var(f"x{k}", shape, frozenset(names), kind), names)
 

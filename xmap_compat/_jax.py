@@ -276,6 +276,20 @@ def _varying_like(aval):
     return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=frozenset(mesh.axis_names)))
 
 
+def is_key(x: Any) -> bool:
+    """Whether a value is an array of typed PRNG keys."""
+    return jax.dtypes.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key)
+
+
+def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
+    """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``)."""
+    if primitive.name == "rng_bit_generator":
+        return True
+    if primitive.name != "random_bits" or not is_key(operands[0].data):
+        return False
+    return "rbg" in str(jax.random.key_impl(operands[0].data))
+
+
 # ----------------------------------------------------------------- varying types
 
 
@@ -387,6 +401,7 @@ def ambient_mesh() -> jax.sharding.Mesh | None:
 class _EnteredMeshes(threading.local):
     def __init__(self):
         self.around: dict[int, Any] = {}
+        self.hidden: list[Callable[[], None]] = []
 
 
 _entered_meshes = _EnteredMeshes()
@@ -401,6 +416,7 @@ def enter_mesh(mesh: jax.sharding.Mesh) -> None:
     resources = mesh_lib.thread_resources
     resources.stack.append(resources.stack[-1].with_mesh(mesh))
     resources.env = resources.stack[-1]
+    _entered_meshes.hidden.append(_hide_context_mesh())
     _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
     _publish_meshes(resources)
     _bare_specs_in_jit.enter()
@@ -410,9 +426,26 @@ def exit_mesh(mesh: jax.sharding.Mesh) -> None:
     _bare_specs_in_jit.exit()
     resources = mesh_lib.thread_resources
     _entered_meshes.around.pop(len(resources.stack), None)
+    _entered_meshes.hidden.pop()()
     resources.stack.pop()
     resources.env = resources.stack[-1]
     _publish_meshes(resources)
+
+
+def _hide_context_mesh() -> Callable[[], None]:
+    """Leave the scope of ``jax.set_mesh``, whose devices would count for a whole jit; returns how to come back."""
+    if mesh_lib.get_concrete_mesh().empty or in_manual_region():
+        return lambda: None
+    # Both states moved from config to mesh in 0.11.
+    home: Any = mesh_lib if VERSION >= (0, 11, 0) else config
+    abstract = home.abstract_mesh_context_manager.swap_local(mesh_lib.empty_abstract_mesh)
+    concrete = home.device_context.swap_local(mesh_lib.empty_concrete_mesh)
+
+    def restore():
+        home.device_context.set_local(concrete)
+        home.abstract_mesh_context_manager.set_local(abstract)
+
+    return restore
 
 
 @contextlib.contextmanager

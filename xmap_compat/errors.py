@@ -411,14 +411,11 @@ def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:
     return TypeError(f"{what} should have the type {expected}, but has the type {found}")
 
 
-def outer_name_is_mesh_axis(names: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"The function uses the axes {_names(names)} of a transformation around the xmap, but mesh axes have the same "
-        "names. Rename the axis_name of the vmap around it"
+def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"The function uses the axes {_names(names)} of a transformation around the xmap (such as vmap with an "
+        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
     )
-
-
-# ---------------------------------------------------------------------- the legacy module
 
 
 def bad_resource_env(value: Any) -> TypeError:

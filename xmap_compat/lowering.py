@@ -120,7 +120,7 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     if not nested and (mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes)):
         placements = {**placements, **mesh_axes}
         checker = Checker(placements, declared.name)
-    _check_outer_names(program, placements, scope)
+    _check_outer_names(program, placements)
     results = checker.results(program.jaxpr, input_names)
     _check_results(checker, program, out_specs, results)
     return Plan(
@@ -128,12 +128,13 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     )
 
 
-def _check_outer_names(program, placements, scope):
-    """A name bound by a vmap around the xmap must not be taken for a mesh axis inside our shard_map."""
-    mesh_axes = scope.mesh.axis_names if scope.mesh is not None else ()
-    clashing = [n for n in collectives_in(program.jaxpr) if n in mesh_axes and n not in placements]
-    if clashing:
-        raise errors.outer_name_is_mesh_axis(clashing)
+def _check_outer_names(program, placements):
+    """Axes of a vmap around the xmap cannot be reached from inside our shard_map."""
+    if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
+        return
+    outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
+    if outer:
+        raise errors.outer_names(outer)
 
 
 def _device_axes(scope):

@@ -208,6 +208,14 @@ def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
     """Gather into new leading dimensions, one for each mesh axis (or axis bound outside) in the order given."""
+    if _jax.is_key(data):
+        # Gathering typed PRNG keys does not lower (jax 0.12): their raw data travels.
+        impl = jax.random.key_impl(data)
+        return jax.random.wrap_key_data(_gather_with_tail(loc, jax.random.key_data(data), mesh_axes), impl=impl)
+    return _gather_with_tail(loc, data, mesh_axes)
+
+
+def _gather_with_tail(loc, data, mesh_axes):
     own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
     outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
     assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
@@ -317,6 +325,22 @@ def bind_named(
     sizes = [loc.placements[n].local_size for n in levels]
     outs, added = _jax.bind_batched(primitive, data, params, sizes, positions)
     return [_batched_result(loc, x, levels, [level[k] for level in added], names) for k, x in enumerate(outs)]
+
+
+def bind_per_element(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+) -> list[NamedValue]:
+    """Bind a primitive once for each element of the named axes, in a loop: for those whose batching rule mixes them."""
+    names = frozenset().union(*(v.names for v in operands))
+    levels = loc.local_names(names)
+    if not levels:
+        return bind_named(loc, primitive, operands, params)
+    sizes = tuple(loc.placements[n].local_size for n in levels)
+    data = [conform_to_names(loc, v, names).data for v in operands]
+    flat = [lax.reshape(x, (math.prod(sizes), *x.shape[len(sizes) :])) for x in data]
+    outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
+    shaped = [lax.reshape(x, (*sizes, *x.shape[1:])) for x in outs]
+    return [NamedValue(x, (*levels, *(None,) * (x.ndim - len(sizes))), names) for x in shaped]
 
 
 def _level_positions(operands, levels):

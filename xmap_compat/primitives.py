@@ -20,6 +20,7 @@ from xmap_compat.named_values import (
     Locality,
     NamedValue,
     bind_named,
+    bind_per_element,
     dot_dimensions,
     vary_over,
 )
@@ -32,6 +33,9 @@ def evaluate_primitive(
     loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Params
 ) -> list[NamedValue]:
     """Evaluate a primitive that knows nothing of names."""
+    if _jax.draws_from_rbg(primitive, operands):
+        # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
+        return bind_per_element(loc, primitive, operands, params)
     rule = DIRECT.get(primitive.name)
     if rule is not None:
         results = rule(loc, primitive, operands, params)
