@@ -4,6 +4,7 @@ What a program prints, its traceback and its exit code are compared with plain P
 the module that install() provides really does.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -311,7 +312,10 @@ CONFTEST = """
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["one process", "xdist"])
+XDIST = [["-n", "1"]] if importlib.util.find_spec("xdist") else []
+
+
+@pytest.mark.parametrize("options", [[], *XDIST], ids=["one process", "xdist"][: 1 + len(XDIST)])
 def test_the_pytest_plugin_runs_an_unmodified_suite(program, tmp_path, options):
     program(SUITE, "test_suite.py")
     program(CONFTEST.format(plugins=""), "conftest.py")
