@@ -99,7 +99,7 @@ def subjaxprs(params: Any) -> Iterator[Any]:
 
 
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
-    """``(num_consts, num_carry)`` of a scan; flat trees ``ft_in`` replace them since 0.11."""
+    """``(num_consts, num_carry)`` of a scan; flat trees ``ft_in`` replace them since 0.12."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     groups: Any = params["ft_in"].unpack()
@@ -301,9 +301,9 @@ def varying_axes(x: Any) -> frozenset[str]:
 def all_gather_invariant(x: Any, mesh_axes: tuple[str, ...]) -> Any:
     """Gather into a new leading dimension; the result counts as equal on all devices.
 
-    The public ``lax.all_gather`` has a varying result.  Renamed with an underscore in 0.11.
+    The public ``lax.all_gather`` has a varying result.  Renamed with an underscore in 0.12.
     """
-    if VERSION >= (0, 11, 0):
+    if VERSION >= (0, 12, 0):
         return parallel._all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
     return parallel.all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
 
@@ -436,8 +436,8 @@ def _hide_context_mesh() -> Callable[[], None]:
     """Leave the scope of ``jax.set_mesh``, whose devices would count for a whole jit; returns how to come back."""
     if mesh_lib.get_concrete_mesh().empty or in_manual_region():
         return lambda: None
-    # Both states moved from config to mesh in 0.11.
-    home: Any = mesh_lib if VERSION >= (0, 11, 0) else config
+    # Both states moved from config to mesh in 0.12.
+    home: Any = mesh_lib if VERSION >= (0, 12, 0) else config
     abstract = home.abstract_mesh_context_manager.swap_local(mesh_lib.empty_abstract_mesh)
     concrete = home.device_context.swap_local(mesh_lib.empty_concrete_mesh)
 
