@@ -15,7 +15,6 @@ import builtins
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import io
 import os
 import pkgutil
@@ -165,27 +164,29 @@ def _begun(module: types.ModuleType) -> bool:
 
 
 class _JaxFinder(importlib.abc.MetaPathFinder):
-    """Finds JAX as the other finders do, and has it install after its import."""
+    """Finds JAX as the other finders do, and has it install after its import (programs may also only look for it)."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "jax":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
-            _after_execution(spec.loader, _install)
+            self._install_after(spec.loader)
         return spec
 
+    def _install_after(self, loader: Any) -> None:
+        execute = loader.exec_module
 
-def _after_execution(loader: Any, action: Callable[[], None]) -> None:
-    execute = loader.exec_module
+        def exec_module(module):
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _install()
 
-    def exec_module(module):
-        del loader.exec_module
-        execute(module)
-        action()
-
-    loader.exec_module = exec_module
+        loader.exec_module = exec_module
 
 
 if __name__ == "__main__":

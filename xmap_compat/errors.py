@@ -329,6 +329,12 @@ def permutation_index_out_of_range(index: int, size: int) -> ValueError:
     )
 
 
+def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
+    return ValueError(
+        f"The collective {primitive} at {where} names an axis more than once: {_names(names)}. Name each axis once"
+    )
+
+
 def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
     return NotImplementedError(
         f"axis_index_groups of `{primitive}` at {where} must all have the same size, and the collective must be over a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ def trace_program(
     # Of the arguments of a nested xmap nobody knows here which axes of the outer one they vary over.
     known = () if enclosing_bodies() else input_names
 
+    @functools.wraps(fun)
     def remembering(*args):
         with named_types.known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
             return fun(*args)

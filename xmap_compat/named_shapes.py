@@ -78,7 +78,10 @@ class Checker:
                 owner[resource] = name
 
     def _collective(self, eqn, inputs):
-        for name in mentioned_names(eqn.params):
+        mentioned = mentioned_names(eqn.params)
+        if len(set(mentioned)) < len(mentioned):
+            raise errors.repeated_collective_axis(eqn.primitive.name, mentioned, _jax.where_in_user_code(eqn))
+        for name in mentioned:
             if name in self.own and self.placements[name].loops:
                 raise errors.loop_collective(name, _jax.where_in_user_code(eqn))
         if eqn.params.get("mentions") is not None:

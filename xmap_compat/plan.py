@@ -290,6 +290,10 @@ class CallPlan:
         """
         return source.write(self, staged)
 
+    def constants(self, staged: bool = False) -> dict[str, Any]:
+        """The arrays that the source declares and leaves to be assigned, because they are too large to be written."""
+        return source.values(self, staged)
+
 
 @dataclasses.dataclass(frozen=True)
 class Staged:

@@ -91,6 +91,7 @@ class Evaluator:
 
     def _collective(self, primitive, params, operands):
         translate = RULES[primitive].translate
+        operands = [_as_array(v) for v in operands]
         if primitive == "pdot" or not operands:
             return [translate(self.loc, params, *operands)]
         return [translate(self.loc, params, operand) for operand in operands]
@@ -104,6 +105,13 @@ class Evaluator:
 
     def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
         return [conform_to_names(self.loc, v, n) for v, n in zip(values, names, strict=True)]
+
+
+def _as_array(value: NamedValue) -> NamedValue:
+    """Literals of a program may be Python numbers, which have no shape."""
+    if hasattr(value.data, "shape"):
+        return value
+    return dataclasses.replace(value, data=np.asarray(value.data, jax.typeof(value.data).dtype))
 
 
 def collectives_in(jaxpr: Any) -> set[AxisName]:
