@@ -1,0 +1,710 @@
+"""``plan.source()`` is the same program, for plain JAX.
+
+Sources are generated for programs under several assignments, run by ``exec`` where xmap_compat cannot be imported, and
+their results and gradients compared with NumPy or with functions of whole arrays.  Both ways of writing
+are tested: the user's functions rewritten, and the operations of a device written out.
+"""
+
+import ast
+import builtins
+import collections
+import functools
+import importlib.util
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from jax import lax
+from jax.nn import one_hot, relu
+from jax.scipy.special import logsumexp
+
+import xmap_compat
+from xmap_compat import Mesh, SerialLoop, pargmax, pdot, serial_loop, xmap
+
+REWRITTEN, STAGED = "rewritten", "staged"
+FORMS = [REWRITTEN, STAGED]
+
+
+def shaped(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed + sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def grid(*shape, reverse=False):
+    devices = jax.devices()[: math.prod(shape)]
+    return np.array(devices[::-1] if reverse else devices).reshape(shape)
+
+
+def assert_close(found, expected):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected)
+
+
+def form_of(text):
+    return STAGED if "Each line is an operation of one device." in text else REWRITTEN
+
+
+def import_without_us(name, *args, **kwargs):
+    if name.split(".")[0] == "xmap_compat":
+        raise ImportError("xmap_compat is not there")
+    return builtins.__import__(name, *args, **kwargs)
+
+
+def run(text, **values):
+    """The entry of a source, executed where xmap_compat cannot be imported."""
+    namespace = {"__builtins__": {**vars(builtins), "__import__": import_without_us}, "__name__": "generated", **values}
+    exec(compile(text, "<generated>", "exec"), namespace)
+    (entry,) = re.findall(r"call (\w+)\.", ast.get_docstring(ast.parse(text)))
+    return namespace[entry]
+
+
+def sources_of(body, in_axes, out_axes, resources, args, mesh=None, forms=FORMS, **options):
+    """The sources in each form, of a call under a mesh; each must have the form that was asked for."""
+    f = xmap(body, in_axes, out_axes, axis_resources=resources, **options)
+    with mesh or Mesh(grid(4, 2), ("x", "y")):
+        plan = f.plan(*jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args))
+        texts = {form: plan.source(staged=form == STAGED) for form in forms}
+    assert {form: form_of(text) for form, text in texts.items()} == {form: form for form in forms}
+    return texts
+
+
+def check(body, in_axes, out_axes, resources, args, expected, **options):
+    """Every form of the source computes what is expected."""
+    texts = sources_of(body, in_axes, out_axes, resources, args, **options)
+    for text in texts.values():
+        assert "xmap_compat" not in text
+        assert_close(jax.block_until_ready(run(text)(*args)), expected)
+    return texts
+
+
+# ------------------------------------------------------------------- the tutorial's network
+
+
+def named_predict(params, image):
+    hidden = relu(lax.pdot(image, params["w1"], "inputs") + params["b1"])
+    logits = lax.pdot(hidden, params["w2"], "hidden") + params["b2"]
+    return logits - logsumexp(logits, "classes")
+
+
+def named_loss(params, image, label):
+    target = one_hot(label, lax.psum(1, "classes"), axis="classes")
+    log_likelihood = lax.psum(target * named_predict(params, image), "classes")
+    return -lax.pmean(log_likelihood, "batch")
+
+
+WEIGHTS = {"w1": ["inputs", "hidden"], "b1": ["hidden"], "w2": ["hidden", "classes"], "b2": ["classes"]}
+LOSS_AXES = (WEIGHTS, ["batch", "inputs"], ["batch"])
+
+
+def network():
+    params = {"w1": normal(6, 8), "b1": normal(8), "w2": normal(8, 4), "b2": normal(4)}
+    return params, normal(16, 6), np.arange(16, dtype=np.int32) % 4
+
+
+def predict_by_numpy(params, images):
+    hidden = np.maximum(np.float64(images) @ params["w1"] + params["b1"], 0)
+    return scipy.special.log_softmax(hidden @ params["w2"] + params["b2"], axis=1)
+
+
+def loss_by_numpy(params, images, labels):
+    return -np.mean(predict_by_numpy(params, images)[np.arange(len(labels)), labels])
+
+
+def positional_loss(params, images, labels):
+    hidden = relu(images @ params["w1"] + params["b1"])
+    rows = jax.nn.log_softmax(hidden @ params["w2"] + params["b2"], axis=1)
+    return -jnp.take_along_axis(rows, labels[:, None], axis=1).mean()
+
+
+NETWORKS = {
+    "one device": {},
+    "batch over all": {"batch": ("x", "y")},
+    "batch and hidden": {"batch": "x", "hidden": "y"},
+    "full": {"hidden": ("x", "y"), "classes": "x"},
+    "shared mesh axes": {"batch": "x", "inputs": "y", "classes": "y"},
+    "reversed order": {"batch": ("y", "x")},
+    "inputs": {"inputs": "y", "hidden": "x"},
+}
+NETWORKS.pop("full")  # hidden and classes would meet on x in w2
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_the_loss_of_the_network(case):
+    args = network()
+    check(named_loss, LOSS_AXES, {}, NETWORKS[case], args, loss_by_numpy(*args))
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_the_predictions_of_the_network(case):
+    params, images, _ = network()
+    expected = predict_by_numpy(params, images)
+    check(named_predict, LOSS_AXES[:2], ["batch", "classes"], NETWORKS[case], (params, images), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_of_the_network_from_outside(form):
+    args = network()
+    (text,) = sources_of(named_loss, LOSS_AXES, {}, NETWORKS["batch and hidden"], args, forms=[form]).values()
+    # pmax has no derivative in plain JAX, so that the rewritten functions have none either.
+    if form == REWRITTEN:
+        text = text.replace('logsumexp(logits, ("classes",))', 'jnp.log(lax.psum(jnp.exp(logits), "classes"))')
+    found = jax.block_until_ready(jax.grad(run(text))(*args))
+    assert_close(found, jax.grad(positional_loss)(*args))
+
+
+def test_the_edits_are_listed_exactly():
+    texts = sources_of(named_loss, LOSS_AXES, {}, NETWORKS["batch and hidden"], network(), forms=[REWRITTEN])
+    words = " ".join(ast.get_docstring(ast.parse(texts[REWRITTEN])).split())
+    lines = pathlib.Path(__file__).read_text(encoding="utf-8").splitlines()
+    place = lambda text: f"test_source.py:{next(k for k, line in enumerate(lines, 1) if line.lstrip().startswith(text))}"
+    assert words.endswith(
+        f'{place("hidden = relu(lax.pdot")} lax.pdot(image, params["w1"], "inputs")'
+        f' -> pdot(image, params["w1"], local=("inputs",))'
+        f' {place("logits = lax.pdot")} lax.pdot(hidden, params["w2"], "hidden")'
+        f' -> pdot(hidden, params["w2"], local=("hidden",), across=("y",))'
+        f' {place("return logits - logsumexp")} logsumexp(logits, "classes") -> logsumexp(logits, ("classes",))'
+        f' {place("target = one_hot")} one_hot(label, lax.psum(1, "classes"), axis="classes")'
+        f' -> one_hot(label, lax.psum(1, "classes"), axis=("classes",))'
+        f' {place("return -lax.pmean")} lax.pmean(log_likelihood, "batch")'
+        f' -> lax.pmean(log_likelihood, ("x", "batch"))'
+    )
+
+
+# ------------------------------------------------------------------------ other programs
+
+
+def matmul(a, b):
+    return pdot(a, b, "k")
+
+
+MATMULS = [{}, {"i": "x"}, {"k": "x"}, {"i": "x", "j": "y"}, {"i": "y", "k": "x"}, {"k": ("x", "y")}, {"k": ("y", "x")}]
+
+
+@pytest.mark.parametrize("resources", MATMULS, ids=str)
+def test_a_distributed_matrix_product(resources):
+    a, b = normal(8, 16), normal(16, 4)
+    check(matmul, (["i", "k"], ["k", "j"]), ["i", "j"], resources, (a, b), a @ b)
+
+
+def stencil(u):
+    """One step of diffusion on a ring."""
+    n = lax.psum(1, "cell")
+    left = lax.ppermute(u, "cell", [(k, (k + 1) % n) for k in range(n)])
+    right = lax.ppermute(u, "cell", [(k, (k - 1) % n) for k in range(n)])
+    return u + 0.1 * (left - 2 * u + right)
+
+
+def attention(q, k, v):
+    """Each position attends to all others."""
+    keys = lax.all_gather(k, "seq")
+    values = lax.all_gather(v, "seq")
+    weights = jax.nn.softmax(keys @ q / np.sqrt(q.shape[0]))
+    return weights @ values
+
+
+def attention_by_numpy(q, k, v):
+    return scipy.special.softmax(q @ k.T / np.sqrt(q.shape[1]), axis=1) @ v
+
+
+PLACES = {"none": None, "full": ("x", "y"), "part": "x", "other part": "y"}
+
+
+def resources_of(axis, place):
+    return {} if PLACES[place] is None else {axis: PLACES[place]}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_stencil_with_ppermute(place):
+    u = normal(8, 3)
+    expected = u + 0.1 * (np.roll(u, 1, 0) - 2 * u + np.roll(u, -1, 0))
+    check(stencil, ["cell", ...], ["cell", ...], resources_of("cell", place), (u,), expected)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_attention_with_all_gather(place):
+    args = normal(8, 4), normal(8, 4, seed=1), normal(8, 5)
+    check(attention, ["seq", ...], ["seq", ...], resources_of("seq", place), args, attention_by_numpy(*args))
+
+
+@jax.custom_vjp
+def copied(x):
+    """Megatron's f: the identity, whose cotangents are summed."""
+    return x
+
+
+copied.defvjp(lambda x: (x, None), lambda _, g: (lax.psum(g, "shard"),))
+
+
+@jax.custom_vjp
+def summed(x):
+    """Megatron's g: the sum, whose cotangents are as they are."""
+    return lax.psum(x, "shard")
+
+
+def summed_fwd(x):
+    return lax.psum(x, "shard"), None
+
+
+def summed_bwd(_, g):
+    return (g,)
+
+
+summed.defvjp(summed_fwd, summed_bwd)
+
+
+def megatron(x, w1, w2):
+    return summed(jnp.tanh(x @ w1) @ w2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_block_with_custom_derivatives(place):
+    x, w1, w2 = normal(3, 4), normal(4, 16), normal(16, 4)
+    axes = ([...], {1: "shard"}, {0: "shard"})
+    block = lambda x, w1, w2: megatron(x, w1[:, None], w2[None])
+    args = (x, w1, w2)
+    texts = check(megatron_of_vectors, axes, [...], resources_of("shard", place), args, np.tanh(x @ w1) @ w2)
+    assert "summed.defvjp(summed_fwd, summed_bwd)" in texts[REWRITTEN]
+    assert block is not None
+
+
+def megatron_of_vectors(x, w1, w2):
+    return megatron(x, w1[:, None], w2[None])
+
+
+# ------------------------------------------------------------- each collective, each place
+
+
+def over_rows(kernel):
+    """An oracle for axis 0 of an array: each participant's result from the list of all."""
+    return lambda x: np.stack(kernel(list(x)))
+
+
+def exchanged(rows):
+    n = len(rows)
+    return [np.concatenate([np.split(row, n)[i] for row in rows]) for i in range(n)]
+
+
+def shifted(rows, pairs):
+    out = [np.zeros_like(rows[0]) for _ in rows]
+    for source, target in pairs:
+        out[target] = rows[source]
+    return out
+
+
+HALF = [(0, 5), (5, 0), (3, 4)]
+PERMUTATION = (3, 1, 4, 0, 5, 2, 7, 6)
+
+COLLECTIVES = {
+    "psum": (lambda x: lax.psum(x, "i"), over_rows(lambda r: [sum(r)] * 8)),
+    "pmean": (lambda x: x - lax.pmean(x, axis_name="i"), over_rows(lambda r: [x - sum(r) / 8 for x in r])),
+    "pmax": (lambda x: lax.pmax(x, ("i",)), over_rows(lambda r: [np.max(r, 0)] * 8)),
+    "axis_index": (
+        lambda x: x + lax.axis_index("i"),
+        over_rows(lambda r: [x + k for k, x in enumerate(r)]),
+    ),
+    "jnp.sum": (lambda x: x * jnp.sum(x, axis=("i", 0)), over_rows(lambda r: [x * np.sum(r) for x in r])),
+    "method mean": (lambda x: x.mean(axis="i"), over_rows(lambda r: [sum(r) / 8] * 8)),
+    "softmax": (lambda x: jax.nn.softmax(x, axis="i"), lambda x: scipy.special.softmax(x, axis=0)),
+    "all_gather": (lambda x: lax.all_gather(x, "i").sum(1), over_rows(lambda r: [np.sum(r, 1)] * 8)),
+    "all_gather, tiled": (
+        lambda x: lax.all_gather(x, "i", axis=0, tiled=True),
+        over_rows(lambda r: [np.concatenate(r)] * 8),
+    ),
+    "all_gather, last": (
+        lambda x: lax.all_gather(x, "i", axis=-1).sum(0),
+        over_rows(lambda r: [np.stack(r, -1).sum(0)] * 8),
+    ),
+    "ppermute, partial": (lambda x: lax.ppermute(x, "i", HALF), over_rows(lambda r: shifted(r, HALF))),
+    "ppermute": (
+        lambda x: lax.ppermute(x, "i", list(enumerate(PERMUTATION))),
+        over_rows(lambda r: shifted(r, enumerate(PERMUTATION))),
+    ),
+    "pshuffle": (lambda x: lax.pshuffle(x, "i", PERMUTATION), lambda x: x[list(PERMUTATION)]),
+    "psum_scatter": (
+        lambda x: lax.psum_scatter(x, "i", tiled=True),
+        over_rows(lambda r: list(np.split(sum(r), 8))),
+    ),
+    "psum_scatter, untiled": (
+        lambda x: lax.psum_scatter(x[:8], "i"),
+        over_rows(lambda r: list(sum(r)[:8])),
+    ),
+    "all_to_all, tiled": (lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True), over_rows(exchanged)),
+    "all_to_all": (
+        lambda x: lax.all_to_all(x.reshape(8, 2), "i", 0, 1),
+        lambda x: x.reshape(8, 8, 2).transpose(1, 2, 0),
+    ),
+    "pswapaxes": (lambda x: lax.pswapaxes(x[:8], "i", 0), lambda x: x[:, :8].T),
+    "pargmax": (lambda x: pargmax(x, "i"), over_rows(lambda r: [np.argmax(r, 0)] * 8)),
+    "pdot": (lambda x: pdot(x, x[0], "i"), over_rows(lambda r: [np.stack(r).T @ np.stack(r)[:, 0]] * 8)),
+    "pdot, positions": (
+        lambda x: pdot(x, x, "i", pos_contract=((0,), (0,))),
+        over_rows(lambda r: [np.sum(np.square(r))] * 8),
+    ),
+    "einsum": (
+        lambda x: jnp.einsum("a{i},b{i}->ab", x[:2], x[:3]),
+        over_rows(lambda r: [np.einsum("ia,ib->ab", np.stack(r)[:, :2], np.stack(r)[:, :3])] * 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_collective_in_each_place(name, place):
+    body, oracle = COLLECTIVES[name]
+    x = normal(8, 16)
+    check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"j": "x", "i": "y"}, {"i": ("y", "x")}], ids=str)
+def test_collectives_over_two_axes(resources):
+    def body(x):
+        everything = lax.all_gather(x, ("j", "i"))
+        return everything * lax.axis_index(("i", "j")) + lax.psum(x, ("i", "j"))
+
+    x = normal(8, 4)
+    index = np.arange(32).reshape(8, 4)
+    expected = x.T.reshape(-1)[None, None] * index[..., None] + x.sum()
+    check(body, ["i", "j"], ["i", "j", None], resources, (x,), expected)
+
+
+# --------------------------------------------------------------------- forms of programs
+
+
+def scanned(x, ys):
+    def step(carry, y):
+        total, count = carry
+        return (total + lax.psum(x * y, "i"), count + 1), total
+
+    return lax.scan(step, (jnp.zeros(()), 0), ys, reverse=True)
+
+
+def while_all(x):
+    return lax.while_loop(lambda c: lax.pmax(c, "i") < 20, lambda c: c * 2 + lax.pmin(c, "i"), x)
+
+
+def branches(x):
+    return lax.cond(lax.psum(x, "i") > 0, lambda v: v * 2, lambda v: v + lax.pmax(v, "i"), x)
+
+
+def scan_by_numpy(x, ys):
+    totals = np.cumsum((ys * x.sum())[::-1])
+    return (totals[-1], len(ys)), np.concatenate([[0], totals[:-1]])[::-1]
+
+
+def while_by_numpy(x):
+    while x.max() < 20:
+        x = x * 2 + x.min()
+    return x
+
+
+CONTROL_FLOW = {
+    "scan": (scanned, (["i"], [...]), [...], (normal(8), normal(5)), scan_by_numpy),
+    "while": (while_all, ["i"], ["i"], (np.abs(normal(8)) + 0.1,), while_by_numpy),
+    "cond": (branches, ["i"], ["i"], (normal(8),), lambda x: x * 2 if x.sum() > 0 else x + x.max()),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+def test_control_flow(name, place):
+    body, in_axes, out_axes, args, oracle = CONTROL_FLOW[name]
+    check(body, in_axes, out_axes, resources_of("i", place), args, oracle(*args))
+
+
+def softmax_of_rows(x, w):
+    return jax.nn.softmax(x * w, axis="j")
+
+
+LOOPS = {
+    "loop": {"i": SerialLoop(4)},
+    "loop to the end": {"i": SerialLoop(8)},
+    "mesh and loop": {"i": ("x", SerialLoop(2)), "j": "y"},
+}
+
+
+@pytest.mark.parametrize("case", LOOPS)
+def test_serial_loops_become_loops(case):
+    x, w = normal(5, 8), normal(4)
+    args = (np.ascontiguousarray(np.broadcast_to(x[:4, None], (4, 8, 8))[..., 0]).T, w)
+    expected = scipy.special.softmax(args[0] * w, axis=1)
+    texts = check(softmax_of_rows, (["i", "j"], ["j"]), ["j", "i"], LOOPS[case], args, expected.T)
+    assert "lax.map(" in texts[REWRITTEN]
+    assert "lax.scan(" in texts[STAGED]
+
+
+def test_loops_around_some_results_are_written_out():
+    with serial_loop("chunks", 2):
+        f = xmap(
+            lambda a, b: (a * 2, b * 3), (["i"], ["j"]), (["i"], ["j"]), axis_resources={"i": "chunks", "j": "chunks"}
+        )
+        text = f.plan(shaped(4), shaped(6)).source()
+    assert form_of(text) == STAGED
+    a, b = normal(4), normal(6)
+    assert_close(run(text)(a, b), (a * 2, b * 3))
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def test_trees_in_and_out():
+    def body(tree, pair):
+        first, (second,) = pair
+        return {"sum": tree["a"] + first, "both": [lax.psum(second, "i"), (tree["b"][0],)]}
+
+    args = ({"a": normal(8, 2), "b": [normal(8)]}, (normal(2), (normal(8, seed=3),)))
+    (tree, (first, (second,))) = args
+    in_axes = ({"a": {0: "i"}, "b": [["i"]]}, ([...], (["i"],)))
+    out_axes = {"sum": [None, "i"], "both": [[...], (["i"],)]}
+    expected = {"sum": (tree["a"] + first).T, "both": [second.sum(), (tree["b"][0],)]}
+    for resources in ({}, {"i": "x"}, {"i": ("x", "y")}):
+        check(body, in_axes, out_axes, resources, args, expected)
+
+
+def test_axis_sizes_without_arguments():
+    body = lambda: lax.axis_index("i") * 2
+    check(body, (), ["i"], {"i": "x"}, (), np.arange(8) * 2, axis_sizes={"i": 8})
+
+
+def test_names_of_mesh_axes_and_names_that_are_no_strings():
+    x = normal(8, 4)
+    body = lambda v: v - lax.psum(v, "x")
+    check(body, ["x", ...], ["x", ...], {"x": "x"}, (x,), x - x.sum(0))
+    check(jnp.sin, [0, 1], [1, 0], {0: "x", 1: "y"}, (x,), np.sin(x).T)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_mesh_is_the_same(reverse):
+    mesh = Mesh(grid(2, 3, reverse=reverse), ("rows", "columns"))
+    x = normal(6, 4)
+    body = lambda v: lax.ppermute(v, "i", [(0, 1), (1, 2)]) + lax.axis_index("i")
+    expected = np.zeros_like(x)
+    expected[1], expected[2] = x[0], x[1]
+    resources = {"i": ("rows", "columns")}
+    texts = check(body, ["i", ...], ["i", ...], resources, (x,), expected + np.arange(6)[:, None], mesh=mesh)
+    for text in texts.values():
+        out = run(text)(x)
+        assert out.sharding.mesh == mesh.physical_mesh
+        assert out.sharding.spec == jax.sharding.PartitionSpec(("rows", "columns"))
+
+
+# --------------------------------------------------------------- what the functions close over
+
+SCALE = 3.0
+TABLE = np.arange(4, dtype=np.float32)
+LARGE = normal(8, 30)
+
+
+def uses_globals(x):
+    return lax.psum(x * SCALE, AXIS) + TABLE.sum() + math.pi
+
+
+AXIS = "i"
+
+
+def make_reduction(axis, weights):
+    def reduction(x):
+        where = axis
+        return lax.psum(x * weights, where)
+
+    return reduction
+
+
+@jax.jit
+def jitted_helper(x):
+    return lax.pmax(x, "i") - functools.reduce(jnp.add, [x, x])
+
+
+def calls_jitted(x):
+    return jitted_helper(x)
+
+
+def test_globals_and_closures_come_along():
+    x = normal(8, 4)
+    resources = {"i": "x"}
+    check(uses_globals, ["i", ...], [...], resources, (x,), 3 * x.sum(0) + TABLE.sum() + math.pi)
+    check(make_reduction("i", TABLE), ["i", ...], [...], resources, (x,), x.sum(0) * TABLE)
+    check(calls_jitted, ["i", ...], ["i", ...], resources, (x,), x.max(0) - 2 * x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_arrays_are_left_to_be_assigned(form):
+    x = normal(8, 30)
+    f = xmap(lambda v: v + lax.psum(LARGE, "i"), ["i", ...], ["i", ...])
+    plan = f.plan(shaped(8, 8, 30))
+    text, values = plan.source(form == STAGED), plan.constants(form == STAGED)
+    assert form_of(text) == form
+    ((name, value),) = values.items()
+    assert f"{name}: jax.Array" in text
+    np.testing.assert_array_equal(value, LARGE)
+    assert_close(run(text, **values)(np.stack([x] * 8)), x + 8 * LARGE[None])
+    with pytest.raises(NameError):
+        run(text)(np.stack([x] * 8))
+
+
+# ---------------------------------------------------------------------- ways of giving up
+
+
+class Callable:
+    def __call__(self, x):
+        return lax.psum(x, "i")
+
+
+def opaque(axis):
+    return lambda x: lax.psum(x, axis())
+
+
+def hangs(x):
+    return lax.cond(lax.axis_index("i") % 2 == 0, lambda v: lax.psum(v, "i"), lambda v: v, x)
+
+
+def in_another_way(x):
+    inner = xmap(lambda v: v * lax.psum(v, "j"), ["j", ...], ["j", ...])
+    return inner(x) + lax.psum(x, "i")
+
+
+NOT_REWRITTEN = {
+    "an object": (Callable(), lambda x: x.sum(0), [...], "type Callable"),
+    "an axis that a call gives": (opaque(lambda: "i"), lambda x: x.sum(0), [...], "axis"),
+    "a branch on some devices": (
+        hangs,
+        lambda x: np.where(np.arange(8)[:, None] % 2 == 0, x.sum(0), x),
+        ["i", ...],
+        "a branch that not all devices take",
+    ),
+    "a nested call": (in_another_way, lambda x: x * x.sum(1, keepdims=True) + x.sum(0), ["i", ...], "xmap"),
+    "code without a file": (eval("lambda x: lax.psum(x, 'i')", {"lax": lax}), lambda x: x.sum(0), [...], "source"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_REWRITTEN)
+def test_what_cannot_be_rewritten_is_written_out(case):
+    body, oracle, out_axes, why = NOT_REWRITTEN[case]
+    x = normal(8, 4)
+    f = xmap(body, ["i", ...], out_axes, axis_resources={"i": ("x", "y")})
+    with Mesh(grid(4, 2), ("x", "y")):
+        text = f.plan(shaped(8, 4)).source()
+    assert form_of(text) == STAGED
+    about = " ".join(ast.get_docstring(ast.parse(text)).split())
+    assert "could not be rewritten because of" in about
+    assert why in about.partition("because of")[2]
+    assert_close(run(text)(x), oracle(x))
+
+
+def test_what_cannot_be_written_says_why():
+    class Printer:
+        def __call__(self, x):
+            jax.debug.print("{}", x)
+            return x
+
+    with pytest.raises(NotImplementedError, match=r"(?s)cannot be written.*Printer.*debug_"):
+        xmap(Printer(), ["i"], ["i"]).plan(shaped(3)).source()
+
+
+# ------------------------------------------------------------------------- as people keep it
+
+
+def all_sources():
+    cases = [
+        (named_loss, LOSS_AXES, {}, NETWORKS["batch and hidden"], network()),
+        (stencil, ["cell", ...], ["cell", ...], {"cell": "x"}, (normal(8, 3),)),
+        (attention, ["seq", ...], ["seq", ...], {"seq": ("x", "y")}, (normal(8, 4),) * 3),
+        (
+            megatron_of_vectors,
+            ([...], {1: "shard"}, {0: "shard"}),
+            [...],
+            {"shard": "x"},
+            (normal(3, 4), normal(4, 16), normal(16, 4)),
+        ),
+        (scanned, (["i"], [...]), [...], {"i": "x"}, (normal(8), normal(5))),
+        (while_all, ["i"], ["i"], {"i": "x"}, (normal(8),)),
+        (branches, ["i"], ["i"], {"i": "x"}, (normal(8),)),
+        (softmax_of_rows, (["i", "j"], ["j"]), ["j", "i"], LOOPS["mesh and loop"], (normal(8, 4), normal(4))),
+        (COLLECTIVES["all_to_all"][0], ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 16),)),
+        (COLLECTIVES["psum_scatter"][0], ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 16),)),
+        (COLLECTIVES["pdot, positions"][0], ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 16),)),
+        (COLLECTIVES["pargmax"][0], ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 16),)),
+    ]
+    return [text for case in cases for text in sources_of(*case).values()]
+
+
+def test_sources_need_no_formatting(tmp_path):
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff is not installed")
+    for k, text in enumerate(all_sources()):
+        (tmp_path / f"source{k}.py").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--diff", "--isolated", "--line-length=120", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    # isort's rules, unused and undefined names.
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F,I", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_lines_are_short():
+    long = [line for text in all_sources() for line in text.splitlines() if len(line) > 120]
+    assert [line for line in long if "->" not in line] == []
+
+
+def test_a_source_runs_as_a_program(tmp_path):
+    """In a process of its own, in which xmap_compat cannot be found."""
+    params, images, labels = network()
+    texts = sources_of(named_loss, LOSS_AXES, {}, NETWORKS["batch and hidden"], (params, images, labels))
+    program = textwrap.dedent("""
+        import os, sys
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        sys.modules["xmap_compat"] = None
+        import jax, numpy as np
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        data = dict(np.load("data.npz"))
+        params = {k: data[k] for k in ("w1", "b1", "w2", "b2")}
+        import rewritten, staged
+        for module in (rewritten, staged):
+            print(float(module.mapped_named_loss(params, data["images"], data["labels"])))
+    """)
+    for form, text in texts.items():
+        (tmp_path / f"{form}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "main.py").write_text(program, encoding="utf-8")
+    np.savez(tmp_path / "data.npz", **params, images=images, labels=labels)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert_close(list(map(float, done.stdout.split())), [loss_by_numpy(params, images, labels)] * 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("resources", [{"i": "x", "k": "y"}, {"k": ("x", "y")}], ids=str)
+def test_the_source_communicates_as_the_plan_says(form, resources):
+    args = normal(8, 16), normal(16, 4)
+    axes = (["i", "k"], ["k", "j"]), ["i", "j"]
+    (text,) = sources_of(matmul, *axes, resources, args, forms=[form]).values()
+    compiled = jax.jit(run(text)).lower(*args).compile().as_text()
+    with Mesh(grid(4, 2), ("x", "y")):
+        plan = xmap(matmul, *axes, axis_resources=resources).plan(*args)
+    (transfer,) = [t for c in plan.collectives for t in c.transfers]
+    found = re.findall(r"= (\w+\[[\d,]*\])\S* (all-reduce|all-gather|collective-permute|all-to-all)\(", compiled)
+    assert found == [(transfer.operand, transfer.kind)]
+
+
+def test_the_package_offers_nothing_else():
+    assert "source" not in xmap_compat.__all__

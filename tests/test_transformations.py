@@ -1,0 +1,1241 @@
+"""JAX's transformations, custom rules, callbacks and libraries work inside xmapped bodies and around xmapped functions.
+
+Whatever is called inside a body gives what it gives under ``jax.vmap``; whatever is applied to an xmapped function
+gives what it gives for the vmapped one; under every placement of the axes on a 4x2 mesh, and with axes
+computed in serial loops where no names are mentioned.
+"""
+
+import collections
+import faulthandler
+import functools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg as jsl
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.experimental import pallas as pl
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import Mesh, SerialLoop, xmap
+
+IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
+OUT_AXES = {0: "a", 1: "b"}
+
+# name: (size of a, size of b, axis_resources)
+PLACEMENTS = {
+    "vectorized": (8, 4, {}),
+    "a:x": (8, 4, {"a": "x"}),
+    "a:xy": (8, 4, {"a": ("x", "y")}),
+    "a:yx": (16, 4, {"a": ("y", "x")}),
+    "b:y": (8, 4, {"b": "y"}),
+    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
+    "b:x": (8, 4, {"b": "x"}),
+}
+LOOPED_PLACEMENTS = {"a:x+loop,b:loop": (8, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)})}
+
+
+@pytest.fixture(autouse=True)
+def _end_a_hang():
+    faulthandler.dump_traceback_later(240, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@functools.cache
+def arguments(a, b):
+    """x varies over a and b, u over a, w over nothing."""
+    rng = np.random.default_rng(a * b)
+    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
+
+
+def mesh42():
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+def vmapped(body):
+    """The positional function that xmap must equal."""
+    over_b = jax.vmap(body, in_axes=(0, None, None), axis_name="b")
+    return jax.vmap(over_b, in_axes=(0, 0, None), axis_name="a")
+
+
+def xmapped(resources):
+    return lambda body: xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+
+
+@functools.cache
+def together(programs):
+    """One body that runs several programs."""
+    return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
+
+
+@functools.cache
+def by_vmap(programs, a, b):
+    return jax.jit(vmapped(together(programs)))(*arguments(a, b))
+
+
+def assert_same(result, expected):
+    def compare(path, got, want):
+        place = jax.tree_util.keystr(path)
+        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), place
+        if jnp.result_type(got) != jax.dtypes.float0:
+            np.testing.assert_allclose(got, want, rtol=3e-4, atol=3e-5, err_msg=place)
+
+    jax.tree_util.tree_map_with_path(compare, result, expected)
+
+
+# ------------------------------------------------------------------ differentiation inside
+
+
+def smooth(x, u, w):
+    return jnp.tanh(x * w).sum() * u + jnp.cos(x @ w)
+
+
+def vector(x, u, w):
+    return jnp.sin(x * u) + w * x[::-1]
+
+
+def gradients(x, u, w):
+    with_aux = jax.value_and_grad(lambda x: (smooth(x, u, w), {"aux": x * u}), has_aux=True)
+    return jax.grad(smooth, argnums=(0, 1, 2))(x, u, w), with_aux(x), jax.grad(lambda w: smooth(x, 1.0, w))(w)
+
+
+def pullbacks_and_pushforwards(x, u, w):
+    out, pullback = jax.vjp(vector, x, u, w)
+    primal, tangent = jax.jvp(vector, (x, u, w), (w, u, x))
+    value, linear = jax.linearize(lambda x: vector(x, u, w), x)
+    transposed = jax.linear_transpose(lambda v: v * u + v[::-1], x)(w)
+    return pullback(x * 2), out, primal, tangent, value, linear(w), transposed
+
+
+def jacobians(x, u, w):
+    return jax.jacfwd(vector)(x, u, w), jax.jacrev(vector, argnums=(1, 2))(x, u, w), jax.hessian(smooth)(x, u, w)
+
+
+def gradients_of_gradients(x, u, w):
+    slope = jax.grad(smooth)
+    per_example = jax.vmap(slope, in_axes=(0, None, None))(jnp.outer(w, x), u, w)
+    of_a_sum = jax.grad(lambda x: jax.vmap(lambda t: smooth(t * x, u, w))(w).sum())(x)
+    return per_example, of_a_sum, jax.grad(lambda x: (slope(x, u, w) ** 2).sum())(x)
+
+
+def checkpoints(x, u, w):
+    block = jax.checkpoint(lambda v: jnp.sin(jnp.sin(v * u) @ w), policy=jax.checkpoint_policies.dots_saveable)
+    static = jax.checkpoint(lambda v, n: (v**n).sum(), static_argnums=1)
+    return block(x), jax.grad(block)(x), jax.grad(static)(x, 3), jax.hessian(jax.checkpoint(smooth))(x, u, w)
+
+
+def total_loss(x, u, w):
+    return lax.psum(jnp.sin(x * w).sum(), "a") * u + (x * lax.pmean(x, "b")).sum()
+
+
+def named_gradients(x, u, w):
+    return jax.value_and_grad(total_loss, argnums=(0, 1, 2))(x, u, w)
+
+
+def named_pullbacks_and_pushforwards(x, u, w):
+    function = lambda x, u: lax.psum(x * u, "a") * lax.all_gather(x, "b").sum(0)
+    out, pullback = jax.vjp(function, x, u)
+    value, linear = jax.linearize(function, x, u)
+    transposed = jax.linear_transpose(lambda v: lax.psum(v * u, "b"), x)(x * w)
+    return out, pullback(x), jax.jvp(function, (x, u), (w, u))[1], value, linear(w, 1.0), transposed
+
+
+def named_jacobians(x, u, w):
+    function = lambda x: lax.psum(jnp.sin(x), "b") * x
+    return jax.jacfwd(function)(x), jax.jacrev(function)(x), jax.hessian(total_loss)(x, u, w)
+
+
+def named_checkpoint(x, u, w):
+    block = jax.checkpoint(lambda x, u: total_loss(jnp.sin(x), u, w))
+    return jax.grad(block, argnums=(0, 1))(x, u), jax.jvp(block, (x, u), (w, u))
+
+
+# ------------------------------------------------------------------------ vmap inside
+
+
+def vmaps(x, u, w):
+    rows = jnp.outer(w, x)
+    return (
+        jax.vmap(lambda r: r @ w + u)(rows),
+        jax.vmap(lambda r, t: r * t, in_axes=(1, None), out_axes=1)(rows, x),
+        jax.vmap(lambda d: d["r"] * d["u"], in_axes=({"r": 0, "u": None},))({"r": rows, "u": u}),
+        jax.vmap(lambda: u, axis_size=2, out_axes=0)(),
+        jnp.vectorize(lambda r, t: r @ t, signature="(n),(n)->()")(rows, x),
+    )
+
+
+def vmaps_with_names(x, u, w):
+    rows = jnp.outer(w, x)
+    inner = jax.vmap(lambda r: r - lax.pmean(r, "k") + lax.axis_index("k") * u, axis_name="k")(rows)
+    both = jax.vmap(lambda t: lax.psum(t, ("k", "a")) + lax.all_gather(t, "k").sum(), axis_name="k")(x)
+    sharded = jax.vmap(lambda r: r * u, spmd_axis_name="z")(rows)
+    return inner, both, sharded
+
+
+def vmap_that_shadows_an_axis(x, u, w):
+    """The inner of two axes of one name wins."""
+    rows = jnp.outer(w, x)
+    inside = jax.vmap(lambda r: (r - lax.psum(r, "a")) * lax.axis_index("a"), axis_name="a")(rows)
+    return inside, lax.psum(inside, "a"), jax.vmap(lambda r: lax.pmax(r, "b"), axis_name="b")(rows)
+
+
+# ---------------------------------------------------------------- functions about functions
+
+
+def shapes_and_jaxprs(x, u, w):
+    shape = jax.eval_shape(vector, x, u, w)
+    jaxpr = jax.make_jaxpr(vector)(x, u, w)
+    closed, constants = jax.closure_convert(lambda v: v * u, x)
+    with jax.ensure_compile_time_eval():
+        constant = jnp.arange(3.0).sum()
+    with jax.named_scope("scope"):
+        scoped = jax.named_call(lambda v: v + u, name="call")(x)
+    return (
+        jnp.zeros(shape.shape, shape.dtype) + x,
+        jaxpr_as_fun(jaxpr)(x, u, w),
+        closed(x, *constants),
+        constant,
+        scoped,
+    )
+
+
+def barriers_and_placements(x, u, w):
+    first, second = lax.optimization_barrier((x * u, w))
+    put = jax.device_put(x) + u
+    by_platform = lax.platform_dependent(x, cpu=lambda v: v * u, default=lambda v: v)
+    return first, second, put, by_platform, jax.grad(lambda v: lax.optimization_barrier(v * u).sum())(x)
+
+
+def named_jaxpr(x, u, w):
+    """A jaxpr made inside the body mentions the body's axes."""
+    return jaxpr_as_fun(jax.make_jaxpr(total_loss)(x, u, w))(x, u, w), jax.eval_shape(total_loss, x, u, w).ndim
+
+
+# ------------------------------------------------------------------------------ solvers
+
+
+def _matrix(x, u):
+    return jnp.eye(3) * 4 + jnp.outer(x, x) + 0.1 * u
+
+
+def linear_solves(x, u, w):
+    matrix = _matrix(x, u)
+    solve = lambda matvec, b: jnp.linalg.solve(matrix, b)
+    by_rule = lax.custom_linear_solve(lambda v: matrix @ v, w, solve, symmetric=True)
+    auxiliary = lax.custom_linear_solve(
+        lambda v: matrix @ v, w, lambda matvec, b: (solve(matvec, b), u), symmetric=True, has_aux=True
+    )
+    by_cg, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, w, maxiter=8)
+    by_cg_own, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, x, tol=1e-6, maxiter=8)
+    return by_rule, auxiliary, by_cg, by_cg_own
+
+
+def roots(x, u, w):
+    equation = lambda z: z**3 + z - x * u
+
+    def newton(f, guess):
+        return lax.fori_loop(0, 30, lambda _, z: z - f(z) / (3 * z**2 + 1), guess)
+
+    solve_tangent = lambda g, y: y / g(jnp.ones_like(y))
+    return lax.custom_root(equation, jnp.zeros(3), newton, solve_tangent)
+
+
+# -------------------------------------------------------------------------- libraries
+
+
+def matrix_functions(x, u, w):
+    matrix = _matrix(x, u)
+    values, vectors = jnp.linalg.eigh(matrix)
+    left, singular, right = jnp.linalg.svd(matrix + jnp.outer(w, x))
+    q, r = jnp.linalg.qr(matrix + jnp.outer(w, x))
+    factors = jsl.lu_factor(matrix)
+    return {
+        "cholesky": jnp.linalg.cholesky(matrix),
+        "solve": (jnp.linalg.solve(matrix, w), jnp.linalg.solve(jnp.eye(3) + jnp.outer(w, w), x)),
+        "inv": jnp.linalg.inv(matrix),
+        "eigh": (values, vectors @ jnp.diag(values) @ vectors.T),
+        "svd": (singular, left @ jnp.diag(singular) @ right),
+        "qr": q @ r,
+        "lu": jsl.lu_solve(factors, x),
+        "det": (jnp.linalg.det(matrix), jnp.linalg.slogdet(matrix)),
+        "triangular": jsl.solve_triangular(jnp.tril(matrix), x, lower=True),
+        "power": jnp.linalg.matrix_power(matrix / 4, 3),
+    }
+
+
+def exponentials(x, u, w):
+    return jsl.expm(_matrix(x, u) / 4), jsl.expm(jnp.outer(x, w) * u)
+
+
+def ffi_call(x, u, w):
+    """LAPACK's Cholesky factorization, called as a foreign function."""
+    outputs = (jax.ShapeDtypeStruct((3, 3), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
+    layouts = {"input_layouts": [(0, 1)], "output_layouts": [(0, 1), ()]}
+    call = jax.ffi.ffi_call("lapack_spotrf_ffi", outputs, vmap_method="sequential", **layouts)
+    factor, info = call(_matrix(x, u), uplo=np.uint8(ord("L")))
+    return jnp.tril(factor), info
+
+
+def fourier(x, u, w):
+    return jnp.fft.fft(x), jnp.fft.ifft(x * u + 1j * w), jnp.fft.rfft(x * w), jnp.fft.fft2(jnp.outer(x, w))
+
+
+def sorting(x, u, w):
+    keys = jnp.array([2, 0, 1])
+    return (
+        jnp.sort(x),
+        jnp.argsort(x * u),
+        lax.top_k(x, 2),
+        lax.sort((x, w), num_keys=1),
+        lax.sort((keys, x, jnp.broadcast_to(u, (3,))), num_keys=1),
+        jnp.searchsorted(jnp.sort(w), x),
+        jnp.unique((x * 2).astype(int), size=3, fill_value=9),
+        jnp.nonzero(x > 0, size=3, fill_value=7),
+        jnp.median(x),
+        lax.approx_max_k(x, 2),
+    )
+
+
+def convolutions(x, u, w):
+    signal, kernel = jnp.tile(x, 3)[None, None], (w * u)[None, None]
+    image = jnp.outer(x, w)[None, None]
+    conv = partial(lax.conv_general_dilated, window_strides=(1,), padding="SAME")
+    return (
+        conv(signal, w[None, None]),
+        conv(signal, kernel),
+        conv(jnp.tile(w, 3)[None, None], kernel),
+        lax.conv_general_dilated(image, jnp.outer(w, x)[None, None][..., :2, :2], (1, 1), "VALID"),
+        jnp.convolve(x, w),
+        lax.reduce_window(jnp.tile(x, 2), -jnp.inf, lax.max, (2,), (2,), "VALID"),
+        lax.reduce_window(jnp.tile(x, 2), 0.0, lax.add, (3,), (1,), "SAME"),
+    )
+
+
+def indexing(x, u, w):
+    index = (jnp.abs(u) * 5).astype(int) % 3
+    several = (jnp.abs(x) * 7).astype(int) % 3
+    return (
+        lax.dynamic_slice(x, (index,), (2,)),
+        lax.dynamic_slice(w, (index,), (2,)),
+        lax.dynamic_update_slice(w, x[:2], (index,)),
+        lax.dynamic_update_slice(x, w[:1], (several[0],)),
+        lax.dynamic_index_in_dim(jnp.outer(x, w), index, 1),
+    )
+
+
+def gathers_and_scatters(x, u, w):
+    index = (jnp.abs(u) * 5).astype(int) % 3
+    several = (jnp.abs(x) * 7).astype(int) % 3
+    return (
+        x[index],
+        w[several],
+        jnp.take(w, several + 2, mode="clip"),
+        jnp.take_along_axis(x, several, 0),
+        x.at[index].set(u),
+        w.at[several].add(x),
+        x.at[several].multiply(w),
+        x.at[jnp.array([0, 2])].min(u),
+        jnp.zeros(4).at[several].max(x),
+        x.at[index].get(mode="fill", fill_value=0),
+        jax.ops.segment_sum(x, several, num_segments=3),
+        jnp.zeros((3, 2)).at[several, index % 2].add(x),
+        x.at[5].set(1.0, mode="drop"),
+    )
+
+
+def cumulations(x, u, w):
+    return (
+        jnp.cumsum(x),
+        jnp.cumprod(x * w),
+        lax.cummax(x, reverse=True),
+        lax.cumlogsumexp(x * u),
+        lax.reduce((x, jnp.outer(x, w)[0]), (0.0, 1.0), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)),
+        jnp.diff(x),
+        jnp.interp(u, jnp.arange(3.0), x),
+    )
+
+
+def elementary(x, u, w):
+    integers = (x * 10).astype(int)
+    return (
+        jnp.einsum("i,j,j->i", x, w, x),
+        jnp.select([x > 0, w > 0], [x, w], u),
+        jnp.piecewise(x, [x < 0, x > 1], [-1.0, lambda v: v * 2, 0.5]),
+        jnp.where(u > 0, 1.0, 2.0),
+        jnp.clip(u, -0.5, w[0]),
+        jnp.pad(x, 1, constant_values=2.0),
+        jnp.roll(x, 1) + jnp.flip(w),
+        lax.population_count(integers) + lax.shift_left(integers, 2),
+        lax.bitcast_convert_type(x, jnp.int32),
+        x.astype(jnp.bfloat16) * u.astype(jnp.bfloat16),
+        jnp.frexp(x),
+        (x + 1j * u).conj(),
+        jnp.concatenate([x, w, u[None]]),
+        jnp.argmax(x),
+        jnp.percentile(x, 30),
+    )
+
+
+def special_functions(x, u, w):
+    positive = jnp.abs(x) + 0.5
+    return (
+        jax.scipy.special.gammainc(positive, jnp.abs(u)),
+        jax.scipy.special.betainc(positive, jnp.abs(w) + 0.5, 0.3),
+        jax.scipy.special.erf(x) + jax.scipy.special.digamma(positive),
+        jax.nn.softmax(x * u),
+        jax.nn.gelu(x),
+        jax.nn.one_hot((positive * 2).astype(int), 4),
+        jax.scipy.stats.norm.logcdf(x, u),
+    )
+
+
+@jax.custom_batching.custom_vmap
+def doubled_twice(v, scale):
+    return v * 2 * scale * 2
+
+
+@doubled_twice.def_vmap
+def _doubled_twice_rule(axis_size, in_batched, v, scale):
+    if not in_batched[1]:
+        scale = jnp.broadcast_to(scale, (axis_size, *scale.shape))
+    if not in_batched[0]:
+        v = jnp.broadcast_to(v, (axis_size, *v.shape))
+    return v * 4 * scale.reshape(-1, *(1,) * (v.ndim - 1)), True
+
+
+def custom_vmaps(x, u, w):
+    batched = jax.vmap(doubled_twice, in_axes=(0, None))(jnp.outer(w, x), u)
+    return doubled_twice(x, u), doubled_twice(w, u), doubled_twice(w, w[0]), batched
+
+
+# --------------------------------------------------------------------------- pallas
+
+
+def _add_kernel(x_ref, y_ref, out_ref):
+    out_ref[...] = x_ref[...] + y_ref[...]
+
+
+def _scale_kernel(x_ref, scale_ref, out_ref):
+    out_ref[...] = x_ref[...] * scale_ref[0] + pl.program_id(0)
+
+
+def pallas_kernels(x, u, w):
+    add = pl.pallas_call(_add_kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True)
+    block = pl.BlockSpec((3,), lambda i: (i,))
+    scale = pl.pallas_call(
+        _scale_kernel,
+        out_shape=jax.ShapeDtypeStruct((6,), jnp.float32),
+        grid=(2,),
+        in_specs=[block, pl.BlockSpec((1,), lambda i: (0,))],
+        out_specs=block,
+        interpret=True,
+    )
+    return add(x, w), add(w, w), scale(jnp.tile(x, 2), u[None]), scale(jnp.tile(w, 2), u[None])
+
+
+# ---------------------------------------------------------------------- pure callbacks
+
+
+def pure_callbacks(x, u, w):
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    add = lambda v, t: np.asarray(v) + np.asarray(t)[..., None]
+    row_sum = lambda v: np.sin(np.asarray(v)).sum(-1).astype(np.float32)
+    return (
+        jax.pure_callback(add, shape, x, u, vmap_method="sequential"),
+        jax.pure_callback(add, shape, x, u, vmap_method="broadcast_all"),
+        jax.pure_callback(row_sum, scalar, x, vmap_method="expand_dims"),
+        jax.pure_callback(row_sum, scalar, w, vmap_method="expand_dims"),
+    )
+
+
+LOCAL = {
+    "differentiation": (
+        gradients,
+        pullbacks_and_pushforwards,
+        jacobians,
+        gradients_of_gradients,
+        checkpoints,
+    ),
+    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pallas_kernels, pure_callbacks),
+    "solvers": (linear_solves, roots, ffi_call),
+    "matrices": (matrix_functions, exponentials),
+    "arrays": (fourier, sorting, convolutions, cumulations),
+    "indices": (indexing, gathers_and_scatters),
+    "elements": (elementary, special_functions),
+}
+NAMED = {
+    "differentiation": (
+        named_gradients,
+        named_pullbacks_and_pushforwards,
+        named_jacobians,
+        named_checkpoint,
+        named_jaxpr,
+    ),
+    "vmap": (vmaps_with_names, vmap_that_shadows_an_axis),
+}
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
+@pytest.mark.parametrize("family", LOCAL)
+def test_inside(family, placement):
+    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
+    with mesh42():
+        result = xmapped(resources)(together(LOCAL[family]))(*arguments(a, b))
+    assert_same(result, by_vmap(LOCAL[family], a, b))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("family", NAMED)
+def test_inside_with_collectives(family, placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = xmapped(resources)(together(NAMED[family]))(*arguments(a, b))
+    assert_same(result, by_vmap(NAMED[family], a, b))
+
+
+# --------------------------------------------------------------- custom derivative rules
+
+
+@jax.custom_jvp
+def soft_abs(v):
+    return jnp.sqrt(v**2 + 1)
+
+
+@soft_abs.defjvp
+def _soft_abs_jvp(primals, tangents):
+    """A rule that is not the derivative: whether it is used can be seen."""
+    return soft_abs(*primals), 3.0 * primals[0] * tangents[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 2))
+def applied(function, v, power):
+    return function(v) ** power
+
+
+@applied.defjvp
+def _applied_jvp(function, power, primals, tangents):
+    return applied(function, primals[0], power), power * function(primals[0]) * tangents[0]
+
+
+@jax.custom_jvp
+def product(v, t):
+    return v * t
+
+
+product.defjvps(lambda dv, out, v, t: 2 * dv * t, lambda dt, out, v, t: 5 * dt * v)
+
+
+@jax.custom_jvp
+def zero_aware(v, t):
+    return v + t
+
+
+def _zero_aware_jvp(primals, tangents):
+    is_zero = [type(t) is jax.custom_derivatives.SymbolicZero for t in tangents]
+    total = sum(t for t, zero in zip(tangents, is_zero) if not zero)
+    return zero_aware(*primals), total * (10.0 if any(is_zero) else 1.0)
+
+
+zero_aware.defjvp(_zero_aware_jvp, symbolic_zeros=True)
+
+
+def jvp_rules(x, u, w):
+    shifted = jax.custom_jvp(lambda v: v + 1)
+    shifted.defjvp(lambda primals, tangents: (shifted(*primals), tangents[0] * 7))
+    return soft_abs(x * u).sum() + soft_abs(w).sum() + shifted(x * w).sum()
+
+
+def jvp_rules_with_static_arguments(x, u, w):
+    return applied(jnp.sin, x * w, 3).sum() + product(x, u).sum() + product(u * 1.0, w[0]) + product(w, w[1]).sum()
+
+
+def jvp_rule_with_symbolic_zeros(x, u, w):
+    return zero_aware(x, jnp.ones(3)).sum() + zero_aware(x, w * u).sum() + zero_aware(2.0, u)
+
+
+@jax.custom_vjp
+def clipped(v):
+    return jnp.sin(v)
+
+
+clipped.defvjp(lambda v: (jnp.sin(v), v), lambda v, ct: (jnp.clip(ct * v, -0.5, 0.5),))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def composed(function, v, t, factor):
+    return function(v) * t * factor
+
+
+composed.defvjp(
+    lambda function, v, t, factor: (function(v) * t * factor, (v, t)),
+    lambda function, factor, res, ct: (ct * res[1] * factor, (ct * function(res[0])).sum() * factor),
+)
+
+
+@jax.custom_vjp
+def picked(v, index, flag):
+    """Integer and boolean arguments: their cotangents are float0."""
+    return jnp.where(flag, v[index], v.sum())
+
+
+def _picked_bwd(residuals, ct):
+    index, flag = residuals
+    return jnp.where(flag, jnp.zeros(3).at[index].set(ct * 2), ct), None, np.zeros((), jax.dtypes.float0)
+
+
+picked.defvjp(lambda v, index, flag: (picked(v, index, flag), (index, flag)), _picked_bwd)
+
+
+@jax.custom_vjp
+def tree_function(tree, other):
+    return {"sum": tree["p"] + other, "pair": (tree["q"][0] * other, tree["q"][0])}
+
+
+def _tree_bwd(residuals, ct):
+    q, other = residuals
+    return {"p": ct["sum"] * 2, "q": [(ct["pair"][0] * other).sum() + ct["pair"][1]]}, ct["sum"] + ct["pair"][0] * q
+
+
+tree_function.defvjp(lambda tree, other: (tree_function(tree, other), (tree["q"][0], other)), _tree_bwd)
+
+
+@jax.custom_vjp
+def perturbation_aware(v, t):
+    return v * t
+
+
+def _perturbation_fwd(v, t):
+    return v.value * t.value, (v.value, t.value, v.perturbed, t.perturbed)
+
+
+def _perturbation_bwd(residuals, ct):
+    v, t, _, t_perturbed = residuals
+    if isinstance(ct, jax.custom_derivatives.SymbolicZero):
+        return jnp.zeros_like(v), jnp.zeros_like(t)
+    return ct * t, (ct * v).sum() * 2 if t_perturbed else None
+
+
+perturbation_aware.defvjp(_perturbation_fwd, _perturbation_bwd, symbolic_zeros=True)
+
+
+def vjp_rules(x, u, w):
+    """One rule closes over the named value u; one over nothing."""
+    factor = lax.stop_gradient(u)
+    scaled = jax.custom_vjp(lambda v: v * factor)
+    scaled.defvjp(lambda v: (v * factor, None), lambda _, ct: (ct * 3,))
+    return clipped(x * u).sum() + clipped(w).sum() + scaled(x).sum() + scaled(w).sum()
+
+
+def vjp_rules_with_static_arguments(x, u, w):
+    return composed(jnp.cos, x, u, 2.0).sum() + composed(jnp.tanh, w, u, 0.5).sum()
+
+
+def vjp_rule_with_integers(x, u, w):
+    index = (jnp.abs(u) * 5).astype(int) % 3
+    return picked(x, index, u > 0) + picked(w, index, x[0] > 0) + picked(w, 1, True)
+
+
+def vjp_rule_of_pytrees(x, u, w):
+    out = tree_function({"p": x, "q": [u]}, w)
+    return (out["sum"] * out["pair"][0]).sum() + out["pair"][1] * tree_function({"p": w, "q": [1.0]}, x)["sum"].sum()
+
+
+def vjp_rule_with_symbolic_zeros(x, u, w):
+    constant = perturbation_aware(x * w, jnp.float32(2.0))
+    return constant.sum() + perturbation_aware(w, u).sum()
+
+
+@jax.custom_gradient
+def with_gradient(v):
+    return v**2, lambda ct: (ct * v * 5,)
+
+
+@jax.custom_vjp
+def rematerialized(v):
+    return jnp.sin(jnp.sin(v))
+
+
+rematerialized.defvjp(lambda v: (jnp.sin(jnp.sin(v)), jnp.cos(v)), lambda res, ct: (ct * res * 2,), optimize_remat=True)
+
+
+def other_rules(x, u, w):
+    remat = jax.checkpoint(lambda v: rematerialized(v * u).sum())
+    return with_gradient(x * u).sum() + with_gradient(w).sum() + remat(x) + rematerialized(w).sum()
+
+
+@jax.custom_vjp
+def averaged(v):
+    return lax.pmean(v, "a")
+
+
+averaged.defvjp(lambda v: (lax.pmean(v, "a"), v), lambda v, ct: (lax.pmean(ct * jnp.sin(v), "a") * 2,))
+
+
+@jax.custom_jvp
+def normalized(v):
+    return v - lax.pmean(v, "b")
+
+
+normalized.defjvp(lambda p, t: (normalized(*p), 2 * (t[0] - lax.pmean(t[0], "b"))))
+
+
+def rules_with_collectives(x, u, w):
+    return (averaged(x * w) * u).sum() + (normalized(x * u) * w).sum() + averaged(u) * normalized(u * x[0])
+
+
+def rules_of_solvers(x, u, w):
+    matrix = _matrix(x, u)
+    solve = lambda matvec, b: jnp.linalg.solve(matrix, b)
+    solved = lax.custom_linear_solve(lambda v: matrix @ v, w * u, solve, lambda _, b: jnp.linalg.solve(matrix.T, b))
+    gradient, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, x, maxiter=6)
+    return solved.sum() + gradient @ w + roots(x, u, w) @ w
+
+
+def rules_inside_control_flow(x, u, w):
+    step = lambda carry, t: (clipped(soft_abs(carry * u + t)), product(carry * w, t))
+    carry, ys = lax.scan(step, w, x)
+    return carry.sum() + ys.sum() + lax.cond(w[0] > 9, lambda v: v, lambda v: soft_abs(clipped(v)), x).sum()
+
+
+RULES = {
+    "custom_jvp": (jvp_rules, jvp_rules_with_static_arguments, jvp_rule_with_symbolic_zeros),
+    "custom_vjp": (
+        vjp_rules,
+        vjp_rules_with_static_arguments,
+        vjp_rule_with_integers,
+        vjp_rule_of_pytrees,
+        vjp_rule_with_symbolic_zeros,
+        other_rules,
+    ),
+    "with collectives": (rules_with_collectives,),
+    "composed": (rules_of_solvers, rules_inside_control_flow),
+}
+
+
+def value_and_gradients(programs, over):
+    """Of each program the value, the gradient inside of its body, and the gradient of the whole from outside."""
+
+    def one(program, args):
+        mapped = over(program)
+        outside = jax.grad(lambda *args: jnp.sin(mapped(*args)).sum(), argnums=(0, 1, 2))
+        inside = over(jax.grad(program, argnums=(0, 1, 2)))
+        return {"value": mapped(*args), "outside": outside(*args), "inside": inside(*args)}
+
+    return jax.jit(lambda *args: {program.__name__: one(program, args) for program in programs})
+
+
+@functools.cache
+def value_and_gradients_by_vmap(programs, a, b):
+    return value_and_gradients(programs, vmapped)(*arguments(a, b))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("family", RULES)
+def test_custom_rules(family, placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = value_and_gradients(RULES[family], xmapped(resources))(*arguments(a, b))
+    assert_same(result, value_and_gradients_by_vmap(RULES[family], a, b))
+
+
+@pytest.mark.parametrize("resources", [r for _, _, r in LOOPED_PLACEMENTS.values()], ids=str)
+def test_custom_rules_in_serial_loops(resources):
+    programs = (jvp_rules, vjp_rules, vjp_rule_with_integers, vjp_rule_of_pytrees)
+    with mesh42():
+        result = value_and_gradients(programs, xmapped(resources))(*arguments(8, 4))
+    assert_same(result, value_and_gradients_by_vmap(programs, 8, 4))
+
+
+# --------------------------------------------------------------------------- random numbers
+
+
+def draws(key, u):
+    """Everything drawn from one key."""
+    first, second = jax.random.split(key)
+    keys = jax.random.split(jax.random.fold_in(first, 7), 4)
+    return {
+        "normal": jax.random.normal(first, (3,)) * u,
+        "uniform": jax.random.uniform(second, minval=-1),
+        "integers": jax.random.randint(keys[0], (2,), 0, 100),
+        "categorical": jax.random.categorical(keys[1], jnp.arange(4.0) * u),
+        "permutation": jax.random.permutation(keys[2], 5),
+        "of each": jax.vmap(jax.random.bits)(keys),
+        "bernoulli": jax.random.bernoulli(keys[3], 0.5),
+        "gamma": jax.random.gamma(first, jnp.abs(u) + 0.5),
+        "choice": jax.random.choice(keys[0], jnp.arange(6.0), (2,), replace=False),
+    }
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
+def test_random_numbers_from_mapped_keys(placement):
+    """Typed and raw keys; each element draws what it would draw alone."""
+    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
+    u = arguments(a, b)[1]
+    typed = jax.random.split(jax.random.key(0), a)
+    axes = {"a": resources["a"]} if "a" in resources else {}
+    body = lambda key, raw, u: (draws(key, u), jax.random.normal(raw, (2,)), jax.random.fold_in(key, 3))
+    with mesh42():
+        mapped = xmap(body, {0: "a"}, {0: "a"}, axis_resources=axes)
+        drawn, from_raw, keys = mapped(typed, jax.random.key_data(typed), u)
+    alone = jax.jit(draws)
+    assert_same(drawn, jax.tree.map(lambda *rows: jnp.stack(rows), *(alone(k, v) for k, v in zip(typed, u))))
+    assert_same(from_raw, jnp.stack([jax.random.normal(k, (2,)) for k in typed]))
+    assert keys.dtype == typed.dtype
+    expected = jnp.stack([jax.random.key_data(jax.random.fold_in(k, 3)) for k in typed])
+    assert_same(jax.random.key_data(keys), expected)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_random_numbers_from_one_key(placement):
+    """An unmapped key draws the same for all; folding in the index of the element makes it its own."""
+    a, b, resources = PLACEMENTS[placement]
+
+    def body(x, key):
+        own = jax.random.fold_in(key, lax.axis_index(("a", "b")))
+        half = jax.random.fold_in(key, lax.axis_index("b"))
+        carried, _ = lax.scan(lambda k, _: (jax.random.fold_in(k, lax.axis_index("a")), None), half, None, length=2)
+        chosen = lax.cond(x[0] > 0, lambda: own, lambda: half)
+        return [jax.random.normal(k, (2,)) for k in (key, own, half, carried, chosen)]
+
+    x, key = arguments(a, b)[0], jax.random.key(5)
+    with mesh42():
+        result = xmap(body, (IN_AXES[0], {}), OUT_AXES, axis_resources=resources)(x, key)
+    draw = jax.jit(lambda k: jax.random.normal(k, (2,)))
+    fold = jax.random.fold_in
+    half = [fold(key, j) for j in range(b)]
+    choices = [
+        lambda i, j: key,
+        lambda i, j: fold(key, i * b + j),
+        lambda i, j: half[j],
+        lambda i, j: fold(fold(half[j], i), i),
+        lambda i, j: fold(key, i * b + j) if x[i, j, 0] > 0 else half[j],
+    ]
+    assert_same(result, [np.array([[draw(k(i, j)) for j in range(b)] for i in range(a)]) for k in choices])
+
+
+# -------------------------------------------------------------------------------- callbacks
+
+
+def replicas(resources):
+    """How many devices compute each element of a value that varies over both axes."""
+    sizes = {"x": 4, "y": 2}
+    used = [m for entry in resources.values() for m in (entry if isinstance(entry, tuple) else (entry,))]
+    return 8 // int(np.prod([sizes[m] for m in used])) if used else 1
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_debug_print_and_callback_once_per_element_and_device(placement, capsys):
+    a, b, resources = PLACEMENTS[placement]
+    numbers = np.arange(a * b).reshape(a, b)
+    seen = []
+
+    def body(n):
+        jax.debug.print("n={} i={i}", n, i=lax.axis_index("a"))
+        jax.debug.callback(lambda v: seen.append(int(v)), n * 2)
+        return n
+
+    with mesh42():
+        out = xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)(numbers)
+        jax.effects_barrier()
+    assert_same(out, jnp.asarray(numbers))
+    times = replicas(resources)
+    assert collections.Counter(seen) == {2 * n: times for n in range(a * b)}
+    printed = collections.Counter(capsys.readouterr().out.splitlines())
+    assert printed == {f"n={n} i={n // b}": times for n in range(a * b)}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_io_callback(placement):
+    a, b, resources = PLACEMENTS[placement]
+    numbers = np.arange(a * b, dtype=np.int32).reshape(a, b)
+    seen = []
+
+    def on_host(v):
+        seen.append(int(v))
+        return np.int32(v * 3)
+
+    body = lambda n: io_callback(on_host, jax.ShapeDtypeStruct((), jnp.int32), n) + lax.psum(n, "a")
+    with mesh42():
+        out = xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)(numbers)
+        jax.effects_barrier()
+    assert_same(out, jnp.asarray(numbers * 3 + numbers.sum(0, dtype=np.int32)))
+    assert collections.Counter(seen) == {n: replicas(resources) for n in range(a * b)}
+
+
+# --------------------------------------------------------------------------------- shardings
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_sharding_constraints_inside_have_no_effect_on_the_result(placement):
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+    x = np.concatenate([x, x[..., :1]], axis=-1)
+
+    with mesh42() as mesh:
+
+        def body(x, u, w):
+            whole = lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P()))
+            split = lax.with_sharding_constraint(x + u, NamedSharding(mesh, P("y")))
+            bare = lax.with_sharding_constraint({"x": x, "total": lax.psum(x, "b")}, P())
+            return (
+                whole,
+                split,
+                bare,
+                jax.jit(lambda v: lax.with_sharding_constraint(v, NamedSharding(mesh, P("x"))))(x),
+            )
+
+        result = xmapped(resources)(body)(x, u, w)
+    total = np.broadcast_to(x.sum(1, keepdims=True), x.shape)
+    assert_same(result, (x * 2, x + u[:, None, None], {"x": x, "total": total}, x))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_sharding_constraints_around(placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42() as mesh:
+        layouts = [P("x"), P(("x", "y")), P(None, "y")]
+
+        @jax.jit
+        def constrained(x, u, w):
+            x = lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, "x")))
+            out = xmapped(resources)(vector)(x, u, w)
+            return [lax.with_sharding_constraint(out, NamedSharding(mesh, p)) for p in layouts]
+
+        result = constrained(*arguments(a, b))
+    assert_same(result, [vmapped(vector)(*arguments(a, b))] * 3)
+    assert all(out.sharding.is_equivalent_to(NamedSharding(mesh, p), 3) for out, p in zip(result, layouts))
+
+
+# ------------------------------------------------------------------------------- nested xmap
+
+
+def _inner_local(x, u, w):
+    """An inner axis k over a positional dimension; u is closed over."""
+    inner = xmap(lambda t, s: (t - lax.pmean(t, "k")) * s + u, ({0: "k"}, {}), {0: "k"})
+    return inner(x, w[0])
+
+
+def _inner_over_outer_names(x, u, w):
+    body = lambda t: (lax.psum(t, ("k", "a")) + lax.pmax(t, "b") + lax.axis_index("a"), lax.all_gather(t, "b"))
+    return xmap(body, {0: "k"}, ({0: "k"}, {1: "k"}))(x)
+
+
+def _inner_twice(x, u, w):
+    innermost = lambda s: xmap(lambda t: t * s + lax.psum(t, ("m", "k", "a")), {0: "m"}, {0: "m"})(w)
+    return xmap(innermost, {0: "k"}, {0: "k"})(x)
+
+
+def _inner_in_control_flow(x, u, w):
+    inner = xmap(lambda t: jnp.tanh(t * u + lax.psum(t, "k")), {0: "k"}, {0: "k"})
+    scanned, _ = lax.scan(lambda c, s: (inner(c) * s, None), x, w)
+    return scanned, lax.cond(w[0] > 9, lambda v: v, inner, x), jax.vmap(inner)(jnp.outer(w, x))
+
+
+def _inner_in_a_loop(x, u, w):
+    inner = xmap(lambda t, s: t * s + u, ({0: "k"}, {}), {0: "k"}, axis_resources={"k": SerialLoop(3)})
+    return inner(x, w[1])
+
+
+def _inner_gradient(x, u, w):
+    loss = lambda x, w: xmap(lambda t, s: lax.psum(jnp.sin(t * s), "k") * u, ({0: "k"}, {0: "k"}), {})(x, w)
+    return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
+
+
+def positional_inner_local(x, u, w):
+    return (x - x.mean(-1, keepdims=True)) * w[0] + u[:, None, None]
+
+
+def positional_inner_over_outer_names(x, u, w):
+    totals = jnp.broadcast_to(x.sum((0, 2))[None, :, None], x.shape)
+    summed = totals + x.max(1, keepdims=True) + jnp.arange(len(x))[:, None, None]
+    return summed, jnp.broadcast_to(x[:, None], (*x.shape[:2], x.shape[1], 3))
+
+
+def positional_inner_twice(x, u, w):
+    return w * x[..., None] + w.sum() * 3 * len(x)
+
+
+def positional_inner_in_control_flow(x, u, w):
+    inner = lambda v: jnp.tanh(v * column_like(u, v) + v.sum(-1, keepdims=True))
+    scanned = x
+    for s in w:
+        scanned = inner(scanned) * s
+    return scanned, inner(x), inner(w[:, None] * x[..., None, :])
+
+
+def column_like(u, v):
+    return u.reshape(-1, *(1,) * (v.ndim - 1))
+
+
+def positional_inner_in_a_loop(x, u, w):
+    return x * w[1] + u[:, None, None]
+
+
+def positional_inner_gradient(x, u, w):
+    value = jnp.sin(x * w).sum(-1) * u[:, None]
+    slope = jnp.cos(x * w) * u[:, None, None]
+    return value, (slope * w, slope * x)
+
+
+NESTED = (
+    _inner_local,
+    _inner_over_outer_names,
+    _inner_twice,
+    _inner_in_control_flow,
+    _inner_in_a_loop,
+    _inner_gradient,
+)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_nested_xmap(placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = xmapped(resources)(together(NESTED))(*arguments(a, b))
+    expected = {f.__name__: globals()["positional" + f.__name__](*arguments(a, b)) for f in NESTED}
+    assert_same(result, expected)
+
+
+FREE_MESH_AXES = {"vectorized": ("x", ("x", "y")), "a:x": ("y",), "b:y": ("x",), "b:x": ("y",)}
+
+
+@pytest.mark.parametrize("placement,own", [(p, own) for p, free in FREE_MESH_AXES.items() for own in free], ids=str)
+def test_nested_xmap_with_its_own_resources(placement, own):
+    """The inner axis lives on mesh axes that the outer one leaves free; values and both gradients are positional."""
+    a, b, resources = PLACEMENTS[placement]
+    u = arguments(a, b)[1]
+    wide = np.random.default_rng(3).normal(size=(a, b, 8)).astype(np.float32)
+    scale = np.random.default_rng(4).normal(size=8).astype(np.float32)
+
+    def inner(t, s, u):
+        return jnp.sin(t * s) * u - lax.pmean(t, "k") + lax.psum(t * u, "a") * 0.1
+
+    def body(v, u, scale):
+        return xmap(inner, ({0: "k"}, {0: "k"}, {}), {0: "k"}, axis_resources={"k": own})(v, scale, u)
+
+    def positional(v, u, scale):
+        outer = u[:, None, None]
+        return jnp.sin(v * scale) * outer - v.mean(-1, keepdims=True) + (v * outer).sum(0) * 0.1
+
+    derivatives = lambda f: jax.value_and_grad(lambda *args: jnp.cos(f(*args)).sum(), argnums=(0, 1, 2))
+    with mesh42():
+        nested = xmapped(resources)(body)
+        result = jax.jit(lambda *args: (nested(*args), derivatives(nested)(*args)))(wide, u, scale)
+        inside = xmapped(resources)(jax.grad(lambda *args: body(*args).sum()))(wide, u, scale)
+    assert_same(result, (positional(wide, u, scale), derivatives(positional)(wide, u, scale)))
+    # In the body, psum over a is transposed to psum: every element's loss counts.
+    slope = np.cos(wide * scale) * scale * u[:, None, None] - 1 + 0.1 * u[:, None, None] * a
+    assert_same(inside, slope.astype(np.float32))
+
+
+# ------------------------------------------------------------------------ around an xmapped function
+
+
+def mixing(x, u, w):
+    """The body that outer transformations see; it keeps the shape of x."""
+    return jnp.tanh(x * w + u) + lax.pmean(x, "a") * lax.psum(x[0] * u, "b")
+
+
+def jit_around(f, x, u, w):
+    return jax.jit(f)(x, u, w), jax.jit(lambda x, n: f(x, u, w) ** n, static_argnums=1)(x, 2)
+
+
+def gradients_around(f, x, u, w):
+    loss = lambda *args: jnp.sin(f(*args)).sum()
+    with_aux = lambda *args: (loss(*args), f(*args))
+    return jax.grad(loss, (0, 1, 2))(x, u, w), jax.value_and_grad(with_aux, has_aux=True)(x, u, w)
+
+
+def vjp_and_jvp_around(f, x, u, w):
+    out, pullback = jax.vjp(f, x, u, w)
+    value, linear = jax.linearize(f, x, u, w)
+    transposed = jax.linear_transpose(lambda t: linear(t, 0 * u, 0 * w), x)(x)
+    return out, pullback(x), jax.jvp(f, (x, u, w), (2 * x, u, w)), value, linear(x, u, -w), transposed
+
+
+def jacobians_around(f, x, u, w):
+    loss = lambda w: jnp.sin(f(x, u, w)).sum()
+    return jax.jacfwd(f, 2)(x, u, w), jax.jacrev(lambda w: f(x, u, w).sum((0, 2)))(w), jax.hessian(loss)(w)
+
+
+def vmaps_around(f, x, u, w):
+    stacked = jnp.stack([x, -x, x + 1])
+    first = jax.vmap(f, in_axes=(0, None, None))(stacked, u, w)
+    every = jax.vmap(f, in_axes=(3, 1, 0), out_axes=-1)(
+        jnp.moveaxis(stacked, 0, -1), jnp.stack([u, u, -u], 1), jnp.stack([w, 2 * w, w])
+    )
+    named = jax.vmap(lambda v: f(v, u, w) - lax.pmean(v, "batch"), axis_name="batch")(stacked)
+    twice = jax.vmap(jax.vmap(f, in_axes=(None, None, 0)), in_axes=(0, None, None))(stacked, u, jnp.stack([w, -w]))
+    return first, every, named, twice
+
+
+def vmap_and_grad_around(f, x, u, w):
+    loss = lambda x, w: jnp.sin(f(x, u, w)).sum()
+    per_example = jax.vmap(jax.grad(loss, (0, 1)), in_axes=(0, None))(jnp.stack([x, -x]), w)
+    return per_example, jax.grad(lambda w: jax.vmap(loss, in_axes=(0, None))(jnp.stack([x, -x]), w).sum())(w)
+
+
+def checkpoint_around(f, x, u, w):
+    loss = jax.checkpoint(lambda *args: jnp.sin(f(*args)).sum(), policy=jax.checkpoint_policies.nothing_saveable)
+    return jax.value_and_grad(loss, (0, 1, 2))(x, u, w)
+
+
+def custom_rules_around(f, x, u, w):
+    forward = jax.custom_jvp(lambda x: f(x, u, w))
+    forward.defjvp(lambda p, t: (forward(*p), f(t[0], u, w) * 2))
+    backward = jax.custom_vjp(lambda x, w: f(x, u, w))
+    backward.defvjp(
+        lambda x, w: (f(x, u, w), (x, w)), lambda res, ct: (f(ct, u, res[1]), (f(res[0], u, w) * ct).sum((0, 1)))
+    )
+    return jax.jvp(forward, (x,), (x * 2,)), jax.grad(lambda x, w: backward(x, w).sum(), (0, 1))(x, w)
+
+
+def solvers_around(f, x, u, w):
+    """The operator of a linear system and the equation of a root search are xmapped."""
+    matvec = lambda v: 3 * v + jax.jvp(lambda v: f(v, u * 0.1, w * 0.1), (x,), (v,))[1] * 0.1
+    by_cg, _ = jax.scipy.sparse.linalg.cg(lambda v: 4 * v - (f(x + v, u, w) - f(x, u, w)) * 0, x, maxiter=4)
+    gmres, _ = jax.scipy.sparse.linalg.bicgstab(matvec, x, maxiter=6)
+    newton = lambda g, guess: lax.fori_loop(0, 20, lambda _, z: z - g(z) / 4, guess)
+    equation = lambda z: 4 * z + jnp.sin(f(x, u, w)) * 0.1 + 0.1 * jnp.sin(z)
+    root = lax.custom_root(equation, jnp.zeros_like(x), newton, lambda g, y: y / g(jnp.ones_like(y)))
+    return by_cg, gmres, root
+
+
+def functions_around(f, x, u, w):
+    shape = jax.eval_shape(f, x, u, w)
+    jaxpr = jax.make_jaxpr(f)(x, u, w)
+    closed, constants = jax.closure_convert(lambda v: f(v, u, w), x)
+    barrier = lax.optimization_barrier(f(x, u, w))
+    with jax.named_scope("outside"):
+        called = jax.named_call(f, name="f")(x, u, w)
+    return jnp.ones(shape.shape, shape.dtype), jaxpr_as_fun(jaxpr)(x, u, w), closed(x, *constants), barrier, called
+
+
+def callbacks_around(f, x, u, w):
+    out = f(x, u, w)
+    shape = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    jax.debug.callback(lambda v: None, out)
+    on_host = jax.pure_callback(lambda v: np.asarray(v) * 2, shape, out)
+    return f(on_host, u, w), io_callback(lambda v: np.asarray(v) + 1, shape, out, ordered=True)
+
+
+AROUND = {
+    "differentiation": (gradients_around, vjp_and_jvp_around, jacobians_around, checkpoint_around),
+    "vmap": (vmaps_around, vmap_and_grad_around),
+    "rules": (jit_around, custom_rules_around, solvers_around, functions_around),
+}
+
+
+def all_around(uses, over):
+    """Every use of the mixing function, which ``over`` maps, as one jitted function."""
+    return jax.jit(lambda *args: {use.__name__: use(over(mixing), *args) for use in uses})
+
+
+@functools.cache
+def around_vmap(uses, a, b):
+    return all_around(uses, vmapped)(*arguments(a, b))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("uses", AROUND)
+def test_around(uses, placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = all_around(AROUND[uses], xmapped(resources))(*arguments(a, b))
+    assert_same(result, around_vmap(AROUND[uses], a, b))
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:x,b:y", "b:x"])
+def test_callbacks_around(placement):
+    """Ordered effects want one device, so the mapped function is called op by op, outside of jit."""
+    a, b, resources = PLACEMENTS[placement]
+    args = arguments(a, b)
+    with mesh42():
+        result = callbacks_around(xmapped(resources)(mixing), *args)
+    assert_same(result, callbacks_around(jax.jit(vmapped(mixing)), *args))
+
+
+SPMD_CASES = [("vectorized", "x"), ("a:x", "y"), ("b:y", "x"), ("b:x", "y")]
+
+
+@pytest.mark.parametrize("placement,free", SPMD_CASES, ids=str)
+def test_vmap_with_spmd_axis_name_around(placement, free):
+    """The vmapped dimension is spread over a mesh axis that the xmapped function leaves free."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+    stacked = np.stack([x, -x, x + 1, x - 1])
+    mapped = lambda f, **options: jax.vmap(f, in_axes=(0, None, None), **options)
+    loss = lambda f, **options: jax.grad(lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2))
+    with mesh42():
+        f = xmapped(resources)(mixing)
+        run = jax.jit(lambda *args: (mapped(f, spmd_axis_name=free)(*args), loss(f, spmd_axis_name=free)(*args)))
+        result = run(stacked, u, w)
+    assert_same(result, (mapped(vmapped(mixing))(stacked, u, w), loss(vmapped(mixing))(stacked, u, w)))
+
+
+# ------------------------------------------------------------------------------- modes of JAX
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y"])
+def test_strict_promotion_and_leak_checks(placement):
+    """Nothing that xmap adds promotes types implicitly, and no tracer survives a call."""
+    a, b, resources = PLACEMENTS[placement]
+    args = arguments(a, b)
+
+    def body(x, u, w):
+        whole = lax.psum(x, ("a", "b")) + lax.pmean(u, "a") * w
+        carry, _ = lax.scan(lambda c, t: (c + lax.psum(t, "a"), None), u, x)
+        moved = lax.ppermute(x, "a", [(k, (k + 1) % a) for k in range(a)])
+        index = lax.axis_index("a").astype(jnp.float32)
+        chosen = lax.cond(x[0] > 0, lambda v: lax.psum(v, "b"), lambda v: v, x)
+        return whole, carry, moved * index, chosen, lax.all_gather(x, "b")
+
+    with mesh42(), jax.numpy_dtype_promotion("strict"), jax.check_tracer_leaks():
+        f = xmapped(resources)(body)
+        result = jax.jit(f)(*args)
+        slopes = jax.grad(lambda *args: f(*args)[2].sum())(*args)
+    assert_same(result, jax.jit(vmapped(body))(*args))
+    assert_same(slopes, jax.grad(lambda *args: vmapped(body)(*args)[2].sum())(*args))
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y"])
+def test_double_precision(placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42(), jax.enable_x64(True):
+        args = tuple(v.astype(np.float64) for v in arguments(a, b))
+        f = xmapped(resources)(mixing)
+        result = f(*args), jax.grad(lambda *args: f(*args).sum())(*args), xmapped(resources)(draw_index)(*args)
+        v = vmapped(mixing)
+        expected = v(*args), jax.grad(lambda *args: v(*args).sum())(*args), vmapped(draw_index)(*args)
+        assert result[0].dtype == jnp.float64
+        assert_same(result, expected)
+
+
+def draw_index(x, u, w):
+    return lax.axis_index("a"), jnp.argmax(x), lax.psum(1, "a") * jnp.int64(2)
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "a:x,b:y"])
+def test_disabled_jit(placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42(), jax.disable_jit():
+        result = xmapped(resources)(mixing)(*arguments(a, b))
+    assert_same(result, vmapped(mixing)(*arguments(a, b)))
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "a:x,b:y"])
+def test_debug_nans_names_the_failure(placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42(), jax.debug_nans(True):
+        f = xmapped(resources)(lambda x, u, w: jnp.log(x - x) * 0 + lax.psum(jnp.sqrt(-jnp.abs(x) - 1), "a"))
+        with pytest.raises(FloatingPointError):
+            jax.block_until_ready(f(*arguments(a, b)))
+        fine = xmapped(resources)(mixing)(*arguments(a, b))
+    assert_same(fine, vmapped(mixing)(*arguments(a, b)))

@@ -1,0 +1,116 @@
+"""Functions that a written program defines for itself: collectives that JAX lacks for axes that are partly vmapped."""
+
+from __future__ import annotations
+
+HELPERS: dict[str, str] = {
+    "pdot": '''\
+def pdot(x, y, local=(), across=()):
+    """Contract two arrays over vmapped axes and over mesh axes: one dot, one all-reduce.
+
+    Gathering over an axis of jax.vmap moves a dimension and nothing else.
+    """
+    for name in local:
+        x, y = lax.all_gather(x, name), lax.all_gather(y, name)
+    contracted = tuple(range(len(local)))
+    product = jnp.tensordot(x, y, (contracted, contracted))
+    return lax.psum(product, across) if across else product
+''',
+    "pdot_general": '''\
+def pdot_general(
+    x,
+    y,
+    local=(),
+    across=(),
+    pos_contract=((), ()),
+    pos_batch=((), ()),
+    precision=None,
+    preferred_element_type=None,
+):
+    """Contract two arrays over vmapped axes, mesh axes and positions; see lax.dot_general."""
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    if preferred_element_type is None:
+        x, y = x.astype(jnp.result_type(x, y)), y.astype(jnp.result_type(x, y))
+    n = len(local)
+
+    def positions(dims, ndim):
+        return tuple(d % ndim + n for d in dims)
+
+    contract = [positions(dims, z.ndim) for dims, z in zip(pos_contract, (x, y))]
+    batch = [positions(dims, z.ndim) for dims, z in zip(pos_batch, (x, y))]
+    for name in local:
+        x, y = lax.all_gather(x, name), lax.all_gather(y, name)
+    product = lax.dot_general(
+        x,
+        y,
+        (tuple((*range(n), *dims) for dims in contract), tuple(batch)),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    return lax.psum(product, across) if across else product
+''',
+    "ppermute": '''\
+def ppermute(x, mesh_axes, local, perm):
+    """lax.ppermute over an axis that is split over mesh axes and vmapped on each device.
+
+    Only what changes device travels: one lax.ppermute for each distance between devices.
+    """
+    devices, slots = lax.psum(1, mesh_axes) if mesh_axes else 1, lax.psum(1, local)
+    here = lax.axis_index(mesh_axes) if mesh_axes else 0
+    moves = [(*divmod(source, slots), *divmod(target, slots)) for source, target in perm]
+    block = lax.all_gather(x, local)
+    result = jnp.zeros_like(block)
+    for distance in sorted({(target - source) % devices for source, _, target, _ in moves}):
+        rows = {device: [] for device in range(devices)}
+        for source, slot, target, place in moves:
+            if (target - source) % devices == distance:
+                rows[source].append((slot, place))
+        width = max(map(len, rows.values()))
+        # Rows are filled up with moves to a place that does not exist.
+        rows = [[*row, *[(0, slots)] * (width - len(row))] for row in rows.values()]
+        slot, place = np.moveaxis(np.array(rows), -1, 0)
+        place = np.roll(place, distance, 0)
+        sent = block[jnp.asarray(slot)[here]]
+        if distance:
+            pairs = [(k, (k + distance) % devices) for k in range(devices)]
+            sent = lax.ppermute(sent, mesh_axes, pairs)
+        result = result.at[jnp.asarray(place)[here]].set(sent, mode="drop")
+    return result[lax.axis_index(local)]
+''',
+    "psum_scatter": '''\
+def psum_scatter(x, mesh_axes, local, scatter_dimension=0, tiled=False):
+    """lax.psum_scatter over an axis that is split over mesh axes and vmapped on each device."""
+    total = lax.psum(x, local)
+    total = lax.psum_scatter(
+        total, mesh_axes, scatter_dimension=scatter_dimension, tiled=True
+    )
+    size = total.shape[scatter_dimension] // lax.psum(1, local)
+    start = lax.axis_index(local) * size
+    part = lax.dynamic_slice_in_dim(total, start, size, scatter_dimension)
+    return part if tiled else lax.squeeze(part, (scatter_dimension,))
+''',
+    "all_to_all": '''\
+def all_to_all(x, mesh_axes, local, split_axis, concat_axis, tiled=False):
+    """lax.all_to_all over an axis that is split over mesh axes and vmapped on each device."""
+    devices, slots = lax.psum(1, mesh_axes), lax.psum(1, local)
+    block = lax.all_gather(x, local)
+    at, shape = split_axis + 1, block.shape
+    pieces = (devices, slots, shape[at] // (devices * slots))
+    block = block.reshape(*shape[:at], *pieces, *shape[at + 1 :])
+    block = jnp.moveaxis(block, (at, at + 1), (0, 1))
+    block = lax.all_to_all(block, mesh_axes, 0, 0, tiled=True)
+    mine = lax.dynamic_index_in_dim(block, lax.axis_index(local), 1, keepdims=False)
+    mine = mine.reshape(devices * slots, *mine.shape[2:])
+    if not tiled:
+        return jnp.moveaxis(mine.squeeze(split_axis + 1), 0, concat_axis)
+    mine = jnp.moveaxis(mine, 0, concat_axis)
+    shape = mine.shape
+    return mine.reshape(*shape[:concat_axis], -1, *shape[concat_axis + 2 :])
+''',
+    "index_of": '''\
+def index_of(x, extremum, axes):
+    """The smallest index along axes at which x is what extremum (lax.pmax, lax.pmin) says."""
+    x = lax.stop_gradient(x)
+    found = x == extremum(x, axes)
+    return lax.pmin(jnp.where(found, lax.axis_index(axes), lax.psum(1, axes)), axes)
+''',
+}

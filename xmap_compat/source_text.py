@@ -1,0 +1,330 @@
+"""Python source as text: literals, pytrees and statements laid out as formatters (ruff, black) leave them."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+WIDTH = 88
+INDENT = "    "
+
+
+class NotWritable(Exception):
+    """Something that this way of writing the program cannot express; the message says what."""
+
+
+# ----------------------------------------------------------------------------- literals
+
+
+def quoted(text: str) -> str:
+    """A string literal in double quotes."""
+    shown = repr(text)
+    return shown if '"' in text or "\\" in shown else f'"{shown[1:-1]}"'
+
+
+def literal(value: Any) -> str:
+    """Plain Python data as source."""
+    if value is None or value is ... or isinstance(value, (bool, int)):
+        return "..." if value is ... else str(value)
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, (float, complex)):
+        return scalar(value)
+    if isinstance(value, np.generic):
+        return typed_scalar(value)
+    if type(value) is tuple:
+        return f"({literal(value[0])},)" if len(value) == 1 else f"({', '.join(map(literal, value))})"
+    if type(value) is list:
+        return f"[{', '.join(map(literal, value))}]"
+    if type(value) in (set, frozenset) and value:
+        return f"{{{', '.join(sorted(map(literal, value)))}}}"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, PartitionSpec):
+        return partition_spec(value)
+    raise NotWritable(f"a value of type {type(value).__name__}")
+
+
+def scalar(value: Any) -> str:
+    """A Python number; its type follows from where it stands."""
+    value = value.item() if hasattr(value, "item") else value
+    for kind in (bool, int, float, complex):
+        # JAX's literals are of subclasses, which show themselves otherwise.
+        if isinstance(value, kind):
+            value = kind(value)
+            break
+    if isinstance(value, complex):
+        return f"complex({scalar(value.real)}, {scalar(value.imag)})"
+    if isinstance(value, float):
+        if value != value:
+            return "jnp.nan"
+        if value in (float("inf"), float("-inf")):
+            return "jnp.inf" if value > 0 else "-jnp.inf"
+    return repr(value)
+
+
+def typed_scalar(value: Any) -> str:
+    return f"{_value_dtype(value.dtype)}({scalar(value)})"
+
+
+def _value_dtype(kind: Any) -> str:
+    """As ``np.float32``, so that a value keeps a type that JAX would narrow."""
+    text = dtype(kind)
+    return f"np.{text[4:]}" if np.dtype(kind).kind in "biufc" else text
+
+
+def dtype(kind: Any) -> str:
+    """``jnp.float32``"""
+    name = np.dtype(kind).name if not jax.dtypes.issubdtype(kind, jax.dtypes.extended) else None
+    if name is None:
+        raise NotWritable(f"the element type {kind}")
+    return {"bool": "jnp.bool_"}.get(name, f"jnp.{name}")
+
+
+def array(value: Any) -> str:
+    """A small array."""
+    value = np.asarray(value)
+    if value.ndim == 0:
+        return typed_scalar(value[()])
+    return f"np.array({_nested(value.tolist())}, {_value_dtype(value.dtype)})"
+
+
+def _nested(value):
+    return f"[{', '.join(map(_nested, value))}]" if isinstance(value, list) else scalar(value)
+
+
+def axes(names: Sequence[Any]) -> str:
+    """One axis name, or a tuple of them."""
+    return literal(names[0]) if len(names) == 1 else literal(tuple(names))
+
+
+def partition_spec(spec: Sequence[Any]) -> str:
+    return f"P({', '.join(map(literal, spec))})"
+
+
+def is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def identifier(text: str) -> str:
+    """A name that can stand in a program: ``params['w1']`` -> ``params_w1``."""
+    cleaned = "".join(c if c.isalnum() else "_" for c in text)
+    parts = [part for part in cleaned.split("_") if part]
+    name = "_".join(parts) or "value"
+    name = f"v{name}" if name[0].isdigit() else name
+    return name + "_" if keyword.iskeyword(name) else name
+
+
+# ------------------------------------------------------------------------------- pytrees
+
+
+def tree(structure: Any, leaves: Sequence[str]) -> str:
+    """A pytree of texts as a display of dictionaries, lists and tuples."""
+    return _display(jax.tree.unflatten(structure, [_Text(leaf) for leaf in leaves]))
+
+
+class _Text:
+    """A leaf; not a string, which a pytree may contain."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+
+def _display(node):
+    if isinstance(node, _Text):
+        return node.text
+    if node is None:
+        return "None"
+    if type(node) is tuple:
+        return f"({_display(node[0])},)" if len(node) == 1 else f"({', '.join(map(_display, node))})"
+    if type(node) is list:
+        return f"[{', '.join(map(_display, node))}]"
+    if type(node) is dict:
+        return "{" + ", ".join(f"{literal(k)}: {_display(v)}" for k, v in node.items()) + "}"
+    raise NotWritable(f"a pytree with a node of type {type(node).__name__}")
+
+
+def prefix(structure: Any, leaves: Sequence[str]) -> str:
+    """The same, where one text may stand for a subtree whose leaves are all equal."""
+    if len(set(leaves)) == 1 and structure.num_nodes > 0:
+        return leaves[0]
+    children = structure.children()
+    if not children or jax.tree_util.treedef_is_leaf(structure):
+        return tree(structure, leaves)
+    rest, parts = list(leaves), []
+    for child in children:
+        parts.append(prefix(child, rest[: child.num_leaves]))
+        rest = rest[child.num_leaves :]
+    node = _one_level(structure)
+    return _display(jax.tree.unflatten(jax.tree.structure(node, is_leaf=lambda x: x is not node), map(_Text, parts)))
+
+
+def _one_level(structure):
+    """A pytree node of the same type whose children are numbers."""
+    return jax.tree.unflatten(structure, [0] * structure.num_leaves)
+
+
+# ---------------------------------------------------------------------------- statements
+
+
+def statement(text: str, indent: int) -> list[str]:
+    """The lines of one statement, which may be too long for one line."""
+    lead = INDENT * indent
+    bare = _without_parentheses(text)
+    if len(lead) + len(bare) <= WIDTH:
+        return [lead + bare]
+    if len(lead) + len(text) <= WIDTH or "\n" in text:
+        return [lead + text]
+    node = ast.parse(text).body[0]
+    value = getattr(node, "value", None)
+    if value is None:
+        return [lead + text]
+    start = _column(text, value)
+    broken = _exploded(value, text, lead, len(lead) + start, 0)
+    return (lead + text[:start] + broken).split("\n")
+
+
+def _without_parentheses(text: str) -> str:
+    """``return (a, b)`` -> ``return a, b``"""
+    if not text.startswith("return (") or "\n" in text:
+        return text
+    bare = f"return {text[8:-1]}"
+    try:
+        same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(text))
+    except SyntaxError:
+        return text
+    value = getattr(ast.parse(text).body[0], "value", None)
+    if not same or not isinstance(value, ast.Tuple) or len(value.elts) < 2:
+        return text
+    return f"return {text[8:-1]}"
+
+
+def _column(text, node):
+    return len(text.encode()[: node.col_offset].decode())
+
+
+def _segment(node, text):
+    return ast.get_source_segment(text, node) or ""
+
+
+def _exploded(node, text, lead, used, after) -> str:
+    """An expression in as many lines as it needs; brackets open at the end of a line, with one item in each."""
+    whole = _segment(node, text)
+    if used + len(whole) + after <= WIDTH:
+        return whole
+    opening, closing, items = _items(node, text)
+    if items is None:
+        return whole
+    inner = lead + INDENT
+    lines = [opening]
+    for label, item in items:
+        head = inner + label
+        lines.append(head + _exploded(item, text, inner, len(head), 1) + ",")
+    return "\n".join([*lines, lead + closing])
+
+
+def _items(node, text) -> tuple[str, str, Any]:
+    """How an expression opens and closes, and its items with what stands before each."""
+    if isinstance(node, ast.Call):
+        items = [*(("", a) for a in node.args), *((f"{k.arg}=" if k.arg else "**", k.value) for k in node.keywords)]
+        return f"{_segment(node.func, text)}(", ")", items if items else None
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and node.elts:
+        opening, closing = {ast.Tuple: "()", ast.List: "[]", ast.Set: "{}"}[type(node)]
+        return opening, closing, [("", e) for e in node.elts]
+    if isinstance(node, ast.Dict) and node.keys:
+        pairs = zip(node.keys, node.values)
+        return "{", "}", [("**" if k is None else f"{_segment(k, text)}: ", v) for k, v in pairs]
+    return "", "", None
+
+
+def comment(text: str, indent: int) -> str:
+    """A comment in one line, cut if it is too long."""
+    line = f"{INDENT * indent}# {text}"
+    return line if len(line) <= WIDTH else line[: WIDTH - 4].rstrip() + " ..."
+
+
+class Names:
+    """Fresh names: a, b, ..., z, aa, ab, ..., without those that are taken."""
+
+    def __init__(self, taken: Sequence[str]):
+        self.taken = {*taken, *keyword.kwlist, "l"}
+        self._letters = self._all()
+
+    def fresh(self) -> str:
+        return next(name for name in self._letters if self.take(name))
+
+    def take(self, name: str) -> bool:
+        """Whether a name was free; it is taken now."""
+        free = name not in self.taken
+        self.taken.add(name)
+        return free
+
+    def like(self, wanted: str) -> str:
+        """A free name as near to the wanted one as can be had."""
+        return next(name for name in self._variants(wanted) if self.take(name))
+
+    @staticmethod
+    def _variants(wanted):
+        yield wanted
+        yield from (f"{wanted}_{k}" for k in range(2, 10_000))
+
+    @staticmethod
+    def _all() -> Iterator[str]:
+        for k in range(10**9):
+            letters, n = "", k
+            while True:
+                letters = chr(ord("a") + n % 26) + letters
+                n = n // 26 - 1
+                if n < 0:
+                    break
+            yield letters
+
+
+class Lines:
+    """Source being written."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.indent = 0
+
+    def add(self, text: str) -> None:
+        self.lines.extend(statement(text, self.indent))
+
+    def comment(self, text: str) -> None:
+        self.lines.append(comment(text, self.indent))
+
+    def raw(self, lines: Sequence[str]) -> None:
+        self.lines.extend(lines)
+
+    def blank(self, count: int = 1) -> None:
+        self.lines.extend([""] * count)
+
+    def block(self, head: str, body: Callable[[], None]) -> None:
+        """A function; within another, with an empty line before and after it."""
+        if self.indent and not self.lines[-1].rstrip().endswith((":", '"""')):
+            at = len(self.lines)
+            while self.lines[at - 1].lstrip().startswith("#"):
+                at -= 1
+            self.lines.insert(at, "")
+        self.raw(header(head, self.indent))
+        self.indent += 1
+        body()
+        self.indent -= 1
+        if self.indent:
+            self.blank()
+
+
+def header(text: str, indent: int) -> list[str]:
+    """The first lines of a ``def``; its parameters each in a line if they do not fit in one."""
+    lead = INDENT * indent
+    if len(lead) + len(text) <= WIDTH:
+        return [lead + text]
+    head, _, rest = text.partition("(")
+    parameters = rest.removesuffix("):").split(", ")
+    return [f"{lead}{head}(", *(f"{lead}{INDENT}{p}," for p in parameters), f"{lead}):"]
