@@ -166,7 +166,9 @@ def test_the_edits_are_listed_exactly():
     texts = sources_of(named_loss, LOSS_AXES, {}, NETWORKS["batch and hidden"], network(), forms=[REWRITTEN])
     words = " ".join(ast.get_docstring(ast.parse(texts[REWRITTEN])).split())
     lines = pathlib.Path(__file__).read_text(encoding="utf-8").splitlines()
-    place = lambda text: f"test_source.py:{next(k for k, line in enumerate(lines, 1) if line.lstrip().startswith(text))}"
+    place = lambda text: (
+        f"test_source.py:{next(k for k, line in enumerate(lines, 1) if line.lstrip().startswith(text))}"
+    )
     assert words.endswith(
         f'{place("hidden = relu(lax.pdot")} lax.pdot(image, params["w1"], "inputs")'
         f' -> pdot(image, params["w1"], local=("inputs",))'

@@ -814,7 +814,7 @@ def _einsum(r: _Rewriter, node: ast.Call):
         return None
     if any(k.arg not in ("precision", "preferred_element_type", "optimize") for k in node.keywords):
         raise NotWritable(f"an einsum with other arguments: {ast.unparse(node)}")
-    parsed = named_einsum.parse(spec.value)
+    parsed = named_einsum.parse(str(spec.value))
     known = {str(n): n for n in r.body.names.mesh}
     mentioned = [known[n] for t in parsed.inputs for n in t.names]
     contracted = [n for n in dict.fromkeys(mentioned) if str(n) not in parsed.output.names]

@@ -232,7 +232,10 @@ def _exploded(node, text, lead, used, after) -> str:
 def _items(node, text) -> tuple[str, str, Any]:
     """How an expression opens and closes, and its items with what stands before each."""
     if isinstance(node, ast.Call):
-        items = [*(("", a) for a in node.args), *((f"{k.arg}=" if k.arg else "**", k.value) for k in node.keywords)]
+        items: list[Any] = [
+            *(("", a) for a in node.args),
+            *((f"{k.arg}=" if k.arg else "**", k.value) for k in node.keywords),
+        ]
         return f"{_segment(node.func, text)}(", ")", items if items else None
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and node.elts:
         opening, closing = {ast.Tuple: "()", ast.List: "[]", ast.Set: "{}"}[type(node)]
