@@ -54,7 +54,8 @@ def literal(value: Any) -> str:
 def scalar(value: Any) -> str:
     """A Python number; its type follows from where it stands."""
     value = value.item() if hasattr(value, "item") else value
-    for kind in (bool, int, float, complex):
+    kinds: tuple[Any, ...] = (bool, int, float, complex)
+    for kind in kinds:
         # JAX's literals are of subclasses, which show themselves otherwise.
         if isinstance(value, kind):
             value = kind(value)
@@ -238,7 +239,7 @@ def _items(node, text) -> tuple[str, str, Any]:
         ]
         return f"{_segment(node.func, text)}(", ")", items if items else None
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and node.elts:
-        opening, closing = {ast.Tuple: "()", ast.List: "[]", ast.Set: "{}"}[type(node)]
+        opening, closing = tuple({ast.Tuple: "()", ast.List: "[]", ast.Set: "{}"}[type(node)])
         return opening, closing, [("", e) for e in node.elts]
     if isinstance(node, ast.Dict) and node.keys:
         pairs = zip(node.keys, node.values)
