@@ -106,7 +106,7 @@ def _argument_types(plan: CallPlan) -> Any:
 
 def _module(plan: CallPlan, about: Sequence[str], lines: Sequence[str], more: Sequence[str] = ()) -> str:
     """Docstring, the imports that the lines use and some more, the mesh, the lines."""
-    body = "\n".join(lines)
+    body = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     uses = lambda name: f"{name}." in body or f"{name}(" in body  # noqa: E731
     out = Lines()
     out.raw(_docstring(about))
@@ -208,7 +208,7 @@ def _rewritten(plan: CallPlan, reasons: Sequence[str]) -> tuple[str, dict[str, A
     for helper in body.helpers:
         lines.extend(["", "", *HELPERS[helper].rstrip().split("\n")])
     for function in body.functions.values():
-        lines.extend(["", "", *function] if len(function) > 1 else ["", *function])
+        lines.extend(["", "", *function])
     lines.extend(["", "", *wrapper.lines()])
     about = [_title(plan)]
     if body.edits:

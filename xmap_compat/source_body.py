@@ -377,8 +377,8 @@ class _Scope:
     def known(self, name: str) -> bool:
         return not self._is_bound(name) and (name in self.closure or name in self.fun.__globals__)
 
-    def local_constant(self, name: str) -> Any:
-        """The value of a variable that the function assigns once, to a literal."""
+    def assigned_once(self, name: str) -> ast.expr:
+        """What the function assigns to a variable, if it does so once."""
         assigned = [
             n.value
             for n in ast.walk(self.found.node)
@@ -389,8 +389,8 @@ class _Scope:
             for n in ast.walk(self.found.node)
             if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
         ]
-        if len(assigned) == len(stored) == 1:
-            return ast.literal_eval(assigned[0])
+        if len(assigned) == len(stored) == 1 and not isinstance(assigned[0], ast.Call):
+            return assigned[0]
         raise ValueError(name)
 
     def import_of(self, name: str) -> str | None:
@@ -547,7 +547,7 @@ class _Rewriter:
         if isinstance(node, ast.Name):
             if self.scope.known(node.id):
                 return self.scope.value(node.id)
-            return self.scope.local_constant(node.id)
+            return self.axis_value(self.scope.assigned_once(node.id))
         if isinstance(node, (ast.Tuple, ast.List)):
             return tuple(self.axis_value(e) for e in node.elts)
         return ast.literal_eval(node)

@@ -80,13 +80,11 @@ def ppermute(x, mesh_axes, local, perm):
 def psum_scatter(x, mesh_axes, local, scatter_dimension=0, tiled=False):
     """lax.psum_scatter over an axis that is split over mesh axes and vmapped on each device."""
     total = lax.psum(x, local)
-    total = lax.psum_scatter(
-        total, mesh_axes, scatter_dimension=scatter_dimension, tiled=True
-    )
-    size = total.shape[scatter_dimension] // lax.psum(1, local)
-    start = lax.axis_index(local) * size
-    part = lax.dynamic_slice_in_dim(total, start, size, scatter_dimension)
-    return part if tiled else lax.squeeze(part, (scatter_dimension,))
+    d = scatter_dimension
+    total = lax.psum_scatter(total, mesh_axes, scatter_dimension=d, tiled=True)
+    size = total.shape[d] // lax.psum(1, local)
+    part = lax.dynamic_slice_in_dim(total, lax.axis_index(local) * size, size, d)
+    return part if tiled else lax.squeeze(part, (d,))
 ''',
     "all_to_all": '''\
 def all_to_all(x, mesh_axes, local, split_axis, concat_axis, tiled=False):

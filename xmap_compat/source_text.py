@@ -311,10 +311,10 @@ class Lines:
 
     def block(self, head: str, body: Callable[[], None]) -> None:
         """A function; within another, with an empty line before and after it."""
-        if self.indent and not self.lines[-1].rstrip().endswith((":", '"""')):
-            at = len(self.lines)
-            while self.lines[at - 1].lstrip().startswith("#"):
-                at -= 1
+        at = len(self.lines)
+        while at and self.lines[at - 1].lstrip().startswith("#"):
+            at -= 1
+        if self.indent and self.lines[at - 1] and not self.lines[at - 1].endswith(":"):
             self.lines.insert(at, "")
         self.raw(header(head, self.indent))
         self.indent += 1
