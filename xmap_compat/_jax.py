@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
 
 FLOOR = (0, 10, 0)
 
@@ -49,6 +48,7 @@ from jax._src.interpreters import ad, batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import parallel
 from jax._src.numpy import reductions
+from jax.extend import core as jex_core
 
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
@@ -401,7 +401,7 @@ def ambient_mesh() -> jax.sharding.Mesh | None:
 class _EnteredMeshes(threading.local):
     def __init__(self):
         self.around: dict[int, Any] = {}
-        self.hidden: list[Callable[[], None]] = []
+        self.come_back: dict[int, Callable[[], None]] = {}
 
 
 _entered_meshes = _EnteredMeshes()
@@ -413,20 +413,29 @@ def enter_mesh(mesh: jax.sharding.Mesh) -> None:
     The warning came with 0.10.1; the state that it guards is still part of jit's cache key and
     still lets bare PartitionSpecs be used in ``with_sharding_constraint``.
     """
-    resources = mesh_lib.thread_resources
-    resources.stack.append(resources.stack[-1].with_mesh(mesh))
-    resources.env = resources.stack[-1]
-    _entered_meshes.hidden.append(_hide_context_mesh())
-    _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
-    _publish_meshes(resources)
+    _push_mesh(mesh)
     _bare_specs_in_jit.enter()
 
 
 def exit_mesh(mesh: jax.sharding.Mesh) -> None:
     _bare_specs_in_jit.exit()
+    _pop_mesh()
+
+
+def _push_mesh(mesh):
     resources = mesh_lib.thread_resources
-    _entered_meshes.around.pop(len(resources.stack), None)
-    _entered_meshes.hidden.pop()()
+    resources.stack.append(resources.stack[-1].with_mesh(mesh))
+    resources.env = resources.stack[-1]
+    _entered_meshes.come_back[len(resources.stack)] = _hide_context_mesh()
+    _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
+    _publish_meshes(resources)
+
+
+def _pop_mesh():
+    resources = mesh_lib.thread_resources
+    depth = len(resources.stack)
+    _entered_meshes.around.pop(depth, None)
+    _entered_meshes.come_back.pop(depth, lambda: None)()
     resources.stack.pop()
     resources.env = resources.stack[-1]
     _publish_meshes(resources)
@@ -752,19 +761,11 @@ def restore_mesh_context(restoration: Restoration) -> None:
     """
 
     def enter(self):
-        resources = mesh_lib.thread_resources
-        resources.stack.append(resources.stack[-1].with_mesh(self))
-        resources.env = resources.stack[-1]
-        _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
-        _publish_meshes(resources)
+        _push_mesh(self)
         return self
 
     def exit(self, *exc_info):
-        resources = mesh_lib.thread_resources
-        _entered_meshes.around.pop(len(resources.stack), None)
-        resources.stack.pop()
-        resources.env = resources.stack[-1]
-        _publish_meshes(resources)
+        _pop_mesh()
         return False
 
     restoration.attribute(jax.sharding.Mesh, "__enter__", enter)
