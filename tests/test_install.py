@@ -48,7 +48,8 @@ def centre(maps, placement="x"):
 
 def assert_split_over(mesh, out):
     np.testing.assert_allclose(out, CENTRED)
-    assert out.sharding == NamedSharding(mesh, P("x"))
+    # On one device JAX may leave the mesh axis out.
+    assert out.sharding.mesh == mesh and out.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), out.ndim)
 
 
 # ------------------------------------------------------------------------------- imports
