@@ -257,23 +257,22 @@ def bind_batched(
     return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
 
 
-def local_params(eqn: Any, typed: bool) -> Mapping[str, Any]:
-    """An equation's parameters, fit for evaluation on one device.
+def local_params(eqn: Any, mesh_axes: Sequence[str]) -> Mapping[str, Any]:
+    """An equation's parameters, fit for evaluation inside our ``shard_map``.
 
-    Inside a fully manual ``shard_map`` shardings that were recorded outside have no meaning, and a
-    Pallas kernel must declare what its results vary over.
+    Shardings that were recorded outside have no meaning there, and a Pallas kernel must declare the mesh
+    axes that its results vary over.
     """
-    if not typed:
-        return eqn.params
     params: dict[str, Any] = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
     if eqn.primitive.name == "pallas_call":
-        params["out_avals"] = tuple(_varying_like(aval) for aval in params["out_avals"])
+        params["out_avals"] = tuple(_varying_like(aval, mesh_axes) for aval in params["out_avals"])
     return params
 
 
-def _varying_like(aval):
-    mesh = mesh_lib.get_abstract_mesh()
-    return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=frozenset(mesh.axis_names)))
+def _varying_like(aval, mesh_axes):
+    sharding = aval.sharding.update(mesh=mesh_lib.get_abstract_mesh())
+    varying = aval.manual_axis_type.update(varying=frozenset(mesh_axes))
+    return aval.update(sharding=sharding, manual_axis_type=varying)
 
 
 def is_key(x: Any) -> bool:

@@ -158,8 +158,29 @@ def _differentiable_extremum(loc: Locality, extremum: Callable, dims: Sequence[i
     return fun
 
 
-max_over = _extremum_over(lax.reduce_max, lax.pmax)
-min_over = _extremum_over(lax.reduce_min, lax.pmin)
+def _keeping_nan(across: Callable, nan_as: Callable[[Any], Any]) -> Callable:
+    """An extremum over devices that is NaN where any value is, as within a device; XLA's all-reduce may drop NaN.
+
+    Floats are compared as the integers of the same order, with NaN beyond all of them.
+    """
+
+    def extremum(x, mesh_axes):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return across(x, mesh_axes)
+        integer = np.dtype(f"int{8 * x.dtype.itemsize}")
+        magnitude = np.asarray(jnp.iinfo(integer).max, integer)
+        bits = lax.bitcast_convert_type(x, integer)
+        ordered = jnp.where(bits < 0, bits ^ magnitude, bits)
+        ordered = across(jnp.where(jnp.isnan(x), np.asarray(nan_as(jnp.iinfo(integer)), integer), ordered), mesh_axes)
+        bits = jnp.where(ordered < 0, ordered ^ magnitude, ordered)
+        nan = ordered == np.asarray(nan_as(jnp.iinfo(integer)), integer)
+        return jnp.where(nan, np.asarray(np.nan, x.dtype), lax.bitcast_convert_type(bits, x.dtype))
+
+    return extremum
+
+
+max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lambda info: info.max))
+min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lambda info: info.min))
 
 
 def _reduction_rule(over: Callable, positional_reduce: Callable, identity: Callable[[Any], Any]) -> Rule:

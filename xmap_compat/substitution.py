@@ -80,7 +80,13 @@ class Evaluator:
             return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
         if primitive not in DIRECT:
             self._refuse_names(eqn)
-        return evaluate_primitive(self.loc, eqn.primitive, operands, _jax.local_params(eqn, self.loc.typed))
+        return evaluate_primitive(self.loc, eqn.primitive, operands, self._params(eqn, operands))
+
+    def _params(self, eqn, operands):
+        if not self.loc.typed:
+            return eqn.params
+        names = frozenset().union(*(v.names for v in operands))
+        return _jax.local_params(eqn, self.loc.mesh_axes_of(names))
 
     def _refuse_names(self, eqn):
         """Named axes in a primitive that no rule translates: a worded refusal, never a guess."""
@@ -255,10 +261,29 @@ def _must_stay_together(ev, branches):
 
 
 def _cond_select(ev, branches, index, operands):
-    results = [ev.evaluate(branch, operands) for branch in branches]
     clamped = lax.clamp(np.int32(0), index.data.astype(np.int32), np.int32(len(branches) - 1))
     which = dataclasses.replace(index, data=clamped)
+    results = [ev.evaluate(b, _only_where_taken(ev, b, which, k, operands)) for k, b in enumerate(branches)]
     return [_select(ev, which, cases) for cases in zip(*results)]
+
+
+def _only_where_taken(ev, branch, which, k, operands):
+    """Cut the gradient of elements that take another branch, where this one may not be differentiable.
+
+    (``0 * inf`` would be NaN; ``jax.vmap`` does the same.)  With a collective in the branch every element
+    contributes to the others, so nothing can be cut.
+    """
+    if collectives_in(branch):
+        return operands
+    taken = dataclasses.replace(which, data=which.data == k)
+    return [
+        _select(ev, taken, [dataclasses.replace(v, data=lax.stop_gradient(v.data)), v]) if _is_inexact(v) else v
+        for v in operands
+    ]
+
+
+def _is_inexact(value):
+    return jnp.issubdtype(jax.typeof(value.data).dtype, jnp.inexact)
 
 
 # ------------------------------------------------------------------------ custom rules
