@@ -1,0 +1,404 @@
+"""Programs that once gave a wrong number, another number under other resources, or an exception of JAX's own.
+
+Each is compared with the positional program, under every placement of its axis: eight elements over the 4x2
+``mesh42``.  The last tests are programs that plain ``vmap`` gets wrong and xmap got right.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
+
+N = 8
+PLACEMENTS = {
+    "none": {},
+    "part": {"a": "x"},
+    "full": {"a": ("x", "y")},
+    "reversed": {"a": ("y", "x")},
+}
+LOOPS = {"loop": {"a": SerialLoop(2)}, "mesh_and_loop": {"a": ("y", SerialLoop(2))}}
+
+over_placements = pytest.mark.parametrize("resources", PLACEMENTS.values(), ids=PLACEMENTS)
+over_all = pytest.mark.parametrize("resources", [*PLACEMENTS.values(), *LOOPS.values()], ids=[*PLACEMENTS, *LOOPS])
+
+
+def numbers(*shape):
+    return np.random.RandomState(len(shape)).randn(*shape).astype(np.float32)
+
+
+def assert_close(actual, expected, tolerance=1e-4):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), actual, expected)
+
+
+def weighted_sum(tree):
+    """A loss whose cotangents differ from element to element."""
+    return sum(
+        jnp.sum(jnp.sin(leaf) * (1 + jnp.arange(leaf.size).reshape(leaf.shape))) for leaf in jax.tree.leaves(tree)
+    )
+
+
+def gradient(f, argnums=0):
+    return jax.grad(lambda *args: weighted_sum(f(*args)), argnums)
+
+
+# -------------------------------------------------------------------------- branches
+
+
+@over_all
+@pytest.mark.parametrize("derivative", [gradient, lambda f: jax.grad(lambda x: gradient(f)(x).sum())], ids=["1", "2"])
+def test_a_branch_that_is_not_taken_has_no_gradient(mesh42, resources, derivative):
+    """sqrt has no derivative at the elements that take the other branch."""
+    x = np.array([4, -1, 2, -3, 1, 9, 3, -2], np.float32)
+
+    def root(v):
+        return lax.cond(v > 0, lambda: jnp.sqrt(v), lambda: 0 * v)
+
+    def positional(x):
+        taken = jnp.where(x > 0, x, 1)
+        return jnp.where(x > 0, jnp.sqrt(taken), 0)
+
+    with mesh42:
+        actual = derivative(xmap(root, ["a"], ["a"], axis_resources=resources))(x)
+    assert_close(actual, derivative(positional)(x))
+
+
+@over_all
+def test_a_case_that_is_not_taken_has_no_gradient(mesh42, resources):
+    x = np.array([4, -1, 2, -3, 1, 9, 3, -2], np.float32)
+    cases = [lambda v: 2 * v, lambda v: v * jnp.log(v), lambda v: v]
+
+    def positional(x):
+        return jnp.where(x > 0, x * jnp.log(jnp.where(x > 0, x, 1)), 2 * x)
+
+    with mesh42:
+        f = xmap(lambda v: lax.switch((v > 0).astype(int), cases, v), ["a"], ["a"], axis_resources=resources)
+        assert_close(gradient(f)(x), gradient(positional)(x))
+
+
+@over_placements
+def test_collectives_in_branches_count_the_elements_of_other_branches(mesh42, resources):
+    """An element that takes another branch still contributes, and receives a cotangent; vmap drops it."""
+    x = numbers(N, 3)
+    rotation = [(i, (i + 1) % N) for i in range(N)]
+
+    def named(v):
+        return lax.cond(v.sum() > 0, lambda: v * lax.pmean(v, "a"), lambda: lax.ppermute(v, "a", rotation))
+
+    def positional(x):
+        return jnp.where(x.sum(1, keepdims=True) > 0, x * x.mean(0), jnp.roll(x, 1, 0))
+
+    with mesh42:
+        f = xmap(named, ["a", ...], ["a", ...], axis_resources=resources)
+        assert_close(f(x), positional(x))
+        assert_close(gradient(f)(x), gradient(positional)(x))
+        assert_close(gradient(jax.checkpoint(f))(x), gradient(positional)(x))
+
+
+# ------------------------------------------------------------------- values that compare
+
+
+NOT_A_NUMBER = np.array([1, 2, 3, 0, 2, np.nan, 0, 1], np.float32)
+EXTREMES = {
+    "pmax": (lambda v: lax.pmax(v, "a"), np.max),
+    "pmin": (lambda v: lax.pmin(v, "a"), np.min),
+    "max": (lambda v: jnp.max(v, axis="a"), np.max),
+    "min": (lambda v: jnp.min(v, axis="a"), np.min),
+}
+
+
+@over_placements
+@pytest.mark.parametrize("x", [NOT_A_NUMBER, -NOT_A_NUMBER, NOT_A_NUMBER[::-1]], ids=["nan", "negative", "reversed"])
+@pytest.mark.parametrize("named, positional", EXTREMES.values(), ids=EXTREMES)
+def test_extremes_keep_nan(mesh42, resources, x, named, positional):
+    with mesh42:
+        actual = xmap(named, ["a"], [], axis_resources=resources)(x)
+    np.testing.assert_array_equal(actual, positional(x))
+
+
+@over_placements
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8", "uint8", "bool"])
+def test_extremes_of_extreme_values(mesh42, resources, dtype):
+    """Infinities, zeros of both signs and the ends of the integers are compared as NumPy compares them."""
+    ends = {"f": [-np.inf, np.inf, -0.0, 0.0], "i": [-128, 127, 0, -1], "u": [0, 255, 1, 2], "b": [0, 1, 0, 1]}
+    kind = "f" if "float" in dtype else dtype[0]
+    x = np.stack([np.roll(ends[kind] * 2, k) for k in range(3)] + [np.full(N, ends[kind][0])], 1).astype(
+        jnp.dtype(dtype)
+    )
+    with mesh42:
+        f = xmap(lambda v: (lax.pmax(v, "a"), lax.pmin(v, "a")), ["a", ...], ([...], [...]), axis_resources=resources)
+        largest, smallest = f(x)
+    assert largest.dtype == smallest.dtype == jnp.dtype(dtype)
+    np.testing.assert_array_equal(np.asarray(largest, float), np.asarray(x, float).max(0))
+    np.testing.assert_array_equal(np.asarray(smallest, float), np.asarray(x, float).min(0))
+
+
+# ------------------------------------------------------------------------ random keys
+
+
+@over_all
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_the_bits_of_a_key_are_its_own(mesh42, resources, implementation):
+    keys = jax.random.split(jax.random.key(0, impl=implementation), N)
+    with mesh42:
+        actual = xmap(lambda k: jax.random.normal(k, (2,)), ["a"], ["a", ...], axis_resources=resources)(keys)
+    np.testing.assert_array_equal(actual, np.stack([jax.random.normal(k, (2,)) for k in keys]))
+
+
+KEY_EXCHANGES = {
+    "all_gather": (lambda k: lax.all_gather(k, "a"), [...], lambda keys: keys),
+    "ppermute": (lambda k: lax.ppermute(k, "a", [(i, (i + 1) % N) for i in range(N)]), ["a"], lambda k: jnp.roll(k, 1)),
+    "pshuffle": (lambda k: lax.pshuffle(k, "a", list(range(N))[::-1]), ["a"], lambda keys: keys[::-1]),
+    "all_to_all": (
+        lambda k: lax.all_to_all(jax.random.split(k, N), "a", 0, 0),
+        ["a", ...],
+        lambda keys: jnp.stack([jax.random.split(k, N) for k in keys]).T,
+    ),
+}
+
+
+@over_placements
+@pytest.mark.parametrize("named, out_axes, positional", KEY_EXCHANGES.values(), ids=KEY_EXCHANGES)
+def test_typed_keys_are_exchanged(mesh42, resources, named, out_axes, positional):
+    keys = jax.random.split(jax.random.key(3), N)
+    with mesh42:
+        actual = xmap(named, ["a"], out_axes, axis_resources=resources)(keys)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (actual, positional(keys))))
+
+
+# ------------------------------------------------------------------ arguments of collectives
+
+
+LITERALS = {
+    "all_gather": (lambda: lax.all_gather(2.5, "a").sum(), 2.5 * N),
+    "pmax": (lambda: lax.pmax(3, "a"), 3),
+    "pmin": (lambda: lax.pmin(2.5, "a"), 2.5),
+    "pmean": (lambda: lax.pmean(2.5, "a"), 2.5),
+    "psum": (lambda: lax.psum(2.5, "a"), 2.5 * N),
+    "ppermute": (lambda: lax.ppermute(2.5, "a", [(i, i) for i in range(N)]), 2.5),
+    "psum_scatter": (lambda: lax.psum_scatter(np.ones(N, np.float32), "a"), N),
+    "max": (lambda: jnp.max(3.0, axis="a"), 3),
+    "sum": (lambda: jnp.sum(3.0, axis="a"), 3 * N),
+}
+
+
+@over_placements
+@pytest.mark.parametrize("named, expected", LITERALS.values(), ids=LITERALS)
+def test_collectives_of_literals(mesh42, resources, named, expected):
+    with mesh42:
+        f = xmap(lambda v: (named(), v * named()), ["a"], (["a"], ["a"]), axis_resources=resources)
+        actual = f(np.ones(N, np.float32))
+    assert_close(actual, (np.full(N, expected), np.full(N, expected)))
+
+
+REPEATED = {
+    "psum": lambda v: lax.psum(v, ("a", "a")),
+    "pmean": lambda v: lax.pmean(v, ("a", "a")),
+    "pmax": lambda v: lax.pmax(v, ("a", "a")),
+    "all_gather": lambda v: lax.all_gather(v, ("a", "a")),
+}
+
+
+@over_placements
+@pytest.mark.parametrize("named", REPEATED.values(), ids=REPEATED)
+def test_a_repeated_axis_is_refused(mesh42, resources, named):
+    with mesh42, pytest.raises(ValueError, match="a"):
+        xmap(named, ["a", ...], [...], axis_resources=resources)(numbers(N, 3))
+
+
+@over_placements
+def test_a_permutation_that_is_too_short_is_refused(mesh42, resources):
+    f = xmap(lambda v: lax.pshuffle(v, "a", [1, 0]), ["a", ...], ["a", ...], axis_resources=resources)
+    with mesh42, pytest.raises(ValueError, match="permutation"):
+        f(numbers(N, 3))
+
+
+def test_messages_name_the_function_of_the_user():
+    def chooses(v):
+        return v if v.sum() > 0 else -v
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"function chooses at .*test_regressions.py"):
+        xmap(chooses, ["a", ...], ["a", ...])(numbers(N, 3))
+
+
+# ---------------------------------------------------------------- around and inside others
+
+
+def user_mesh():
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+BODIES = {
+    "product": (lambda v, w: v @ w, lambda x, w: x @ w),
+    "collective": (lambda v, w: v + lax.psum(v @ w, "a"), lambda x, w: x + (x @ w).sum(0)),
+    "scan": (
+        lambda v, w: lax.scan(lambda c, _: (c @ w, c.sum()), v, None, length=2)[0],
+        lambda x, w: x @ w @ w,
+    ),
+    "cond": (
+        lambda v, w: lax.cond(v.sum() > 0, lambda: v @ w, lambda: v),
+        lambda x, w: jnp.where(x.sum(-1, keepdims=True) > 0, x @ w, x),
+    ),
+}
+
+
+@over_placements
+@pytest.mark.parametrize("named, positional", BODIES.values(), ids=BODIES)
+def test_inside_shard_map(mesh42, resources, named, positional):
+    """Operands that vary over different axes of the user's own shard_map meet in the body."""
+    x, w = numbers(N, 4, 3), numbers(3, 3)
+
+    def on_device(x, w):
+        return xmap(named, (["a", ...], {}), ["a", ...], axis_resources=resources)(x, w)
+
+    specs = {"mesh": user_mesh(), "in_specs": (P(None, "x"), P()), "out_specs": P(None, "x")}
+    rows = lambda x, w: jnp.stack([positional(x[:, k], w) for k in range(4)], 1)
+    with mesh42:
+        f = jax.shard_map(on_device_rows(on_device), **specs)
+        assert_close(jax.jit(f)(x, w), rows(x, w))
+        assert_close(jax.jit(gradient(f, (0, 1)))(x, w), gradient(rows, (0, 1))(x, w), 1e-3)
+
+
+def on_device_rows(f):
+    """Each device has one row: without the dimension of one element."""
+    return lambda x, w: f(x[:, 0], w)[:, None]
+
+
+@over_placements
+def test_inside_shard_map_its_axes_are_reached(mesh42, resources):
+    x = numbers(N, 4)
+
+    def on_device(x):
+        f = xmap(lambda v: lax.psum(v, "x") + lax.psum(v, "a"), ["a", ...], ["a", ...], axis_resources=resources)
+        return f(x)
+
+    with mesh42:
+        f = jax.shard_map(on_device, mesh=user_mesh(), in_specs=P(None, "x"), out_specs=P(None, "x"))
+        assert_close(f(x), x.sum(1, keepdims=True) + x.sum(0))
+
+
+def test_a_nested_call_reaches_an_outer_axis_with_the_name_of_a_mesh_axis():
+    x = numbers(N, 4, 3)
+
+    def outer(v):
+        inner = lambda u: lax.psum(u, ("a", "b")) + lax.axis_index("a")
+        return xmap(inner, ["b", ...], [...], axis_resources={"b": "a"})(v)
+
+    with Mesh(np.array(jax.devices()).reshape(4, 2), ("b", "a")):
+        actual = xmap(outer, ["a", ...], ["a", ...], axis_resources={"a": "b"})(x)
+    assert_close(actual, x.sum((0, 1)) + np.arange(N, dtype=np.float32)[:, None])
+
+
+@pytest.mark.parametrize("named", [lambda v: v + lax.axis_index("v"), lambda v: lax.psum(v, ("a", "v"))])
+def test_the_axis_of_a_vmap_around_is_reached_or_refused(mesh42, named):
+    x = numbers(N, 4, 3)
+    positional = [x + np.arange(4.0)[None, :, None], np.broadcast_to(x.sum((0, 1)), x.shape)]
+    around = functools.partial(jax.vmap, in_axes=1, out_axes=1, axis_name="v")
+    actual = around(xmap(named, ["a", ...], ["a", ...]))(x)
+    assert any(np.allclose(actual, expected, atol=1e-4) for expected in positional)
+    with mesh42, pytest.raises(NotImplementedError, match="`v`"):
+        around(xmap(named, ["a", ...], ["a", ...], axis_resources={"a": "x"}))(x)
+
+
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (7 * ct * jnp.cos(x),), optimize_remat=True)
+
+
+@over_all
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"])
+def test_custom_rules_that_optimize_rematerialization(mesh42, resources, wrap):
+    x = numbers(N, 3)
+    with mesh42:
+        f = xmap(wrap(lambda v: sine(v) * v), ["a", ...], ["a", ...], axis_resources=resources)
+        actual = jax.grad(lambda x: f(x).sum())(x)
+    assert_close(actual, np.sin(x) + 7 * x * np.cos(x))
+
+
+# ------------------------------------------------------------------------------- caches
+
+
+def meshes():
+    devices = np.array(jax.devices())
+    return [
+        Mesh(devices.reshape(4, 2), ("x", "y")),
+        Mesh(devices.reshape(2, 4), ("x", "y")),
+        Mesh(devices[4:], ("x",)),
+        Mesh(devices[:1], ("x",)),
+        Mesh(devices[::-1].reshape(4, 2), ("x", "y")),
+    ]
+
+
+def one_step(f):
+    body = lambda c, _: (f(c), None)
+    return lambda x: lax.scan(body, x, None, length=1)[0]
+
+
+TRANSFORMS = {
+    "call": lambda f: f,
+    "jit": lambda f: jax.jit(lambda x: f(x)),
+    "vmap": lambda f: jax.vmap(f, in_axes=1, out_axes=1),
+    "checkpoint": jax.checkpoint,
+    "scan": one_step,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_one_function_under_several_meshes(transform):
+    """What is transformed once follows the mesh in scope at each call, and fails without one."""
+    x = numbers(N, 3)
+    named = lambda v: v * lax.axis_index("a") + lax.psum(v, "a")
+    f = transform(xmap(named, ["a", ...], ["a", ...], axis_resources={"a": "x"}))
+    slope = np.arange(N)[:, None] + N + np.zeros_like(x)
+    for mesh in meshes():
+        with mesh:
+            actual = f(x)
+            assert_close(actual, x * np.arange(N)[:, None] + x.sum(0))
+            assert_close(jax.grad(lambda x: f(x).sum())(x), slope)
+        assert actual.sharding.device_set == set(mesh.devices.flat)
+    with pytest.raises(ValueError, match="insufficient"):
+        f(x)
+
+
+def test_one_function_under_several_loops():
+    x = numbers(N, 3)
+    f = jax.jit(lambda x: xmap(jnp.sin, ["a", ...], ["a", ...], axis_resources={"a": "l"})(x))
+    for length in (2, 4, 2):
+        with serial_loop("l", length):
+            assert f"length={length}" in str(jax.make_jaxpr(f)(x))
+            assert_close(f(x), np.sin(x))
+    with pytest.raises(ValueError, match="insufficient"):
+        f(x)
+
+
+def test_a_jitted_helper_follows_the_sizes_of_axes():
+    helper = jax.jit(lambda v: lax.psum(1, "a") * v + lax.axis_index("a"))
+    for size in (4, 8, 4):
+        assert_close(xmap(helper, ["a"], ["a"])(np.ones(size, np.float32)), size + np.arange(size, dtype=np.float32))
+
+
+@over_placements
+def test_a_jitted_helper_is_kept_once(mesh42, resources):
+    """A function that the user jitted is one function of the compiled program, however often it is called."""
+
+    @jax.jit
+    def helper(v):
+        return jnp.sin(v) * jnp.cos(v)
+
+    def named(v):
+        for _ in range(10):
+            v = helper(v) + lax.pmean(v, "a")
+        return v
+
+    with mesh42:
+        text = xmap(named, ["a", ...], ["a", ...], axis_resources=resources).lower(numbers(N, 3)).as_text()
+    assert 1 <= text.count("stablehlo.sine") < 10
