@@ -248,12 +248,12 @@ class Model:
         """The sum, held by each participant; a derivative inside the body hands each one's cotangent on as it is."""
         held = self.ordered({*x.names, *names})
 
-        @jax.custom_vjp
         def total(data):
             return self.expanded(self.psum(Named(self, data, held), names), held)
 
-        total.defvjp(lambda data: (total(data), None), lambda _, ct: (ct,))
-        return Named(self, total(self.expanded(x, held)), held)
+        ruled = jax.custom_vjp(total)
+        ruled.defvjp(lambda data: (total(data), None), lambda _, ct: (ct,))
+        return Named(self, ruled(self.expanded(x, held)), held)
 
     def xeinsum(self, spec, *operands):
         """Letters are contracted at each index; then names that the operands mention and the result does not."""

@@ -464,7 +464,7 @@ LOCAL = {
         gradients_of_gradients,
         checkpoints,
     ),
-    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pallas_kernels, pure_callbacks),
+    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pure_callbacks),
     "indices": (indexing, gathers_and_scatters),
 }
 LIBRARIES = {
@@ -1311,3 +1311,12 @@ def test_debug_nans_names_the_failure(placement):
             jax.block_until_ready(f(*arguments(a, b)))
         fine = xmapped(resources)(mixing)(*arguments(a, b))
     assert_same(fine, vmapped(mixing)(*arguments(a, b)))
+
+
+def test_interpreted_pallas_kernels_without_resources(rng):
+    """On a mesh JAX's interpreter of kernels does not type (nor does it in a hand-written shard_map)."""
+    x, u, w = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (4,), (3,)))
+    result = xmap(pallas_kernels, (["a", ...], ["a", ...], {}), ["a", ...])(x, u, w)
+    tiled = np.tile(x, 2) * u[:, None] + np.repeat([0.0, 1.0], 3)
+    for got, want in zip(result, (x + w, np.broadcast_to(2 * w, (4, 3)), tiled)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

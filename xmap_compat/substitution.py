@@ -270,10 +270,10 @@ def _cond_select(ev, branches, index, operands):
 def _only_where_taken(ev, branch, which, k, operands):
     """Cut the gradient of elements that take another branch, where this one may not be differentiable.
 
-    (``0 * inf`` would be NaN; ``jax.vmap`` does the same.)  With a collective in the branch every element
-    contributes to the others, so nothing can be cut.
+    (``0 * inf`` would be NaN; ``jax.vmap`` does the same.)  With a collective in the branch, which a custom rule
+    may hide, every element contributes to the others, so nothing can be cut.
     """
-    if collectives_in(branch):
+    if collectives_in(branch) or has_custom_rule(branch):
         return operands
     taken = dataclasses.replace(which, data=which.data == k)
     return [
