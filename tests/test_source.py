@@ -373,6 +373,28 @@ def test_collectives_over_two_axes(resources):
     check(body, ["i", "j"], ["i", "j", None], resources, (x,), expected)
 
 
+@pytest.mark.parametrize("name", ["ppermute", "ppermute, partial", "pshuffle"])
+@pytest.mark.parametrize("size", [8, 16], ids=["full", "part"])
+def test_permutations_over_mesh_axes_in_reversed_order(name, size):
+    """``lax.ppermute`` counts devices in the order of the mesh, so that these cannot be rewritten."""
+    bodies = {
+        "ppermute": lambda x: lax.ppermute(x, "i", [(k, (k + 3) % size) for k in range(size)]),
+        "ppermute, partial": lambda x: lax.ppermute(x, "i", HALF),
+        "pshuffle": lambda x: lax.pshuffle(x, "i", list(range(size))[::-1]),
+    }
+    x = normal(size, 2)
+    expected = {
+        "ppermute": np.roll(x, 3, 0),
+        "ppermute, partial": np.stack(shifted(list(x), HALF)),
+        "pshuffle": x[::-1],
+    }
+    f = xmap(bodies[name], ["i", ...], ["i", ...], axis_resources={"i": ("y", "x")})
+    with Mesh(grid(4, 2), ("x", "y")):
+        text = f.plan(shaped(size, 2)).source()
+    assert form_of(text) == STAGED
+    assert_close(run(text)(x), expected[name])
+
+
 # --------------------------------------------------------------------- forms of programs
 
 
