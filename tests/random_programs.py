@@ -318,14 +318,14 @@ class Writer:
         fitting = list(fitting)
         return self.choose(fitting if self.number(0, 2) == 2 else fitting[:2]) if fitting else None
 
-    def name(self):
-        """An axis name that is about to be referred to."""
-        name = self.choose(self.axes)
+    def name(self, vmapped=False):
+        """An axis name that is about to be referred to; of a vmap's only if asked for."""
+        name = self.choose(n for n in self.axes if vmapped or n not in self.shared.vmapped)
         self.shared.used.add(name)
         return name
 
-    def some_names(self):
-        names = self.some(self.axes)
+    def some_names(self, vmapped=False):
+        names = self.some(n for n in self.axes if vmapped or n not in self.shared.vmapped)
         self.shared.used.update(names)
         return tuple(names)
 
@@ -495,12 +495,12 @@ def index(w):
 
 
 def axis_index(w):
-    name = w.name()
+    name = w.name(vmapped=True)
     return w.let(f"lax.axis_index({name!r})", (), {name}, "int")
 
 
 def sum_over_names(w):
-    v, names = w.float_var(), w.some_names()
+    v, names = w.float_var(), w.some_names(vmapped=True)
     call = w.choose(["0.3 * lax.psum({}, {})", "lax.pmean({}, {})", "lax.pmax({}, {})", "lax.pmin({}, {})"])
     return w.let(call.format(v.text, _names_text(w, names)), v.shape, v.names - set(names))
 
@@ -510,7 +510,7 @@ def _names_text(w, names):
 
 
 def integer_sum_over_names(w):
-    v, names = w.int_var(), w.some_names()
+    v, names = w.int_var(), w.some_names(vmapped=True)
     if v is None:
         return None
     call = w.choose(["lax.psum({}, {})", "lax.pmax({}, {})", "lax.pmin({}, {})"])
@@ -518,7 +518,7 @@ def integer_sum_over_names(w):
 
 
 def named_reduction(w):
-    v, names = w.float_var(), w.some_names()
+    v, names = w.float_var(), w.some_names(vmapped=True)
     dims = w.some(range(len(v.shape)), 0)
     axes = tuple(w.draw(st.permutations([*names, *dims])))
     function = w.choose(
@@ -633,6 +633,8 @@ def named_einsum(w):
     size = dict(zip([*left, *right], [*v.shape, *u.shape]))
     kept = [x for x in dict.fromkeys([*left, *right]) if w.flag()]
     mention = sorted(v.names | u.names)
+    if not w.shared.vmapped.isdisjoint(mention):
+        return None
     w.shared.used.update(mention)
     names_kept = [n for n in mention if w.flag()]
     braces = ["{" + ",".join(sorted(names)) + "}" for names in (v.names, u.names)]
@@ -732,9 +734,11 @@ def wrapped(w):
         body = w.define([param], lambda inner: inner.inner_value(v.shape))
         return w.let(f"{wrap}({body})({v.text})", v.shape, everything)
     at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
-    return _mapped(
-        w, v, at, out, lambda body, name: f"jax.vmap({body}, in_axes={at}, out_axes={out}, axis_name={name!r})"
-    )
+
+    def call(body, name):
+        return f"jax.vmap({body}, in_axes={at}, out_axes={out}, axis_name={name!r})"
+
+    return _mapped(w, v, at, out, call, w.shared.vmapped)
 
 
 def inner_xmap(w):
@@ -744,16 +748,16 @@ def inner_xmap(w):
     at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
 
     def call(body, name):
-        w.shared.inner[name] = v.shape[at]
         return f"xmap({body}, ({{{at}: {name!r}}},), {{{out}: {name!r}}}, axis_resources=inner[{name!r}])"
 
-    return _mapped(w, v, at, out, call)
+    return _mapped(w, v, at, out, call, w.shared.inner)
 
 
-def _mapped(w, v, at, out, call):
+def _mapped(w, v, at, out, call, registry):
     """A function mapped over a dimension of v by vmap or an inner xmap; its axis has a name inside."""
     everything = w.all_names()
     name = w.fresh("m")
+    registry.add(name)
     size = v.shape[at]
     rest = tuple(n for k, n in enumerate(v.shape) if k != at)
     param = Var(w.fresh("p"), rest, v.names | {name})
@@ -823,7 +827,8 @@ class Shared:
     while_loops: bool
     backward_rules: bool
     used: set[str] = dataclasses.field(default_factory=set)
-    inner: dict[str, int] = dataclasses.field(default_factory=dict)
+    inner: set[str] = dataclasses.field(default_factory=set)
+    vmapped: set[str] = dataclasses.field(default_factory=set)  # JAX's vmap has few collectives over several names
     counter: int = 0
     in_grad: bool = False
 
@@ -848,9 +853,10 @@ def programs(draw, while_loops=True, backward_rules=True):
     params = ", ".join(f"arg{k}" for k in range(len(in_axes)))
     source = f"\ndef body({params}):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
     source = "".join(text for name, text in RULES.items() if f"{name}(" in source) + source
+    inner = {n: shared.sizes[n] for n in sorted(shared.inner)}
+    args, results, used, start = tuple(args), tuple(results), frozenset(shared.used), draw(st.integers(0, 1000))
     return Program(
-        source, tuple(args), tuple(results), arg_tree, result_tree, in_axes, out_axes, sizes, dict(shared.inner),
-        frozenset(shared.used), draw(st.integers(0, 1000)),
+        source, args, results, arg_tree, result_tree, in_axes, out_axes, sizes, inner, used, seed=start
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ def random_examples(few):
             deadline=None,
             database=None,
             print_blob=False,
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         )
         return seed(SEED)(options(given(st.data())(test)))
