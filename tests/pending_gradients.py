@@ -1,0 +1,1143 @@
+"""Derivatives through xmap are those of the positional function; derivatives in a body follow legacy's convention.
+
+Each program is written twice, over named axes and over positions; values, vjp, jvp, Jacobians and
+Hessians from outside must agree under every placement on a 4x2 mesh, whatever the rules of custom derivatives in
+the body sum themselves.  Inside a body the transpose of psum is psum.  The gradient programs communicate exactly
+what hand-written ``jax.shard_map`` programs do.
+"""
+
+import collections
+import faulthandler
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.nn import logsumexp, one_hot, relu
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import Mesh, SerialLoop, pdot, xmap
+
+IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
+AB, A, B = {0: "a", 1: "b"}, {0: "a"}, {0: "b"}
+
+# name: (size of a, size of b, axis_resources)
+PLACEMENTS = {
+    "vectorized": (8, 4, {}),
+    "a:x": (8, 4, {"a": "x"}),
+    "a:xy": (8, 4, {"a": ("x", "y")}),
+    "a:yx": (16, 4, {"a": ("y", "x")}),
+    "b:y": (8, 4, {"b": "y"}),
+    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
+    "b:x": (8, 4, {"b": "x"}),
+}
+
+
+LOOPED_PLACEMENTS = {
+    "a:loop": (8, 4, {"a": SerialLoop(4)}),
+    "b:loop": (8, 4, {"b": SerialLoop(2)}),
+    "a:x+loop,b:loop": (8, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _end_a_hang():
+    faulthandler.dump_traceback_later(240, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@functools.cache
+def arguments(a, b):
+    """x varies over a and b and has many equal elements, u varies over a, w over nothing."""
+    rng = np.random.default_rng(a * b)
+    x, u, w = (rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
+    return np.round(2 * x) / 2, u, w
+
+
+def directions(args, seed=0):
+    """Some tangent or cotangent for each array."""
+    leaves, tree = jax.tree.flatten(args)
+    return jax.tree.unflatten(tree, [_direction(leaf, seed + k) for k, leaf in enumerate(leaves)])
+
+
+def _direction(leaf, seed):
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+        return np.zeros(jnp.shape(leaf), jax.dtypes.float0)
+    return np.cos(seed + np.arange(math.prod(leaf.shape))).reshape(leaf.shape).astype(leaf.dtype)
+
+
+def mesh42():
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+def assert_same(result, expected, tolerance=2e-4):
+    def compare(path, got, want):
+        place = jax.tree_util.keystr(path)
+        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), place
+        if jnp.result_type(got) == jax.dtypes.float0:
+            return
+        got, want = (np.asarray(v, np.float32) for v in (got, want))
+        scale = max(1.0, np.abs(want).max(initial=0))
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=place)
+
+    jax.tree_util.tree_map_with_path(compare, result, expected)
+
+
+class Program(NamedTuple):
+    """A body over named axes, where its results go, and the same over positions: x[a, b, 3], u[a], w[3]."""
+
+    named: Callable
+    positional: Callable
+    out_axes: Any
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(out_axes):
+    """Register ``named`` and ``positional`` from a function that returns both."""
+
+    def register(define):
+        PROGRAMS[define.__name__] = Program(*define(), out_axes)
+        return define
+
+    return register
+
+
+def column(u):
+    return u[:, None, None]
+
+
+# ----------------------------------------------------------------------------- reductions
+
+
+@program(B)
+def psum_over_a():
+    return lambda x, u, w: lax.psum(x**2 * u, "a"), lambda x, u, w: (x**2 * column(u)).sum(0)
+
+
+@program({})
+def psum_over_both():
+    named = lambda x, u, w: lax.psum((x * w).sum() ** 2, ("a", "b"))
+    return named, lambda x, u, w: ((x * w).sum(-1) ** 2).sum()
+
+
+@program({})
+def psum_of_what_does_not_vary():
+    return (
+        lambda x, u, w: lax.psum(w**2, "a") + lax.psum(u, ("a", "b")),
+        lambda x, u, w: len(u) * w**2 + x.shape[1] * u.sum(),
+    )
+
+
+@program((B, A, {}))
+def psum_of_a_pytree():
+    def named(x, u, w):
+        first = lax.psum({"x": x, "u": u * w}, "a")
+        return first["x"] * first["u"], lax.psum((x * u, w), "b")[0], lax.psum(first["u"], "b")
+
+    def positional(x, u, w):
+        total = u.sum() * w
+        return x.sum(0) * total, (x * column(u)).sum(1), x.shape[1] * total
+
+    return named, positional
+
+
+@program(A)
+def pmean_over_b():
+    return lambda x, u, w: lax.pmean(jnp.tanh(x * w), "b") - u, lambda x, u, w: jnp.tanh(x * w).mean(1) - u[:, None]
+
+
+@program(AB)
+def a_value_times_its_sum():
+    return lambda x, u, w: x * lax.psum(x * u, "a"), lambda x, u, w: x * (x * column(u)).sum(0)
+
+
+@program(({}, B, A))
+def named_statistics():
+    def named(x, u, w):
+        return jnp.mean(x * w, axis=("a", "b")), jnp.var(x * u, axis="a"), jnp.std(x + w, axis=("b", 0))
+
+    def positional(x, u, w):
+        return (x * w).mean((0, 1)), (x * column(u)).var(0), (x + w).std((1, 2))
+
+    return named, positional
+
+
+# -------------------------------------------------------------------------------- extrema
+
+
+@program((B, {}, A))
+def extrema_share_ties():
+    def named(x, u, w):
+        return lax.pmax(x, "a") * w, lax.pmin(x, ("a", "b")) * w, jnp.max(x, axis="b") * u
+
+    def positional(x, u, w):
+        return x.max(0) * w, x.min((0, 1)) * w, x.max(1) * u[:, None]
+
+    return named, positional
+
+
+@program((B, {}))
+def extrema_over_names_and_positions():
+    def named(x, u, w):
+        square = jnp.outer(x, x)
+        return jnp.max(square, axis=("a", 1)) * w, jnp.min(square, axis=(0, "b", "a")) * w
+
+    def positional(x, u, w):
+        square = x[..., :, None] * x[..., None, :]
+        return square.max((0, 3)) * w, square.min((0, 1, 2)) * w
+
+    return named, positional
+
+
+@program((B, {}, AB))
+def logsumexps_and_softmax():
+    def named(x, u, w):
+        return (
+            logsumexp(x * w + u, axis="a"),
+            logsumexp(x * w + u, axis=("a", "b", 0)),
+            jax.nn.softmax(x * u, axis="b") + jax.nn.log_softmax(x * w, axis="a"),
+        )
+
+    def positional(x, u, w):
+        y = x * w + column(u)
+        soft = jax.nn.softmax(x * column(u), axis=1) + jax.nn.log_softmax(x * w, axis=0)
+        return logsumexp(y, axis=0), logsumexp(y), soft
+
+    return named, positional
+
+
+# ---------------------------------------------------------------------------- contractions
+
+
+@program((B, {}, AB))
+def pdots():
+    def named(x, u, w):
+        one = pdot(x, u, "a")
+        both = pdot(x, jnp.sin(x), ("a", "b"), pos_contract=((0,), (0,)))
+        return one * w, both, pdot(u, w, "a") * pdot(x, w, "b", pos_contract=((0,), (0,)))
+
+    def positional(x, u, w):
+        crossed = (u.sum() * w) * (x * w).sum((1, 2))[:, None, None]
+        return jnp.einsum("abk,a->bk", x, u) * w, (x * jnp.sin(x)).sum(), jnp.broadcast_to(crossed, x.shape)
+
+    return named, positional
+
+
+# ---------------------------------------------------------------------------- exchanges
+
+
+@program((B, AB, A))
+def all_gathers():
+    def named(x, u, w):
+        rows = lax.all_gather(x * u, "a")
+        tiled = lax.all_gather(x, "b", tiled=True)
+        last = lax.all_gather(jnp.sin(x), "b", axis=1)
+        return (rows * w).sum(1), x * rows[0] * u, tiled.sum() * u + (last @ last.T).sum(0)
+
+    def positional(x, u, w):
+        scaled, sines = x * column(u), jnp.sin(x)
+        gram = jnp.einsum("abk,abm->akm", sines, sines).sum(1)
+        rows = jnp.moveaxis((scaled * w).sum(-1), 0, 1)
+        return rows, x * scaled[0] * column(u), x.sum((1, 2))[:, None] * u[:, None] + gram
+
+    return named, positional
+
+
+@program((AB, AB, A))
+def permutations():
+    def named(x, u, w):
+        size = lax.psum(1, "a")
+        ring = lax.ppermute(x * u, "a", [(k, (k + 3) % size) for k in range(size)])
+        some = lax.ppermute(jnp.sin(x), "b", [(0, 2), (1, 0)])
+        backwards = lax.pshuffle(u, "a", list(reversed(range(size))))
+        return ring * x, some * w, backwards * u
+
+    def positional(x, u, w):
+        some = jnp.zeros_like(x).at[:, 2].set(jnp.sin(x)[:, 0]).at[:, 0].set(jnp.sin(x)[:, 1])
+        return jnp.roll(x * column(u), 3, 0) * x, some * w, u[::-1] * u
+
+    return named, positional
+
+
+@program((AB, AB, AB))
+def transpositions():
+    def named(x, u, w):
+        index = jnp.arange(1.0, 1 + lax.psum(1, "a"))
+        slabs = jnp.sin(jnp.outer(index, x * u))
+        scattered = lax.psum_scatter(slabs, "a", scatter_dimension=0)
+        exchanged = lax.all_to_all(slabs, "a", 0, 0)
+        return scattered * w, (exchanged * index[:, None] ** 0.5).sum(0), lax.pswapaxes(slabs, "a", 0)[1] * x
+
+    def positional(x, u, w):
+        index = jnp.arange(1.0, 1 + len(x))
+        slabs = jnp.sin(index[None, :, None, None] * (x * column(u))[:, None])  # [source, target, b, k]
+        weighted = jnp.einsum("stbk,s->tbk", slabs, index**0.5)
+        return slabs.sum(0) * w, weighted, slabs[1] * x
+
+    return named, positional
+
+
+@program(AB)
+def indices():
+    named = lambda x, u, w: x * (lax.axis_index("a") + 1) * w + u * lax.axis_index(("b", "a"))
+
+    def positional(x, u, w):
+        a, b = len(x), x.shape[1]
+        flat = jnp.arange(b) * a + jnp.arange(a)[:, None]
+        return x * (jnp.arange(a) + 1)[:, None, None] * w + (u[:, None] * flat)[..., None]
+
+    return named, positional
+
+
+# ----------------------------------------------------------------------- control flow
+
+
+def _scan_body(x, u, w):
+    def step(carry, t):
+        carry = jnp.tanh(carry * u + lax.psum(t, "a") * 0.1)
+        return carry, lax.pmean(carry, "b") * t
+
+    return lax.scan(step, 0.5, x * w)
+
+
+def _scan_positions(x, u, w):
+    def step(carry, t):
+        carry = jnp.tanh(carry * u[:, None] + t.sum(0) * 0.1)
+        return carry, carry.mean(1, keepdims=True) * t
+
+    carry, ys = lax.scan(step, jnp.full(x.shape[:2], 0.5), jnp.moveaxis(x * w, -1, 0))
+    return carry, jnp.moveaxis(ys, 0, -1)
+
+
+@program((AB, AB))
+def scan_with_collectives():
+    return _scan_body, _scan_positions
+
+
+@program((AB, AB))
+def remat_and_jit_of_scan_with_collectives():
+    return jax.checkpoint(jax.jit(_scan_body)), _scan_positions
+
+
+@program((AB, AB))
+def conds():
+    def named(x, u, w):
+        shared = lax.cond(w[0] > 9, lambda v: v, lambda v: lax.psum(v * w, "a") * u, x)
+        return shared, lax.cond(x[0] > 0.1, lambda v: v * w, lambda v: jnp.sin(v) * u, x)
+
+    def positional(x, u, w):
+        shared = (x * w).sum(0) * column(u)
+        return shared, jnp.where(x[..., :1] > 0.1, x * w, jnp.sin(x) * column(u))
+
+    return named, positional
+
+
+# ------------------------------------------------------------- what does and does not vary
+
+
+@program(({}, A, AB, B))
+def results_that_vary_over_less_than_asked():
+    named = lambda x, u, w: (w**2, w, u, jnp.sin(w))
+
+    def positional(x, u, w):
+        a, b = x.shape[:2]
+        return w**2, jnp.tile(w, (a, 1)), jnp.tile(u[:, None], (1, b)), jnp.tile(jnp.sin(w), (b, 1))
+
+    return named, positional
+
+
+@program(A)
+def arguments_that_do_not_matter():
+    """w is unused, x enters only where no derivative flows."""
+    return (
+        lambda x, u, w: u * lax.stop_gradient(lax.psum(x, "b").sum()) + jnp.sign(lax.pmean(x[0], "b")),
+        lambda x, u, w: u * lax.stop_gradient(x.sum((1, 2))) + jnp.sign(x[..., 0].mean(1)),
+    )
+
+
+FAMILIES = {
+    "sums": (
+        "psum_over_a",
+        "psum_over_both",
+        "psum_of_what_does_not_vary",
+        "psum_of_a_pytree",
+        "pmean_over_b",
+        "a_value_times_its_sum",
+        "named_statistics",
+    ),
+    "extrema": ("extrema_share_ties", "extrema_over_names_and_positions", "logsumexps_and_softmax"),
+    "exchanges": ("pdots", "all_gathers", "permutations", "transpositions", "indices"),
+    "control": ("scan_with_collectives", "remat_and_jit_of_scan_with_collectives", "conds"),
+    "constants": ("results_that_vary_over_less_than_asked", "arguments_that_do_not_matter"),
+}
+
+
+def named_functions(names, resources):
+    return {n: xmap(PROGRAMS[n].named, IN_AXES, PROGRAMS[n].out_axes, axis_resources=resources) for n in names}
+
+
+def positional_functions(names):
+    return {n: PROGRAMS[n].positional for n in names}
+
+
+def first_derivatives(functions):
+    """Values, vjps and jvps of several functions, as one jitted function."""
+
+    def one(f, args):
+        out, pullback = jax.vjp(f, *args)
+        _, tangents = jax.jvp(f, args, directions(args))
+        return {"value": out, "vjp": pullback(directions(out, 7)), "jvp": tangents}
+
+    return jax.jit(lambda *args: {name: one(f, args) for name, f in functions.items()})
+
+
+@functools.cache
+def positional_first_derivatives(names, a, b):
+    return first_derivatives(positional_functions(names))(*arguments(a, b))
+
+
+def test_every_program_is_in_a_family():
+    assert sorted(name for names in FAMILIES.values() for name in names) == sorted(PROGRAMS)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_value_vjp_and_jvp(family, placement):
+    a, b, resources = PLACEMENTS[placement]
+    names = FAMILIES[family]
+    with mesh42():
+        result = first_derivatives(named_functions(names, resources))(*arguments(a, b))
+    assert_same(result, positional_first_derivatives(names, a, b))
+
+
+# ------------------------------------------------------------------ Jacobians and Hessians
+
+
+def jacobians(functions):
+    def one(f, args):
+        return jax.jacfwd(f, (1, 2))(*args), jax.jacrev(f, (1, 2))(*args)
+
+    return jax.jit(lambda *args: {name: one(f, args) for name, f in functions.items()})
+
+
+@functools.cache
+def positional_jacobians(names, a, b):
+    return jacobians(positional_functions(names))(*arguments(a, b))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_jacobians(placement):
+    a, b, resources = PLACEMENTS[placement]
+    names = ("psum_over_both", "pmean_over_b", "logsumexps_and_softmax")
+    with mesh42():
+        result = jacobians(named_functions(names, resources))(*arguments(a, b))
+    assert_same(result, positional_jacobians(names, a, b))
+
+
+def curved(x, u, w):
+    """Softmax, contraction, exchange, gather, scan and remat over names: everything has a second derivative."""
+    attention = jax.nn.softmax(x * w + u, axis="a")
+    mixed = jax.checkpoint(lambda v: pdot(attention, jnp.sin(v * u), "b", pos_contract=((0,), (0,))))(x)
+    moved = lax.ppermute(mixed, "a", [(k, (k + 1) % lax.psum(1, "a")) for k in range(lax.psum(1, "a"))])
+    gathered = lax.all_gather(jnp.cos(u * w), "a")[1]
+    carry, _ = lax.scan(lambda c, t: (jnp.tanh(c + lax.pmean(t, "b")), None), u * mixed, x * gathered)
+    return carry * moved
+
+
+def curved_positions(x, u, w):
+    attention = jax.nn.softmax(x * w + column(u), axis=0)
+    mixed = (attention * jnp.sin(x * column(u))).sum((1, 2))
+    carry = u * mixed
+    for t in jnp.moveaxis((x * jnp.cos(u[1] * w)).mean(1), -1, 0):
+        carry = jnp.tanh(carry + t)
+    return carry * jnp.roll(mixed, 1)
+
+
+def forward_over_reverse(loss, args):
+    return jax.jvp(jax.grad(loss, (0, 1, 2)), args, directions(args))[1]
+
+
+def reverse_over_forward(loss, args):
+    return jax.grad(lambda *args: jax.jvp(loss, args, directions(args))[1], (0, 1, 2))(*args)
+
+
+def reverse_over_reverse(loss, args):
+    dot = lambda p, q: sum(jnp.vdot(x, y) for x, y in zip(p, q))
+    return jax.grad(lambda *args: dot(jax.grad(loss, (0, 1, 2))(*args), directions(args)), (0, 1, 2))(*args)
+
+
+def scalar(function):
+    return lambda *args: jnp.sin(function(*args)).sum()
+
+
+SECOND_ORDER = (forward_over_reverse, reverse_over_forward, reverse_over_reverse)
+
+
+@functools.cache
+def positional_products(a, b):
+    """The product with the Hessian of the positional function."""
+    return jax.jit(lambda *args: forward_over_reverse(scalar(curved_positions), args))(*arguments(a, b))
+
+
+def hessians(loss):
+    """Forward over reverse, and, for w alone, reverse over reverse."""
+    return jax.jit(lambda *args: (jax.hessian(loss, (1, 2))(*args), jax.jacrev(jax.jacrev(loss, 2), 2)(*args)))
+
+
+@functools.cache
+def positional_hessians(a, b):
+    (uu, uw), (wu, ww) = jax.jit(jax.hessian(scalar(curved_positions), (1, 2)))(*arguments(a, b))
+    return ((uu, uw), (wu, ww)), ww
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_products_with_the_hessian(placement):
+    """Every order of forward and reverse mode gives one symmetric matrix: that of the positional function."""
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        loss = scalar(xmap(curved, IN_AXES, A, axis_resources=resources))
+        result = jax.jit(lambda *args: {order.__name__: order(loss, args) for order in SECOND_ORDER})(*arguments(a, b))
+    expected = dict.fromkeys(result, positional_products(a, b))
+    assert_same(result, expected, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_hessians(placement):
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        result = hessians(scalar(xmap(curved, IN_AXES, A, axis_resources=resources)))(*arguments(a, b))
+    assert_same(result, positional_hessians(a, b), tolerance=1e-3)
+
+
+# ------------------------------------------------------------- custom rules with collectives
+
+
+def linear(backward):
+    """``v @ w`` for an unmapped w, whose backward rule is given."""
+
+    @jax.custom_vjp
+    def apply(v, w):
+        return v @ w
+
+    apply.defvjp(lambda v, w: (v @ w, (v, w)), lambda res, ct: backward(*res, ct))
+    return apply
+
+
+def _dv(w, ct):
+    return ct @ w.T
+
+
+LINEAR_RULES = {
+    "sums nothing": linear(lambda v, w, ct: (_dv(w, ct), jnp.outer(v, ct))),
+    "sums over both": linear(lambda v, w, ct: (_dv(w, ct), lax.psum(jnp.outer(v, ct), ("a", "b")))),
+    "sums over a": linear(lambda v, w, ct: (_dv(w, ct), lax.psum(jnp.outer(v, ct), "a"))),
+    "sums over b": linear(lambda v, w, ct: (_dv(w, ct), lax.psum(jnp.outer(v, ct), "b"))),
+    "contracts over b": linear(lambda v, w, ct: (_dv(w, ct), pdot(v, ct, "b"))),
+    "gathers over b": linear(
+        lambda v, w, ct: (_dv(w, ct), jnp.einsum("bk,bm->km", lax.all_gather(v, "b"), lax.all_gather(ct, "b")))
+    ),
+}
+
+
+@functools.cache
+def weights(a):
+    return np.random.default_rng(a).normal(size=(3, 2)).astype(np.float32)
+
+
+def linear_loss(layer):
+    return lambda x, u, matrix: jnp.sin(layer(x * u, matrix)).sum()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_backward_rules_that_sum_and_that_do_not_give_the_true_gradient(placement):
+    a, b, resources = PLACEMENTS[placement]
+    x, u, _ = arguments(a, b)
+    losses = {
+        name: xmap(linear_loss(layer), IN_AXES, AB, axis_resources=resources) for name, layer in LINEAR_RULES.items()
+    }
+    gradients = lambda f: jax.grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1, 2))
+    with mesh42():
+        result = jax.jit(lambda *args: {name: gradients(f)(*args) for name, f in losses.items()})(x, u, weights(a))
+    positional = lambda x, u, matrix: jnp.sin((x * column(u)) @ matrix).sum(-1)
+    assert_same(result, dict.fromkeys(LINEAR_RULES, gradients(positional)(x, u, weights(a))))
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "a:xy", "a:x,b:y", "b:x"])
+def test_backward_rules_with_collectives_in_scan_remat_and_jit(placement):
+    a, b, resources = PLACEMENTS[placement]
+    x, u, _ = arguments(a, b)
+    square = np.random.default_rng(1).normal(size=(3, 3)).astype(np.float32)
+
+    def repeated(layer, x, matrix):
+        step = jax.jit(jax.checkpoint(lambda carry, _: (jnp.sin(layer(carry, matrix)), carry.sum())))
+        return lax.scan(step, x, None, length=2)
+
+    losses = {
+        name: xmap(lambda x, u, m, layer=layer: repeated(layer, x * u, m), IN_AXES, AB, axis_resources=resources)
+        for name, layer in LINEAR_RULES.items()
+        if name in ("sums nothing", "sums over both", "sums over a")
+    }
+    gradients = lambda f: jax.grad(lambda *args: sum(v.sum() for v in f(*args)), (0, 1, 2))
+    with mesh42():
+        result = jax.jit(lambda *args: {name: gradients(f)(*args) for name, f in losses.items()})(x, u, square)
+    positional = lambda x, u, matrix: repeated(jnp.matmul, x * column(u), matrix)
+    assert_same(result, dict.fromkeys(losses, gradients(positional)(x, u, square)))
+
+
+@jax.custom_vjp
+def shifted_and_doubled(v, t):
+    return v + t, 2 * t
+
+
+shifted_and_doubled.defvjp(lambda v, t: ((v + t, 2 * t), None), lambda _, ct: (ct[0], ct[0] + 2 * ct[1]))
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
+def test_a_rule_with_several_results_of_different_named_shapes(placement):
+    """The first result varies, the second does not; each cotangent counts once (under jax.vmap it does not)."""
+    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
+    body = lambda shift: lambda x, u, w: sum(jnp.sin(v) * u for v in shift(x, w))
+    gradients = lambda f: jax.grad(lambda *args: f(*args).sum(), (0, 1, 2))
+    with mesh42():
+        result = gradients(xmap(body(shifted_and_doubled), IN_AXES, AB, axis_resources=resources))(*arguments(a, b))
+    positional = lambda x, u, w: (jnp.sin(x + w) + jnp.sin(2 * w)) * column(u)
+    assert_same(result, gradients(positional)(*arguments(a, b)))
+
+
+@jax.custom_vjp
+def copy_to_hidden(v):
+    """Megatron's f: identity forward, a sum over the hidden units backward."""
+    return v
+
+
+copy_to_hidden.defvjp(lambda v: (v, None), lambda _, ct: (lax.psum(ct, "b"),))
+
+
+@jax.custom_vjp
+def reduce_from_hidden(v):
+    """Megatron's g: a sum over the hidden units forward, identity backward."""
+    return lax.psum(v, "b")
+
+
+reduce_from_hidden.defvjp(lambda v: (lax.psum(v, "b"), None), lambda _, ct: (ct,))
+
+
+def megatron_layer(image, w1, w2):
+    return reduce_from_hidden(jnp.tanh(copy_to_hidden(image) @ w1) * w2)
+
+
+MEGATRON_AXES = ({0: "a"}, {1: "b"}, {0: "b"})
+
+
+@functools.cache
+def megatron_arguments(a, b):
+    rng = np.random.default_rng(a + b)
+    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, 3), (3, b), (b, 2)])
+
+
+def positional_layer(image, w1, w2):
+    return jnp.tanh(image @ w1) @ w2
+
+
+def gradients_of_sines(f):
+    return jax.value_and_grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_megatron_pair_from_outside(placement):
+    """All gradients are those of the positional layer, that of the image too.
+
+    The cotangent of the image is summed over the hidden units when it reaches the rule of ``copy_to_hidden``
+    (from outside every sum is implicit), and the rule's psum does not sum it again.
+    """
+    a, b, resources = PLACEMENTS[placement]
+    args = megatron_arguments(a, b)
+    with mesh42():
+        result = gradients_of_sines(xmap(megatron_layer, MEGATRON_AXES, {0: "a"}, axis_resources=resources))(*args)
+    assert_same(result, gradients_of_sines(positional_layer)(*args))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_megatron_pair_inside(placement):
+    """Each element of the batch has its own gradients; those of a hidden unit's weights stay with the unit."""
+    a, b, resources = PLACEMENTS[placement]
+    out_axes = ({0: "a"}, ({0: "a"}, {0: "a", 2: "b"}, {0: "a", 1: "b"}))
+    with mesh42():
+        inside = xmap(gradients_of_sines(megatron_layer), MEGATRON_AXES, out_axes, axis_resources=resources)
+        result = inside(*megatron_arguments(a, b))
+    expected = jax.vmap(gradients_of_sines(positional_layer), in_axes=(0, None, None))(*megatron_arguments(a, b))
+    assert_same(result, expected)
+
+
+@jax.custom_jvp
+def stable_logsumexp(v):
+    largest = lax.pmax(v, "b")
+    return largest + jnp.log(lax.psum(jnp.exp(v - largest), "b"))
+
+
+@stable_logsumexp.defjvp
+def _stable_logsumexp_jvp(primals, tangents):
+    out = stable_logsumexp(*primals)
+    return out, lax.psum(jnp.exp(primals[0] - out) * tangents[0], "b")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_custom_jvp_with_collectives(placement):
+    a, b, resources = PLACEMENTS[placement]
+    named = lambda x, u, w: stable_logsumexp(x * w + u)
+    positional = lambda x, u, w: logsumexp(x * w + column(u), axis=1)
+
+    def derivatives(f):
+        return jax.jit(lambda *args: (f(*args), *(order(scalar(f), args) for order in SECOND_ORDER[:2])))
+
+    with mesh42():
+        result = derivatives(xmap(named, IN_AXES, A, axis_resources=resources))(*arguments(a, b))
+    assert_same(result, derivatives(positional)(*arguments(a, b)))
+
+
+# ------------------------------------------------------------------- the convention inside
+
+
+def elements(a):
+    rng = np.random.default_rng(a)
+    return (np.round(2 * rng.normal(size=a)) / 2).astype(np.float32), rng.normal(size=a).astype(np.float32)
+
+
+def _ring(size):
+    return [(k, (k + 1) % size) for k in range(size)]
+
+
+# name: (loss of an element x with a constant c, its gradient over positions)
+INSIDE = {
+    "psum of squares": (lambda x, c: lax.psum(x**2, "a"), lambda x, c: len(x) * 2 * x),
+    "pmean of squares": (lambda x, c: lax.pmean(x**2, "a"), lambda x, c: 2 * x),
+    "weighted psum": (lambda x, c: c * lax.psum(x, "a"), lambda x, c: np.full_like(x, c.sum())),
+    "value times its psum": (lambda x, c: x * lax.psum(x, "a"), lambda x, c: np.full_like(x, 2 * x.sum())),
+    "pmax": (
+        lambda x, c: c * lax.pmax(x, "a"),
+        lambda x, c: c.sum() * (x == x.max()) / np.sum(x == x.max(), dtype=np.float32),
+    ),
+    "pmin": (lambda x, c: lax.pmin(x, "a"), lambda x, c: len(x) * (x == x.min()) / np.float32(np.sum(x == x.min()))),
+    "logsumexp": (
+        lambda x, c: logsumexp(x, axis="a"),
+        lambda x, c: len(x) * np.exp(x) / np.exp(x).sum(),
+    ),
+    "pdot": (lambda x, c: pdot(x, c, "a"), lambda x, c: c),
+    "ppermute": (
+        lambda x, c: c * lax.ppermute(x**2, "a", _ring(lax.psum(1, "a"))),
+        lambda x, c: 2 * x * np.roll(c, -1),
+    ),
+    "pshuffle": (
+        lambda x, c: c * lax.pshuffle(x, "a", list(reversed(range(lax.psum(1, "a"))))),
+        lambda x, c: c[::-1],
+    ),
+    "all_gather": (
+        lambda x, c: (lax.all_gather(x, "a") ** 2).sum() * c,
+        lambda x, c: 2 * x * c.sum(),
+    ),
+    "psum_scatter": (
+        lambda x, c: c * lax.psum_scatter(x * jnp.cos(jnp.arange(lax.psum(1, "a"))), "a"),
+        lambda x, c: np.full_like(x, np.cos(np.arange(len(x))) @ c),
+    ),
+    "all_to_all": (
+        lambda x, c: c * lax.all_to_all(x * jnp.cos(jnp.arange(lax.psum(1, "a"))), "a", 0, 0).sum(),
+        lambda x, c: np.full_like(x, np.cos(np.arange(len(x))) @ c),
+    ),
+    "axis_index": (lambda x, c: x * lax.axis_index("a") * c, lambda x, c: np.arange(len(x)) * c),
+}
+
+
+@pytest.mark.parametrize("a,resources", [(a, r) for a, b, r in PLACEMENTS.values() if "b" not in r], ids=str)
+def test_convention_inside(a, resources):
+    x, c = elements(a)
+    body = lambda x, c: {name: jax.grad(loss)(x, c) for name, (loss, _) in INSIDE.items()}
+    with mesh42():
+        result = xmap(body, {0: "a"}, {0: "a"}, axis_resources=resources)(x, c)
+    assert_same(result, {name: gradient(x, c).astype(np.float32) for name, (_, gradient) in INSIDE.items()})
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_vjp_inside_with_varying_cotangents(placement):
+    """The pullback of psum sums cotangents; that of all_gather scatters their sum."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+
+    def body(x, u, w):
+        summed = jax.vjp(lambda v: lax.psum(v, "a"), x)[1](x * u)[0]
+        both = jax.vjp(lambda v: lax.psum(v, ("a", "b")), x)[1](x * u)[0]
+        gathered = jax.vjp(lambda v: lax.all_gather(v, "b"), x)[1](jnp.outer(jnp.arange(lax.psum(1.0, "b")), x))[0]
+        pushed = jax.jvp(lambda v: lax.psum(v**2, "b"), (x,), (w,))[1]
+        return summed, both, gathered, pushed
+
+    with mesh42():
+        result = xmap(body, IN_AXES, AB, axis_resources=resources)(x, u, w)
+    scaled = x * column(u)
+    expected = (
+        np.broadcast_to(scaled.sum(0), x.shape),
+        np.broadcast_to(scaled.sum((0, 1)), x.shape),
+        np.arange(b, dtype=np.float32)[:, None] * x.sum(1, keepdims=True),
+        np.broadcast_to((2 * x * w).sum(1, keepdims=True), x.shape),
+    )
+    assert_same(result, expected)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_extremum_of_names_and_positions_inside(placement):
+    """Ties share the gradient of every element's loss; all elements have the same loss."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+    loss = lambda x: jnp.max(jnp.outer(x, jnp.ones(2)), axis=("a", 0)).sum()
+    with mesh42():
+        result = xmap(lambda x, u, w: jax.grad(loss)(x), IN_AXES, AB, axis_resources=resources)(x, u, w)
+    ties = x == x.max((0, 2), keepdims=True)
+    assert_same(result, (2 * a * ties / ties.sum((0, 2), keepdims=True)).astype(np.float32))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_gradient_inside_differentiated_from_outside(placement):
+    """A gradient penalty: the inner gradient is part of the program like any other value."""
+    a, b, resources = PLACEMENTS[placement]
+
+    def body(x, u, w):
+        slope = jax.grad(lambda v: (jnp.sin(v * w) * lax.pmean(v, "b")).sum())(x)
+        return lax.psum((slope**2).sum() * u, ("a", "b"))
+
+    def positional(x, u, w):
+        # The mean's transpose is a mean of the cotangents.
+        slope = jnp.cos(x * w) * w * x.mean(1, keepdims=True) + jnp.sin(x * w).mean(1, keepdims=True)
+        return ((slope**2).sum((1, 2)) * u).sum()
+
+    gradients = lambda f: jax.value_and_grad(f, (0, 1, 2))
+    with mesh42():
+        result = gradients(xmap(body, IN_AXES, {}, axis_resources=resources))(*arguments(a, b))
+    assert_same(result, gradients(positional)(*arguments(a, b)))
+
+
+# ---------------------------------------------------------------------------- serial loops
+
+
+@jax.custom_vjp
+def clipped(v):
+    """A rule that is not linear in the cotangent: it must get the whole one, once."""
+    return jnp.sin(v)
+
+
+clipped.defvjp(lambda v: (jnp.sin(v), v), lambda v, ct: (jnp.clip(ct * v, -0.5, 0.5),))
+
+
+def clipped_weight(x, u, w):
+    return clipped(w) * x * u
+
+
+def own_weights(x, u, w):
+    return jnp.tanh(x * w) * u + jnp.exp(-(u**2)) * w.sum()
+
+
+def scanned(x, u, w):
+    carry, ys = lax.scan(lambda c, t: (jnp.tanh(c + t * u), c * t), 0.5, x * w)
+    return ys + carry
+
+
+def positional_clipped_weight(x, u, w):
+    return clipped(w) * x * column(u)
+
+
+def positional_own_weights(x, u, w):
+    return jnp.tanh(x * w) * column(u) + jnp.exp(-(column(u) ** 2)) * w.sum()
+
+
+def positional_scanned(x, u, w):
+    carry, ys = jnp.full(x.shape[:2], 0.5), []
+    for t in jnp.moveaxis(x * w, -1, 0):
+        ys.append(carry * t)
+        carry = jnp.tanh(carry + t * u[:, None])
+    return jnp.stack(ys, -1) + carry[..., None]
+
+
+IN_LOOPS = {
+    "clipped_weight": (clipped_weight, positional_clipped_weight),
+    "own_weights": (own_weights, positional_own_weights),
+    "scanned": (scanned, positional_scanned),
+}
+
+
+@pytest.mark.parametrize("placement", LOOPED_PLACEMENTS)
+def test_gradients_in_serial_loops(placement):
+    a, b, resources = LOOPED_PLACEMENTS[placement]
+    with mesh42():
+        named = {n: xmap(body, IN_AXES, AB, axis_resources=resources) for n, (body, _) in IN_LOOPS.items()}
+        result = reverse_derivatives(named)(*arguments(a, b))
+    positional = {n: function for n, (_, function) in IN_LOOPS.items()}
+    assert_same(result, reverse_derivatives(positional)(*arguments(a, b)))
+
+
+def reverse_derivatives(functions):
+    """Value, vjp and product with the Hessian (not through custom_vjp, which has no forward mode)."""
+
+    def one(name, f, args):
+        out, pullback = jax.vjp(f, *args)
+        curvature = None if name == "clipped_weight" else forward_over_reverse(scalar(f), args)
+        return out, pullback(directions(out, 7)), curvature
+
+    return jax.jit(lambda *args: {name: one(name, f, args) for name, f in functions.items()})
+
+
+# --------------------------------------------------------------------- kinds of arguments
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_gradient_of_a_closed_over_value(placement):
+    """The xmapped function closes over tracers of the outer gradient."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+
+    def named(u, w):
+        body = lambda x: lax.psum(jnp.sin(x * w) * u[0] + u.sum() * w, "a")
+        return xmap(body, {0: "a", 1: "b"}, {0: "b"}, axis_resources=resources)(x)
+
+    positional = lambda u, w: (jnp.sin(x * w) * u[0] + u.sum() * w).sum(0)
+    gradients = lambda f: jax.value_and_grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1))
+    with mesh42():
+        result = gradients(named)(u, w)
+    assert_same(result, gradients(positional)(u, w))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_integer_and_low_precision_arguments(placement):
+    """Labels have float0 tangents; gradients keep the dtype of what they belong to."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, _ = arguments(a, b)
+    labels = np.arange(a) % 3
+    args = (x.astype(jnp.bfloat16), labels, u.astype(np.float16), np.float32(1.5))
+    in_axes = ({0: "a", 1: "b"}, {0: "a"}, {0: "a"}, {})
+
+    def body(x, label, u, scale):
+        picked = lax.pmean(x.astype(jnp.float32), "b")[label]
+        return lax.psum(picked * u * scale, "a"), label + 1
+
+    def positional(x, labels, u, scale):
+        picked = x.astype(jnp.float32).mean(1)[jnp.arange(len(x)), labels]
+        return (picked * u * scale).sum(), labels + 1
+
+    def derivatives(f):
+        gradients = jax.grad(lambda *args: f(*args)[0], (0, 2, 3))
+        with_integers = jax.grad(lambda *args: f(*args)[0], (0, 1), allow_int=True)
+        return gradients(*args), with_integers(*args), jax.jvp(f, args, directions(args))
+
+    with mesh42():
+        result = derivatives(xmap(body, in_axes, ({}, {0: "a"}), axis_resources=resources))
+    assert_same(result, derivatives(positional), tolerance=2e-2)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_complex_and_pytree_arguments(placement):
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+    params = {"w": w + 1j * w[::-1], "list": [u.sum(), None, (w,)]}
+
+    def body(x, params):
+        z = lax.psum(x * params["w"], "a") * params["list"][0]
+        return {"abs": lax.psum(jnp.sum(z * jnp.conj(z)).real, "b"), "w": params["list"][2][0] * x}
+
+    def positional(x, params):
+        z = (x * params["w"]).sum(0) * params["list"][0]
+        return {"abs": jnp.sum(z * jnp.conj(z)).real, "w": params["list"][2][0] * x}
+
+    def gradients(f):
+        return jax.grad(lambda *args: sum(jnp.sum(v) for v in jax.tree.leaves(f(*args))), (0, 1))(x, params)
+
+    with mesh42():
+        f = xmap(body, ({0: "a", 1: "b"}, {}), {"abs": {}, "w": AB}, axis_resources=resources)
+        result = gradients(f)
+    expected = gradients(positional)
+    parts = lambda tree: jax.tree.map(lambda v: (jnp.real(v), jnp.imag(v)), tree)
+    assert_same(parts(result), parts(expected))
+
+
+# ---------------------------------------------------------------- what is communicated
+
+COLLECTIVE = re.compile(
+    r"= (?P<types>\([^=]*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"(?:-start)?\((?P<rest>.*)"
+)
+ITEM_SIZES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f16": 2, "f64": 8}
+
+
+def communication(function, *args):
+    """What the compiled program communicates: a count of (kind, groups, sizes of a group, bytes)."""
+    text = jax.jit(function).lower(*args).compile().as_text()
+    found = collections.Counter()
+    for match in map(COLLECTIVE.search, text.splitlines()):
+        if match:
+            found[match["kind"], *_groups(match["rest"]), _bytes(match["types"])] += 1
+    return found
+
+
+def _bytes(types):
+    arrays = re.findall(r"(\w+)\[([\d,]*)\]", types)
+    return sum(ITEM_SIZES[dtype] * math.prod(int(n) for n in dims.split(",") if n) for dtype, dims in arrays)
+
+
+def _groups(rest):
+    """How many groups communicate, and how many devices are in one."""
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest)
+    if iota:
+        return int(iota[1]), int(iota[2])
+    listed = re.search(r"replica_groups=\{(\{.*?\})\}", rest)
+    if listed:
+        groups = re.findall(r"\{([\d,]*)\}", listed[1])
+        return len(groups), len(groups[0].split(","))
+    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)
+    return (len(re.findall(r"\{[\d,]*\}", pairs[1])), 2) if pairs else (1, len(jax.devices()))
+
+
+def by_hand(function, in_specs, out_specs):
+    """The hand-written program; shard_map checks what varies, so that gradients are right."""
+    mesh = mesh42().physical_mesh
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+
+def squared_error(w, x):
+    return jnp.sum((x @ w) ** 2)
+
+
+DATA_PARALLEL = {
+    "x": (16, {"batch": "x"}),
+    "xy": (16, {"batch": ("x", "y")}),
+    "xy full": (8, {"batch": ("x", "y")}),
+    "y": (16, {"batch": "y"}),
+}
+
+
+@pytest.mark.parametrize("layout", DATA_PARALLEL)
+def test_data_parallel_gradient_communicates_like_the_hand_written_one(layout):
+    batch, resources = DATA_PARALLEL[layout]
+    w, x = weights(3), np.random.default_rng(0).normal(size=(batch, 3)).astype(np.float32)
+    axes = resources["batch"]
+
+    ours = xmap(lambda w, x: lax.pmean(squared_error(w, x), "batch"), ({}, {0: "batch"}), {}, axis_resources=resources)
+    theirs = by_hand(lambda w, x: lax.psum(squared_error(w, x), axes) / batch, (P(), P(axes)), P())
+    with mesh42():
+        for gradient in (jax.grad, jax.value_and_grad):
+            got, want = communication(gradient(ours), w, x), communication(gradient(theirs), w, x)
+            assert got == want
+            assert want.total() > 0
+        assert_same(jax.grad(ours)(w, x), jax.grad(lambda w: squared_error(w, x) / batch)(w))
+
+
+def sine_layer(axes):
+    """A layer whose backward rule sums the gradient of its weights over the given axes."""
+
+    @jax.custom_vjp
+    def apply(v, w):
+        return v @ w
+
+    def backward(residuals, ct):
+        v, w = residuals
+        return ct @ w.T, lax.psum(jnp.einsum("...k,...m->km", v, ct), axes)
+
+    apply.defvjp(lambda v, w: (v @ w, (v, w)), backward)
+    return lambda w, v: jnp.sin(apply(v, w))
+
+
+@pytest.mark.parametrize("layout", DATA_PARALLEL)
+def test_backward_rule_that_sums_communicates_like_the_hand_written_one(layout):
+    """The hand-written backward pass sums over devices what the named one sums over the batch: once, not twice."""
+    batch, resources = DATA_PARALLEL[layout]
+    w, x = weights(3), np.random.default_rng(0).normal(size=(batch, 3)).astype(np.float32)
+    axes = resources["batch"]
+    loss = lambda f: jax.grad(lambda w, x: jnp.sum(f(w, x)))
+
+    ours = xmap(sine_layer("batch"), ({}, {0: "batch"}), {0: "batch"}, axis_resources=resources)
+    theirs = by_hand(sine_layer(axes), (P(), P(axes)), P(axes))
+    with mesh42():
+        got, want = communication(loss(ours), w, x), communication(loss(theirs), w, x)
+        gradient = loss(ours)(w, x)
+    assert got == want
+    assert want.total() > 0
+    assert_same(gradient, loss(lambda w, x: jnp.sin(x @ w))(w, x))
+
+
+def named_loss(w1, w2, images, labels):
+    """The tutorial's network."""
+    hidden = relu(pdot(images, w1, "inputs"))
+    logits = pdot(hidden, w2, "hidden")
+    predictions = logits - logsumexp(logits, "classes")
+    targets = one_hot(labels, lax.psum(1, "classes"), axis="classes")
+    return -lax.pmean(lax.psum(targets * predictions, "classes"), "batch")
+
+
+NETWORK_AXES = [["inputs", "hidden", ...], ["hidden", "classes", ...], ["batch", "inputs", ...], ["batch", ...]]
+NETWORK_SPECS = (P(None, "y"), P("y", None), P("x", None), P("x"))
+
+
+def network_arguments():
+    rng = np.random.default_rng(0)
+    shapes = [(12, 8), (8, 10), (16, 12)]
+    w1, w2, images = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return w1, w2, images, rng.integers(0, 10, size=16).astype(np.int32)
+
+
+def network_by_hand(w1, w2, images, labels):
+    logits = lax.psum(relu(images @ w1) @ w2, "y")
+    predictions = logits - logsumexp(logits, axis=1, keepdims=True)
+    losses = jnp.sum(one_hot(labels, 10) * predictions, axis=1)
+    return -lax.psum(jnp.sum(losses), "x") / 16
+
+
+def positional_network(w1, w2, images, labels):
+    logits = relu(images @ w1) @ w2
+    losses = jnp.sum(one_hot(labels, 10) * jax.nn.log_softmax(logits), axis=1)
+    return -jnp.mean(losses)
+
+
+@pytest.mark.parametrize("argnums", [(0, 1), (0, 1, 2)], ids=["weights", "weights and images"])
+def test_tutorial_network_communicates_like_the_hand_written_one(argnums):
+    args = network_arguments()
+    gradient = lambda f: jax.value_and_grad(f, argnums)
+    ours = xmap(named_loss, NETWORK_AXES, [...], axis_resources={"batch": "x", "hidden": "y"})
+    theirs = by_hand(network_by_hand, NETWORK_SPECS, P())
+    with mesh42():
+        got, want = communication(gradient(ours), *args), communication(gradient(theirs), *args)
+        result = gradient(ours)(*args)
+    assert got == want
+    assert want.total() > 0
+    assert_same(result, gradient(positional_network)(*args))
+
+
+NETWORK_PLACEMENTS = [
+    {},
+    {"batch": "x"},
+    {"hidden": "x"},
+    {"batch": ("y", "x")},
+    {"hidden": ("x", "y")},
+    {"batch": "x", "hidden": "y"},
+    {"classes": "y", "batch": "x"},
+    {"inputs": "y", "hidden": "x"},
+]
+
+
+@pytest.mark.parametrize("resources", NETWORK_PLACEMENTS, ids=str)
+def test_tutorial_network_can_be_trained_under_every_placement(resources):
+    args = network_arguments()
+    gradient = lambda f: jax.value_and_grad(f, (0, 1, 2))
+    with mesh42():
+        result = gradient(xmap(named_loss, NETWORK_AXES, [...], axis_resources=resources))(*args)
+    assert_same(result, gradient(positional_network)(*args))
+
+
+def test_the_communication_parser_reads_what_is_known():
+    """A program whose one all-reduce is known: 2 groups of 4 devices sum 3 floats."""
+    total = by_hand(lambda v: lax.psum(v, "x"), P("x"), P())
+    assert communication(total, np.ones((4, 3), np.float32)) == {("all-reduce", 2, 4, 12): 1}
+    moved = by_hand(lambda v: lax.ppermute(v, "y", [(0, 1), (1, 0)]), P("y"), P("y"))
+    assert communication(moved, np.ones((2, 5), np.float32)) == {("collective-permute", 8, 2, 20): 1}
