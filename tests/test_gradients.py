@@ -22,7 +22,7 @@ from jax import lax
 from jax.nn import logsumexp, one_hot, relu
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import Mesh, pdot, xmap
+from xmap_compat import Mesh, SerialLoop, pdot, xmap
 
 IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
 AB, A, B = {0: "a", 1: "b"}, {0: "a"}, {0: "b"}
@@ -36,6 +36,13 @@ PLACEMENTS = {
     "b:y": (8, 4, {"b": "y"}),
     "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
     "b:x": (8, 4, {"b": "x"}),
+}
+
+
+LOOPED_PLACEMENTS = {
+    "a:loop": (8, 4, {"a": SerialLoop(4)}),
+    "b:loop": (8, 4, {"b": SerialLoop(2)}),
+    "a:x+loop,b:loop": (8, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)}),
 }
 
 
@@ -587,6 +594,26 @@ def test_backward_rules_with_collectives_in_scan_remat_and_jit(placement):
 
 
 @jax.custom_vjp
+def shifted_and_doubled(v, t):
+    return v + t, 2 * t
+
+
+shifted_and_doubled.defvjp(lambda v, t: ((v + t, 2 * t), None), lambda _, ct: (ct[0], ct[0] + 2 * ct[1]))
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
+def test_a_rule_with_several_results_of_different_named_shapes(placement):
+    """The first result varies, the second does not; each cotangent counts once (under jax.vmap it does not)."""
+    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
+    body = lambda shift: lambda x, u, w: sum(jnp.sin(v) * u for v in shift(x, w))
+    gradients = lambda f: jax.grad(lambda *args: f(*args).sum(), (0, 1, 2))
+    with mesh42():
+        result = gradients(xmap(body(shifted_and_doubled), IN_AXES, AB, axis_resources=resources))(*arguments(a, b))
+    positional = lambda x, u, w: (jnp.sin(x + w) + jnp.sin(2 * w)) * column(u)
+    assert_same(result, gradients(positional)(*arguments(a, b)))
+
+
+@jax.custom_vjp
 def copy_to_hidden(v):
     """Megatron's f: identity forward, a sum over the hidden units backward."""
     return v
@@ -793,6 +820,75 @@ def test_a_gradient_inside_differentiated_from_outside(placement):
     with mesh42():
         result = gradients(xmap(body, IN_AXES, {}, axis_resources=resources))(*arguments(a, b))
     assert_same(result, gradients(positional)(*arguments(a, b)))
+
+
+# ---------------------------------------------------------------------------- serial loops
+
+
+@jax.custom_vjp
+def clipped(v):
+    """A rule that is not linear in the cotangent: it must get the whole one, once."""
+    return jnp.sin(v)
+
+
+clipped.defvjp(lambda v: (jnp.sin(v), v), lambda v, ct: (jnp.clip(ct * v, -0.5, 0.5),))
+
+
+def clipped_weight(x, u, w):
+    return clipped(w) * x * u
+
+
+def own_weights(x, u, w):
+    return jnp.tanh(x * w) * u + jnp.exp(-(u**2)) * w.sum()
+
+
+def scanned(x, u, w):
+    carry, ys = lax.scan(lambda c, t: (jnp.tanh(c + t * u), c * t), 0.5, x * w)
+    return ys + carry
+
+
+def positional_clipped_weight(x, u, w):
+    return clipped(w) * x * column(u)
+
+
+def positional_own_weights(x, u, w):
+    return jnp.tanh(x * w) * column(u) + jnp.exp(-(column(u) ** 2)) * w.sum()
+
+
+def positional_scanned(x, u, w):
+    carry, ys = jnp.full(x.shape[:2], 0.5), []
+    for t in jnp.moveaxis(x * w, -1, 0):
+        ys.append(carry * t)
+        carry = jnp.tanh(carry + t * u[:, None])
+    return jnp.stack(ys, -1) + carry[..., None]
+
+
+IN_LOOPS = {
+    "clipped_weight": (clipped_weight, positional_clipped_weight),
+    "own_weights": (own_weights, positional_own_weights),
+    "scanned": (scanned, positional_scanned),
+}
+
+
+@pytest.mark.parametrize("placement", LOOPED_PLACEMENTS)
+def test_gradients_in_serial_loops(placement):
+    a, b, resources = LOOPED_PLACEMENTS[placement]
+    with mesh42():
+        named = {n: xmap(body, IN_AXES, AB, axis_resources=resources) for n, (body, _) in IN_LOOPS.items()}
+        result = reverse_derivatives(named)(*arguments(a, b))
+    positional = {n: function for n, (_, function) in IN_LOOPS.items()}
+    assert_same(result, reverse_derivatives(positional)(*arguments(a, b)))
+
+
+def reverse_derivatives(functions):
+    """Value, vjp and product with the Hessian (not through custom_vjp, which has no forward mode)."""
+
+    def one(name, f, args):
+        out, pullback = jax.vjp(f, *args)
+        curvature = None if name == "clipped_weight" else forward_over_reverse(scalar(f), args)
+        return out, pullback(directions(out, 7)), curvature
+
+    return jax.jit(lambda *args: {name: one(name, f, args) for name, f in functions.items()})
 
 
 # --------------------------------------------------------------------- kinds of arguments

@@ -98,6 +98,34 @@ def subjaxprs(params: Any) -> Iterator[Any]:
             yield from subjaxprs(value)
 
 
+def inline_calls(jaxpr: Any) -> Any:
+    """An open jaxpr with the equations of jitted functions, under variables of their own, in the place of calls."""
+    env: dict[Any, Any] = {}
+    eqns = list(_inlined(jaxpr, env, source_info_util.NameStack()))
+    return jaxpr.replace(eqns=eqns, outvars=[_renamed(env, v) for v in jaxpr.outvars])
+
+
+def _inlined(jaxpr, env, stack):
+    for eqn in jaxpr.eqns:
+        operands = [_renamed(env, v) for v in eqn.invars]
+        info = eqn.source_info.replace(name_stack=stack + eqn.source_info.name_stack)
+        if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call"):
+            called = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+            body, consts = open_jaxpr(called)
+            literals = [Literal(c, core.typeof(c)) for c in consts]
+            inner = dict(zip(input_vars(body), [*literals, *operands], strict=True))
+            yield from _inlined(body, inner, info.name_stack)
+            env.update(zip(eqn.outvars, [_renamed(inner, v) for v in body.outvars], strict=True))
+        else:
+            results = [core.Var(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, results))
+            yield eqn.replace(invars=operands, outvars=results, source_info=info)
+
+
+def _renamed(env, atom):
+    return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
     """``(num_consts, num_carry)`` of a scan; flat trees ``ft_in`` replace them since 0.12."""
     if "num_consts" in params:

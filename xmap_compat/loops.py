@@ -1,23 +1,23 @@
 """Loop resources: the part of stage 6 that computes an axis chunk by chunk.
 
-An axis placed on loops is cut into chunks on each device.  Results are grouped by the loops that
-they vary over; each group is one nest of scans around the equations that it needs, so
-that what does not vary over a loop is computed once.
+An axis placed on loops is cut into chunks on each device.  Each equation runs within scans over the loops
+that it varies over, and outside of all others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.named_program import NamedProgram
-from xmap_compat.named_shapes import read_names
 from xmap_compat.named_values import Locality, NamedValue, positional
 from xmap_compat.resources import Placement
 from xmap_compat.substitution import Evaluator
@@ -42,95 +42,42 @@ def evaluate_in_loops(
       Results of the same kind.
     """
     loops = loop_lengths(ev.loc.placements)
-    names = ev.checker.variables(program.jaxpr, [v.names for v in args])
-    variables = _jax.input_vars(program.jaxpr)
-    given = dict(zip(variables, [*consts, *args], strict=True))
-    results: dict[Any, NamedValue] = {}
-    for group in _groups(ev.loc, program.jaxpr, names, loops):
-        values = _run_group(ev, group, {v: given[v] for v in group.inputs if v in given}, loops)
-        results.update(zip(group.outputs, values, strict=True))
-    return [positional(v.val) if isinstance(v, _jax.Literal) else results[v] for v in program.jaxpr.outvars]
+    jaxpr = _jax.inline_calls(program.jaxpr)
+    names = ev.checker.variables(jaxpr, [v.names for v in args])
+    env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
+    wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+    nest = _Nest(ev, loops, _loops_of_variables(ev.loc, jaxpr, names))
+    env = nest.run(_needed(jaxpr, wanted), wanted, env, tuple(loops))
+    results = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
+    return [positional(v.val) if isinstance(v, _jax.Literal) else results[v] for v in jaxpr.outvars]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Group:
-    """Equations that one nest of scans runs: what some results, or some side effects, need."""
-
-    loops: tuple[Loop, ...]
-    eqns: tuple[Any, ...]
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-
-
-def _groups(loc, jaxpr, names, loops):
-    """Results and side effects, by the loops that anything needed for them varies over."""
-
-    def loops_of(eqns, variables):
-        atoms = [*variables, *(v for eqn in eqns for v in (*eqn.invars, *eqn.outvars))]
-        used = {loop for v in atoms for n in read_names(names, v) for loop in loc.placements[n].loops}
-        return tuple(loop for loop in loops if loop in used)
-
-    variables = list(dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)))
-    needed = {v: _needed(jaxpr, [v], [])[0] for v in variables}
-    key_of = _keep_side_effects_together(needed, {v: loops_of(needed[v], [v]) for v in variables}, loops)
-    outputs: dict[tuple, list] = {}
-    for v in variables:
-        outputs.setdefault(key_of[v], []).append(v)
-    effects: dict[tuple, list] = {}
-    done = {id(eqn) for eqns in needed.values() for eqn in eqns}
-    for eqn in jaxpr.eqns:
-        if not _jax.has_side_effect(eqn) or id(eqn) in done:
-            continue
-        key = loops_of(_needed(jaxpr, [], [eqn])[0], [])
-        effects.setdefault(key, []).append(eqn)
-        outputs.setdefault(key, [])
-    for key, outs in outputs.items():
-        eqns, inputs = _needed(jaxpr, outs, effects.get(key, []))
-        yield _Group(key, eqns, inputs, tuple(outs))
-
-
-def _keep_side_effects_together(needed, key_of, loops):
-    """Results that need one callback are computed in one group, so that it runs once."""
-    effectful = {id(e) for eqns in needed.values() for e in eqns if _jax.has_side_effect(e)}
-    for effect in effectful:
-        sharing = [v for v, eqns in needed.items() if any(id(e) == effect for e in eqns)]
-        used = {loop for v in sharing for loop in key_of[v]}
-        key_of = {**key_of, **dict.fromkeys(sharing, tuple(loop for loop in loops if loop in used))}
-    return key_of
-
-
-def _needed(jaxpr, outputs, effectful):
-    """The equations that outputs and side effects depend on, and the variables they read first."""
+def _needed(jaxpr, outputs):
+    """The equations that outputs and side effects depend on, in order."""
     live = set(outputs)
     kept = []
-    wanted = {id(eqn) for eqn in effectful}
     for eqn in reversed(jaxpr.eqns):
-        if id(eqn) in wanted or any(v in live for v in eqn.outvars):
+        if _jax.has_side_effect(eqn) or not live.isdisjoint(eqn.outvars):
             kept.append(eqn)
-            live.difference_update(eqn.outvars)
-            live.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-    return tuple(reversed(kept)), tuple(live)
+            live.update(_variables_read(eqn))
+    return kept[::-1]
 
 
-def _run_group(ev, group, given, loops):
-    chunked = {v: _cut(ev.loc, value, loops) for v, value in given.items()}
-
-    def body(env):
-        env = {v: chunked.value for v, chunked in env.items()}
-        ev.run(group.eqns, env)
-        return [env[v] for v in group.outputs]
-
-    outs = _nest(body, group.loops, chunked, loops)
-    return [_join(ev.loc, *_first_of_equal(ev.loc, out, group.loops)) for out in outs]
+def _variables_read(eqn):
+    return [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
 
 
-def _first_of_equal(loc, value, loops):
-    """Drop the leading dimension of loops that a result does not vary over: it was computed equal in each turn."""
-    own = {loop for n in value.names for loop in loc.placements[n].loops}
-    index = tuple(slice(None) if loop in own else 0 for loop in loops)
-    return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
+def _loops_of_variables(loc, jaxpr, names):
+    """The loops in which each variable is computed: those of its axes, and of all that it is computed from."""
+    own = {v: frozenset(loop for n in names[v] for loop in loc.placements[n].loops) for v in names}
+    inside = dict(own)
+    for eqn in jaxpr.eqns:
+        together = frozenset().union(*(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars))
+        inside.update(dict.fromkeys(eqn.outvars, together))
+    return inside
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["loops"])
 @dataclasses.dataclass(frozen=True)
 class _Chunked:
     """A value whose data has leading dimensions for the loops in ``loops``, outermost first."""
@@ -139,22 +86,64 @@ class _Chunked:
     loops: tuple[Loop, ...]
 
 
-def _nest(body, remaining, env, loops):
-    """Scan over the remaining loops; results get one leading dimension for each."""
-    if not remaining:
-        return body(env)
-    loop, *inner = remaining
-    scanned = {v: c for v, c in env.items() if c.loops and c.loops[0] == loop}
-    variables = list(scanned)
+@dataclasses.dataclass(frozen=True)
+class _Nest:
+    """Runs equations in nested scans, each equation in the loops that it varies over and in no other.
 
-    def step(carry, slices):
-        current = dict(env)
-        for v, value in zip(variables, slices):
-            current[v] = _Chunked(value, scanned[v].loops[1:])
-        return carry, _nest(body, inner, current, loops)
+    Each runs once for each turn of its own loops: a callback is not repeated, and the gradient of what does
+    not vary over a loop reaches custom rules as one sum over its turns.
+    """
 
-    _, outs = lax.scan(step, (), [scanned[v].value for v in variables], length=loops[loop])
-    return outs
+    ev: Evaluator
+    lengths: Mapping[Loop, int]
+    inside: Mapping[Any, frozenset[Loop]]
+
+    def run(self, eqns, wanted, env, loops):
+        """Evaluate equations within scans over ``loops``; ``env`` with the wanted variables added."""
+        outer = [e for e in eqns if self._loops_of(e).isdisjoint(loops)]
+        env = self._run_here(outer, env)
+        eqns = [e for e in eqns if not self._loops_of(e).isdisjoint(loops)]
+        if not eqns:
+            return env
+        loop, *inner = loops
+        aside = [e for e in eqns if loop not in self._loops_of(e)]
+        within = [e for e in eqns if loop in self._loops_of(e)]
+        env = self.run(aside, {*wanted, *_all_read(within)}, env, tuple(inner)) if aside else env
+        return self._scan(loop, within, wanted, env, tuple(inner)) if within else env
+
+    def _loops_of(self, eqn):
+        return frozenset().union(*(self.inside[v] for v in (*_variables_read(eqn), *eqn.outvars)))
+
+    def _run_here(self, eqns, env):
+        values = {v: chunked.value for v, chunked in env.items() if not chunked.loops}
+        self.ev.run(eqns, values)
+        return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
+
+    def _scan(self, loop, eqns, wanted, env, inner):
+        defined = {v for e in eqns for v in e.outvars}
+        outputs = [v for v in defined if v in wanted]
+        scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in _all_read(eqns)}
+        variables = list(scanned)
+
+        def turn(carry, slices):
+            current = {v: _Chunked(x, scanned[v].loops[1:]) for v, x in zip(variables, slices)}
+            done = self.run(eqns, set(outputs), {**env, **current}, inner)
+            return carry, [done[v] for v in outputs]
+
+        _, stacked = lax.scan(turn, (), [scanned[v].value for v in variables], length=self.lengths[loop])
+        return {**env, **{v: _Chunked(c.value, (loop, *c.loops)) for v, c in zip(outputs, stacked)}}
+
+
+def _all_read(eqns):
+    return {v for eqn in eqns for v in _variables_read(eqn)}
+
+
+def _first_of_equal(loc, chunked):
+    """Drop the leading dimension of loops that a result does not vary over: it was computed equal in each turn."""
+    value, loops = chunked.value, chunked.loops
+    own = {loop for n in value.names for loop in loc.placements[n].loops}
+    index = tuple(slice(None) if loop in own else 0 for loop in loops)
+    return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
 
 
 def _cut(loc: Locality, value: NamedValue, loops) -> _Chunked:

@@ -333,13 +333,38 @@ def _custom_vjp(ev: Evaluator, params, operands, eqn):
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
         return ev.conformed(outs[num_residuals:], names), residuals
 
-    def bwd(residuals, cotangents):
+    def backward(residuals, cotangents):
         marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in cotangents]
         outs = _evaluate_callable(_with_cotangents(ev), run_bwd, [*residuals, *marked])
-        return tuple(_cotangent_like(ev, ct, dims, names) for ct, (dims, names) in zip(outs, layouts, strict=True))
+        return [_cotangent_like(ev, ct, dims, names) for ct, (dims, names) in zip(outs, layouts, strict=True)]
+
+    def bwd(residuals, cotangents):
+        cases = _summed_alike(cotangents, [names for _, names in layouts])
+        return tuple(map(_add_cotangents, *(backward(residuals, case) for case in cases)))
 
     fun.defvjp(fwd, bwd)
     return fun(*operands)
+
+
+def _summed_alike(cotangents, operand_names):
+    """Cotangents of a custom rule whose sum they are, each with those cotangents that arrive summed over the same axes.
+
+    What the rule makes of a cotangent that varies over an axis is summed over it for an operand that does not; a
+    cotangent that arrives summed must not be in that sum.  Rules are linear, so they can be applied one by one.
+    """
+    together = frozenset().union(*(ct.names for ct in cotangents))
+    groups = list(dict.fromkeys(ct.names for ct in cotangents if not _is_float0(ct)))
+    summed = together - frozenset.intersection(together, *operand_names)
+    if len({names & summed for names in groups}) < 2:
+        return [cotangents]
+    zero = lambda ct: positional(np.zeros(_positional_shape(ct), ct.data.dtype))  # noqa: E731
+    return [[ct if ct.names == names or _is_float0(ct) else zero(ct) for ct in cotangents] for names in groups]
+
+
+def _add_cotangents(first, *others):
+    if first is None or not others:
+        return first
+    return dataclasses.replace(first, data=sum((other.data for other in others), first.data))
 
 
 def _with_cotangents(ev: Evaluator) -> Evaluator:
