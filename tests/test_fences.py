@@ -311,6 +311,7 @@ ORDER = [
     "legacy",  # install()
     "check",  # reads sources; imports no JAX
     "__main__",
+    "explain",  # runs a program and prints its plans
     "pytest_plugin",
     "__init__",
 ]

@@ -4,6 +4,9 @@ usage:
   python -m xmap_compat SCRIPT [ARGS...]      run a script under xmap_compat.install()
   python -m xmap_compat -m MODULE [ARGS...]   run a module under xmap_compat.install()
   python -m xmap_compat check PATH...         list the uses of what JAX removed with xmap
+  python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
+                                              run a program, and print the plan of each of its calls
+                                              of xmapped functions; write them for plain JAX to DIR
 
 A program runs as it does without `-m xmap_compat`: with its sys.argv, sys.path, __main__ module,
 tracebacks and exit code.
@@ -27,6 +30,7 @@ from typing import Any
 # The subcommands: module and function, called with the arguments that follow; it returns the exit code.
 COMMANDS = {
     "check": ("xmap_compat.check", "main"),
+    "explain": ("xmap_compat.explain", "main"),
 }
 
 
@@ -128,16 +132,16 @@ def _entries(traceback: types.TracebackType | None) -> Iterator[types.TracebackT
 # ------------------------------------------------------------------ installing, not too early
 
 
-def install_with_jax() -> None:
-    """Call ``install()`` as soon as the program has imported JAX; now, if JAX is imported already.
+def install_with_jax(then: Callable[[], None] | None = None) -> None:
+    """Call ``install()``, and ``then``, as soon as the program has imported JAX; now, if JAX is imported already.
 
     JAX reads environment variables (``JAX_PLATFORMS``, ``JAX_ENABLE_X64``, ...) when it is imported, and programs
     set them before.
     """
     if "jax" in sys.modules:
-        _install()
+        _install(then)
     elif not any(isinstance(finder, _JaxFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _JaxFinder())
+        sys.meta_path.insert(0, _JaxFinder(then))
 
 
 def uninstall_with_jax() -> None:
@@ -147,13 +151,15 @@ def uninstall_with_jax() -> None:
         sys.modules["xmap_compat.legacy"].uninstall()
 
 
-def _install() -> None:
+def _install(then: Callable[[], None] | None) -> None:
     # A module of this package may be what is importing JAX: it is imported again, as a whole, and what is left of
     # its first import comes to nothing.
     unfinished = [name for name, module in sys.modules.items() if name.startswith("xmap_compat.") and _begun(module)]
     for name in unfinished:
         del sys.modules[name]
     importlib.import_module("xmap_compat.legacy").install()
+    if then is not None:
+        then()
     for name in unfinished:
         importlib.import_module(name)
 
@@ -165,6 +171,9 @@ def _begun(module: types.ModuleType) -> bool:
 
 class _JaxFinder(importlib.abc.MetaPathFinder):
     """Finds JAX as the other finders do, and has it install after its import (programs may also only look for it)."""
+
+    def __init__(self, then: Callable[[], None] | None):
+        self.then = then
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "jax":
@@ -184,7 +193,7 @@ class _JaxFinder(importlib.abc.MetaPathFinder):
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _install()
+                _install(self.then)
 
         loader.exec_module = exec_module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -96,11 +97,38 @@ def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
     return made
 
 
+# Functions that are told of every call when it is traced.  The tuple is replaced and never changed, so that threads
+# that are reading it are not disturbed.
+Observer = Callable[[lowering.Declaration, lowering.Plan, tuple[Any, ...]], None]
+_observers: tuple[Observer, ...] = ()
+_observers_lock = threading.Lock()
+
+
+def observe(observer: Observer) -> Callable[[], None]:
+    """Have a function called whenever a call of an xmapped function is traced, in any thread; returns what ends it."""
+
+    def end():
+        global _observers
+        with _observers_lock:
+            _observers = tuple(o for o in _observers if o is not own)
+
+    def own(declared, made, args):
+        observer(declared, made, args)
+
+    global _observers
+    with _observers_lock:
+        _observers = (*_observers, own)
+    return end
+
+
 def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     def xmapped(*args, **kwargs):
         if kwargs:
             raise errors.keyword_arguments(kwargs)
-        return lowering.run(declared, args)
+        made = lowering.make_plan(declared, args)
+        for observer in _observers:
+            observer(declared, made, args)
+        return lowering.run(made, args)
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
     # With a mesh its devices say where to run, and they are checked against the backend at the call.

@@ -95,9 +95,8 @@ class Plan:
         return any(p.mesh_axes for p in self.placements.values())
 
 
-def run(declared: Declaration, args: tuple[Any, ...]) -> Any:
-    """Execute (or, under a trace, stage out) one call on positional arguments."""
-    plan = make_plan(declared, args)
+def run(plan: Plan, args: tuple[Any, ...]) -> Any:
+    """Execute (or, under a trace, stage out) a planned call on its positional arguments."""
     outs = execute(plan, jax.tree.leaves(args))
     return jax.tree.unflatten(plan.program.out_tree, outs)
 

@@ -325,8 +325,13 @@ def describe(declared: lowering.Declaration, *args: Any, **kwargs: Any) -> CallP
     """
     if kwargs:
         raise errors.keyword_arguments(kwargs)
+    return describe_made(declared, None, args)
+
+
+def describe_made(declared: lowering.Declaration, made: lowering.Plan | None, args: tuple[Any, ...]) -> CallPlan:
+    """The same for a call that is being traced, whose plan has been made: no function of the user is run again."""
     sites = _Sites()
-    staged = _stage(declared, args, sites)
+    staged = _stage(declared, made, args, sites)
     plan = staged.plan
     mesh = plan.scope.mesh if plan.uses_mesh else None
     arguments = _arguments(plan, declared, args)
@@ -342,11 +347,11 @@ def describe(declared: lowering.Declaration, *args: Any, **kwargs: Any) -> CallP
     )
 
 
-def _stage(declared, args, sites) -> Staged:
+def _stage(declared, made, args, sites) -> Staged:
     plans: list[lowering.Plan] = []
 
     def call(*args):
-        plan = lowering.make_plan(declared, args)
+        plan = lowering.make_plan(declared, args) if made is None else made
         plans.append(plan)
         return lowering.execute(plan, jax.tree.leaves(args), functools.partial(_Watching, sites=sites))
 

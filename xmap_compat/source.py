@@ -52,15 +52,16 @@ def write(plan: CallPlan, staged: bool = False) -> str:
     Raises:
       NotImplementedError: the program holds something that has no source, as a callback.
     """
-    return _written(plan, staged)[0]
+    return written(plan, staged)[0]
 
 
 def values(plan: CallPlan, staged: bool = False) -> dict[str, Any]:
     """Arrays that the program closes over and that are too large to be written, by their names in the source."""
-    return _written(plan, staged)[1]
+    return written(plan, staged)[1]
 
 
-def _written(plan, staged):
+def written(plan: CallPlan, staged: bool = False) -> tuple[str, dict[str, Any]]:
+    """The source and the values."""
     reasons: list[str] = []
     for attempt in _ATTEMPTS[1:] if staged else _ATTEMPTS:
         try:

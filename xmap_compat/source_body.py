@@ -178,7 +178,7 @@ class Body:
             return
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             if isinstance(value, jax.core.Tracer):
-                raise NotWritable(f"the tracer {name}")
+                raise NotWritable(f"{name}, a value of a transformation around the call")
             if np.size(value) > MAX_LITERAL:
                 self.values[name] = value
             else:

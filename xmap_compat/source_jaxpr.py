@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
@@ -72,6 +73,8 @@ class Writer:
         return [self.typed_atom(v, env) for v in body.outvars]
 
     def _constant(self, value):
+        if isinstance(value, jax.core.Tracer):
+            raise NotWritable("a value of a transformation around the call")
         if np.ndim(value) == 0:
             return array(value)
         name = self.names.like("const")

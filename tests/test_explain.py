@@ -1,0 +1,236 @@
+"""``python -m xmap_compat explain``: the plan of each distinct call, once, beside what a program does anyway.
+
+Programs run in processes of their own.  Their output, traceback and exit code are compared with those of
+``python -m xmap_compat`` without ``explain``; plans with those of the same calls; and the programs that ``--source``
+writes are run without xmap_compat and compared with NumPy.
+"""
+
+import io
+import os
+import re
+import runpy
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import api, explain, xmap
+
+PROGRAM = """
+    import os, sys
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    import jax
+    import numpy as np
+    from jax import lax
+    from jax.experimental.maps import Mesh, xmap
+
+    def total(x):
+        print("traced")
+        return lax.psum(x, "i")
+
+    def product(x, y):
+        return lax.pdot(x, y, "k")
+
+    def main():
+        print(sys.argv, __name__)
+        f = xmap(total, ["i", ...], [...], axis_resources={"i": "x"})
+        with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
+            for _ in range(3):
+                f(np.ones((8, 3)))
+                xmap(total, ["i", ...], [...], axis_resources={"i": "x"})(np.ones((8, 3)))
+            f(np.ones((8, 5)))
+            f(np.ones((8, 3), np.int32))
+        for _ in range(2):
+            xmap(product, (["i", "k"], ["k", "j"]), ["i", "j"])(np.ones((2, 3)), np.ones((3, 4)))
+            xmap(lambda x: x * 2, ["i"], ["i"])(np.ones(3))
+        ENDING
+
+    main()
+"""
+ENDINGS = {"success": "pass", "exit code": "sys.exit(3)", "error": "xmap(total, ['j'], [])(np.ones(3))"}
+
+
+def run(*arguments, cwd):
+    """A Python process with warnings as errors, on the CPU."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
+    command = [sys.executable, "-W", "error", "-m", "xmap_compat", *map(str, arguments)]
+    env = {**inherited, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(source=PROGRAM, ending="pass", name="program.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source).replace("ENDING", ending))
+        return path
+
+    return write
+
+
+TITLE = r"^---- plan (\d+), called at \S+?(\w+\.py):(\d+) \(([\w<>]+)\) -*$"
+
+
+def own_output(text):
+    """What the program printed: what is left without the plans and the last line."""
+    plans = rf"(?ms){TITLE}.*?^  return .*?\n\n"
+    return re.sub(r"(?m)^(source|xmap_compat explain): .*\n\n?", "", re.sub(plans, "", text))
+
+
+@pytest.mark.parametrize("way", [["program.py"], ["-m", "program"]], ids=str)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_program_runs_as_without_explain(program, tmp_path, way, ending):
+    program(ending=ENDINGS[ending])
+    plain, explained = run(*way, "a", "--source", cwd=tmp_path), run("explain", *way, "a", "--source", cwd=tmp_path)
+    assert explained.returncode == plain.returncode == {"success": 0, "exit code": 3, "error": 1}[ending]
+    assert explained.stderr == plain.stderr
+    assert own_output(explained.stdout) == plain.stdout
+    assert "'a', '--source'] __main__" in plain.stdout
+
+
+def test_each_distinct_call_is_explained_once(program, tmp_path):
+    path = program()
+    done = run("explain", "program.py", cwd=tmp_path)
+    lines = path.read_text().splitlines()
+    titles = [(int(k), file, lines[int(line) - 1].strip()) for k, file, line, _ in re.findall(TITLE, done.stdout, re.M)]
+    f, product = "f(np.ones((8, ", "xmap(product, "
+    assert [k for k, _, _ in titles] == [1, 2, 3, 4, 5]
+    assert {file for _, file, _ in titles} == {"program.py"}
+    starts = [f + "3)))", f + "5)))", f + "3), np.int32))", product, "xmap(lambda x: x * 2"]
+    assert all(code.startswith(start) for (_, _, code), start in zip(titles, starts, strict=True))
+    arguments = re.findall(r"^(\w+) +(\w+\[[\d,]+\]) .*$", done.stdout, re.M)
+    assert [type for name, type in arguments if name == "x"] == [
+        "f32[8,3]",
+        "f32[8,5]",
+        "i32[8,3]",
+        "f32[2,3]",
+        "f32[3]",
+    ]
+    assert done.stdout.count("local sum, all-reduce over x") == 3
+    assert done.stdout.endswith("xmap_compat explain: 5 plans\n")
+
+
+def test_the_modern_programs_are_written_and_run(program, tmp_path):
+    program()
+    done = run("explain", "--source", "modern", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    files = ["total.py", "total_2.py", "total_3.py", "product.py", "function.py"]
+    assert re.findall(r"^source: (.*)$", done.stdout, re.M) == [str(tmp_path / "modern" / name) for name in files]
+    assert sorted(os.listdir(tmp_path / "modern")) == sorted(files)
+    assert done.stdout.endswith(f"5 plans, 5 written to {tmp_path / 'modern'}\n")
+    entry = lambda name, function: runpy.run_path(str(tmp_path / "modern" / name))[f"mapped_{function}"]
+    x, y = np.arange(24.0).reshape(8, 3), np.arange(12.0).reshape(3, 4)
+    np.testing.assert_allclose(entry("total.py", "total")(x), x.sum(0))
+    np.testing.assert_allclose(entry("product.py", "product")(x[:2], y), x[:2] @ y)
+    np.testing.assert_allclose(entry("function.py", "function")(x[0]), 2 * x[0])
+    assert not any("xmap_compat" in (tmp_path / "modern" / name).read_text() for name in files)
+
+
+def test_the_directory_may_be_given_with_an_equals_sign_and_the_program_may_leave(program, tmp_path):
+    program(PROGRAM.replace('print("traced")', 'os.chdir("/")'))
+    done = run("explain", f"--source={tmp_path}", "program.py", cwd=tmp_path)
+    assert done.stderr == ""
+    assert (tmp_path / "total.py").exists()
+
+
+def test_what_has_no_source_says_why(program, tmp_path):
+    program(
+        """
+        import jax
+        import numpy as np
+        from jax.experimental.maps import xmap
+
+        def printing(x):
+            jax.debug.print("{}", x)
+            return x
+
+        xmap(eval("lambda x: printing(x)"), ["i"], ["i"])(np.ones(3))
+        jax.jit(lambda c: xmap(lambda x: x * c, ["i"], ["i"])(np.ones(3)))(2.0)
+        """
+    )
+    done = run("explain", "--source", "modern", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    reasons = re.findall(r"(?ms)^no source: (.*?)\n\n", done.stdout)
+    assert ["debug_" in reasons[0], "a transformation around the call" in reasons[1]] == [True, True]
+    assert done.stdout.endswith("xmap_compat explain: 2 plans\n")
+
+
+def test_a_program_without_xmap_and_without_jax(program, tmp_path):
+    program("import sys; print('jax' in sys.modules)")
+    done = run("explain", "program.py", cwd=tmp_path)
+    assert done.stdout == "False\nxmap_compat explain: no call of an xmapped function\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["--source"], ["--source", "d"], ["--other", "program.py"]], ids=str)
+def test_the_usage(tmp_path, arguments):
+    done = run("explain", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: python -m xmap_compat explain" in done.stderr
+
+
+# ----------------------------------------------------------------------------- the observer
+
+
+def sum_over(x):
+    return lax.psum(x, "i")
+
+
+def traced(size):
+    jax.eval_shape(xmap(sum_over, ["i"], []), jax.ShapeDtypeStruct((size,), np.float32))
+
+
+def test_nobody_observes_before_and_after():
+    assert api._observers == ()
+    seen = []
+    ends = [api.observe(lambda declared, made, args: seen.append(declared.name)) for _ in range(2)]
+    traced(101)
+    assert len(seen) == 2
+    for end in ends:
+        end()
+        end()
+    traced(102)
+    assert len(seen) == 2
+    assert api._observers == ()
+
+
+def test_a_report_tells_of_calls_in_all_threads():
+    out = io.StringIO()
+    report = explain.Report(out)
+    end = api.observe(report.call)
+    try:
+        threads = [threading.Thread(target=traced, args=(200 + k // 2,)) for k in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        end()
+    sizes = re.findall(r"f32\[(\d+)\] +f32", out.getvalue())
+    assert sorted(sizes) == [str(200 + k) for k in range(6)]
+
+
+def test_what_goes_wrong_in_a_report_stays_there(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr("xmap_compat.plan.describe_made", lambda *_: 1 / 0)
+    end = api.observe(explain.Report(out).call)
+    try:
+        traced(300)
+    finally:
+        end()
+    assert re.match(r"no plan of sum_over, called at .*test_explain.py.*: ZeroDivisionError: ", out.getvalue())
+
+
+def test_a_closed_output_disturbs_nobody():
+    out = io.StringIO()
+    out.close()
+    end = api.observe(explain.Report(out).call)
+    try:
+        traced(301)
+    finally:
+        end()
+    assert out.closed
