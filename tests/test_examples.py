@@ -1,4 +1,4 @@
-"""The example does what it says: as a program, and against its network in NumPy with backpropagation by hand."""
+"""The examples do what they say: as programs, and the parts that they train against NumPy."""
 
 import importlib.util
 import os
@@ -11,14 +11,19 @@ import jax
 import numpy as np
 import pytest
 
-DIGITS = pathlib.Path(__file__).parents[1] / "examples" / "digits.py"
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+DIGITS = EXAMPLES / "digits.py"
+
+
+def run_example(name, *options):
+    """An example in a process of its own, which has to ask for its devices itself."""
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *options]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
 
 
 def run_digits(*options):
-    """The example in a process of its own, which has to ask for its eight devices itself."""
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    command = [sys.executable, str(DIGITS), *options]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+    return run_example("digits", *options)
 
 
 def test_digits_learns_the_same_thing_under_three_assignments():
@@ -88,3 +93,20 @@ def test_digits_train_step_equals_backpropagation_by_hand(digits, run, mesh42):
     for name, before in params.items():
         expected = before - digits.LEARNING_RATE * gradient[name]
         np.testing.assert_allclose(trained[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def losses_of(run):
+    return [float(x) for x in re.findall(r"loss ([\d.]+)", run)]
+
+
+def test_two_processes_hold_the_parts_of_one_training():
+    done = run_example("two_processes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    differences = re.findall(r"process (\d): largest difference from NumPy (\S+)", done.stdout)
+    assert sorted(index for index, _ in differences) == ["0", "1"]
+    assert max(float(difference) for _, difference in differences) <= 1e-4
+    placements = re.findall(r"w1: (P\(.*\)), parts of \((.*)\)", done.stdout)
+    assert placements == [("P(None, 'device')", "6, 4"), ("P(None, 'process')", "6, 8"), ("P()", "6, 16")]
+    runs = [losses_of(run) for run in done.stdout.split("axis_resources=")[1:]]
+    assert runs[0] == pytest.approx(runs[1], abs=2e-4) and runs[0] == pytest.approx(runs[2], abs=2e-4)
+    assert runs[0][-1] < runs[0][0] / 2

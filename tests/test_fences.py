@@ -307,6 +307,7 @@ ORDER = [
     "source",  # the equivalent program for plain JAX
     "plan",  # what the stages decided, as a value
     "api",  # xmap
+    "processes",  # its arguments, when several processes share a mesh
     "testing",  # the law, for users' programs
     "legacy",  # install()
     "check",  # reads sources; imports no JAX

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from xmap_compat.legacy import install, uninstall
     from xmap_compat.named_types import named_shape
     from xmap_compat.numpy import einsum
+    from xmap_compat.processes import global_array
     from xmap_compat.resources import Mesh, SerialLoop, mesh, serial_loop
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "Mesh",
     "SerialLoop",
     "einsum",
+    "global_array",
     "install",
     "mesh",
     "named_shape",
@@ -42,6 +44,7 @@ _HOMES = {
     "Mesh": "resources",
     "SerialLoop": "resources",
     "einsum": "numpy",
+    "global_array": "processes",
     "install": "legacy",
     "load_ipython_extension": "legacy",
     "mesh": "resources",

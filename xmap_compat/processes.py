@@ -1,0 +1,107 @@
+"""Arguments of xmapped functions when several processes share a mesh: each brings the part that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import errors
+from xmap_compat.axis_specs import (
+    AxisName,
+    AxisSpec,
+    argument_path,
+    broadcast_specs,
+    check_argument,
+    infer_sizes,
+    parse_axis_sizes,
+    parse_specs,
+    spec_names,
+)
+from xmap_compat.lowering import partition_spec
+from xmap_compat.resources import Mesh, Scope, current_scope, parse_axis_resources, place_axes
+
+
+def global_array(
+    local: Any,
+    in_axes: Any,
+    axis_resources: Mapping[AxisName, Any] | None = None,
+    *,
+    mesh: Mesh | jax.sharding.Mesh | None = None,
+    axis_sizes: Mapping[AxisName, int] | None = None,
+) -> Any:
+    """Make global arrays of what this process has of them, laid out as an xmapped function wants them.
+
+    All processes make the call, each with its own part: with ``axis_resources={'batch': 'x'}`` the rows for
+    those positions on ``x`` at which the process has devices, in their order.  A dimension that is not split
+    between processes is whole in every part, and processes that have the same rows bring equal ones.  On one
+    process the part is the whole array.
+
+    Args:
+      local: NumPy or JAX arrays of this process; a pytree of them.
+      in_axes: which of their dimensions are named: what the ``in_axes`` of :func:`xmap` say of this argument.
+      axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
+      mesh: the mesh of all processes; by default the one in scope.
+      axis_sizes: global sizes of axes.  Of such an axis ``local`` may also have the whole, where the process
+        needs a part (each process has read the same file, say).
+
+    Returns:
+      For each array a ``jax.Array`` with the ``NamedSharding`` that :func:`xmap` gives a result of these axes.
+      Without a mesh there is nothing to share: the arrays are put on the default device of the process.
+
+    Raises:
+      TypeError, ValueError: as :func:`xmap` for specs, sizes and resources, and JAX's own error for a part
+      that is neither the whole nor what the devices of this process need.
+
+    Source: ``jax.make_array_from_process_local_data``.  Legacy xmap took the parts themselves.
+    """
+    paths = [argument_path(path, "local") for path, _ in jax.tree_util.tree_leaves_with_path(local)]
+    leaves = [x if hasattr(x, "shape") else np.asarray(x) for x in jax.tree.leaves(local)]
+    specs = broadcast_specs("in_axes", parse_specs("in_axes", in_axes), local, in_axes)
+    for spec, leaf, path in zip(specs, leaves, paths):
+        check_argument(spec, leaf.shape, path, is_scalar=False)
+    scope = current_scope()
+    if mesh is not None:
+        scope = Scope(mesh.physical_mesh if isinstance(mesh, Mesh) else mesh, scope.loops)
+    names = spec_names(specs)
+    resources = {n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names}
+    sizes = {n: size for n, size in parse_axis_sizes(axis_sizes).items() if n in names}
+    shapes = [_global_shape(spec, leaf.shape, resources, scope.mesh, sizes) for spec, leaf in zip(specs, leaves)]
+    placements = place_axes(infer_sizes(specs, shapes, paths, sizes), resources, scope)
+    if scope.mesh is None:
+        return jax.device_put(local)
+    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in specs]
+    arrays = map(jax.make_array_from_process_local_data, shardings, leaves, shapes)
+    return jax.tree.unflatten(jax.tree.structure(local), arrays)
+
+
+def _global_shape(
+    spec: AxisSpec,
+    local_shape: Sequence[int],
+    resources: Mapping[AxisName, tuple[Any, ...]],
+    mesh: jax.sharding.Mesh | None,
+    sizes: Mapping[AxisName, int],
+) -> tuple[int, ...]:
+    """The shape of the global array: a given size, or what the parts of all processes come to."""
+    shape = list(local_shape)
+    for dim, name in spec.names:
+        here, everywhere = _positions(mesh, resources.get(name, ()))
+        if name in sizes:
+            shape[dim] = sizes[name]
+        elif shape[dim] % here:
+            raise errors.not_divisible(name, shape[dim], resources[name], here)
+        else:
+            shape[dim] = shape[dim] // here * everywhere
+    return tuple(shape)
+
+
+def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[int, int]:
+    """At how many positions along mesh axes this process has devices, and how many there are."""
+    if mesh is None:
+        return 1, 1
+    dims = [k for k, name in enumerate(mesh.axis_names) if name in entries]
+    positions = {(*(index[k] for k in dims), d.process_index) for index, d in np.ndenumerate(mesh.devices)}
+    here = jax.process_index()
+    return sum(p[-1] == here for p in positions), len({p[:-1] for p in positions})
