@@ -316,7 +316,7 @@ def test_an_axis_that_an_operand_skips_is_an_error_that_names_both():
     [
         ("n{b},{b}", [(2, 3)], ValueError, "describes 2 operands, but 1 were given"),
         ("nm{b}", [(2, 3)], ValueError, "has 2 positional dimensions, but its positional shape is (3,)"),
-        ("n{b},n{b}", [(2, 3), (2, 4)], ValueError, "the dimension n has size 3 in one operand and 4 in operand 1"),
+        ("n{b},n{b}", [(2, 3), (2, 4)], ValueError, "the dimension n has size 3 in one place and 4 in operand 1"),
         ("n{c}", [(2, 3)], NameError, "Found an unbound axis name: c in the einsum 'n{c}'. Named axes in scope: b"),
     ],
 )

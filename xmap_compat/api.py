@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 
@@ -59,14 +60,23 @@ def xmap(
     check_backend(backend)
     declared = _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
 
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    return _jit(declared, donated)
+    return _jit(declared, _positions(donate_argnums))
+
+
+def _positions(donate_argnums):
+    single = isinstance(donate_argnums, SupportsIndex)
+    try:
+        return tuple(map(operator.index, (donate_argnums,) if single else donate_argnums))
+    except TypeError:
+        raise errors.bad_donation(donate_argnums) from None
 
 
 def check_backend(backend: str | None) -> None:
     """Raise a clear error for a backend that this JAX does not have."""
     if backend is None:
         return
+    if not isinstance(backend, str):
+        raise errors.bad_backend(backend)
     try:
         jax.devices(backend)
     except RuntimeError:

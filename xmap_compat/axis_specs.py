@@ -56,8 +56,9 @@ def parse_specs(where: str, tree: Any) -> Any:
     if where == "in_axes" and isinstance(tree, dict) and not _is_spec(tree):
         # The arguments are a tuple: a dictionary can only be one specification for all of them.
         _check_dict_names(where, tree)
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_spec)
-    return jax.tree.unflatten(treedef, [_parse_spec(where, leaf) for leaf in leaves])
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
+    specs = [_parse_spec(where, leaf, argument_path(path, where)) for path, leaf in leaves]
+    return jax.tree.unflatten(treedef, specs)
 
 
 def is_single_spec(tree: Any) -> bool:
@@ -82,8 +83,36 @@ def broadcast_specs(where: str, specs: Any, tree: Any, source: Any) -> list[Axis
     try:
         jax.tree.map(repeat, specs, tree)
     except (ValueError, TypeError):
-        raise errors.not_a_prefix(where, source, jax.tree.structure(tree)) from None
+        parting = _parting(specs, tree, "args" if where == "in_axes" else "result")
+        raise errors.not_a_prefix(where, source, jax.tree.structure(tree), parting) from None
     return flat
+
+
+def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str] | None:
+    """Where specs stop being a prefix of a tree, and what the two have there; None if they are a prefix of it."""
+    if isinstance(specs, AxisSpec):
+        return None
+    asked, found = _children(specs), _children(tree)
+    if asked[1] != found[1]:
+        return path, _describe_node(specs), _describe_node(tree)
+    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(asked[0], found[0]))
+    return next((parting for parting in below if parting is not None), None)
+
+
+def _children(node):
+    """The children of a pytree node with their keys, and its own structure."""
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+
+
+def _describe_node(node):
+    if node is None or (isinstance(node, (tuple, list, dict)) and not node):
+        return repr(node)
+    if jax.tree_util.all_leaves([node]):
+        return "an array"
+    if isinstance(node, dict):
+        return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
+    length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
+    return (f"a {type(node).__name__}" if type(node) in (tuple, list) else f"the class {type(node).__name__}") + length
 
 
 def argument_path(args_path: Sequence[Any], root: str) -> str:
@@ -127,11 +156,13 @@ def infer_sizes(
 ) -> dict[AxisName, int]:
     """Axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
     sizes = dict(given)
+    origins = dict.fromkeys(given, "axis_sizes")
     for spec, shape, path in zip(specs, shapes, paths):
         for dim, name in spec.names:
             known = sizes.setdefault(name, shape[dim])
+            origin = origins.setdefault(name, path)
             if known != shape[dim]:
-                raise errors.size_conflict(name, known, shape, spec.source, dim, path)
+                raise errors.size_conflict(name, known, origin, shape, spec.source, dim, path)
     return sizes
 
 
@@ -174,51 +205,53 @@ def _is_list_spec(entry):
     return not any(_is_container(x) for x in entry if x is not None)
 
 
-def _parse_spec(where, spec):
+def _parse_spec(where, spec, path):
     if isinstance(spec, dict):
-        return _parse_dict(where, spec)
+        return _parse_dict(where, spec, path)
     if isinstance(spec, (list, tuple)):
-        return _parse_list(where, spec)
-    raise errors.bad_spec(where, spec)
+        return _parse_list(where, spec, path)
+    raise errors.bad_spec(where, spec, path)
 
 
-def _parse_dict(where, spec):
+def _parse_dict(where, spec, path):
     if not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) for k in spec):
-        raise errors.bad_spec(where, spec)
+        raise errors.bad_spec(where, spec, path)
     if any(k < 0 for k in spec):
-        raise errors.negative_axis(where, spec)
-    return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec)
+        raise errors.negative_axis(where, spec, path)
+    return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec, path)
 
 
 def _check_dict_names(where, tree):
     for position, name in tree.items():
         if isinstance(position, int) and isinstance(name, tuple):
-            raise errors.bad_axis_name(where, name)
+            raise errors.bad_axis_name(where, name, where, tree)
 
 
-def _parse_list(where, spec):
+def _parse_list(where, spec, path):
     entries = list(spec)
     open_ended = bool(entries) and entries[-1] is ...
     if open_ended:
         entries = entries[:-1]
     if any(entry is ... for entry in entries):
-        raise errors.misplaced_ellipsis(where, spec)
+        raise errors.misplaced_ellipsis(where, spec, path)
     pairs = [(k, name) for k, name in enumerate(entries) if name is not None]
-    return _make_spec(where, pairs, None if open_ended else len(entries), spec)
+    return _make_spec(where, pairs, None if open_ended else len(entries), spec, path)
 
 
-def _make_spec(where, pairs, rank, source):
+def _make_spec(where, pairs, rank, source, path):
     for _, name in pairs:
-        _check_name(where, name)
+        _check_name(where, name, path, source)
     if len({name for _, name in pairs}) != len(pairs):
-        raise errors.repeated_name(where, source)
+        raise errors.repeated_name(where, source, path)
     return AxisSpec(tuple(pairs), rank, source)
 
 
-def _check_name(where, name):
+def _check_name(where, name, path="", source=None):
+    if isinstance(name, jax.sharding.PartitionSpec):
+        raise errors.partition_spec(where, name, path, source)
     if name is None or name is ... or isinstance(name, tuple):
-        raise errors.bad_axis_name(where, name)
+        raise errors.bad_axis_name(where, name, path, source)
     try:
         hash(name)
     except TypeError:
-        raise errors.bad_axis_name(where, name) from None
+        raise errors.bad_axis_name(where, name, path, source) from None

@@ -6,6 +6,7 @@ traceback ends where the mistake was found.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ def show(spec: Any) -> str:
         return f"[{inside}]" if type(spec) is list else f"({inside})"
     if type(spec) is dict:
         return "{" + ", ".join(f"{key!r}: {show(value)}" for key, value in spec.items()) + "}"
+    fields = getattr(type(spec), "__match_args__", ())
+    if fields and (isinstance(spec, tuple) or dataclasses.is_dataclass(spec)):
+        return f"{type(spec).__name__}({', '.join(f'{k}={show(getattr(spec, k))}' for k in fields)})"
     return repr(spec)
 
 
@@ -41,34 +45,54 @@ def not_callable(fun: Any) -> TypeError:
     return TypeError(f"xmap expects a callable as its first argument, but got {fun!r} of type {type(fun).__name__}")
 
 
-def bad_spec(where: str, spec: Any) -> TypeError:
+def _below(where: str, path: str) -> str:
+    """Which specification it is, if there are several."""
+    return f" (it is {path})" if path != where else ""
+
+
+def bad_spec(where: str, spec: Any, path: str) -> TypeError:
     return TypeError(
         f"Value mapping specification in xmap {where} pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        f"but got: {show(spec)}"
+        f"but got: {show(spec)}{_below(where, path)}"
     )
 
 
-def misplaced_ellipsis(where: str, spec: Any) -> ValueError:
+def misplaced_ellipsis(where: str, spec: Any, path: str) -> ValueError:
     return ValueError(
-        f"An ellipsis can only end a list of axis names, but xmap {where} has the specification {show(spec)}. "
-        f"Use a dictionary to name dimensions that are not leading, e.g. {{0: 'i', 2: 'j'}}"
+        f"An ellipsis can only end a list of axis names, but xmap {where} has the specification {show(spec)}"
+        f"{_below(where, path)}. Use a dictionary to name dimensions that are not leading, e.g. {{0: 'i', 2: 'j'}}"
     )
 
 
-def bad_axis_name(where: str, name: Any) -> TypeError:
-    reason = "JAX reads a tuple as several names" if isinstance(name, tuple) else "it must be hashable and not None"
-    return TypeError(f"{name!r} cannot be used as an axis name in xmap {where}: {reason}. Use a string instead")
+def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
+    tuples = "JAX reads a tuple as several names"
+    reason = tuples if isinstance(name, tuple) else "it must be hashable, and neither None nor an ellipsis"
+    read = f", in the specification {show(spec)}{_below(where, path)}" if spec is not None else ""
+    return TypeError(
+        f"{show(name)} cannot be used as an axis name in xmap {where}{read}: {reason}. Use a string instead"
+    )
 
 
-def negative_axis(where: str, spec: Any) -> ValueError:
-    return ValueError(f"xmap doesn't support negative axes in {where}, but got the specification {show(spec)}")
+def partition_spec(where: str, name: Any, path: str, spec: Any) -> TypeError:
+    return TypeError(
+        f"xmap {where} has the PartitionSpec {name!r} in {show(spec)}{_below(where, path)}, which means something "
+        "in jit and shard_map only. Name the dimensions of an array with a list, e.g. ['i', ...]"
+    )
 
 
-def repeated_name(where: str, spec: Any) -> ValueError:
+def negative_axis(where: str, spec: Any, path: str) -> ValueError:
+    return ValueError(
+        f"xmap doesn't support negative axes in {where}, but got the specification {show(spec)}{_below(where, path)}. "
+        "Count from the first dimension"
+    )
+
+
+def repeated_name(where: str, spec: Any, path: str) -> ValueError:
     return ValueError(
         f"Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
+        f"{_below(where, path)}"
     )
 
 
@@ -76,7 +100,11 @@ def no_results() -> ValueError:
     return ValueError("xmapped functions cannot have no return values")
 
 
-def not_a_prefix(where: str, specs: Any, tree: Any) -> ValueError:
+def not_a_prefix(where: str, specs: Any, tree: Any, parting: tuple[str, str, str] | None) -> ValueError:
+    """``parting``: where the two trees part, what the specification has there, and what the value has."""
+    place, asked, found = parting or ("", "", "")
+    parted = f" They part at {place}: there the specification has {asked}, and the value {found}." if parting else ""
+    advice = " Write {} for what is not mapped." if asked == "None" else ""
     hint = (
         " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
         "the argument list."
@@ -85,7 +113,7 @@ def not_a_prefix(where: str, specs: Any, tree: Any) -> ValueError:
     )
     return ValueError(
         f"xmap {where} specification must be a tree prefix of the corresponding value, got specification "
-        f"{show(specs)} for value tree {tree}.{hint}"
+        f"{show(specs)} for value tree {tree}.{hint}{parted}{advice}"
     )
 
 
@@ -105,7 +133,8 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
 def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
-        f"{needed} dimensions, but the argument has rank {len(shape)} (it is {path} with shape {tuple(shape)})"
+        f"{needed} dimensions, but the argument has rank {len(shape)} (it is {path} with shape {tuple(shape)}). "
+        "Name fewer dimensions, or pass an array that has them"
     )
 
 
@@ -126,7 +155,8 @@ def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int])
 def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
     return ValueError(
         f"One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result of the xmapped "
-        f"function to have at least {needed} positional dimensions, but it only has {ndim} (it is {path})"
+        f"function to have at least {needed} positional dimensions, but it only has {ndim} (it is {path}). Put the "
+        "named axes at lower positions"
     )
 
 
@@ -147,11 +177,14 @@ def names_missing_from_inputs(names: Iterable[Hashable]) -> ValueError:
 # ------------------------------------------------------------------------ sizes
 
 
-def size_conflict(name: Hashable, known: int, shape: Sequence[int], spec: Any, dim: int, path: str) -> ValueError:
+def size_conflict(
+    name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str
+) -> ValueError:
     return ValueError(
         f"The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
         f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
-        f"{shape[dim]} != {known} (the argument is {path})"
+        f"{shape[dim]} != {known} (the argument is {path}, and {known} is the size in {origin}). "
+        "If these are different axes, give them different names"
     )
 
 
@@ -175,7 +208,7 @@ def negative_size(name: Any, size: Any) -> ValueError:
 def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int) -> ValueError:
     return ValueError(
         f"Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis "
-        f"({tuple(resources)}, {total} in total)"
+        f"({tuple(resources)}, {total} in total). Pad the axis to a multiple of {total}, or give it other resources"
     )
 
 
@@ -190,6 +223,13 @@ def bad_axis_sizes(value: Any) -> TypeError:
     return TypeError(f"axis_sizes should be a dictionary from axis names to integers, but got {value!r}")
 
 
+def bad_resource(name: Hashable, resource: Any) -> TypeError:
+    return TypeError(
+        "The resources of an axis should be names of mesh axes or of serial loops, or SerialLoop(length), but axis "
+        f"{name} is assigned {resource!r}. Write a tuple of several resources, and () for none"
+    )
+
+
 def repeated_resource(name: Hashable, resources: Any) -> ValueError:
     return ValueError(
         f"Resource assignment of a single axis must be a tuple of distinct resources, but specified {resources!r} "
@@ -197,11 +237,11 @@ def repeated_resource(name: Hashable, resources: Any) -> ValueError:
     )
 
 
-def missing_resources(missing: Iterable[Any], available: Iterable[Any]) -> ValueError:
+def missing_resources(missing: Iterable[Any], axes: Iterable[Hashable], available: Iterable[Any]) -> ValueError:
     return ValueError(
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
-        f"{_set(missing)}. Resources in scope: {_set(available)}. Enter a mesh with `with mesh(devices, names):` "
-        "or a loop with `with serial_loop(name, length):` around the call"
+        f"{_set(missing)} (assigned to {_names(axes)}). Resources in scope: {_set(available)}. Enter a mesh with "
+        "`with mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call"
     )
 
 
@@ -223,15 +263,56 @@ def bad_loop_length(length: Any) -> ValueError:
     return ValueError(f"The length of a serial loop should be a positive integer, but got {length!r}")
 
 
+def bad_loop_name(name: Any) -> TypeError:
+    return TypeError(f"The name of a serial loop should be a string (or hashable, and not None), but got {name!r}")
+
+
 def loop_name_taken(name: Hashable) -> ValueError:
-    return ValueError(f"Cannot extend the resource environment with loop axis `{name}`: the name is already in use")
-
-
-def bad_mesh(devices: Any, names: Any) -> ValueError:
     return ValueError(
-        f"mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        f"{getattr(devices, 'shape', None)} and the names {names!r}"
+        f"Cannot extend the resource environment with loop axis `{name}`: the name is already in use. Give the loop "
+        "another name"
     )
+
+
+def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        "Cannot update the mesh of the current resource environment. The new mesh shadows already defined axes "
+        f"{_names(names)}. Give the serial loop or the mesh axis another name"
+    )
+
+
+def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} and "
+        f"the names {names!r}"
+    )
+
+
+def bad_mesh_names(names: Any) -> TypeError:
+    return TypeError(
+        f"The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got {names!r}"
+    )
+
+
+def repeated_mesh_name(names: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"mesh needs one axis name for each dimension of its device array, all different, but got the names {names!r}"
+    )
+
+
+def bad_mesh_devices(found: Any) -> TypeError:
+    return TypeError(
+        "mesh expects a rectangular array (or a list) of JAX devices, such as np.array(jax.devices()).reshape(4, 2), "
+        f"but it contains {found!r} of type {type(found).__name__}"
+    )
+
+
+def repeated_mesh_device(device: Any) -> ValueError:
+    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once in it")
+
+
+def empty_mesh(names: Sequence[Any]) -> ValueError:
+    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}")
 
 
 def loop_collective(name: Hashable, where: str) -> RuntimeError:
@@ -246,6 +327,16 @@ def mesh_changed() -> RuntimeError:
     return RuntimeError(
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
     )
+
+
+def bad_donation(donate_argnums: Any) -> TypeError:
+    return TypeError(
+        f"donate_argnums should be the position of an argument, or a tuple of positions, but got {donate_argnums!r}"
+    )
+
+
+def bad_backend(backend: Any) -> TypeError:
+    return TypeError(f"backend should be None or the name of a platform, such as 'cpu', but got {backend!r}")
 
 
 def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
@@ -271,6 +362,15 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
 
 
 def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
+    nested = [name for name in (first, second) if hasattr(name, "mesh_axis")]
+    if nested:
+        # A mesh axis that an xmap nested in this one takes for axes of its own.
+        (taken,) = (name for name in (first, second) if name not in nested)
+        return TypeError(
+            f"Axis `{taken}` and an axis of an xmap nested in this one are both mapped to the resource `{resource}`, "
+            f"but they coincide in the named_shape of a value that varies over `{taken}` there. Map one of them to "
+            f"another resource, or reduce over `{taken}` before the nested call"
+        )
     return TypeError(
         f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
         f"named_shape of {place}. Map one of them to another resource, or reduce over one before they meet"
@@ -281,7 +381,7 @@ def output_broadcast_meets(fun: str, name: Hashable, resource: Any, present: Has
     return TypeError(
         f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
         f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
-        f"`{present}`"
+        f"`{present}`. Map one of them to another resource, or reduce over `{present}` in the function"
     )
 
 
@@ -295,9 +395,10 @@ def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
 def unbound_name(original: str, names: Mapping[Hashable, int]) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
-    what = original.partition(" To fix this")[0].rstrip(".")
+    unbound = original.partition("unbound axis name:")[2].partition(" To fix this")[0].strip().rstrip(".")
     return NameError(
-        f"{what}. Named axes in scope: {scope}. Name one of them, or add the axis to in_axes or axis_sizes"
+        f"Found an unbound axis name: {unbound}. Named axes in scope: {scope}. Name one of them, or add the axis to "
+        "in_axes or axis_sizes"
     )
 
 
@@ -377,12 +478,22 @@ def einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[
 
 def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
     which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
-    return ValueError(f"In the einsum {spec!r}, {which} has size {known} in one operand and {size} in operand {index}")
+    return ValueError(f"In the einsum {spec!r}, {which} has size {known} in one place and {size} in operand {index}")
+
+
+def einsum_path(optimize: Any) -> ValueError:
+    return ValueError(
+        f"optimize={optimize!r} is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or "
+        "'optimal'"
+    )
 
 
 def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
-    listed = ", ".join(map(str, scope)) or "none"
-    return NameError(f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}")
+    listed = ", ".join(str(axis) for axis in scope if not hasattr(axis, "mesh_axis")) or "none"
+    return NameError(
+        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. Name one of them, "
+        "or add the axis to in_axes or axis_sizes"
+    )
 
 
 def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where: str) -> TypeError:
@@ -406,11 +517,77 @@ def mixed_axes(fun: str, axis: Any) -> TypeError:
     return TypeError(f"{fun} takes one named axis, or one positional axis, but got axis={axis!r}")
 
 
+def axis_name_type(fun: str, name: Any) -> TypeError:
+    return TypeError(f"{fun} expects axis names (hashable, and not None), but got {name!r}. Use a string")
+
+
+def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"{fun} was given the positional dimension {dim} of {what}, which has rank {len(shape)} (shape "
+        f"{tuple(shape)}; named axes are not part of it)"
+    )
+
+
+def repeated_axis(fun: str, axes: Sequence[Any]) -> ValueError:
+    return ValueError(f"{fun} names an axis more than once: {', '.join(map(repr, axes))}. Name each axis once")
+
+
+def integer_indices(fun: str, dtype: Any) -> TypeError:
+    return TypeError(f"{fun} expects indices of an integer type, but got {dtype}")
+
+
+def bad_shift(shift: Any) -> TypeError:
+    return TypeError(
+        f"roll along a named axis expects an integer that is known when the program is traced, but got {shift!r}"
+    )
+
+
+def bad_dot_dimensions(option: str, value: Any) -> TypeError:
+    return TypeError(
+        f"{option} of pdot should be a pair of sequences of as many dimensions of x as of y, e.g. ((0,), (1,)), but "
+        f"got {value!r}"
+    )
+
+
+def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:
+    return TypeError(
+        f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} of y (shape "
+        f"{tuple(y)}), but they have different sizes"
+    )
+
+
+def dot_overlap(operand: str, dim: int) -> TypeError:
+    return TypeError(
+        f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name each once"
+    )
+
+
+def bad_precision(precision: Any) -> ValueError:
+    return ValueError(
+        f"{precision!r} is not a precision. Use None, 'default', 'high', 'highest', or what jax.lax.dot_general takes"
+    )
+
+
+def not_an_array(fun: str, x: Any) -> TypeError:
+    return TypeError(f"{fun} expects an array or a scalar, but got a value of type {type(x).__name__}")
+
+
+def bad_array_type(key: Any) -> TypeError:
+    return TypeError(
+        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, but got the "
+        f"brackets [{key!r}]"
+    )
+
+
 def named_shape_unknown(reason: str) -> ValueError:
     return ValueError(
         f"named_shape cannot tell which named axes this value varies over: {reason}. Ask outside of that function, for "
         "the value that is passed to it"
     )
+
+
+def type_of_no_array(what: str, expected: Any, x: Any) -> TypeError:
+    return TypeError(f"{what} should have the type {expected}, but is a {type(x).__name__}, not an array")
 
 
 def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:

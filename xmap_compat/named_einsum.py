@@ -223,6 +223,7 @@ def _operand(parsed, index, data):
     if len(letters) != data.ndim:
         raise errors.einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
     operand = Operand(data, letters, names, term.text, index)
+    _sizes(parsed.source, [operand])
     return _take_diagonals(operand) if len(set(letters)) < len(letters) else operand
 
 
@@ -311,7 +312,11 @@ def _path(operands, output, sizes, optimize):
     kept = "".join(symbol[x] for x in [*output[0], *sorted(output[1], key=str)])
     expression = ",".join("".join(symbol[x] for x in group) for group in labels) + "->" + kept
     shapes = [tuple(length[x] for x in group) for group in labels]
-    path, _ = opt_einsum.contract_path(expression, *shapes, shapes=True, optimize=optimize)
+    try:
+        path, _ = opt_einsum.contract_path(expression, *shapes, shapes=True, optimize=optimize)
+    except KeyError:
+        # opt_einsum's, for a name that it does not know.
+        raise errors.einsum_path(optimize) from None
     return path
 
 

@@ -7,6 +7,7 @@ they can also be imported from here.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax
+from xmap_compat import _jax, errors
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
@@ -59,13 +60,17 @@ def pdot(
       union of the operands' without ``axis_name``.
 
     Raises:
-      TypeError: the contracted or batched dimensions do not fit.
+      TypeError, ValueError: the contracted or batched dimensions do not fit.
       NameError: an axis is not in scope.
 
     Source: ``jax.lax.pdot`` (until jax 0.4.30).
     """
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    _check_names("pdot", axes)
     x, y = jnp.asarray(x), jnp.asarray(y)
+    contract = _normalized("pos_contract", pos_contract, x, y)
+    batch = _normalized("pos_batch", pos_batch, x, y)
+    _check_disjoint(contract, batch)
     if preferred_element_type is None:
         dtype = jnp.result_type(x, y)
         x, y = x.astype(dtype), y.astype(dtype)
@@ -73,8 +78,8 @@ def pdot(
         x,
         y,
         axes=axes,
-        pos_contract=_normalized(pos_contract, x.ndim, y.ndim),
-        pos_batch=_normalized(pos_batch, x.ndim, y.ndim),
+        pos_contract=contract,
+        pos_batch=batch,
         precision=canonical_precision(precision),
         preferred_element_type=None if preferred_element_type is None else np.dtype(preferred_element_type),
     )
@@ -115,33 +120,83 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
     Source: ``jax.lax.pgather`` (until jax 0.4.30), as measured; its docstring said otherwise.
     """
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-    src = jnp.asarray(src)
-    positional = [a % src.ndim for a in axes if isinstance(a, int)]
+    src, idx = jnp.asarray(src), jnp.asarray(idx)
+    axes = tuple(position("pgather", a, "src", src.shape) if isinstance(a, int) else a for a in axes)
+    _check_names("pgather", axes)
+    check_integers("pgather", idx)
+    positional = [a for a in axes if isinstance(a, int)]
     table = jnp.moveaxis(src, positional, range(len(positional)))
-    order: list[Any] = [a for a in axes if isinstance(a, int)]
+    order: list[Any] = list(positional)
     for name in (a for a in axes if not isinstance(a, int)):
         table = lax.all_gather(table, name)
         order.insert(0, name)
     table = lax.transpose(table, (*(order.index(a) for a in axes), *range(len(axes), table.ndim)))
     table = table.reshape(-1, *table.shape[len(axes) :])
-    return jnp.take(table, jnp.asarray(idx), axis=0, mode="clip")
+    return jnp.take(table, idx, axis=0, mode="clip")
+
+
+def check_integers(fun: str, indices: jax.Array) -> None:
+    """Raise unless an array can be used as indices."""
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise errors.integer_indices(fun, indices.dtype)
 
 
 # ----------------------------------------------------------------------- the primitive
 
 
-def _normalized(positions, x_ndim, y_ndim):
-    left, right = positions
-    return tuple(d % x_ndim for d in left), tuple(d % y_ndim for d in right)
+def _check_names(fun, names):
+    """Raise unless all names are bound (a NameError of JAX's) and distinct."""
+    for name in names:
+        if name is None or not isinstance(name, Hashable):
+            raise errors.axis_name_type(fun, name)
+        if not isinstance(name, int):
+            lax.axis_size(name)
+    if len(set(names)) < len(names):
+        raise errors.repeated_axis(fun, names)
+
+
+def position(fun: str, dim: int, what: str, shape: Sequence[int]) -> int:
+    """A positional dimension counted from the front."""
+    if not -len(shape) <= dim < len(shape):
+        raise errors.dimension_out_of_range(fun, dim, what, shape)
+    return dim % len(shape)
+
+
+def _normalized(option, positions, x, y):
+    try:
+        left, right = (tuple(map(operator.index, side)) for side in positions)
+    except (TypeError, ValueError):
+        raise errors.bad_dot_dimensions(option, positions) from None
+    if len(left) != len(right):
+        raise errors.bad_dot_dimensions(option, positions)
+    left = tuple(position("pdot", d, "x", x.shape) for d in left)
+    right = tuple(position("pdot", d, "y", y.shape) for d in right)
+    for a, b in zip(left, right):
+        if x.shape[a] != y.shape[b]:
+            raise errors.dot_sizes(option, a, b, x.shape, y.shape)
+    return left, right
+
+
+def _check_disjoint(contract, batch):
+    for operand, dims in zip("xy", zip(contract, batch)):
+        taken = [*dims[0], *dims[1]]
+        for dim in taken:
+            if taken.count(dim) > 1:
+                raise errors.dot_overlap(operand, dim)
 
 
 def canonical_precision(precision: Any) -> Any:
     """``None``, a ``lax.Precision``, or a pair of them, from any spelling that ``dot_general`` takes."""
-    if precision is None or isinstance(precision, lax.Precision):
-        return precision
     if isinstance(precision, (tuple, list)):
         return tuple(canonical_precision(p) for p in precision)
-    return lax.Precision(precision)
+    if not isinstance(precision, str):
+        return precision
+    if precision in lax.DotAlgorithmPreset.__members__:
+        return lax.DotAlgorithmPreset[precision]
+    try:
+        return lax.Precision(precision)
+    except ValueError:
+        raise errors.bad_precision(precision) from None
 
 
 def bind_pdot(x, y, *, axes, mentions=None, **params):

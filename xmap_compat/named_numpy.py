@@ -6,14 +6,16 @@ the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax, errors
+from xmap_compat.named_lax import check_integers, position
 
 Axis = Hashable
 
@@ -64,18 +66,24 @@ def _is_named(axis: Any) -> bool:
     return isinstance(axis, str) or axis in _jax.bound_axis_names()
 
 
-def _split_axes(axis: Any, ndim: int) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
+def _split_axes(fun: str, axis: Any, x: jax.Array) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
     """Names and positions of an ``axis`` argument; None means all positional dimensions."""
     if axis is None:
-        return (), tuple(range(ndim))
+        return (), tuple(range(x.ndim))
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    return tuple(a for a in axes if not isinstance(a, int)), tuple(a % ndim for a in axes if isinstance(a, int))
+    axes = tuple(position(fun, a, "its operand", x.shape) if isinstance(a, int) else a for a in axes)
+    for axis in axes:
+        if axis is None or not isinstance(axis, Hashable):
+            raise errors.axis_name_type(fun, axis)
+    if len(set(axes)) < len(axes):
+        raise errors.repeated_axis(fun, axes)
+    return tuple(a for a in axes if not isinstance(a, int)), tuple(a for a in axes if isinstance(a, int))
 
 
 def prod(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
     """``jnp.prod`` over positional and named axes."""
     x = jnp.asarray(x)
-    names, positions = _split_axes(axis, x.ndim)
+    names, positions = _split_axes("prod", axis, x)
     out = jnp.prod(x, axis=positions) if positions else x
     for name in names:
         out = along(lambda v: jnp.prod(v, axis=0), name, out)
@@ -94,7 +102,7 @@ def all(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
 
 def _logical(x, axis, reduce, across):
     x = jnp.asarray(x)
-    names, positions = _split_axes(axis, x.ndim)
+    names, positions = _split_axes(reduce.__name__, axis, x)
     out = reduce(x, axis=positions)
     return across(out.astype(jnp.int8), names).astype(bool) if names else out
 
@@ -104,7 +112,7 @@ def _over_one_axis(name: str, keep: bool) -> Callable[..., Any]:
 
     def over_axis(x, axis=None, **options):
         if not _is_named(axis):
-            if isinstance(axis, (tuple, list)):
+            if axis is not None and not isinstance(axis, SupportsIndex):
                 raise errors.mixed_axes(name, axis)
             return function(x, axis=axis, **options)
         return along(lambda v: function(v, axis=0, **options), axis, x, keep=keep)
@@ -132,7 +140,9 @@ def roll(x: jax.typing.ArrayLike, shift: int, axis: Any) -> jax.Array:
     """``jnp.roll`` along one positional or named axis; over a split axis only what crosses devices moves."""
     if not _is_named(axis):
         return jnp.roll(x, shift, axis=axis)
-    size = lax.axis_size(axis)
+    if not isinstance(shift, SupportsIndex) or isinstance(shift, jax.core.Tracer):
+        raise errors.bad_shift(shift)
+    size, shift = lax.axis_size(axis), operator.index(shift)
     return lax.ppermute(jnp.asarray(x), axis, [(k, (k + shift) % size) for k in range(size)])
 
 
@@ -144,4 +154,6 @@ def take(x: jax.typing.ArrayLike, indices: jax.typing.ArrayLike, axis: Any) -> j
     """
     if not _is_named(axis):
         return jnp.take(x, indices, axis=axis, mode="clip")
+    indices = jnp.asarray(indices)
+    check_integers("take", indices)
     return jnp.take(lax.all_gather(jnp.asarray(x), axis), indices, axis=0, mode="clip")

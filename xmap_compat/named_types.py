@@ -59,17 +59,28 @@ def named_shape(x: Any) -> dict[Hashable, int]:
       x: an array or scalar.  Constants, and everything outside of xmapped functions, have ``{}``.
 
     Raises:
+      TypeError: it is no array (a pytree has no one named shape).
       ValueError: the value depends on the arguments of an inner function that JAX traces by itself
         (``jit``, the body of a ``scan``, a nested xmap): their named axes are not known there.
 
     Source: ``x.named_shape`` on tracers of ``jax.experimental.maps.xmap``.
     """
+    if not _is_array(x):
+        raise errors.not_an_array("named_shape", x)
     if not _inputs.stack:
         return {}
     sizes = {name: size for known in _inputs.stack for name, size in known.sizes.items()}
     checker = Checker({name: Placement(name, size) for name, size in sizes.items()}, "")
     names = _names_of(x, checker, {})
     return {name: size for name, size in sizes.items() if name in names}
+
+
+def _is_array(x):
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _names_of(x, checker, memo):
@@ -130,12 +141,24 @@ class ArrayType:
     def __getitem__(self, key: Any) -> ArrayType:
         has_named = isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], Mapping)
         shape, named = key if has_named else (key, {})
+        sizes = (*shape, *named.values()) if isinstance(shape, (tuple, list)) else (None,)
+        if not all(isinstance(size, (int, np.integer)) for size in sizes):
+            raise errors.bad_array_type(key)
         return ArrayType(self.dtype, tuple(shape), tuple(sorted(named.items(), key=str)))
 
     def __str__(self) -> str:
-        name = "any" if self.dtype is None else np.dtype(self.dtype).name
+        name = "any" if self.dtype is None else _short_name(self.dtype)
         named = f", {dict(self.named)}" if self.named else ""
         return f"{name}[{self.shape}{named}]"
+
+
+def _short_name(dtype):
+    """``f32`` for float32, as types are written."""
+    name = str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).name
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        if name.startswith(long):
+            return short + name.removeprefix(long)
+    return name
 
 
 f32 = ArrayType(jnp.float32)
@@ -159,8 +182,10 @@ def check_type(x: Any, expected: ArrayType, what: str = "the value") -> Any:
     Raises:
       TypeError: it has not; the message shows both types.
     """
+    if not _is_array(x):
+        raise errors.type_of_no_array(what, expected, x)
     found = type_of(x)
-    agrees = expected.dtype is None or np.dtype(expected.dtype) == np.dtype(found.dtype)
+    agrees = expected.dtype is None or expected.dtype == found.dtype
     if not agrees or (expected.shape, expected.named) != (found.shape, found.named):
         raise errors.type_mismatch(what, expected, found)
     return x

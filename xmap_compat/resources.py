@@ -37,13 +37,15 @@ class Mesh:
     """
 
     def __init__(self, devices: Any, axis_names: Any):
+        names = _mesh_names(axis_names)
         devices = np.asarray(devices, dtype=object)
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        if devices.ndim != len(names) or len(set(names)) != len(names):
-            raise errors.bad_mesh(devices, names)
+        _check_devices(devices, names)
         self.physical_mesh = jax.sharding.Mesh(devices, names)
 
     def __enter__(self) -> jax.sharding.Mesh:
+        shadowed = [name for name, _ in _loops_in_scope.value if name in self.physical_mesh.shape]
+        if shadowed:
+            raise errors.mesh_shadows_loops(shadowed)
         _jax.enter_mesh(self.physical_mesh)
         return self.physical_mesh
 
@@ -73,6 +75,33 @@ class Mesh:
         return repr(self.physical_mesh)
 
 
+def _mesh_names(axis_names):
+    try:
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        distinct = len(set(names)) == len(names)
+    except TypeError:
+        raise errors.bad_mesh_names(axis_names) from None
+    if None in names:
+        raise errors.bad_mesh_names(axis_names)
+    if not distinct:
+        raise errors.repeated_mesh_name(names)
+    return names
+
+
+def _check_devices(devices, names):
+    seen = set()
+    for device in devices.flat:
+        if not isinstance(device, jax.Device):
+            raise errors.bad_mesh_devices(device)
+        if device in seen:
+            raise errors.repeated_mesh_device(device)
+        seen.add(device)
+    if devices.ndim != len(names):
+        raise errors.bad_mesh(devices.shape, names)
+    if not seen:
+        raise errors.empty_mesh(names)
+
+
 def mesh(devices: Any, axis_names: Any) -> Mesh:
     """``with mesh(devices, ('x', 'y')):`` as in the xmap tutorial; see :class:`Mesh`."""
     return Mesh(devices, axis_names)
@@ -98,6 +127,8 @@ _loops_in_scope = jax.make_user_context(default_value=())
 def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share."""
     _check_length(length)
+    if name is None or not isinstance(name, Hashable):
+        raise errors.bad_loop_name(name)
     loops = dict(_loops_in_scope.value)
     ambient = _jax.ambient_mesh()
     if name in loops or (ambient is not None and name in ambient.shape):
@@ -184,10 +215,23 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
     for name, resources in axis_resources.items():
         entries = tuple(resources) if isinstance(resources, (tuple, list)) else (resources,)
         named = [r for r in entries if not isinstance(r, SerialLoop)]
+        for resource in named:
+            _check_resource(name, resource)
         if len(set(named)) != len(named):
             raise errors.repeated_resource(name, resources)
         parsed[name] = entries
     return parsed
+
+
+def _check_resource(name, resource):
+    """Any hashable may name a mesh axis or a loop, but some surely mean something else."""
+    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh, Mesh)
+    if resource is None or resource is ... or isinstance(resource, others):
+        raise errors.bad_resource(name, resource)
+    try:
+        hash(resource)
+    except TypeError:
+        raise errors.bad_resource(name, resource) from None
 
 
 def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName, tuple[Any, ...]]:
@@ -222,7 +266,10 @@ def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope
     wanted = {r for entries in resources.values() for r in entries if not isinstance(r, SerialLoop)}
     missing = [r for r in wanted if r not in mesh_shape and r not in loops]
     if missing:
-        raise errors.missing_resources(missing, [*mesh_shape, *loops])
+        axes = [name for name, entries in resources.items() if any(r in missing for r in entries)]
+        raise errors.missing_resources(missing, axes, [*mesh_shape, *loops])
+    if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
+        raise errors.mesh_shadows_loops(shadowed)
     return {name: _place(name, size, resources.get(name, ()), mesh_shape, loops) for name, size in sizes.items()}
 
 
