@@ -11,8 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+import xmap_compat
+
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
-DIGITS = EXAMPLES / "digits.py"
 
 
 def run_example(name, *options):
@@ -52,14 +53,23 @@ def test_digits_fails_when_it_has_not_learnt():
 
 
 @pytest.fixture
-def digits(monkeypatch):
-    """The example as a module; what it writes into the environment is undone."""
+def load_example(monkeypatch):
+    """Loads an example as a module; what it writes into the environment is undone."""
     for variable in ("XLA_FLAGS", "JAX_PLATFORMS"):
         monkeypatch.setenv(variable, os.environ[variable])
-    spec = importlib.util.spec_from_file_location("digits", DIGITS)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def digits(load_example):
+    return load_example("digits")
 
 
 def numpy_loss_and_gradient(params, images, labels):
@@ -97,6 +107,60 @@ def test_digits_train_step_equals_backpropagation_by_hand(digits, run, mesh42):
 
 def losses_of(run):
     return [float(x) for x in re.findall(r"loss ([\d.]+)", run)]
+
+
+def test_megatron_block_has_the_losses_of_plain_jax():
+    done = run_example("megatron", "--steps", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, *runs = [losses_of(run) for run in re.split("^(?! )", done.stdout, flags=re.MULTILINE) if "step" in run]
+    assert len(plain) > 3 and plain[-1] < 0.1
+    assert len(runs) == 3
+    for losses in runs:
+        assert losses == pytest.approx(plain, abs=1e-3)
+    parts = re.findall(r"hidden_in: parts of \((.*)\)  ", done.stdout)
+    assert parts == ["4, 32, 32", "4, 32, 32", "1, 32, 32"]
+
+
+def test_megatron_gradients_are_those_of_whole_arrays(load_example):
+    """Of every parameter, heads and shards over one mesh axis: the rules of the pair count no sum twice."""
+    megatron = load_example("megatron")
+    params = megatron.init_params()
+    sequences = np.arange(24, dtype=np.int32).reshape(4, 6) % 10
+    with xmap_compat.mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model")):
+        resources = {"batch": "data", "heads": "model", "shards": "model"}
+        axes = (megatron.PARAMS, megatron.SEQUENCES)
+        loss = xmap_compat.xmap(megatron.named_loss, axes, {}, axis_resources=resources)
+        value, grads = jax.value_and_grad(loss)(params, sequences)
+    expected_value, expected = jax.value_and_grad(megatron.positional_loss)(params, sequences)
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
+    for name in params:
+        np.testing.assert_allclose(grads[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_halo_exchange_gives_what_numpy_gives():
+    done = run_example("halo", "--steps", "60")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (difference,) = re.findall(r"largest difference from NumPy: (\S+)", done.stdout)
+    assert float(difference) <= 1e-5
+    assert re.findall(r"on each device (\d) x (\d) blocks", done.stdout) == [
+        ("8", "4"),
+        ("2", "4"),
+        ("2", "2"),
+        ("1", "4"),
+    ]
+
+
+@pytest.mark.parametrize("resources", [{"row": "x", "column": "y"}, {"row": ("x", "y")}], ids=str)
+def test_a_wave_decays_on_the_plate_as_the_stencil_says(resources, load_example, mesh42):
+    """A sine between the cold borders times a cosine around the tube only shrinks, by a factor that is known."""
+    halo = load_example("halo")
+    height, width = halo.HEIGHT, halo.WIDTH
+    rows = np.sin(np.pi * np.arange(1, height + 1) / (height + 1))
+    wave = np.outer(rows, np.cos(2 * np.pi * np.arange(width) / width)).astype(np.float32)
+    factor = 1 - 4 * halo.RATE * (np.sin(np.pi / (2 * (height + 1))) ** 2 + np.sin(np.pi / width) ** 2)
+    step = xmap_compat.xmap(halo.named_step, halo.BLOCKS, halo.BLOCKS, axis_resources=resources)
+    with mesh42:
+        np.testing.assert_allclose(halo.join(step(halo.cut(wave))), factor * wave, atol=1e-6)
 
 
 def test_two_processes_hold_the_parts_of_one_training():
