@@ -10,6 +10,7 @@ import builtins
 import functools
 import importlib.util
 import math
+import os
 import pathlib
 import re
 import subprocess
@@ -148,14 +149,36 @@ def test_the_predictions_of_the_network(case):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_gradient_of_the_network_from_outside(form):
+@pytest.mark.parametrize("case", NETWORKS)
+def test_the_gradient_of_the_network_from_outside(case, form):
     args = network()
-    (text,) = sources_of(named_loss, LOSS_AXES, {}, NETWORKS["batch and hidden"], args, forms=[form]).values()
-    # pmax has no derivative in plain JAX, so that the rewritten functions have none either.
-    if form == REWRITTEN:
-        text = text.replace('logsumexp(logits, ("classes",))', 'jnp.log(lax.psum(jnp.exp(logits), "classes"))')
+    (text,) = sources_of(named_loss, LOSS_AXES, {}, NETWORKS[case], args, forms=[form]).values()
     found = jax.block_until_ready(jax.grad(run(text))(*args))
     assert_close(found, jax.grad(positional_loss)(*args))
+
+
+def load_example(name, monkeypatch):
+    """An example as a module; what it writes into the environment is undone."""
+    for variable in ("XLA_FLAGS", "JAX_PLATFORMS"):
+        monkeypatch.setenv(variable, os.environ[variable])
+    path = pathlib.Path(__file__).parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_example_with_digits(form, monkeypatch):
+    digits = load_example("digits", monkeypatch)
+    params = digits.init_params(64)
+    images, labels = np.abs(normal(16, 64)), np.arange(16, dtype=np.int32) % 10
+    expected = jax.value_and_grad(positional_loss)(params, images, labels)
+    for resources in digits.RUNS.values():
+        axes = (digits.PARAMS, digits.IMAGES, digits.LABELS), {}
+        (text,) = sources_of(digits.named_loss, *axes, resources, (params, images, labels), forms=[form]).values()
+        found = jax.value_and_grad(run(text))(params, images, labels)
+        assert_close(jax.block_until_ready(found), expected)
 
 
 def test_the_edits_are_listed_exactly():
@@ -170,7 +193,7 @@ def test_the_edits_are_listed_exactly():
         f' -> pdot(image, params["w1"], local=("inputs",))'
         f' {place("logits = lax.pdot")} lax.pdot(hidden, params["w2"], "hidden")'
         f' -> pdot(hidden, params["w2"], local=("hidden",), across=("y",))'
-        f' {place("return logits - logsumexp")} logsumexp(logits, "classes") -> logsumexp(logits, ("classes",))'
+        f' {place("return logits - logsumexp")} logsumexp(logits, "classes") -> logsumexp_over(logits, "classes")'
         f' {place("target = one_hot")} one_hot(label, lax.psum(1, "classes"), axis="classes")'
         f' -> one_hot(label, lax.psum(1, "classes"), axis=("classes",))'
         f' {place("return -lax.pmean")} lax.pmean(log_likelihood, "batch")'
@@ -273,6 +296,89 @@ def test_a_block_with_custom_derivatives(place):
     assert "summed.defvjp(summed_fwd, summed_bwd)" in texts[REWRITTEN]
 
 
+@jax.custom_jvp
+def sine(x, n):
+    return jnp.sin(x) * n
+
+
+@sine.defjvp
+def sine_jvp(primals, tangents):
+    return sine(*primals), 3 * jnp.cos(primals[0]) * tangents[0]
+
+
+@jax.custom_vjp
+def clipped(x, y):
+    """The sum, whose cotangents are clipped."""
+    return x + y, x * y
+
+
+def clipped_fwd(x, y):
+    return clipped(x, y), (x, y)
+
+
+def clipped_bwd(given, cotangents):
+    (x, y), (ct_sum, ct_product) = given, cotangents
+    return jnp.clip(ct_sum + ct_product * y, -1, 1), jnp.clip(ct_sum + ct_product * x, -1, 1)
+
+
+clipped.defvjp(clipped_fwd, clipped_bwd)
+
+
+@jax.custom_vjp
+def repeated(x, times):
+    return x * times, times + 1
+
+
+def repeated_fwd(x, times):
+    return repeated(x, times), times
+
+
+def repeated_bwd(times, cotangents):
+    return 5 * cotangents[0], None
+
+
+repeated.defvjp(repeated_fwd, repeated_bwd)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rule_of_which_integers_are_a_part(place):
+    x = normal(8, 3)
+    body = lambda x: lax.psum(repeated(x, 2)[0], "i") * repeated(x, 2)[1]
+    texts = check(body, ["i", ...], [...], resources_of("i", place), (x,), 6 * x.sum(0))
+    for text in texts.values():
+        f = run(text)
+        found = jax.grad(lambda x, f=f: f(x).sum())(x)
+        assert_close(jax.block_until_ready(found), np.full_like(x, 15))
+
+
+def with_rules(x):
+    total, product = clipped(sine(x, 2), jax.nn.relu(x))
+    return lax.psum(total * x, "i") * product
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rules_of_derivatives_are_kept(place):
+    x = normal(8, 3) - np.float32(0.1)
+    x[0] = 0  # relu has the derivative 0 there
+    by_hand = lambda x: (
+        2 * np.sin(x),
+        np.maximum(x, 0),
+        2 * np.sin(x) + np.maximum(x, 0),
+        2 * np.sin(x) * np.maximum(x, 0),
+    )
+    first, second, total, product = by_hand(x)
+    sums = (total * x).sum(0)
+    ct_sum, ct_product = product.sum(0) * x, np.broadcast_to(sums, x.shape)
+    d_first, d_second = np.clip(ct_sum + ct_product * second, -1, 1), np.clip(ct_sum + ct_product * first, -1, 1)
+    gradient = product.sum(0) * total + d_first * 3 * np.cos(x) + d_second * (x > 0)
+    # Clipping is not linear, so that copies of a result may not share a cotangent.
+    forms = [STAGED] if place == "part" else FORMS
+    texts = check(with_rules, ["i", ...], ["i", ...], resources_of("i", place), (x,), sums * product, forms=forms)
+    for text in texts.values():
+        f = run(text)
+        assert_close(jax.block_until_ready(jax.grad(lambda x, f=f: f(x).sum())(x)), gradient)
+
+
 def megatron_of_vectors(x, w1, w2):
     return megatron(x, w1[:, None], w2[None])
 
@@ -304,6 +410,10 @@ COLLECTIVES = {
     "psum": (lambda x: lax.psum(x, "i"), over_rows(lambda r: [sum(r)] * 8)),
     "pmean": (lambda x: x - lax.pmean(x, axis_name="i"), over_rows(lambda r: [x - sum(r) / 8 for x in r])),
     "pmax": (lambda x: lax.pmax(x, ("i",)), over_rows(lambda r: [np.max(r, 0)] * 8)),
+    "pmin of a tree": (
+        lambda x: lax.pmin({"a": x, "b": [2 * x]}, "i")["b"][0],
+        over_rows(lambda r: [2 * np.min(r, 0)] * 8),
+    ),
     "axis_index": (
         lambda x: x + lax.axis_index("i"),
         over_rows(lambda r: [x + k for k, x in enumerate(r)]),
@@ -359,6 +469,57 @@ def test_each_collective_in_each_place(name, form, place):
     body, oracle = COLLECTIVES[name]
     x = normal(8, 16)
     check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x), forms=[form])
+
+
+NOT_DIFFERENTIABLE = ("pargmax",)
+
+
+@pytest.mark.parametrize("form, place", [(REWRITTEN, "none"), (REWRITTEN, "full"), *((f, "part") for f in FORMS)])
+@pytest.mark.parametrize("name", [n for n in COLLECTIVES if n not in NOT_DIFFERENTIABLE])
+def test_the_gradient_of_each_collective_in_each_place(name, form, place):
+    """Along a direction, compared with differences of the oracle in double precision."""
+    body, oracle = COLLECTIVES[name]
+    x, along = normal(8, 16), np.float64(normal(8, 16, seed=1))
+    weights = np.random.default_rng(2).normal(size=oracle(x).shape)
+    (text,) = sources_of(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), forms=[form]).values()
+    f = run(text)
+    found = jax.block_until_ready(jax.grad(lambda x: jnp.sum(np.float32(weights) * f(x)))(x))
+    step = 1e-5
+    expected = np.sum(weights * (oracle(x + step * along) - oracle(x - step * along))) / (2 * step)
+    np.testing.assert_allclose(np.sum(np.float64(found) * along), expected, rtol=1e-4, atol=1e-3)
+
+
+ROWS = np.float32([[1, 5, 2], [4, 5, -1], [4, 5, 2], [3, 0, 2]] * 2)  # with ties in each column
+OF_EXTREMA = {
+    "pmax": (lambda x: lax.pmax(x, "i") * x, lambda x: jnp.max(x, 0) * x),
+    "pmin": (lambda x: lax.pmin(x, axis_name="i") * x, lambda x: jnp.min(x, 0) * x),
+    "constant pmax": (
+        lambda x: lax.pmax(lax.stop_gradient(x), "i") * x,
+        lambda x: lax.stop_gradient(jnp.max(x, 0)) * x,
+    ),
+    "pmax of integers": (lambda x: x * lax.pmax(jnp.int32(x), "i"), lambda x: x * jnp.max(jnp.int32(x), 0)),
+    "jnp.max": (lambda x: jnp.max(x, axis="i") * x, lambda x: jnp.max(x, 0) * x),
+    "jnp.min, positions too": (lambda x: jnp.min(x, axis=("i", 0)) * x, lambda x: jnp.min(x) * x),
+    "jnp.max of integers": (lambda x: x * jnp.max(jnp.int32(x), axis="i"), lambda x: x * jnp.max(jnp.int32(x), 0)),
+    "method": (lambda x: x.max(axis="i") * x, lambda x: jnp.max(x, 0) * x),
+    "logsumexp": (lambda x: x * logsumexp(x, axis="i"), lambda x: x * logsumexp(x, 0)),
+    "logsumexp, positions too": (lambda x: x * logsumexp(x, ("i", 0)), lambda x: x * logsumexp(x)),
+    "softmax": (lambda x: jax.nn.softmax(x, axis="i"), lambda x: jax.nn.softmax(x, 0)),
+    "log_softmax": (lambda x: jax.nn.log_softmax(x, axis="i"), lambda x: jax.nn.log_softmax(x, 0)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", OF_EXTREMA)
+def test_the_gradients_of_extrema_and_what_is_made_of_them(name, place):
+    body, oracle = OF_EXTREMA[name]
+    weights = np.arange(ROWS.size, dtype=np.float32).reshape(ROWS.shape)
+    expected = jax.grad(lambda x: jnp.sum(weights * oracle(x)))(ROWS)
+    texts = check(body, ["i", ...], ["i", ...], resources_of("i", place), (ROWS,), oracle(ROWS))
+    for text in texts.values():
+        f = run(text)
+        found = jax.grad(lambda x, f=f: jnp.sum(weights * f(x)))(ROWS)
+        assert_close(jax.block_until_ready(found), expected)
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"j": "x", "i": "y"}, {"i": ("y", "x")}], ids=str)
@@ -600,6 +761,12 @@ NOT_REWRITTEN = {
         "a branch that not all devices take",
     ),
     "a nested call": (in_another_way, lambda x: x * x.sum(1, keepdims=True) + x.sum(0), ["i", ...], "xmap"),
+    "a rule that is not linear": (
+        lambda x: lax.psum(sum(clipped(x, x)), "i"),
+        lambda x: (2 * x + x * x).sum(0),
+        [...],
+        "a backward rule that is not linear",
+    ),
     "code without a file": (eval("lambda x: lax.psum(x, 'i')", {"lax": lax}), lambda x: x.sum(0), [...], "source"),
 }
 
@@ -643,6 +810,9 @@ def all_sources():
             {"shard": "x"},
             (normal(3, 4), normal(4, 16), normal(16, 4)),
         ),
+        (with_rules, ["i", ...], ["i", ...], {"i": ("x", "y")}, (normal(8, 3),)),
+        (OF_EXTREMA["pmax"][0], ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),)),
+        (OF_EXTREMA["softmax"][0], ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),)),
         (scanned, (["i"], [...]), [...], {"i": "x"}, (normal(8), normal(5))),
         (while_all, ["i"], ["i"], {"i": "x"}, (normal(8),)),
         (branches, ["i"], ["i"], {"i": "x"}, (normal(8),)),

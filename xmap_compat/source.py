@@ -11,19 +11,21 @@ import functools
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import errors
+from xmap_compat import _jax, errors
 from xmap_compat.collectives import RULES, mentioned_names
+from xmap_compat.named_program import trace_flat
 from xmap_compat.named_shapes import Checker, while_names
 from xmap_compat.resources import DeviceAxis
 from xmap_compat.source_body import AxisNames, Body
 from xmap_compat.source_helpers import HELPERS
-from xmap_compat.source_jaxpr import Writer
+from xmap_compat.source_jaxpr import Writer, vjp_rules
 from xmap_compat.source_text import (
     WIDTH,
     Lines,
@@ -129,6 +131,7 @@ def _module(plan: CallPlan, about: Sequence[str], lines: Sequence[str], more: Se
 
 
 _IMPORTS = {
+    "functools": "import functools",
     "jnp": "import jax.numpy as jnp",
     "np": "import numpy as np",
     "lax": "from jax import lax",
@@ -234,6 +237,7 @@ def _local_names(plan: CallPlan) -> dict[Any, str | None]:
 def _check_hazards(plan: CallPlan) -> None:
     """Refuse what plain JAX computes otherwise than xmap."""
     placements = plan.staged.plan.placements
+    _check_rules(plan)
     for site in plan.staged.sites:
         primitive, params = site.eqn.primitive.name, site.eqn.params
         held = frozenset().union(*(o.names for o in site.operands))
@@ -251,6 +255,74 @@ def _check_hazards(plan: CallPlan) -> None:
             _, names = while_names(checker, params, [o.names for o in site.operands])
             if any(placements[n].mesh_axes for n in names if n in placements):
                 raise NotWritable("a collective in a loop that not all devices leave together")
+
+
+def _check_rules(plan: CallPlan) -> None:
+    """Without types of varying values, JAX gives each device that holds a copy of a result a part of its cotangent."""
+    if plan.mesh is None:
+        return
+    parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
+    copied = any(size > 1 and any(m not in own for own in parts) for m, size in plan.mesh.shape.items())
+    if copied and not all(_is_linear(plan, eqn) for eqn in _rules_of(plan.staged.plan.program.jaxpr)):
+        raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
+
+
+def _axis_of(plan: CallPlan, name: Any) -> Any:
+    return next(a for a in plan.axes if a.name == name)
+
+
+def _rules_of(jaxpr: Any) -> Iterator[Any]:
+    """The calls of functions with a backward rule in a program, at any depth."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    for eqn in body.eqns:
+        if eqn.primitive.name == "custom_vjp_call":
+            yield eqn
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _rules_of(sub)
+
+
+def _is_linear(plan: CallPlan, eqn: Any) -> bool:
+    """Whether a backward rule may be given a part of the cotangents, as rules should be and those that clip are not."""
+    body = plan.staged.plan.body
+    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
+    _, _, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
+    count = sum(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
+    inputs = _jax.open_jaxpr(backward)[0].invars
+    return _linear_outputs(backward, [False] * (len(inputs) - count) + [True] * count) is not None
+
+
+def _linear_outputs(jaxpr: Any, given: Sequence[bool]) -> list[bool] | None:
+    """Which results depend on the given inputs; None if one does not do so linearly, as far as can be told."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    depends: set[Any] = set()
+    depends.update(v for v, is_given in zip(body.invars, given) if is_given)
+    for eqn in body.eqns:
+        flags = [not isinstance(v, _jax.Literal) and v in depends for v in eqn.invars]
+        if not any(flags):
+            continue
+        primitive = eqn.primitive.name
+        if primitive in ("jit", "pjit", "closed_call"):
+            inner = _linear_outputs(next(iter(_jax.subjaxprs(eqn.params))), flags)
+            if inner is None:
+                return None
+            depends.update(v for v, flag in zip(eqn.outvars, inner) if flag)
+            continue
+        bilinear = primitive in _BILINEAR and sum(flags) == 1
+        in_first = primitive in _LINEAR_IN_FIRST and not any(flags[1:])
+        selects = primitive == "select_n" and not flags[0]
+        if primitive not in _LINEAR and not bilinear and not in_first and not selects:
+            return None
+        depends.update(eqn.outvars)
+    return [not isinstance(v, _jax.Literal) and v in depends for v in body.outvars]
+
+
+_BILINEAR = ("mul", "dot_general", "pdot", "conv_general_dilated")
+_LINEAR_IN_FIRST = ("div", "gather", "dynamic_slice")
+_LINEAR = (
+    *("add", "add_any", "sub", "neg", "reduce_sum", "broadcast_in_dim", "reshape", "transpose", "squeeze", "copy"),
+    *("expand_dims", "convert_element_type", "slice", "concatenate", "rev", "cumsum", "psum", "all_gather", "ppermute"),
+    *("reduce_scatter", "all_to_all", "pbroadcast", "real", "imag", "pad"),
+)
 
 
 class _Wrapper:

@@ -525,8 +525,10 @@ class _Rewriter:
         span = self.found.span(node)
         callee = self._callee(node.func)
         handler = _handler(callee)
-        if handler is not None:
-            return handler(self, node)
+        if handler is not None and (new := handler(self, node)) is not None:
+            return new
+        if callee is None and (new := _extremum_method(self, node)) is not None:
+            return new
         if span in self.body.calls or _is_of_jax(callee):
             return self._renamed_arguments(node, span)
         return None
@@ -648,6 +650,92 @@ def _is_of_jax(callee) -> bool:
     return module.split(".")[0] == "jax"
 
 
+# ---- what JAX does not differentiate
+
+
+def _parallel_extremum(helper: str):
+    """``lax.pmax`` of one array of numbers that is not held constant."""
+    plain = _same_arguments(("x", "axis_name"), "axis_name")
+
+    def rewrite(r: _Rewriter, node: ast.Call):
+        bound = r.bind(node, ("x", "axis_name"))
+        constant = isinstance(bound["x"], ast.Call) and r._callee(bound["x"].func) is lax.stop_gradient
+        kinds = _operand_types(r, node)
+        if constant or not kinds or not all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
+            return plain(r, node)
+        x, names = r.text(bound["x"]), r.required_names(bound["axis_name"])
+        if len(kinds) == 1:
+            return _by_name(r, node, helper, x, names)
+        return f"jax.tree.map(lambda a: {_by_name(r, node, helper, 'a', names)}, {x})"
+
+    return rewrite
+
+
+def _of_one_inexact_array(r: _Rewriter, node: ast.Call) -> bool:
+    """Whether a call is one collective of one array of numbers that have derivatives."""
+    kinds = _operand_types(r, node)
+    return len(kinds) == 1 and jnp.issubdtype(kinds[0], jnp.inexact)
+
+
+def _operand_types(r: _Rewriter, node: ast.Call) -> list[Any]:
+    return [v.aval.dtype for e in r.body.calls.get(r.found.span(node), ()) for v in e.invars]
+
+
+def _named_reduction(helper: str, in_turn: bool = False, extremum: bool = False):
+    """A function of an array and ``axis``.
+
+    Args:
+      in_turn: whether positions can be reduced first, and then the names.
+    """
+
+    def rewrite(r: _Rewriter, node: ast.Call):
+        given = {k.arg for k in node.keywords}
+        if len(node.args) not in (1, 2) or not given <= {"axis"} or any(isinstance(a, ast.Starred) for a in node.args):
+            return None
+        axis = r.bind(node, ("x", "axis")).get("axis")
+        values = r.axis_names(axis) if axis is not None else ()
+        names = tuple(v for v in values if v in r.body.names.mesh)
+        rest = tuple(v for v in values if v not in r.body.names.mesh)
+        if not names or (rest and not in_turn) or (extremum and not _of_one_inexact_array(r, node)):
+            return None
+        x = r.text(node.args[0])
+        if rest:
+            function = ast.get_source_segment(r.found.text, node.func)
+            x = f"{function}({x}, {literal(rest) if len(rest) > 1 else literal(rest[0])})"
+        else:
+            r.drop_function(node)
+        return _by_name(r, node, helper, x, names, axis)
+
+    return rewrite
+
+
+def _by_name(r: _Rewriter, node, helper, x, names, axis=None):
+    r.body.handled(r.found.span(node), names)
+    r.lax()
+    if axis is not None:
+        r.dropped.add(axis)
+    else:
+        r.drop_function(node)
+        r.dropped.update([*node.args[1:], *(k.value for k in node.keywords if k.arg == "axis_name")])
+    return f"{r.helper(helper)}({x}, {axes(r.body.names.all_parts(names))})"
+
+
+def _extremum_method(r: _Rewriter, node: ast.Call):
+    """``x.max(axis='i')``"""
+    helper = {"max": "max_over", "min": "min_over"}.get(getattr(node.func, "attr", ""))
+    if helper is None or r.found.span(node) not in r.body.calls or len(node.args) + len(node.keywords) != 1:
+        return None
+    if node.keywords and node.keywords[0].arg != "axis":
+        return None
+    assert isinstance(node.func, ast.Attribute)
+    axis = node.args[0] if node.args else node.keywords[0].value
+    names = r.axis_names(axis)
+    if not names or any(n not in r.body.names.mesh for n in names) or not _of_one_inexact_array(r, node):
+        return None
+    x = r.text(node.func.value)
+    return _by_name(r, node, helper, x, names, axis)
+
+
 # ---- collectives, one by one
 
 
@@ -718,6 +806,19 @@ def _by_helper(name: str, *options: str):
         return f"{r.helper(name)}({r.text(bound['x'])}, {mesh_axes}, {own}{r.options(bound, *options)})"
 
     return rewrite
+
+
+def _all_to_all(r: _Rewriter, node, bound, parts, local):
+    """JAX's derivative of an untiled one over devices is wrong where the split and the new dimension differ."""
+    split, concat = (r.text(bound[k]) for k in ("split_axis", "concat_axis"))
+    if local is not None or "tiled" in bound or split == concat or not set(parts) & set(r.body.names.order):
+        return _by_helper("all_to_all", "split_axis", "concat_axis", "tiled")(r, node, bound, parts, local)
+    r.drop_function(node)
+    r.dropped.add(bound["axis_name"])
+    r.body.imports["import jax.numpy as jnp"] = None
+    r.body._define("jnp", jnp)
+    exchanged = f"{r.lax()}.all_to_all({r.text(bound['x'])}, {axes(parts)}, {split}, {split})"
+    return f"jnp.moveaxis({exchanged}, {split}, {concat})"
 
 
 def _ppermute(r: _Rewriter, node, bound, parts, local):
@@ -847,8 +948,13 @@ def _refuse(r: _Rewriter, node: ast.Call):
 _HANDLERS: list[tuple[Any, Callable[[_Rewriter, ast.Call], str | None]]] = [
     (lax.psum, _same_arguments(("x", "axis_name"), "axis_name")),
     (lax.pmean, _same_arguments(("x", "axis_name"), "axis_name")),
-    (lax.pmax, _same_arguments(("x", "axis_name"), "axis_name")),
-    (lax.pmin, _same_arguments(("x", "axis_name"), "axis_name")),
+    (lax.pmax, _parallel_extremum("max_over")),
+    (lax.pmin, _parallel_extremum("min_over")),
+    (jnp.max, _named_reduction("max_over", in_turn=True, extremum=True)),
+    (jnp.min, _named_reduction("min_over", in_turn=True, extremum=True)),
+    (jax.scipy.special.logsumexp, _named_reduction("logsumexp_over", in_turn=True)),
+    (jax.nn.softmax, _named_reduction("softmax_over")),
+    (jax.nn.log_softmax, _named_reduction("log_softmax_over")),
     (lax.axis_index, _same_arguments(("axis_name",), "axis_name")),
     (lax.all_gather, _by_one(("x", "axis_name", "axis", "tiled"), "axis_name", _all_gather)),
     (lax.ppermute, _by_one(("x", "axis_name", "perm"), "axis_name", _ppermute)),
@@ -865,7 +971,7 @@ _HANDLERS: list[tuple[Any, Callable[[_Rewriter, ast.Call], str | None]]] = [
         _by_one(
             ("x", "axis_name", "split_axis", "concat_axis", "tiled"),
             "axis_name",
-            _by_helper("all_to_all", "split_axis", "concat_axis", "tiled"),
+            _all_to_all,
         ),
     ),
     (lax.pshuffle, _pshuffle),

@@ -111,4 +111,51 @@ def index_of(x, extremum, axes):
     found = x == extremum(x, axes)
     return lax.pmin(jnp.where(found, lax.axis_index(axes), lax.psum(1, axes)), axes)
 ''',
+    "max_over": '''\
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def max_over(x, axes):
+    """lax.pmax with a derivative, which JAX does not have: ties share it."""
+    return lax.pmax(x, axes)
+
+
+@max_over.defjvp
+def max_over_jvp(axes, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    top = max_over(x, axes)
+    ties = (x == top).astype(x.dtype)
+    return top, lax.psum(ties * dx, axes) / lax.psum(ties, axes)
+''',
+    "min_over": '''\
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def min_over(x, axes):
+    """lax.pmin with a derivative, which JAX does not have: ties share it."""
+    return lax.pmin(x, axes)
+
+
+@min_over.defjvp
+def min_over_jvp(axes, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    low = min_over(x, axes)
+    ties = (x == low).astype(x.dtype)
+    return low, lax.psum(ties * dx, axes) / lax.psum(ties, axes)
+''',
+    "logsumexp_over": '''\
+def logsumexp_over(x, axes):
+    """logsumexp over axis names.  JAX has no derivative of lax.pmax, so it is of constants here."""
+    top = lax.pmax(lax.stop_gradient(x), axes)
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    return jnp.log(lax.psum(jnp.exp(x - top), axes)) + top
+''',
+    "softmax_over": '''\
+def softmax_over(x, axes):
+    """softmax over axis names.  JAX has no derivative of lax.pmax, so it is of constants here."""
+    unnormalized = jnp.exp(x - lax.pmax(lax.stop_gradient(x), axes))
+    return unnormalized / lax.psum(unnormalized, axes)
+''',
+    "log_softmax_over": '''\
+def log_softmax_over(x, axes):
+    """log_softmax over axis names.  JAX has no derivative of lax.pmax, so it is of constants here."""
+    shifted = x - lax.pmax(lax.stop_gradient(x), axes)
+    return shifted - jnp.log(lax.psum(jnp.exp(shifted), axes))
+''',
 }

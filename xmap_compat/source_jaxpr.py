@@ -1,7 +1,7 @@
 """A staged program as Python source: one statement for each equation, with public functions of JAX.
 
 It can write whatever was staged from collectives, arithmetic and control flow.  Calls are written in
-place; rules of custom derivatives are not kept, for the source differentiates what it computes.
+place, but for functions with a rule for their derivatives, which are written with their rules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
@@ -25,6 +26,7 @@ from xmap_compat.source_text import (
     array,
     axes,
     dtype,
+    is_name,
     literal,
     partition_spec,
     scalar,
@@ -55,6 +57,9 @@ class Writer:
         self.constants: dict[str, Any] = {}
         self.functions = Lines()
         self._position: tuple[str, int] | None = None
+        self._mesh: Any = None
+        # Functions whose rules are being written, by what they do; rules call their own functions.
+        self.open: dict[str, str] = {}
 
     def jaxpr(self, jaxpr: Any, args: Sequence[str], out: Lines) -> list[str]:
         """Write the equations; the texts of the results."""
@@ -156,8 +161,10 @@ class Writer:
 
     # ---- functions inside
 
-    def local_function(self, wanted: str, jaxpr: Any, out: Lines, consts: Sequence[str], pack: Callable) -> str:
-        """Define a function for a body of control flow; its name.
+    def local_function(
+        self, wanted: str, jaxpr: Any, out: Lines, consts: Sequence[str], pack: Callable, decorator: str = ""
+    ) -> str:
+        """Define a function for a body of control flow or a rule; its name.
 
         Args:
           consts: texts of the first inputs, which it closes over.
@@ -174,8 +181,26 @@ class Writer:
             results = self.jaxpr(jaxpr, [*consts, *parameters], out)
             out.add(f"return {returned(results)}")
 
-        out.block(f"def {name}({signature}):", write)
+        out.block(f"def {name}({signature}):", write, decorator)
         return name
+
+    def traced(self, fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+        """Trace a rule of a derivative where it belongs: on a device of the mesh, if there is one."""
+        if self._mesh is None:
+            return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+        traced = []
+
+        def on_device():
+            args = []
+            for aval in avals:
+                varying = tuple(m for m in self._mesh.axis_names if m in aval.manual_axis_type.varying)
+                zeros = jnp.zeros(aval.shape, aval.dtype)
+                args.append(lax.pcast(zeros, varying, to="varying") if varying else zeros)
+            traced.append(jax.make_jaxpr(fun)(*args))
+            return ()
+
+        jax.eval_shape(jax.shard_map(on_device, mesh=self._mesh, in_specs=(), out_specs=()))
+        return traced[0]
 
 
 def _live(body) -> set[Any]:
@@ -567,9 +592,147 @@ def _linear_solve(w: Writer, eqn, env, out):
     return w.jaxpr(jaxprs.solve, [*consts, *b], out)
 
 
+def _custom_jvp(w: Writer, eqn, env, out):
+    """A function and the rule for its derivative, in which tangents of integers have no part."""
+    texts = [w.typed_atom(v, env) for v in eqn.invars]
+    avals = [v.aval for v in eqn.invars]
+    has_tangent = list(map(_has_derivative, avals))
+    if not any(has_tangent):
+        return w.jaxpr(eqn.params["call_jaxpr"], texts, out)
+    key = str(eqn.params["call_jaxpr"])
+    if key in w.open:
+        return _call_of(w, w.open[key], texts, eqn, out)
+    run_rule = _jax.custom_jvp_rule(eqn.params)
+    count = len(eqn.outvars)
+
+    def rule(*args):
+        primals, given = args[: len(avals)], iter(args[len(avals) :])
+        tangents = [next(given) if has else np.zeros(a.shape, _jax.float0) for a, has in zip(avals, has_tangent)]
+        outs = run_rule(*primals, *tangents)
+        return [*outs[:count], *(t for t in outs[count:] if t is not None and t.dtype != _jax.float0)]
+
+    jaxpr = w.traced(rule, [*avals, *(a for a, has in zip(avals, has_tangent) if has)])
+    name = w.local_function(_name_of(eqn), eqn.params["call_jaxpr"], out, [], _flat_signature, "@jax.custom_jvp")
+
+    def pack(parameters):
+        first, rest = parameters[: len(avals)], iter(parameters[len(avals) :])
+        second = [next(rest) if has else "_" for has in has_tangent]
+        before = [f"{_unpacked(first)} = primals", f"{_unpacked(second)} = tangents"]
+
+        def returned(results):
+            own, given = results[:count], iter(results[count:])
+            tangents = [
+                next(given)
+                if _has_derivative(v.aval)
+                else f"np.zeros({literal(tuple(v.aval.shape))}, jax.dtypes.float0)"
+                for v in eqn.outvars
+            ]
+            return f"{packed(own)}, {packed(tangents)}"
+
+        return "primals, tangents", before, returned
+
+    w.open[key] = name
+    w.local_function(f"{name}_jvp", jaxpr, out, [], pack, f"@{name}.defjvp")
+    del w.open[key]
+    return _call_of(w, name, texts, eqn, out)
+
+
+def _custom_vjp(w: Writer, eqn, env, out):
+    """A function, and its rules for going forward and backward."""
+    texts = [w.typed_atom(v, env) for v in eqn.invars]
+    key = str(eqn.params["call_jaxpr"])
+    if key in w.open:
+        return _call_of(w, w.open[key], texts, eqn, out)
+    forwarded, fwd, bwd = vjp_rules(eqn, w.traced)
+    called = eqn.params["call_jaxpr"]
+    name = w.local_function(_name_of(eqn), called, out, [], _flat_signature, "@jax.custom_vjp")
+    own = sum(k is None for k in forwarded)
+
+    def pack_fwd(parameters):
+        def returned(results):
+            made = iter(results[:own])
+            residuals = [next(made) if k is None else parameters[k] for k in forwarded]
+            return f"{packed(results[own:])}, {_tuple(residuals)}"
+
+        return ", ".join(parameters), [], returned
+
+    def pack_bwd(parameters):
+        residuals, given = parameters[: len(forwarded)], iter(parameters[len(forwarded) :])
+        cotangents = [next(given) if _has_derivative(v.aval) else "_" for v in eqn.outvars]
+        before = [f"{_unpacked(residuals)} = residuals"] if residuals else []
+
+        def returned(results):
+            own = iter(results)
+            return _tuple([next(own) if _has_derivative(v.aval) else "None" for v in eqn.invars])
+
+        if len(cotangents) == 1:
+            return f"residuals, {cotangents[0]}", before, returned
+        return "residuals, cotangents", [*before, f"{', '.join(cotangents)} = cotangents"], returned
+
+    w.open[key] = name
+    forward = w.local_function(f"{name}_fwd", fwd, out, [], pack_fwd)
+    backward = w.local_function(f"{name}_bwd", bwd, out, [], pack_bwd)
+    del w.open[key]
+    out.add(f"{name}.defvjp({forward}, {backward})")
+    return _call_of(w, name, texts, eqn, out)
+
+
+def vjp_rules(eqn: Any, trace: Callable[..., Any]) -> tuple[list[int | None], Any, Any]:
+    """The rules of a ``custom_vjp_call``, traced by ``trace(fun, avals)``, without what integers take part in.
+
+    Returns:
+      The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
+      ``(*operands) -> (*residuals, *results)``; the backward rule ``(*residuals, *cotangents) -> cotangents``.
+    """
+    run_fwd, run_bwd, layout = _jax.custom_vjp_rules(eqn.params)
+    avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+    fwd = trace(run_fwd, avals)
+    _, _, forwarded = layout()
+    made = iter(fwd.out_avals)
+    residuals = [next(made) if k is None else avals[k] for k in forwarded]
+
+    def backward(*args):
+        given = iter(args[len(residuals) :])
+        cotangents = [next(given) if _has_derivative(a) else np.zeros(a.shape, _jax.float0) for a in out_avals]
+        results = run_bwd(*args[: len(residuals)], *cotangents)
+        return [r for r, a in zip(results, avals, strict=True) if _has_derivative(a)]
+
+    return forwarded, fwd, trace(backward, [*residuals, *filter(_has_derivative, out_avals)])
+
+
+def _has_derivative(aval) -> bool:
+    return jnp.issubdtype(aval.dtype, np.inexact)
+
+
+def _flat_signature(parameters):
+    return ", ".join(parameters), [], packed
+
+
+def _unpacked(names):
+    return f"({names[0]},)" if len(names) == 1 else ", ".join(names)
+
+
+def _tuple(texts):
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _name_of(eqn) -> str:
+    """What the function of a rule is called: as what it calls, if that is all that it does."""
+    body, _ = _jax.open_jaxpr(eqn.params["call_jaxpr"])
+    name = str(body.eqns[0].params.get("name", "")) if len(body.eqns) == 1 else ""
+    return name if is_name(name) else "function"
+
+
+def _call_of(w: Writer, name, texts, eqn, out):
+    results = [w.names.fresh() for _ in eqn.outvars]
+    out.add(f"{', '.join(results)} = {name}({', '.join(texts)})")
+    return results
+
+
 def _shard_map(w: Writer, eqn, env, out):
     p = eqn.params
     outer, w._position = w._position, None
+    w._mesh = p["mesh"]
     name, mapped = w.names.like("per_device"), w.names.like("on_devices")
     jaxpr = p["jaxpr"]
     variables = _jax.open_jaxpr(jaxpr)[0].invars
@@ -592,7 +755,7 @@ def _shard_map(w: Writer, eqn, env, out):
     inner.add(call + ("" if w.typed else ", check_vma=False") + ")")
     w.functions.blank(2)
     w.functions.raw(inner.lines)
-    w._position = outer
+    w._position, w._mesh = outer, None
     results = [w.names.fresh() for _ in eqn.outvars]
     out.add(f"{', '.join(results)} = {mapped}({', '.join(operands)})")
     return results
@@ -707,8 +870,8 @@ STRUCTURED: dict[str, Callable[[Writer, Any, dict[Any, str], Lines], list[str]]]
     "pjit": _inlined("jaxpr"),
     "closed_call": _inlined("call_jaxpr"),
     "core_call": _inlined("call_jaxpr"),
-    "custom_jvp_call": _inlined("call_jaxpr"),
-    "custom_vjp_call": _inlined("call_jaxpr"),
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
     "remat2": _inlined("jaxpr"),
     "remat": _inlined("jaxpr"),
     "checkpoint": _inlined("jaxpr"),

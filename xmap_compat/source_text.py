@@ -309,13 +309,15 @@ class Lines:
     def blank(self, count: int = 1) -> None:
         self.lines.extend([""] * count)
 
-    def block(self, head: str, body: Callable[[], None]) -> None:
+    def block(self, head: str, body: Callable[[], None], decorator: str = "") -> None:
         """A function; within another, with an empty line before and after it."""
         at = len(self.lines)
         while at and self.lines[at - 1].lstrip().startswith("#"):
             at -= 1
         if self.indent and self.lines[at - 1] and not self.lines[at - 1].endswith(":"):
             self.lines.insert(at, "")
+        if decorator:
+            self.lines.append(INDENT * self.indent + decorator)
         self.raw(header(head, self.indent))
         self.indent += 1
         body()
