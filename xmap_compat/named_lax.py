@@ -145,12 +145,14 @@ def check_integers(fun: str, indices: jax.Array) -> None:
 
 
 def _check_names(fun, names):
-    """Raise unless all names are bound (a NameError of JAX's) and distinct."""
+    """Raise unless all names are bound and distinct."""
+    bound = _jax.bound_axis_names()
     for name in names:
         if name is None or not isinstance(name, Hashable):
             raise errors.axis_name_type(fun, name)
-        if not isinstance(name, int):
-            lax.axis_size(name)
+        if not isinstance(name, int) and name not in bound:
+            sizes = {axis: lax.axis_size(axis) for axis in bound if not hasattr(axis, "mesh_axis")}
+            raise errors.unbound_name(f"unbound axis name: {name}", sizes)
     if len(set(names)) < len(names):
         raise errors.repeated_axis(fun, names)
 

@@ -1,0 +1,1565 @@
+"""What xmap and its vocabulary say when they are misused: each row commits one misuse and states the whole message.
+
+A message names the argument by its path (``args[0]['w']``), what was seen, what was needed, and what to do; ``HERE``
+stands for the file and line of the misuse itself.  Where JAX refuses an argument before xmap sees it, the message is
+compared with that of ``jax.jit``.
+"""
+
+import collections
+import functools
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from xmap_compat import Mesh, SerialLoop, einsum, named_shape, pdot, serial_loop, xeinsum, xmap
+from xmap_compat import numpy as xnp
+from xmap_compat.named_types import check_type, f32, i32, typed
+
+I = ["i", ...]  # noqa: E741
+Pair = collections.namedtuple("Pair", ["first", "second"])
+DEVICES = np.array(jax.devices())
+ones = functools.partial(np.ones, dtype=np.float32)
+
+
+def identity(*args):
+    return args[0] if len(args) == 1 else args
+
+
+def add(x, y):
+    return x + y
+
+
+def grid():
+    """The 4x2 mesh as a context."""
+    return Mesh(DEVICES.reshape(4, 2), ("x", "y"))
+
+
+def on_grid(fun, in_axes, out_axes, *args, **options):
+    with grid():
+        return xmap(fun, in_axes, out_axes, **options)(*args)
+
+
+def over_i(fun, out_axes=I, shape=(3,), resources=None):
+    """Call ``fun`` on an array of the given shape that varies over ``i`` (8)."""
+    return on_grid(fun, I, out_axes, ones((8, *shape)), axis_resources=resources or {})
+
+
+def over_i_and_j(fun, out_axes=("i", "j", ...), resources=None):
+    """Call ``fun`` on two arrays of shape (3,), over ``i`` (8) and over ``j`` (4)."""
+    in_axes = (["i", ...], ["j", ...])
+    return on_grid(fun, in_axes, out_axes, ones((8, 3)), ones((4, 3)), axis_resources=resources or {})
+
+
+def in_loop(name, length, fun):
+    with serial_loop(name, length):
+        return fun()
+
+
+def in_mesh(devices, names, fun):
+    with Mesh(devices, names):
+        return fun()
+
+
+def split_on_x(v):
+    """A nested xmap over the mesh axis ``x``."""
+    return xmap(identity, ["n", ...], ["n", ...], axis_resources={"n": "x"})(v)
+
+
+def shard_map_in_body(v):
+    mesh = grid().physical_mesh
+    return jax.shard_map(lambda u: u, mesh=mesh, in_specs=PartitionSpec("y"), out_specs=PartitionSpec("y"))(v)
+
+
+BATCHED = f32[(3,), {"batch": 8}]
+VARYING = f32[(3,), {"i": 8}]
+SCALAR = f32[()]
+
+
+def typed_argument(x: BATCHED):
+    return x
+
+
+def typed_result(x: VARYING) -> SCALAR:
+    return x
+
+
+def typed_tree(x) -> SCALAR:
+    return {"w": x}
+
+
+# The misuse, its error, and the whole message.
+MISUSES = {
+    # ------------------------------------------------------------------------------------------------ specifications
+    "xmap of something that cannot be called": (
+        lambda: xmap(3, I, I),
+        TypeError,
+        "xmap expects a callable as its first argument, but got 3 of type int",
+    ),
+    "a string as in_axes": (
+        lambda: xmap(identity, "i", I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: 'i'",
+    ),
+    "an integer as in_axes": (
+        lambda: xmap(identity, 0, I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: 0",
+    ),
+    "an integer as one of several specs": (
+        lambda: xmap(add, (I, 0), I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: 0 (it is in_axes[1])",
+    ),
+    "a set of names": (
+        lambda: xmap(identity, ({"i"},), I),
+        TypeError,
+        "{'i'} cannot be used as an axis name in xmap in_axes, in the specification ({'i'},): it "
+        "must be hashable, and neither None nor an ellipsis. Use a string instead",
+    ),
+    "an ellipsis alone": (
+        lambda: xmap(identity, ..., I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: ...",
+    ),
+    "an ellipsis for an argument": (
+        lambda: xmap(add, (I, ...), I),
+        TypeError,
+        "['i', ...] cannot be used as an axis name in xmap in_axes, in the specification (['i', "
+        "...], ...): it must be hashable, and neither None nor an ellipsis. Use a string instead",
+    ),
+    "an ellipsis in the middle": (
+        lambda: xmap(identity, ["i", ..., "j"], I),
+        ValueError,
+        "An ellipsis can only end a list of axis names, but xmap in_axes has the specification ['i', "
+        "..., 'j']. Use a dictionary to name dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
+    ),
+    "an ellipsis in front, deep in a tree": (
+        lambda: xmap(identity, ({"w": [..., "i"]},), I),
+        ValueError,
+        "An ellipsis can only end a list of axis names, but xmap in_axes has the specification [..., "
+        "'i'] (it is in_axes[0]['w']). Use a dictionary to name dimensions that are not leading, "
+        "e.g. {0: 'i', 2: 'j'}",
+    ),
+    "two ellipses": (
+        lambda: xmap(identity, ["i", ..., ...], I),
+        ValueError,
+        "An ellipsis can only end a list of axis names, but xmap in_axes has the specification ['i', "
+        "..., ...]. Use a dictionary to name dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
+    ),
+    "an ellipsis as a name in a dictionary": (
+        lambda: xmap(identity, {0: "i", 1: ...}, I),
+        TypeError,
+        "... cannot be used as an axis name in xmap in_axes, in the specification {0: 'i', 1: ...}: "
+        "it must be hashable, and neither None nor an ellipsis. Use a string instead",
+    ),
+    "a dictionary from names to positions": (
+        lambda: xmap(identity, {"i": 0}, I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: {'i': 0}",
+    ),
+    "a dictionary from names to positions, deep in a tree": (
+        lambda: xmap(identity, ({"w": [I, {"i": 0}]},), I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: {'i': 0} (it is in_axes[0]['w'][1])",
+    ),
+    "a dictionary from names to positions in out_axes": (
+        lambda: xmap(identity, I, {"i": 0}),
+        TypeError,
+        "Value mapping specification in xmap out_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: {'i': 0}",
+    ),
+    "a float as a position": (
+        lambda: xmap(identity, {0.0: "i"}, I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: {0.0: 'i'}",
+    ),
+    "a bool as a position": (
+        lambda: xmap(identity, {True: "i"}, I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: {True: 'i'}",
+    ),
+    "a negative position": (
+        lambda: xmap(identity, {-1: "i"}, I),
+        ValueError,
+        "xmap doesn't support negative axes in in_axes, but got the specification {-1: 'i'}. Count "
+        "from the first dimension",
+    ),
+    "a negative position in out_axes": (
+        lambda: xmap(identity, I, (I, {-1: "i"})),
+        ValueError,
+        "xmap doesn't support negative axes in out_axes, but got the specification {-1: 'i'} (it is "
+        "out_axes[1]). Count from the first dimension",
+    ),
+    "a repeated name": (
+        lambda: xmap(identity, ["i", "i"], I),
+        ValueError,
+        "Named axes should be unique within each in_axes argument specification, but one them is: ['i', 'i']",
+    ),
+    "a repeated name in the second argument": (
+        lambda: xmap(add, (I, {0: "i", 2: "i"}), I),
+        ValueError,
+        "Named axes should be unique within each in_axes argument specification, but one them is: "
+        "{0: 'i', 2: 'i'} (it is in_axes[1])",
+    ),
+    "a repeated name in out_axes": (
+        lambda: xmap(identity, I, {"out": ["i", "i"]}),
+        ValueError,
+        "Named axes should be unique within each out_axes argument specification, but one them is: "
+        "['i', 'i'] (it is out_axes['out'])",
+    ),
+    "a PartitionSpec as in_axes": (
+        lambda: xmap(identity, PartitionSpec("i"), I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: P('i',)",
+    ),
+    "a PartitionSpec as a spec": (
+        lambda: xmap(identity, (PartitionSpec("i"),), I),
+        TypeError,
+        "xmap in_axes has the PartitionSpec P('i',) in (P('i',),), which means something in jit and "
+        "shard_map only. Name the dimensions of an array with a list, e.g. ['i', ...]",
+    ),
+    "a tuple as a name": (
+        lambda: xmap(identity, [("a", "b"), ...], {}),
+        TypeError,
+        "('a', 'b') cannot be used as an axis name in xmap in_axes, in the specification [('a', "
+        "'b'), ...]: JAX reads a tuple as several names. Use a string instead",
+    ),
+    "a tuple as a name in a dictionary": (
+        lambda: xmap(identity, {0: ("a", "b")}, {}),
+        TypeError,
+        "('a', 'b') cannot be used as an axis name in xmap in_axes, in the specification {0: ('a', "
+        "'b')}: JAX reads a tuple as several names. Use a string instead",
+    ),
+    "None as a name in a dictionary": (
+        lambda: xmap(identity, ({0: None},), {}),
+        TypeError,
+        "None cannot be used as an axis name in xmap in_axes, in the specification {0: None} (it is "
+        "in_axes[0]): it must be hashable, and neither None nor an ellipsis. Use a string instead",
+    ),
+    "an unhashable name": (
+        lambda: xmap(identity, ({0: np.zeros(1)},), {}),
+        TypeError,
+        "array([0.]) cannot be used as an axis name in xmap in_axes, in the specification {0: "
+        "array([0.])} (it is in_axes[0]): it must be hashable, and neither None nor an ellipsis. Use "
+        "a string instead",
+    ),
+    "a set as a name": (
+        lambda: xmap(identity, [{"a"}, ...], {}),
+        TypeError,
+        "{'a'} cannot be used as an axis name in xmap in_axes, in the specification [{'a'}, ...]: it "
+        "must be hashable, and neither None nor an ellipsis. Use a string instead",
+    ),
+    "out_axes that are an empty tuple": (
+        lambda: xmap(identity, I, ()),
+        ValueError,
+        "xmapped functions cannot have no return values",
+    ),
+    "a name only in out_axes": (
+        lambda: xmap(identity, ["a", ...], ["c", "d", ...]),
+        ValueError,
+        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the "
+        "following are missing: {'c', 'd'}",
+    ),
+    "None as the spec of an array": (
+        lambda: xmap(add, (I, None), I)(ones(3), ones(3)),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], None) for value tree PyTreeDef((*, *)). Note that xmap in_axes "
+        "that are non-trivial pytrees should always be wrapped in a tuple representing the argument "
+        "list. They part at args[1]: there the specification has None, and the value an array. Write "
+        "{} for what is not mapped.",
+    ),
+    "None as out_axes": (
+        lambda: xmap(identity, I, None)(ones(3)),
+        ValueError,
+        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification None for value tree PyTreeDef(*). They part at result: there the "
+        "specification has None, and the value an array. Write {} for what is not mapped.",
+    ),
+    "more specs than arguments": (
+        lambda: xmap(identity, (I, I), I)(ones(5)),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef((*,)). Note that xmap "
+        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+        "argument list. They part at args: there the specification has a tuple of length 2, and the "
+        "value a tuple of length 1.",
+    ),
+    "fewer specs than arguments": (
+        lambda: xmap(add, (I,), I)(ones(5), ones(5)),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...],) for value tree PyTreeDef((*, *)). Note that xmap in_axes that "
+        "are non-trivial pytrees should always be wrapped in a tuple representing the argument list. "
+        "They part at args: there the specification has a tuple of length 1, and the value a tuple "
+        "of length 2.",
+    ),
+    "specs with other keys than the argument": (
+        lambda: xmap(identity, ({"a": I},), I)({"b": ones(5)}),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ({'a': ['i', ...]},) for value tree PyTreeDef(({'b': *},)). Note that xmap "
+        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+        "argument list. They part at args[0]: there the specification has a dict with the keys 'a', "
+        "and the value a dict with the keys 'b'.",
+    ),
+    "specs with other keys deep in a tree": (
+        lambda: xmap(add, (I, {"w": [I, {"u": I}]}), I)(ones(5), {"w": [ones(5), {"v": ones(5)}]}),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], {'w': [['i', ...], {'u': ['i', ...]}]}) for value tree "
+        "PyTreeDef((*, {'w': [*, {'v': *}]})). Note that xmap in_axes that are non-trivial pytrees "
+        "should always be wrapped in a tuple representing the argument list. They part at "
+        "args[1]['w'][1]: there the specification has a dict with the keys 'u', and the value a dict "
+        "with the keys 'v'.",
+    ),
+    "a tree of specs for an array": (
+        lambda: xmap(identity, ({"a": I},), I)(ones(5)),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((*,)). Note that xmap in_axes "
+        "that are non-trivial pytrees should always be wrapped in a tuple representing the argument "
+        "list. They part at args[0]: there the specification has a dict with the keys 'a', and the "
+        "value an array.",
+    ),
+    "a tree of specs for None": (
+        lambda: xmap(identity, ({"a": I},), I)(None),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((None,)). Note that xmap "
+        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+        "argument list. They part at args[0]: there the specification has a dict with the keys 'a', "
+        "and the value None.",
+    ),
+    "a list of specs for a tuple": (
+        lambda: xmap(identity, ([I, {}],), I)((ones(5), ones(5))),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ([['i', ...], {}],) for value tree PyTreeDef(((*, *),)). Note that xmap "
+        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+        "argument list. They part at args[0]: there the specification has a list of length 2, and "
+        "the value a tuple of length 2.",
+    ),
+    "a namedtuple of specs for a tuple": (
+        lambda: xmap(identity, (Pair(I, {}),), I)((ones(5), ones(5))),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (Pair(first=['i', ...], second={}),) for value tree PyTreeDef(((*, *),)). "
+        "Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple "
+        "representing the argument list. They part at args[0]: there the specification has the class "
+        "Pair of length 2, and the value a tuple of length 2.",
+    ),
+    "specs that should be wrapped in a tuple": (
+        lambda: xmap(identity, {"a": I}, I)({"a": ones(5)}),
+        ValueError,
+        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification {'a': ['i', ...]} for value tree PyTreeDef(({'a': *},)). Note that xmap "
+        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+        "argument list. They part at args: there the specification has a dict with the keys 'a', and "
+        "the value a tuple of length 1.",
+    ),
+    "two out specs for one result": (
+        lambda: xmap(identity, I, (I, I))(ones(5)),
+        ValueError,
+        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef(*). They part at result: "
+        "there the specification has a tuple of length 2, and the value an array.",
+    ),
+    "fewer out specs than results": (
+        lambda: xmap(lambda x: (x, x), I, (I,))(ones(5)),
+        ValueError,
+        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...],) for value tree PyTreeDef((*, *)). They part at result: there "
+        "the specification has a tuple of length 1, and the value a tuple of length 2.",
+    ),
+    "out specs with other keys than the result": (
+        lambda: xmap(lambda x: {"a": {"b": x}}, I, {"a": {"c": I}})(ones(5)),
+        ValueError,
+        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification {'a': {'c': ['i', ...]}} for value tree PyTreeDef({'a': {'b': *}}). They part "
+        "at result['a']: there the specification has a dict with the keys 'c', and the value a dict "
+        "with the keys 'b'.",
+    ),
+    # ------------------------------------------------------------------------------------------- ranks and arguments
+    "an argument of too small rank": (
+        lambda: xmap(identity, ["i", "j", ...], I)(ones(5)),
+        ValueError,
+        "One of xmap arguments has an in_axes specification of ['i', 'j', ...], which implies that "
+        "it has at least 2 dimensions, but the argument has rank 1 (it is args[0] with shape (5,)). "
+        "Name fewer dimensions, or pass an array that has them",
+    ),
+    "a leaf of too small rank": (
+        lambda: xmap(lambda tree: tree["w"][1], ({"w": [I, {3: "i"}]},), I)({"w": [ones(5), ones((5, 5))]}),
+        ValueError,
+        "One of xmap arguments has an in_axes specification of {3: 'i'}, which implies that it has "
+        "at least 4 dimensions, but the argument has rank 2 (it is args[0]['w'][1] with shape (5, "
+        "5)). Name fewer dimensions, or pass an array that has them",
+    ),
+    "an argument of smaller rank than asserted": (
+        lambda: xmap(identity, (["i", None],), I)(ones(5)),
+        ValueError,
+        "xmap argument has an in_axes specification of ['i', None], which asserts that it should be "
+        "of rank 2, but the argument has rank 1 (and shape (5,)) (it is args[0]). End the "
+        "specification with ... to allow more dimensions",
+    ),
+    "an argument of greater rank than asserted": (
+        lambda: xmap(add, (I, ["i"]), I)(ones(5), ones((5, 2))),
+        ValueError,
+        "xmap argument has an in_axes specification of ['i'], which asserts that it should be of "
+        "rank 1, but the argument has rank 2 (and shape (5, 2)) (it is args[1]). End the "
+        "specification with ... to allow more dimensions",
+    ),
+    "an empty list for a vector": (
+        lambda: xmap(identity, ([],), [])(ones(5)),
+        ValueError,
+        "xmap argument has an in_axes specification of [], which asserts that it should be of rank "
+        "0, but the argument has rank 1 (and shape (5,)) (it is args[0]). End the specification with "
+        "... to allow more dimensions",
+    ),
+    "a result of too small rank": (
+        lambda: xmap(identity, I, {1: "i"})(ones(5)),
+        ValueError,
+        "One of xmap outputs has an out_axes specification of {1: 'i'}, which requires the result of "
+        "the xmapped function to have at least 1 positional dimensions, but it only has 0 (it is "
+        "result). Put the named axes at lower positions",
+    ),
+    "a result of too small rank, deep in a tree": (
+        lambda: xmap(lambda x: {"a": [x, x]}, I, {"a": [I, {3: "i"}]})(ones((5, 2))),
+        ValueError,
+        "One of xmap outputs has an out_axes specification of {3: 'i'}, which requires the result of "
+        "the xmapped function to have at least 3 positional dimensions, but it only has 1 (it is "
+        "result['a'][1]). Put the named axes at lower positions",
+    ),
+    "a result of another rank than asserted": (
+        lambda: xmap(identity, I, ["i", None])(ones((5, 2, 2))),
+        ValueError,
+        "xmap output has an out_axes specification of ['i', None], which asserts that it should be "
+        "of rank 2, but the output has rank 3 (and shape (5, 2, 2)) (it is result). End the "
+        "specification with ... to allow more dimensions",
+    ),
+    "a Python scalar as a mapped argument": (
+        lambda: xmap(add, (I, I), I)(ones(3), 1.0),
+        TypeError,
+        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
+        "at least 1 dimensions, but args[1] is a Python scalar. Pass an array with a dimension for "
+        "each name",
+    ),
+    "a NumPy scalar as a mapped argument": (
+        lambda: xmap(add, (I, I), I)(ones(3), np.float32(1)),
+        ValueError,
+        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
+        "at least 1 dimensions, but the argument has rank 0 (it is args[1] with shape ()). Name "
+        "fewer dimensions, or pass an array that has them",
+    ),
+    "a list of numbers as a mapped argument": (
+        lambda: xmap(identity, (I, {"w": I}), I)(ones(3), {"w": [1.0, 2.0]}),
+        TypeError,
+        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
+        "at least 1 dimensions, but args[1]['w'][0] is a Python scalar. Pass an array with a "
+        "dimension for each name",
+    ),
+    "one key where several are mapped": (
+        lambda: xmap(identity, I, I)(jax.random.key(0)),
+        ValueError,
+        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
+        "at least 1 dimensions, but the argument has rank 0 (it is args[0] with shape ()). Name "
+        "fewer dimensions, or pass an array that has them",
+    ),
+    "keyword arguments": (
+        lambda: xmap(lambda x, power=1: x, I, I)(ones(3), power=2),
+        TypeError,
+        "xmapped functions take positional arguments only, but got the keyword arguments: power. "
+        "Pass them by position, or bind them with functools.partial before xmap",
+    ),
+    "keyword arguments of lower": (
+        lambda: xmap(identity, I, I).lower(x=ones(3)),
+        TypeError,
+        "xmapped functions take positional arguments only, but got the keyword arguments: x. Pass "
+        "them by position, or bind them with functools.partial before xmap",
+    ),
+    "no arguments to take a size from": (
+        lambda: xmap(lambda *_: 1.0, I, I)(),
+        ValueError,
+        "Failed to infer size of axes: i. You've probably passed in empty containers in place of "
+        "arguments that had those axes in their in_axes. Provide the sizes of missing axes "
+        "explicitly via axis_sizes to fix this error.",
+    ),
+    "an empty container to take sizes from": (
+        lambda: xmap(lambda _: 1.0, (["i", "j", ...],), ["i", "j", ...])({"w": None}),
+        ValueError,
+        "Failed to infer size of axes: i, j. You've probably passed in empty containers in place of "
+        "arguments that had those axes in their in_axes. Provide the sizes of missing axes "
+        "explicitly via axis_sizes to fix this error.",
+    ),
+    # --------------------------------------------------------------------------------------------------------- sizes
+    "two sizes in two arguments": (
+        lambda: xmap(add, I, I)(ones(5), ones(6)),
+        ValueError,
+        "The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
+        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5 (the "
+        "argument is args[1], and 5 is the size in args[0]). If these are different axes, give them "
+        "different names",
+    ),
+    "a size of one does not broadcast": (
+        lambda: xmap(add, I, I)(ones(1), ones(6)),
+        ValueError,
+        "The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
+        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1 (the "
+        "argument is args[1], and 1 is the size in args[0]). If these are different axes, give them "
+        "different names",
+    ),
+    "two sizes within an argument": (
+        lambda: xmap(identity, ({"a": {0: "i"}, "b": [{1: "i"}]},), I)({"a": ones(5), "b": [ones((5, 6))]}),
+        ValueError,
+        "The size of axis i was previously inferred to be 5, but found an argument of shape (5, 6) "
+        "with in_axes specification {1: 'i'}. Shape mismatch occurs in dimension 1: 6 != 5 (the "
+        "argument is args[0]['b'][0], and 5 is the size in args[0]['a']). If these are different "
+        "axes, give them different names",
+    ),
+    "two sizes within one array": (
+        lambda: xmap(add, (["i", "j"], ["j", "i"]), ["i", "j"])(ones((2, 3)), ones((2, 3))),
+        ValueError,
+        "The size of axis j was previously inferred to be 3, but found an argument of shape (2, 3) "
+        "with in_axes specification ['j', 'i']. Shape mismatch occurs in dimension 0: 2 != 3 (the "
+        "argument is args[1], and 3 is the size in args[0]). If these are different axes, give them "
+        "different names",
+    ),
+    "a size that disagrees with axis_sizes": (
+        lambda: xmap(identity, I, I, axis_sizes={"i": 5})(ones((6, 2))),
+        ValueError,
+        "The size of axis i was previously inferred to be 5, but found an argument of shape (6, 2) "
+        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5 (the "
+        "argument is args[0], and 5 is the size in axis_sizes). If these are different axes, give "
+        "them different names",
+    ),
+    "a float as a size": (
+        lambda: xmap(identity, I, I, axis_sizes={"i": 2.5}),
+        TypeError,
+        "axis_sizes should map axis names to integers, but the size of axis i is 2.5",
+    ),
+    "a bool as a size": (
+        lambda: xmap(identity, I, I, axis_sizes={"i": True}),
+        TypeError,
+        "axis_sizes should map axis names to integers, but the size of axis i is True",
+    ),
+    "None as a size": (
+        lambda: xmap(identity, I, I, axis_sizes={"i": None}),
+        TypeError,
+        "axis_sizes should map axis names to integers, but the size of axis i is None",
+    ),
+    "a negative size": (
+        lambda: xmap(identity, I, I, axis_sizes={"i": -1}),
+        ValueError,
+        "axis_sizes should not be negative, but the size of axis i is -1",
+    ),
+    "axis_sizes that are a list": (
+        lambda: xmap(identity, I, I, axis_sizes=[3]),
+        TypeError,
+        "axis_sizes should be a dictionary from axis names to integers, but got [3]",
+    ),
+    "a tuple as a name in axis_sizes": (
+        lambda: xmap(identity, {}, {}, axis_sizes={("a", "b"): 2}),
+        TypeError,
+        "('a', 'b') cannot be used as an axis name in xmap axis_sizes: JAX reads a tuple as several "
+        "names. Use a string instead",
+    ),
+    "None as a name in axis_sizes": (
+        lambda: xmap(identity, {}, {}, axis_sizes={None: 2}),
+        TypeError,
+        "None cannot be used as an axis name in xmap axis_sizes: it must be hashable, and neither "
+        "None nor an ellipsis. Use a string instead",
+    ),
+    # ----------------------------------------------------------------------------------------------------- resources
+    "a resource without a mesh": (
+        lambda: xmap(identity, I, I, axis_resources={"i": "x"})(ones(4)),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources "
+        "are: {'x'} (assigned to `i`). Resources in scope: {}. Enter a mesh with `with mesh(devices, "
+        "names):` or a loop with `with serial_loop(name, length):` around the call",
+    ),
+    "a resource that the mesh lacks": (
+        lambda: on_grid(add, (["i"], ["j"]), ["i", "j"], ones(4), ones(4), axis_resources={"i": ("x", "z"), "j": "y"}),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources "
+        "are: {'z'} (assigned to `i`). Resources in scope: {'x', 'y'}. Enter a mesh with `with "
+        "mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call",
+    ),
+    "a loop that is not in scope": (
+        lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": ("x", "l")}),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources "
+        "are: {'l'} (assigned to `i`). Resources in scope: {'x', 'y'}. Enter a mesh with `with "
+        "mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call",
+    ),
+    "the same resource twice": (
+        lambda: xmap(identity, I, I, axis_resources={"i": ("x", "x")}),
+        ValueError,
+        "Resource assignment of a single axis must be a tuple of distinct resources, but specified "
+        "('x', 'x') for axis i",
+    ),
+    "the same loop twice": (
+        lambda: xmap(identity, I, I, axis_resources={"i": ["l", "l"]}),
+        ValueError,
+        "Resource assignment of a single axis must be a tuple of distinct resources, but specified "
+        "['l', 'l'] for axis i",
+    ),
+    "axis_resources that are a string": (
+        lambda: xmap(identity, I, I, axis_resources="x"),
+        TypeError,
+        "axis_resources should be a dictionary from axis names to resources, but got 'x'",
+    ),
+    "axis_resources that are a list of pairs": (
+        lambda: xmap(identity, I, I, axis_resources=[("i", "x")]),
+        TypeError,
+        "axis_resources should be a dictionary from axis names to resources, but got [('i', 'x')]",
+    ),
+    "None as a resource": (
+        lambda: xmap(identity, I, I, axis_resources={"i": None}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        "SerialLoop(length), but axis i is assigned None. Write a tuple of several resources, and () "
+        "for none",
+    ),
+    "an ellipsis as a resource": (
+        lambda: xmap(identity, I, I, axis_resources={"i": ...}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        "SerialLoop(length), but axis i is assigned Ellipsis. Write a tuple of several resources, "
+        "and () for none",
+    ),
+    "a set of resources": (
+        lambda: xmap(identity, I, I, axis_resources={"i": {"x"}}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        "SerialLoop(length), but axis i is assigned {'x'}. Write a tuple of several resources, and "
+        "() for none",
+    ),
+    "nested tuples of resources": (
+        lambda: xmap(identity, I, I, axis_resources={"i": (("x", "y"),)}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        "SerialLoop(length), but axis i is assigned ('x', 'y'). Write a tuple of several resources, "
+        "and () for none",
+    ),
+    "a PartitionSpec as a resource": (
+        lambda: xmap(identity, I, I, axis_resources={"i": PartitionSpec("x")}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        "SerialLoop(length), but axis i is assigned P('x',). Write a tuple of several resources, and "
+        "() for none",
+    ),
+    "SerialLoop without a length": (
+        lambda: xmap(identity, I, I, axis_resources={"i": SerialLoop}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        "SerialLoop(length), but axis i is assigned <class 'xmap_compat.resources.SerialLoop'>. "
+        "Write a tuple of several resources, and () for none",
+    ),
+    "resources of an axis that the call lacks": (
+        lambda: xmap(identity, I, I, axis_resources={"i": "x", "b": "y"}),
+        UserWarning,
+        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the "
+        "following are missing: {'b'}. Their axis_resources are ignored",
+    ),
+    "a size that two mesh axes do not divide": (
+        lambda: on_grid(identity, I, I, ones(12), axis_resources={"i": ("x", "y")}),
+        ValueError,
+        "Size of axis i (12) is not divisible by the total number of resources assigned to this axis "
+        "(('x', 'y'), 8 in total). Pad the axis to a multiple of 8, or give it other resources",
+    ),
+    "a given size that a mesh axis does not divide": (
+        lambda: on_grid(lambda: 1.0, (), I, axis_sizes={"i": 5}, axis_resources={"i": "x"}),
+        ValueError,
+        "Size of axis i (5) is not divisible by the total number of resources assigned to this axis "
+        "(('x',), 4 in total). Pad the axis to a multiple of 4, or give it other resources",
+    ),
+    "a size that a loop does not divide": (
+        lambda: xmap(identity, I, I, axis_resources={"i": SerialLoop(3)})(ones(8)),
+        ValueError,
+        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
+        "((SerialLoop(length=3),), 3 in total). Pad the axis to a multiple of 3, or give it other "
+        "resources",
+    ),
+    "a size that mesh and loop do not divide": (
+        lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("x", SerialLoop(3))}),
+        ValueError,
+        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
+        "(('x', SerialLoop(length=3)), 12 in total). Pad the axis to a multiple of 12, or give it "
+        "other resources",
+    ),
+    "a size that a named loop does not divide": (
+        lambda: in_loop("l", 3, lambda: xmap(identity, I, I, axis_resources={"i": "l"})(ones(8))),
+        ValueError,
+        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
+        "(('l',), 3 in total). Pad the axis to a multiple of 3, or give it other resources",
+    ),
+    "a loop before a mesh axis": (
+        lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": (SerialLoop(2), "x")}),
+        ValueError,
+        "Loop resources should come after mesh axes in the resource assignment of an axis, but "
+        "specified (SerialLoop(length=2), 'x') for axis i",
+    ),
+    "a named loop before a mesh axis": (
+        lambda: in_loop("l", 2, lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("l", "x")})),
+        ValueError,
+        "Loop resources should come after mesh axes in the resource assignment of an axis, but "
+        "specified ('l', 'x') for axis i",
+    ),
+    "a loop of length zero": (
+        lambda: SerialLoop(0),
+        ValueError,
+        "The length of a serial loop should be a positive integer, but got 0",
+    ),
+    "a loop of fractional length": (
+        lambda: SerialLoop(2.5),
+        ValueError,
+        "The length of a serial loop should be a positive integer, but got 2.5",
+    ),
+    "a loop of a string's length": (
+        lambda: in_loop("l", "2", lambda: None),
+        ValueError,
+        "The length of a serial loop should be a positive integer, but got '2'",
+    ),
+    "a loop with an unhashable name": (
+        lambda: in_loop(["l"], 2, lambda: None),
+        TypeError,
+        "The name of a serial loop should be a string (or hashable, and not None), but got ['l']",
+    ),
+    "a loop named None": (
+        lambda: in_loop(None, 2, lambda: None),
+        TypeError,
+        "The name of a serial loop should be a string (or hashable, and not None), but got None",
+    ),
+    "a loop within a loop of the same name": (
+        lambda: in_loop("l", 2, lambda: in_loop("l", 4, lambda: None)),
+        ValueError,
+        "Cannot extend the resource environment with loop axis `l`: the name is already in use. Give "
+        "the loop another name",
+    ),
+    "a loop with the name of a mesh axis": (
+        lambda: in_mesh(DEVICES, "x", lambda: in_loop("x", 2, lambda: None)),
+        ValueError,
+        "Cannot extend the resource environment with loop axis `x`: the name is already in use. Give "
+        "the loop another name",
+    ),
+    "a mesh axis with the name of a loop": (
+        lambda: in_loop("x", 2, lambda: in_mesh(DEVICES, "x", lambda: None)),
+        ValueError,
+        "Cannot update the mesh of the current resource environment. The new mesh shadows already "
+        "defined axes `x`. Give the serial loop or the mesh axis another name",
+    ),
+    # ----------------------------------------------------------------------- names that meet, and undeclared outputs
+    "two axes on one resource in an argument": (
+        lambda: on_grid(
+            lambda tree: 1.0, ({"w": ["a", "b", ...]},), {}, {"w": ones((4, 4))}, axis_resources={"a": "x", "b": "x"}
+        ),
+        TypeError,
+        "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape "
+        "of an input to an xmapped function <lambda> (args[0]['w']). Map one of them to another "
+        "resource, or reduce over one before they meet",
+    ),
+    "two axes on one resource in an operation": (
+        lambda: over_i_and_j(lambda u, v: u * v, resources={"i": "x", "j": "x"}),
+        TypeError,
+        "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
+        "of a value returned from a primitive mul created at HERE. Map one of them to another "
+        "resource, or reduce over one before they meet",
+    ),
+    "two axes that share one of their resources": (
+        lambda: over_i_and_j(lambda u, v: jnp.dot(u, v), resources={"i": ("x", "y"), "j": "y"}),
+        TypeError,
+        "Axes `i` and `j` are both mapped to the resource `y`, but they coincide in the named_shape "
+        "of a value returned from a primitive dot_general created at HERE. Map one of them to "
+        "another resource, or reduce over one before they meet",
+    ),
+    "two axes on one loop": (
+        lambda: in_loop("l", 2, lambda: over_i_and_j(lambda u, v: u + v, resources={"i": ("x", "l"), "j": "l"})),
+        TypeError,
+        "Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape "
+        "of a value returned from a primitive add created at HERE. Map one of them to another "
+        "resource, or reduce over one before they meet",
+    ),
+    "two axes that meet in the carry of a scan": (
+        lambda: over_i_and_j(lambda u, v: lax.fori_loop(0, 2, lambda _, c: c + v, u), resources={"i": "x", "j": "x"}),
+        TypeError,
+        "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
+        "of a value returned from a primitive add created at HERE. Map one of them to another "
+        "resource, or reduce over one before they meet",
+    ),
+    "two axes that meet in a predicate and a branch": (
+        lambda: over_i_and_j(lambda u, v: lax.cond(u[0] > 0, lambda: v, lambda: 2 * v), resources={"i": "x", "j": "x"}),
+        TypeError,
+        "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
+        "of a value returned from a primitive cond created at HERE. Map one of them to another "
+        "resource, or reduce over one before they meet",
+    ),
+    "an output broadcast over a taken resource": (
+        lambda: on_grid(identity, ["a"], ["a", "b"], ones(4), axis_sizes={"b": 4}, axis_resources={"a": "x", "b": "x"}),
+        TypeError,
+        "One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to "
+        "resources `x`, but the output is already partitioned along `x`, because its named shape "
+        "contains `a`. Map one of them to another resource, or reduce over `a` in the function",
+    ),
+    "an output broadcast twice over one resource": (
+        lambda: on_grid(
+            lambda: {"c": 1.0}, (), {"c": ["a", "b"]}, axis_sizes={"a": 4, "b": 4}, axis_resources={"a": "x", "b": "x"}
+        ),
+        TypeError,
+        "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape "
+        "of an output of an xmapped function (result['c']). Map one of them to another resource, or "
+        "reduce over one before they meet",
+    ),
+    "two axes that meet across nested xmaps": (
+        lambda: over_i(split_on_x, shape=(4,), resources={"i": "x"}),
+        TypeError,
+        "Axis `i` and an axis of an xmap nested in this one are both mapped to the resource `x`, but "
+        "they coincide in the named_shape of a value that varies over `i` there. Map one of them to "
+        "another resource, or reduce over `i` before the nested call",
+    ),
+    "an undeclared axis of the result": (
+        lambda: over_i(lambda v: v * 2, out_axes={}),
+        TypeError,
+        "One of xmap results has an out_axes specification of {}, but is actually mapped along more "
+        "axes defined by this xmap call: i (it is result). Add them to its out_axes, or reduce over "
+        "them in the function",
+    ),
+    "undeclared axes of one of several results": (
+        lambda: over_i_and_j(lambda u, v: {"good": u, "bad": (u, u * v)}, out_axes={"good": I, "bad": (I, {})}),
+        TypeError,
+        "One of xmap results has an out_axes specification of {}, but is actually mapped along more "
+        "axes defined by this xmap call: i, j (it is result['bad'][1]). Add them to its out_axes, or "
+        "reduce over them in the function",
+    ),
+    "an undeclared axis that enters through the index": (
+        lambda: xmap(lambda: lax.axis_index("i"), (), {}, axis_sizes={"i": 3})(),
+        TypeError,
+        "One of xmap results has an out_axes specification of {}, but is actually mapped along more "
+        "axes defined by this xmap call: i (it is result). Add them to its out_axes, or reduce over "
+        "them in the function",
+    ),
+    # ------------------------------------------------------------------------------------------------ names in scope
+    "an axis of an outer xmap": (
+        lambda: over_i(lambda v: xmap(identity, I, I)(v), shape=(3, 2)),
+        TypeError,
+        "Detected disallowed xmap axis name shadowing at HERE (shadowed axes: `i`). Rename the axes of the inner xmap",
+    ),
+    "two axes of an outer xmap": (
+        lambda: over_i_and_j(lambda u, v: xmap(lambda: 1.0, (), {}, axis_sizes={"i": 2, "j": 2})() + u + v),
+        TypeError,
+        "Detected disallowed xmap axis name shadowing at HERE (shadowed axes: `i`, `j`). Rename the "
+        "axes of the inner xmap",
+    ),
+    "an unbound name in psum": (
+        lambda: over_i(lambda v: lax.psum(v, "nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name among others": (
+        lambda: over_i_and_j(lambda u, v: lax.pmean(u, ("i", "nope")) + v),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8, j: 4. Name one of them, or add "
+        "the axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in axis_index": (
+        lambda: over_i(lambda v: v * lax.axis_index("nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in jnp.sum": (
+        lambda: over_i(lambda v: jnp.sum(v, axis="nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in all_gather": (
+        lambda: over_i(lambda v: lax.all_gather(v, "nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in ppermute": (
+        lambda: over_i(lambda v: lax.ppermute(v, "nope", [(0, 1)])),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in pshuffle": (
+        lambda: over_i(lambda v: lax.pshuffle(v, "nope", [1, 0])),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in all_to_all": (
+        lambda: over_i(lambda v: lax.all_to_all(v, "nope", 0, 0)),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "an unbound name in a nested xmap": (
+        lambda: over_i(lambda v: xmap(lambda u: lax.psum(u, "nope"), ["j"], [])(v)),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8, j: 3. Name one of them, or add "
+        "the axis to in_axes or axis_sizes",
+    ),
+    "None as the name of psum": (
+        lambda: over_i(lambda v: lax.psum(v, None)),
+        NameError,
+        "Found an unbound axis name: None. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "a mesh axis as a name": (
+        lambda: over_i(lambda v: lax.psum(v, "x"), resources={"i": "x"}),
+        NameError,
+        "Found an unbound axis name: x. Named axes in scope: i: 8. Name one of them, or add the axis "
+        "to in_axes or axis_sizes",
+    ),
+    "the same name twice in psum": (
+        lambda: over_i(lambda v: lax.psum(v, ("i", "i")), out_axes={}),
+        ValueError,
+        "The collective psum at HERE names an axis more than once: `i`, `i`. Name each axis once",
+    ),
+    "the same name twice in jnp.sum": (
+        lambda: over_i(lambda v: jnp.sum(v, axis=("i", "i")), out_axes={}),
+        ValueError,
+        "duplicate value in 'axis': ('i', 'i')",
+    ),
+    "a vmapped axis around a placed xmap": (
+        lambda: in_mesh(
+            DEVICES,
+            "x",
+            lambda: jax.vmap(
+                lambda v: xmap(lambda u: lax.psum(u, "o"), ["j"], ["j"], axis_resources={"j": "x"})(v), axis_name="o"
+            )(ones((3, 8))),
+        ),
+        NotImplementedError,
+        "The function uses the axes `o` of a transformation around the xmap (such as vmap with an "
+        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes "
+        "of the xmap",
+    ),
+    # --------------------------------------------------------------------------------------------------- collectives
+    "a collective over a looped axis": (
+        lambda: over_i(lambda v: lax.psum(v, "i"), out_axes={}, resources={"i": SerialLoop(2)}),
+        RuntimeError,
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
+        "its axis_resources, or the collective from the function",
+    ),
+    "the index of a looped axis": (
+        lambda: over_i(lambda v: v * lax.axis_index("i"), resources={"i": ("x", SerialLoop(2))}),
+        RuntimeError,
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
+        "its axis_resources, or the collective from the function",
+    ),
+    "a reduction over a named loop": (
+        lambda: in_loop("l", 2, lambda: over_i(lambda v: v - jnp.max(v, axis="i"), resources={"i": ("x", "l")})),
+        RuntimeError,
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
+        "its axis_resources, or the collective from the function",
+    ),
+    "a destination twice": (
+        lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
+        ValueError,
+        "The permutation of ppermute has the destination index 1 more than once. Each element can be "
+        "sent once and received once",
+    ),
+    "a source twice": (
+        lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (0, 2)])),
+        ValueError,
+        "The permutation of ppermute has the source index 0 more than once. Each element can be sent "
+        "once and received once",
+    ),
+    "a permutation that leaves the axis": (
+        lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 8)])),
+        ValueError,
+        "The permutation of ppermute has the index 8, but the axis has the indices 0 to 7",
+    ),
+    "a shuffle that is no permutation": (
+        lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),
+        ValueError,
+        "`perm` does not represent a permutation: [0, 0, 0, 0, 0, 0, 0, 0]",
+    ),
+    "all_to_all of a dimension of another size": (
+        lambda: over_i(lambda v: lax.all_to_all(v, "i", 0, 0)),
+        ValueError,
+        "all_to_all requires the size of the mapped axis axis_name to equal x.shape[split_axis], but "
+        "they are 8 and 3 respectively.",
+    ),
+    "all_to_all in tiles of a dimension that does not divide": (
+        lambda: over_i(lambda v: lax.all_to_all(v, "i", 0, 0, tiled=True)),
+        ValueError,
+        "The size of all_to_all split_axis (3) has to be divisible by the size of the named axis i (8)",
+    ),
+    "pswapaxes with a dimension of another size": (
+        lambda: over_i(lambda v: lax.pswapaxes(v, "i", 0)),
+        ValueError,
+        "all_to_all requires the size of the mapped axis axis_name to equal x.shape[split_axis], but "
+        "they are 8 and 3 respectively.",
+    ),
+    "psum_scatter over a dimension of another size": (
+        lambda: over_i(lambda v: lax.psum_scatter(v, "i")),
+        ValueError,
+        "reduce_scatter operand scatter dimension size 3 must match shard count 8",
+    ),
+    "overlapping groups": (
+        lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1, 2, 3], [3, 4, 5, 6]])),
+        ValueError,
+        "axis_index_groups must cover all indices exactly once",
+    ),
+    "a shard_map in a placed body": (
+        lambda: over_i(shard_map_in_body, shape=(4,), resources={"i": "x"}),
+        NotImplementedError,
+        "The shard_map at HERE cannot be evaluated inside an xmapped function whose axes have mesh "
+        "resources, or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of "
+        "the shard_map to axis_resources instead",
+    ),
+    # --------------------------------------------------------------------------------------- the restored vocabulary
+    "pdot over an unbound name": (
+        lambda: over_i(lambda v: lax.pdot(v, v, "nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "pdot outside of any xmap": (
+        lambda: pdot(ones(3), ones(3), "i"),
+        NameError,
+        "Found an unbound axis name: i. Named axes in scope: none. Name one of them, or add the axis "
+        "to in_axes or axis_sizes",
+    ),
+    "pdot over a set of names": (
+        lambda: over_i(lambda v: lax.pdot(v, v, {"i"})),
+        TypeError,
+        "pdot expects axis names (hashable, and not None), but got {'i'}. Use a string",
+    ),
+    "pdot over None": (
+        lambda: over_i(lambda v: lax.pdot(v, v, None)),
+        TypeError,
+        "pdot expects axis names (hashable, and not None), but got None. Use a string",
+    ),
+    "pdot over a name twice": (
+        lambda: over_i(lambda v: lax.pdot(v, v, ("i", "i"))),
+        ValueError,
+        "pdot names an axis more than once: 'i', 'i'. Name each axis once",
+    ),
+    "pdot of dimensions of two sizes": (
+        lambda: over_i(lambda v: lax.pdot(v, jnp.ones(4), "i", ((0,), (0,)))),
+        TypeError,
+        "pos_contract of pdot pairs dimension 0 of x (shape (3,)) with dimension 0 of y (shape "
+        "(4,)), but they have different sizes",
+    ),
+    "pdot of a dimension that x lacks": (
+        lambda: over_i(lambda v: lax.pdot(v, v, "i", ((1,), (0,)))),
+        ValueError,
+        "pdot was given the positional dimension 1 of x, which has rank 1 (shape (3,); named axes are not part of it)",
+    ),
+    "pdot of a batch dimension that y lacks": (
+        lambda: over_i(lambda v: lax.pdot(v, 2.0, "i", ((), ()), ((0,), (-1,)))),
+        ValueError,
+        "pdot was given the positional dimension -1 of y, which has rank 0 (shape (); named axes are not part of it)",
+    ),
+    "pdot of one dimension with none": (
+        lambda: over_i(lambda v: lax.pdot(v, v, "i", ((0,), ()))),
+        TypeError,
+        "pos_contract of pdot should be a pair of sequences of as many dimensions of x as of y, e.g. "
+        "((0,), (1,)), but got ((0,), ())",
+    ),
+    "pdot of plain numbers as dimensions": (
+        lambda: over_i(lambda v: lax.pdot(v, v, "i", (0, 0))),
+        TypeError,
+        "pos_contract of pdot should be a pair of sequences of as many dimensions of x as of y, e.g. "
+        "((0,), (1,)), but got (0, 0)",
+    ),
+    "pdot of a dimension that is contracted and kept": (
+        lambda: over_i(lambda v: lax.pdot(v, v, "i", ((0,), (0,)), ((0,), (0,)))),
+        TypeError,
+        "pdot was given dimension 0 of x more than once in pos_contract and pos_batch. Name each once",
+    ),
+    "pdot with an unknown precision": (
+        lambda: over_i(lambda v: lax.pdot(v, v, "i", precision="double")),
+        ValueError,
+        "'double' is not a precision. Use None, 'default', 'high', 'highest', or what jax.lax.dot_general takes",
+    ),
+    "pargmax over an unbound name": (
+        lambda: over_i(lambda v: lax.pargmax(v, "nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "pgather over an unbound name": (
+        lambda: over_i(lambda v: lax.pgather(v, jnp.array([0]), "nope")),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "pgather with floats as indices": (
+        lambda: over_i(lambda v: lax.pgather(v, jnp.array([0.5]), "i")),
+        TypeError,
+        "pgather expects indices of an integer type, but got float32",
+    ),
+    "pgather along a dimension that is not there": (
+        lambda: over_i(lambda v: lax.pgather(v, 0, ("i", 1))),
+        ValueError,
+        "pgather was given the positional dimension 1 of src, which has rank 1 (shape (3,); named "
+        "axes are not part of it)",
+    ),
+    "pgather along a name twice": (
+        lambda: over_i(lambda v: lax.pgather(v, 0, ("i", "i"))),
+        ValueError,
+        "pgather names an axis more than once: 'i', 'i'. Name each axis once",
+    ),
+    "an einsum whose first argument is no string": (
+        lambda: over_i(lambda v: lax.xeinsum(v, "n{i}->{i}")),
+        TypeError,
+        "The first argument of a named einsum should be a string like 'n{b,k},{k}->n{b}', not JitTracer(float32[3])",
+    ),
+    "an einsum with an open brace": (
+        lambda: over_i(lambda v: jnp.einsum("n{i->n", v)),
+        ValueError,
+        "Malformed einsum specification: this brace is never closed\n  n{i->n\n   ^",
+    ),
+    "an einsum with a closing brace only": (
+        lambda: over_i(lambda v: jnp.einsum("ni}->n", v)),
+        ValueError,
+        "Malformed einsum specification: a closing brace without an opening one\n  ni}->n\n    ^",
+    ),
+    "an einsum with braces in braces": (
+        lambda: over_i(lambda v: jnp.einsum("n{{i}}->n", v)),
+        ValueError,
+        "Malformed einsum specification: a brace within braces\n  n{{i}}->n\n    ^",
+    ),
+    "an einsum with two pairs of braces": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}{j}->n", v)),
+        ValueError,
+        "Malformed einsum specification: a second pair of braces in one operand\n  n{i}{j}->n\n      ^",
+    ),
+    "an einsum that lacks a name": (
+        lambda: over_i(lambda v: jnp.einsum("n{i,,j}->n", v)),
+        ValueError,
+        "Malformed einsum specification: an axis name is missing here\n  n{i,,j}->n\n      ^",
+    ),
+    "an einsum with a name twice": (
+        lambda: over_i(lambda v: jnp.einsum("n{i,i}->n", v)),
+        ValueError,
+        "Malformed einsum specification: the axis i is named twice in one operand\n  n{i,i}->n\n      ^",
+    ),
+    "an einsum with two arrows": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}->n->n", v)),
+        ValueError,
+        "Malformed einsum specification: a second '->'\n  n{i}->n->n\n         ^",
+    ),
+    "an einsum with half an arrow": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}-n", v)),
+        ValueError,
+        "Malformed einsum specification: '-' is neither a letter, a brace, '...' nor '->'\n  n{i}-n\n      ^",
+    ),
+    "an einsum with a comma in the output": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}->n,n", v)),
+        ValueError,
+        "Malformed einsum specification: a comma in the output\n  n{i}->n,n\n         ^",
+    ),
+    "an einsum with a letter from nowhere": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}->m", v)),
+        ValueError,
+        "Malformed einsum specification: m appears in no input\n  n{i}->m\n        ^",
+    ),
+    "an einsum with a name from nowhere": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}->n{j}", v)),
+        ValueError,
+        "Malformed einsum specification: j appears in no input\n  n{i}->n{j}\n          ^",
+    ),
+    "an einsum with a letter twice in the output": (
+        lambda: over_i(lambda v: jnp.einsum("n{i}->nn", v)),
+        ValueError,
+        "Malformed einsum specification: n appears twice in the output\n  n{i}->nn\n         ^",
+    ),
+    "an einsum with a digit": (
+        lambda: over_i(lambda v: einsum("n1{i}->n", v)),
+        ValueError,
+        "Malformed einsum specification: '1' is neither a letter, a brace, '...' nor '->'\n  n1{i}->n\n   ^",
+    ),
+    "an einsum with two ellipses": (
+        lambda: over_i(lambda v: einsum("......{i}->", v)),
+        ValueError,
+        "Malformed einsum specification: a second ellipsis in one operand\n  ......{i}->\n     ^",
+    ),
+    "an einsum over an unbound name": (
+        lambda: over_i(lambda v: einsum("n{nope}->n", v)),
+        NameError,
+        "Found an unbound axis name: nope in the einsum 'n{nope}->n'. Named axes in scope: i. Name "
+        "one of them, or add the axis to in_axes or axis_sizes",
+    ),
+    "an einsum outside of any xmap": (
+        lambda: xeinsum("n{i}->n", ones(3)),
+        NameError,
+        "Found an unbound axis name: i in the einsum 'n{i}->n'. Named axes in scope: none. Name one "
+        "of them, or add the axis to in_axes or axis_sizes",
+    ),
+    "an einsum for fewer operands": (
+        lambda: over_i(lambda v: einsum("n{i},n->", v)),
+        ValueError,
+        "The einsum specification 'n{i},n->' describes 2 operands, but 1 were given",
+    ),
+    "an einsum for another rank": (
+        lambda: over_i(lambda v: einsum("nm{i}->n", v)),
+        ValueError,
+        "Operand 0 of the einsum 'nm{i}->n' is described by 'nm{i}', which has 2 positional "
+        "dimensions, but its positional shape is (3,). Named axes belong in braces",
+    ),
+    "an einsum with two sizes of a letter": (
+        lambda: over_i(lambda v: einsum("n{i},n->{i}", v, jnp.ones(4))),
+        ValueError,
+        "In the einsum 'n{i},n->{i}', the dimension n has size 3 in one place and 4 in operand 1",
+    ),
+    "an einsum over a diagonal that is not square": (
+        lambda: over_i(lambda v: einsum("nn{i}->{i}", jnp.outer(v, jnp.ones(4)))),
+        ValueError,
+        "In the einsum 'nn{i}->{i}', the dimension n has size 3 in one place and 4 in operand 0",
+    ),
+    "an einsum that skips an axis": (
+        lambda: over_i(lambda v: einsum("n{i},n->", v, v)),
+        TypeError,
+        "The einsum 'n{i},n->' at HERE mentions the named axis `i` in operand 0 ('n{i}') and skips "
+        "it in operand 1 ('n'), which varies over it too. Name the axis in both operands, or reduce "
+        "it in this one first",
+    ),
+    "an einsum with an unknown strategy": (
+        lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize="best"), out_axes={}),
+        ValueError,
+        "optimize='best' is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'",
+    ),
+    "along an unbound name": (
+        lambda: over_i(lambda v: xnp.along(jnp.sort, "nope", v)),
+        NameError,
+        "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
+        "axis to in_axes or axis_sizes",
+    ),
+    "a function that loses the axis it should keep": (
+        lambda: over_i(lambda v: xnp.along(lambda u: u.sum(0), "i", v, keep=True)),
+        ValueError,
+        "<lambda> was applied along the named axis `i` of size 8 with keep=True, but returned an "
+        "array of shape (3,): its first dimension should be that axis. Use keep=False if it reduces "
+        "the axis",
+    ),
+    "sorting along a name and a position": (
+        lambda: over_i(lambda v: xnp.sort(v, axis=("i", 0))),
+        TypeError,
+        "sort takes one named axis, or one positional axis, but got axis=('i', 0)",
+    ),
+    "a median along a set": (
+        lambda: over_i(lambda v: xnp.median(v, axis={"i"})),
+        TypeError,
+        "median takes one named axis, or one positional axis, but got axis={'i'}",
+    ),
+    "a product over a dimension that is not there": (
+        lambda: over_i(lambda v: xnp.prod(v, axis=("i", 1)), out_axes={}),
+        ValueError,
+        "prod was given the positional dimension 1 of its operand, which has rank 1 (shape (3,); "
+        "named axes are not part of it)",
+    ),
+    "a product over a name twice": (
+        lambda: over_i(lambda v: xnp.prod(v, axis=("i", "i")), out_axes={}),
+        ValueError,
+        "prod names an axis more than once: 'i', 'i'. Name each axis once",
+    ),
+    "any over a set": (
+        lambda: over_i(lambda v: xnp.any(v, axis={"i"})),
+        TypeError,
+        "any expects axis names (hashable, and not None), but got {'i'}. Use a string",
+    ),
+    "rolling by a fraction": (
+        lambda: over_i(lambda v: xnp.roll(v, 1.5, "i")),
+        TypeError,
+        "roll along a named axis expects an integer that is known when the program is traced, but got 1.5",
+    ),
+    "taking at floats": (
+        lambda: over_i(lambda v: xnp.take(v, jnp.array([0.5]), "i")),
+        TypeError,
+        "take expects indices of an integer type, but got float32",
+    ),
+    # ---------------------------------------------------------------------------------------- named shapes and types
+    "named_shape of a pytree": (
+        lambda: over_i(lambda v: named_shape({"w": v})),
+        TypeError,
+        "named_shape expects an array or a scalar, but got a value of type dict",
+    ),
+    "named_shape of a string": (
+        lambda: named_shape("w"),
+        TypeError,
+        "named_shape expects an array or a scalar, but got a value of type str",
+    ),
+    "named_shape of an argument of a jitted function": (
+        lambda: over_i(jax.jit(lambda v: v * len(named_shape(v)))),
+        ValueError,
+        "named_shape cannot tell which named axes this value varies over: it depends on an argument "
+        "of a function that is traced by itself (under jit, in a loop, in a nested xmap). Ask "
+        "outside of that function, for the value that is passed to it",
+    ),
+    "a value of another named shape": (
+        lambda: over_i(lambda v: check_type(v, f32[(3,), {"batch": 8}])),
+        TypeError,
+        "the value should have the type f32[(3,), {'batch': 8}], but has the type f32[(3,), {'i': 8}]",
+    ),
+    "a value of another dtype": (
+        lambda: over_i(lambda v: check_type(v, i32[(3,), {"i": 8}], "the input")),
+        TypeError,
+        "the input should have the type i32[(3,), {'i': 8}], but has the type f32[(3,), {'i': 8}]",
+    ),
+    "a value of another shape": (
+        lambda: over_i(lambda v: check_type(v.sum(), f32[(3,), {"i": 8}])),
+        TypeError,
+        "the value should have the type f32[(3,), {'i': 8}], but has the type f32[(), {'i': 8}]",
+    ),
+    "an argument of another type": (
+        lambda: over_i(typed(typed_argument)),
+        TypeError,
+        "argument x of typed_argument should have the type f32[(3,), {'batch': 8}], but has the type "
+        "f32[(3,), {'i': 8}]",
+    ),
+    "a result of another type": (
+        lambda: over_i(typed(typed_result)),
+        TypeError,
+        "the result of typed_result should have the type f32[()], but has the type f32[(3,), {'i': 8}]",
+    ),
+    "a tree where an array was announced": (
+        lambda: over_i(typed(typed_tree)),
+        TypeError,
+        "the result of typed_tree should have the type f32[()], but is a dict, not an array",
+    ),
+    "a type with a number for a shape": (
+        lambda: f32[5],
+        TypeError,
+        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, "
+        "but got the brackets [5]",
+    ),
+    "a type with a name for a named shape": (
+        lambda: f32[(5,), "batch"],
+        TypeError,
+        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, "
+        "but got the brackets [((5,), 'batch')]",
+    ),
+    "a type with a size that is no number": (
+        lambda: f32[(5,), {"batch": "all"}],
+        TypeError,
+        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, "
+        "but got the brackets [((5,), {'batch': 'all'})]",
+    ),
+    # -------------------------------------------------------------------------------------------------------- meshes
+    "fewer names than dimensions": (
+        lambda: Mesh(DEVICES.reshape(4, 2), ("x",)),
+        ValueError,
+        "mesh needs one axis name for each dimension of its device array, but got devices of shape "
+        "(4, 2) and the names ('x',)",
+    ),
+    "a string of letters for several names": (
+        lambda: Mesh(DEVICES.reshape(4, 2), "xy"),
+        ValueError,
+        "mesh needs one axis name for each dimension of its device array, but got devices of shape "
+        "(4, 2) and the names ('xy',)",
+    ),
+    "more names than dimensions": (
+        lambda: Mesh(DEVICES, ("x", "y")),
+        ValueError,
+        "mesh needs one axis name for each dimension of its device array, but got devices of shape "
+        "(8,) and the names ('x', 'y')",
+    ),
+    "the same name twice in a mesh": (
+        lambda: Mesh(DEVICES.reshape(4, 2), ("x", "x")),
+        ValueError,
+        "mesh needs one axis name for each dimension of its device array, all different, but got the names ('x', 'x')",
+    ),
+    "a number for the names of a mesh": (
+        lambda: Mesh(DEVICES, 1),
+        TypeError,
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got 1",
+    ),
+    "None as the name of a mesh axis": (
+        lambda: Mesh(DEVICES, (None,)),
+        TypeError,
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (None,)",
+    ),
+    "an unhashable name of a mesh axis": (
+        lambda: Mesh(DEVICES, (["x"],)),
+        TypeError,
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (['x'],)",
+    ),
+    "a mesh of numbers": (
+        lambda: Mesh([0, 1], "x"),
+        TypeError,
+        "mesh expects a rectangular array (or a list) of JAX devices, such as "
+        "np.array(jax.devices()).reshape(4, 2), but it contains 0 of type int",
+    ),
+    "a mesh of None": (
+        lambda: Mesh(None, "x"),
+        TypeError,
+        "mesh expects a rectangular array (or a list) of JAX devices, such as "
+        "np.array(jax.devices()).reshape(4, 2), but it contains None of type NoneType",
+    ),
+    "a mesh of lists of different length": (
+        lambda: Mesh([[*DEVICES[:1]], [*DEVICES[:2]]], ("x", "y")),
+        TypeError,
+        "mesh expects a rectangular array (or a list) of JAX devices, such as "
+        "np.array(jax.devices()).reshape(4, 2), but it contains [CpuDevice(id=0)] of type list",
+    ),
+    "a mesh with a device twice": (
+        lambda: Mesh([DEVICES[0], DEVICES[0]], "x"),
+        ValueError,
+        "A mesh should have each device once, but CpuDevice(id=0) appears more than once in it",
+    ),
+    "a mesh without devices": (
+        lambda: Mesh([], "x"),
+        ValueError,
+        "mesh needs at least one device, but got none for the axis names ('x',)",
+    ),
+    "a mesh entered in a body": (
+        lambda: over_i(lambda v: in_mesh(DEVICES, "x", lambda: split_on_x(v)), shape=(8,)),
+        RuntimeError,
+        "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call",
+    ),
+    # ----------------------------------------------------------------------------------- donation, backends, helpers
+    "a name in donate_argnums": (
+        lambda: xmap(identity, I, I, donate_argnums="x"),
+        TypeError,
+        "donate_argnums should be the position of an argument, or a tuple of positions, but got 'x'",
+    ),
+    "None in donate_argnums": (
+        lambda: xmap(identity, I, I, donate_argnums=None),
+        TypeError,
+        "donate_argnums should be the position of an argument, or a tuple of positions, but got None",
+    ),
+    "a fraction in donate_argnums": (
+        lambda: xmap(identity, I, I, donate_argnums=(0, 1.5)),
+        TypeError,
+        "donate_argnums should be the position of an argument, or a tuple of positions, but got (0, 1.5)",
+    ),
+    "a device as the backend": (
+        lambda: xmap(identity, I, I, backend=0),
+        TypeError,
+        "backend should be None or the name of a platform, such as 'cpu', but got 0",
+    ),
+    "an unknown backend": (
+        lambda: xmap(identity, I, I, backend="nonesuch"),
+        RuntimeError,
+        "xmap backend 'nonesuch' is not available. Available backends: cpu",
+    ),
+    "too few arguments": (
+        lambda: xmap(add, I, I)(ones(3)),
+        TypeError,
+        "add() missing 1 required positional argument: 'y'",
+    ),
+    "too many arguments": (
+        lambda: xmap(add, (I, I, I), I)(ones(3), ones(3), ones(3)),
+        TypeError,
+        "add() takes 2 positional arguments but 3 were given",
+    ),
+}
+
+
+def lines_of(code):
+    """The lines of a function and of those defined in it."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return {line for *_, line in code.co_lines() if line}.union(*map(lines_of, inner))
+
+
+HELPER_LINES = lines_of(split_on_x.__code__) | lines_of(shard_map_in_body.__code__)
+
+# A place as messages show it: file, line, perhaps a column, and the function.
+PLACE = re.compile(re.escape(__file__) + r":(\d+)(?::\d+)? \([^)]*\)")
+
+
+@pytest.mark.parametrize(("misuse", "error", "message"), MISUSES.values(), ids=MISUSES.keys())
+def test_misuse(misuse, error, message):
+    with pytest.raises(error) as caught:
+        misuse()
+    assert type(caught.value) is error
+    assert PLACE.sub("HERE", str(caught.value)) == message
+    assert {int(line) for line in PLACE.findall(str(caught.value))} <= lines_of(misuse.__code__) | HELPER_LINES
+
+
+def test_the_misuses_are_many_and_their_messages_differ():
+    assert len(MISUSES) >= 200
+    assert len({message for *_, message in MISUSES.values()}) >= 150
+
+
+# ----------------------------------------------------------------------- what JAX refuses before us
+
+
+def without_addresses(error):
+    return re.sub(r"0x[0-9a-f]+", "0x", str(error))
+
+
+FOREIGN_ARGUMENTS = {
+    "a string": "abc",
+    "an object": object(),
+    "a function": len,
+    "an array of strings": np.array(["a", "b"]),
+    "an array of objects": np.array([object()]),
+    "dates": np.array(["2020-01-01"], dtype="datetime64[D]"),
+    "a type of an array": jax.ShapeDtypeStruct((3,), np.float32),
+    "a string in a tree": {"w": [1.0, "abc"]},
+}
+
+
+@pytest.mark.parametrize("in_axes", [I, {}], ids=["mapped", "not mapped"])
+@pytest.mark.parametrize("argument", FOREIGN_ARGUMENTS.values(), ids=FOREIGN_ARGUMENTS.keys())
+def test_arguments_that_are_no_arrays_are_refused_as_by_jit(argument, in_axes):
+    def fun(x):
+        return x
+
+    with pytest.raises(TypeError) as by_jit:
+        jax.jit(fun)(argument)
+    with pytest.raises(TypeError) as by_xmap:
+        xmap(fun, in_axes, in_axes)(argument)
+    assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
+
+
+FOREIGN_RESULTS = {"a string": "abc", "an object in a tree": {"a": [1.0, object()]}}
+
+
+@pytest.mark.parametrize("result", FOREIGN_RESULTS.values(), ids=FOREIGN_RESULTS.keys())
+def test_results_that_are_no_arrays_are_refused_as_by_jit(result):
+    def fun(x):
+        return result
+
+    with pytest.raises(TypeError) as by_jit:
+        jax.jit(fun)(ones(3))
+    with pytest.raises(TypeError) as by_xmap:
+        xmap(fun, I, {})(ones(3))
+    assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
