@@ -130,7 +130,7 @@ class ArrayType:
 
     Attributes:
       dtype: the element type, or None for any.
-      shape: the positional shape, or None for any.
+      shape: the positional shape; None for any, and any named shape.
       named: the named shape; empty if none is written.
     """
 
@@ -148,6 +148,8 @@ class ArrayType:
 
     def __str__(self) -> str:
         name = "any" if self.dtype is None else _short_name(self.dtype)
+        if self.shape is None:
+            return name
         named = f", {dict(self.named)}" if self.named else ""
         return f"{name}[{self.shape}{named}]"
 
@@ -185,8 +187,9 @@ def check_type(x: Any, expected: ArrayType, what: str = "the value") -> Any:
     if not _is_array(x):
         raise errors.type_of_no_array(what, expected, x)
     found = type_of(x)
-    agrees = expected.dtype is None or expected.dtype == found.dtype
-    if not agrees or (expected.shape, expected.named) != (found.shape, found.named):
+    same_element = expected.dtype is None or expected.dtype == found.dtype
+    same_shape = expected.shape is None or (expected.shape, expected.named) == (found.shape, found.named)
+    if not (same_element and same_shape):
         raise errors.type_mismatch(what, expected, found)
     return x
 
