@@ -1,0 +1,587 @@
+"""Programs of today around xmapped functions: flax, optax, Equinox, jax.export, copies, jit with shardings and static
+arguments, and types that carry shardings.
+
+Each is compared with the same program around the positional function, a hand-written ``shard_map`` or ``vmap``.
+"""
+
+import copy
+import dataclasses
+import functools
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import mesh, xmap
+
+ROWS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+TARGETS = np.sin(ROWS.sum(1))
+ASSIGNMENTS = [{}, {"batch": "x", "hidden": "y"}, {"batch": ("x", "y")}]
+X = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+
+def square():
+    return mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+def assert_close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+
+
+def centre(placement="x"):
+    return xmap(lambda v: v - lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": placement})
+
+
+CENTRED = X - X.mean(0)
+
+
+# --------------------------------------------------------------------------------- flax
+
+NETWORK = {
+    "hidden": {"kernel": ["inputs", "hidden"], "bias": ["hidden"]},
+    "out": {"kernel": ["hidden", ...], "bias": [...]},
+}
+
+
+def flax_network():
+    """A linen module with the layers of NETWORK, and its parameters."""
+    nn = pytest.importorskip("flax.linen")
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, row):
+            return nn.Dense(1, name="out")(jnp.tanh(nn.Dense(8, name="hidden")(row)))[..., 0]
+
+    network = Network()
+    return network, network.init(jax.random.key(0), ROWS)["params"]
+
+
+def named_error(params, row, target):
+    """The mean squared error of flax's parameters, over names."""
+    hidden = jnp.tanh(lax.pdot(row, params["hidden"]["kernel"], "inputs") + params["hidden"]["bias"])
+    (predicted,) = lax.pdot(hidden, params["out"]["kernel"], "hidden") + params["out"]["bias"]
+    return lax.pmean((predicted - target) ** 2, "batch")
+
+
+def trained(step, state, steps=5):
+    step = jax.jit(step, donate_argnums=0)
+    for _ in range(steps):
+        state = jax.block_until_ready(step(state))
+    return state
+
+
+@pytest.mark.parametrize("resources", ASSIGNMENTS, ids=str)
+def test_a_train_state_is_a_tree_of_specs(resources):
+    """The loss and the update of a flax TrainState over names; the state stays where its specs put it."""
+    optax = pytest.importorskip("optax")
+    train_state = pytest.importorskip("flax.training.train_state")
+    network, params = flax_network()
+    create = functools.partial(train_state.TrainState.create, apply_fn=network.apply, tx=optax.adam(0.05))
+    state = create(params=jax.tree.map(jnp.array, params))
+    adam = optax.ScaleByAdamState({}, NETWORK, NETWORK)
+    specs = state.replace(step={}, params=NETWORK, opt_state=(adam, optax.EmptyState()))
+
+    loss = xmap(named_error, (NETWORK, ["batch", "inputs"], ["batch"]), {}, axis_resources=resources)
+    weights = {axis: placed for axis, placed in resources.items() if axis == "hidden"}
+    update = xmap(lambda s, g: s.apply_gradients(grads=g), (specs, NETWORK), specs, axis_resources=weights)
+
+    def step(state):
+        return update(state, jax.grad(loss)(state.params, ROWS, TARGETS))
+
+    def positional_step(state):
+        error = lambda params: jnp.mean((state.apply_fn({"params": params}, ROWS) - TARGETS) ** 2)
+        return state.apply_gradients(grads=jax.grad(error)(state.params))
+
+    with square():
+        found = trained(step, state)
+    expected = trained(positional_step, create(params=params))
+    assert int(found.step) == 5
+    assert_close((found.params, found.opt_state), (expected.params, expected.opt_state))
+    if weights:
+        for tree in (found.params, found.opt_state[0].mu):
+            assert tree["hidden"]["kernel"].sharding.spec == P(None, "y")
+            assert tree["out"]["kernel"].sharding.spec == P("y")
+
+
+@pytest.mark.parametrize("resources", [{}, {"batch": "x"}, {"batch": ("x", "y")}], ids=str)
+def test_a_linen_module_in_the_body(resources):
+    network, params = flax_network()
+
+    def named(params, row, target):
+        return lax.pmean((network.apply({"params": params}, row) - target) ** 2, "batch")
+
+    loss = xmap(named, ({}, ["batch", ...], ["batch"]), {}, axis_resources=resources)
+    error = lambda params: jnp.mean((network.apply({"params": params}, ROWS) - TARGETS) ** 2)
+    with square():
+        found = jax.value_and_grad(loss)(params, ROWS, TARGETS)
+    assert_close(found, jax.value_and_grad(error)(params))
+
+
+# -------------------------------------------------------------------------------- optax
+
+
+@pytest.mark.parametrize("make_optimizer", ["sgd", "adamw", "lion", "clipped", "accumulated"])
+@pytest.mark.parametrize("resources", ASSIGNMENTS, ids=str)
+def test_optimizers_around_an_xmapped_loss(make_optimizer, resources):
+    """Parameters that lie on the mesh, and a state of the optimizer that follows them."""
+    optax = pytest.importorskip("optax")
+    make = {
+        "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+        "adamw": lambda: optax.adamw(optax.cosine_decay_schedule(0.05, 5)),
+        "lion": lambda: optax.lion(0.01),
+        "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.rmsprop(0.01)),
+        "accumulated": lambda: optax.MultiSteps(optax.adam(0.05), 2),
+    }
+    optimizer = make[make_optimizer]()
+    rng = np.random.default_rng(1)
+    params = {"w1": rng.normal(size=(3, 8)).astype(np.float32), "w2": rng.normal(size=8).astype(np.float32)}
+    specs = {"w1": ["inputs", "hidden"], "w2": ["hidden"]}
+
+    def named(params, row, target):
+        hidden = jnp.tanh(lax.pdot(row, params["w1"], "inputs"))
+        return lax.pmean(optax.l2_loss(lax.pdot(hidden, params["w2"], "hidden"), target), "batch")
+
+    def positional(params, rows, targets):
+        return jnp.mean(optax.l2_loss(jnp.tanh(rows @ params["w1"]) @ params["w2"], targets))
+
+    def after_training(loss, params):
+        def step(state):
+            params, optimizer_state = state
+            grads = jax.grad(loss)(params, ROWS, TARGETS)
+            updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+            return optax.apply_updates(params, updates), optimizer_state
+
+        return trained(step, (params, optimizer.init(params)))
+
+    loss = xmap(named, (specs, ["batch", "inputs"], ["batch"]), {}, axis_resources=resources)
+    place = xmap(lambda p: p, (specs,), specs, axis_resources={a: r for a, r in resources.items() if a == "hidden"})
+    with square():
+        found = after_training(loss, place(params))
+    assert_close(found, after_training(positional, jax.tree.map(jnp.array, params)))
+
+
+# ------------------------------------------------------------------------------ Equinox
+
+
+@pytest.fixture(scope="module")
+def equinox_network():
+    """A module with a static field, which computes with names or without."""
+    eqx = pytest.importorskip("equinox")
+
+    class Network(eqx.Module):
+        w1: Any
+        b1: Any
+        w2: Any
+        activation: Callable = eqx.field(static=True)
+
+        def named_error(self, row, target):
+            hidden = self.activation(lax.pdot(row, self.w1, "inputs") + self.b1)
+            return lax.pmean((lax.pdot(hidden, self.w2, "hidden") - target) ** 2, "batch")
+
+        def error(self, rows, targets):
+            return jnp.mean((self.activation(rows @ self.w1 + self.b1) @ self.w2 - targets) ** 2)
+
+    return Network
+
+
+@pytest.mark.parametrize("resources", ASSIGNMENTS, ids=str)
+def test_an_equinox_module_is_a_tree_of_specs(resources, equinox_network):
+    eqx, optax = pytest.importorskip("equinox"), pytest.importorskip("optax")
+    rng = np.random.default_rng(1)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in [(3, 8), (8,), (8,)]]
+    specs = equinox_network(["inputs", "hidden"], ["hidden"], ["hidden"], jnp.tanh)
+    axes = (specs, ["batch", "inputs"], ["batch"])
+    loss = xmap(equinox_network.named_error, axes, {}, axis_resources=resources)
+    optimizer = optax.adam(0.05)
+
+    @eqx.filter_jit
+    def step(network, state, loss):
+        value, grads = eqx.filter_value_and_grad(loss)(network, ROWS, TARGETS)
+        updates, state = optimizer.update(grads, state, eqx.filter(network, eqx.is_array))
+        return eqx.apply_updates(network, updates), state, value
+
+    def after_training(loss):
+        network = equinox_network(*map(jnp.array, arrays), jnp.tanh)
+        state = optimizer.init(eqx.filter(network, eqx.is_array))
+        for _ in range(5):
+            network, state, value = jax.block_until_ready(step(network, state, loss))
+        return network, value
+
+    with square():
+        found = after_training(loss)
+    assert isinstance(found[0], equinox_network)
+    assert_close(found, after_training(equinox_network.error))
+
+
+def test_a_bound_method_of_an_equinox_module(equinox_network):
+    """The module is closed over, and differentiated through."""
+    rng = np.random.default_rng(1)
+    network = equinox_network(*(rng.normal(size=s).astype(np.float32) for s in [(3, 8), (8,), (8,)]), jnp.tanh)
+    row_axes = (["batch", ...], ["batch"])
+    resources = {"batch": "x"}
+
+    def loss(network):
+        named = lambda row, target: lax.pmean(network.error(row[None], target[None]), "batch")
+        return xmap(named, row_axes, {}, axis_resources=resources)(ROWS, TARGETS)
+
+    with square():
+        found = jax.value_and_grad(loss)(network)
+    assert_close(found, jax.value_and_grad(lambda n: n.error(ROWS, TARGETS))(network))
+
+
+# ------------------------------------------------------------------------------- export
+
+
+def exported_again(function, *args, **options):
+    """What another program reads from the bytes of an exported function."""
+    pytest.importorskip("flatbuffers")
+    made = jax.export.export(function, **options)(*args)
+    return jax.export.deserialize(made.serialize(vjp_order=1))
+
+
+@pytest.mark.parametrize("placement", ["x", ("y", "x")], ids=str)
+def test_an_exported_function_on_a_mesh(placement):
+    """It remembers its mesh: eight devices, and the parts that each had."""
+    with square() as on:
+        again = exported_again(jax.jit(centre(placement)), X)
+    assert again.nr_devices == 8
+    given = jax.device_put(X, NamedSharding(on, P("y")))
+    found = jax.jit(again.call)(given)
+    np.testing.assert_allclose(found, CENTRED, atol=1e-6)
+    assert found.sharding.is_equivalent_to(NamedSharding(on, P(placement)), 2)
+    squares = lambda v: jnp.sum(again.call(v) ** 2)
+    np.testing.assert_allclose(jax.grad(squares)(given), 2 * CENTRED, atol=1e-5)
+
+
+def test_an_exported_function_without_a_mesh():
+    again = exported_again(centre(()), X, platforms=["cpu", "cuda", "tpu"])
+    assert again.platforms == ("cpu", "cuda", "tpu") and again.nr_devices == 1
+    np.testing.assert_allclose(again.call(X), CENTRED, atol=1e-6)
+
+
+def test_an_exported_training_step():
+    """A whole step with a gradient; its bytes are all that is left of the program."""
+
+    def step(loss, params):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, ROWS))
+
+    w = np.ones((3, 8), np.float32)
+    named = lambda w, row: lax.pmean(jnp.sum(jnp.sin(lax.pdot(row, w, "k")), axis="j"), "i")
+    resources = {"i": "x", "j": "y"}
+    with square() as on:
+        loss = xmap(named, (["k", "j"], ["i", "k"]), {}, axis_resources=resources)
+        again = exported_again(jax.jit(functools.partial(step, loss)), w)
+    expected = step(lambda w, rows: jnp.mean(jnp.sum(jnp.sin(rows @ w), 1)), w)
+    found = jax.jit(again.call)(jax.device_put(w, NamedSharding(on, P(None, "y"))))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("named", "axes", "positional"),
+    [
+        (lambda v: jnp.sin(v) * 2, ["i", ...], lambda v: np.sin(v) * 2),
+        (lambda v: v - lax.pmean(v, "i"), [None, "i"], lambda v: v - v.mean(1, keepdims=True)),
+    ],
+    ids=["of a named axis", "of a positional dimension"],
+)
+def test_an_exported_function_with_a_symbolic_size(named, axes, positional):
+    """The size is not known when the body is traced (a collective that asks for it is refused, as under vmap)."""
+    (size,) = jax.export.symbolic_shape("size")
+    again = exported_again(xmap(named, axes, axes), jax.ShapeDtypeStruct((size, 2), jnp.float32))
+    for rows in (X, X[:3]):
+        np.testing.assert_allclose(again.call(rows), positional(rows), rtol=1e-6)
+
+
+# --------------------------------------------------------------------- copies and pickles
+
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy}
+
+
+@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES.keys())
+def test_copies_compute_the_same(make):
+    """As copies of a jitted function do; the mesh is still the one at the call."""
+    original = centre("x")
+    twin = make(original)
+    with square() as on:
+        found = twin(X)
+    np.testing.assert_allclose(found, CENTRED, atol=1e-6)
+    assert found.sharding == NamedSharding(on, P("x"))
+    holder = make({"f": original, "spec": ["i", ...]})
+    with square():
+        np.testing.assert_allclose(holder["f"](X), CENTRED, atol=1e-6)
+
+
+def test_pickling_by_value_as_for_jit():
+    """Closures are pickled by cloudpickle, with specs, resources and mesh contexts to come."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    shift = 3.0
+    f = xmap(lambda v: v - lax.pmean(v, "i") + shift, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    again = pickle.loads(cloudpickle.dumps(f))
+    assert again is not f
+    with square() as on:
+        found = again(X)
+        np.testing.assert_allclose(jax.grad(lambda v: jnp.sum(again(v) ** 2))(X), 2 * CENTRED, atol=1e-5)
+    np.testing.assert_allclose(found, CENTRED + shift, atol=1e-6)
+    assert found.sharding == NamedSharding(on, P("x"))
+
+
+def module_level(v):
+    return v * 2
+
+
+def test_pickle_refuses_what_it_refuses_of_jit():
+    """Neither is found under its name in a module: the function that was given is."""
+    for function in (jax.jit(module_level), xmap(module_level, ["i"], ["i"])):
+        with pytest.raises((pickle.PicklingError, AttributeError), match="Can't pickle "):
+            pickle.dumps(function)
+
+
+# ------------------------------------------------------------- jit around: shardings, statics
+
+SHARDINGS = [
+    (P("x"), P("x")),
+    (P(("y", "x")), None),
+    (None, P(None, "y")),
+    (P(), P(("y", "x"))),
+    (P(None, "y"), P("y")),
+]
+
+
+@pytest.mark.parametrize("placement", ["x", ("x", "y"), ()], ids=str)
+@pytest.mark.parametrize(("given", "wanted"), SHARDINGS, ids=str)
+def test_shardings_of_a_jit_around(given, wanted, placement):
+    with square() as on:
+        options = {"in_shardings": given, "out_shardings": wanted}
+        shardings = {k: NamedSharding(on, spec) for k, spec in options.items() if spec is not None}
+        f = centre(placement)
+        found = jax.jit(lambda v: 2 * f(v), **shardings)(X)
+    np.testing.assert_allclose(found, 2 * CENTRED, atol=1e-6)
+    if wanted is not None:
+        assert found.sharding.is_equivalent_to(NamedSharding(on, wanted), found.ndim)
+
+
+SPECS = [P(), P("x"), P(("x", "y")), P("y"), "numpy"]
+
+
+@pytest.mark.parametrize("spec_of_rows", SPECS, ids=str)
+@pytest.mark.parametrize("spec_of_weights", SPECS, ids=str)
+def test_arguments_that_lie_anywhere(spec_of_rows, spec_of_weights):
+    """Two arguments, each in its own way; the gradients come with them."""
+    named = lambda row, w: lax.pmean(jnp.sin(lax.pdot(row, w, "k")), "i")
+    loss = xmap(named, (["i", "k"], ["k"]), {}, axis_resources={"i": "x", "k": "y"})
+    w = np.linspace(-1, 1, 8, dtype=np.float32)
+    x = np.cos(np.arange(64, dtype=np.float32)).reshape(8, 8)
+    with square() as on:
+        place = lambda v, spec: v if spec == "numpy" else jax.device_put(v, NamedSharding(on, spec))
+        found = jax.value_and_grad(loss, (0, 1))(place(x, spec_of_rows), place(w, spec_of_weights))
+    assert_close(found, jax.value_and_grad(lambda x, w: jnp.mean(jnp.sin(x @ w)), (0, 1))(x, w))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    axis: str
+    power: int
+    reduce: Callable
+
+
+@pytest.mark.parametrize("placement", ["x", ()], ids=str)
+def test_static_arguments_of_a_jit_around_reach_the_body(placement):
+    """An axis name, a number and a collective, all in one hashable argument; others are traced again."""
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="scale")
+    def outer(x, options, scale):
+        def body(v):
+            traced.append((options.power, scale))
+            return scale * options.reduce(v**options.power, options.axis)
+
+        return xmap(body, [options.axis, ...], [...], axis_resources={options.axis: placement})(x)
+
+    with square():
+        for axis in ("i", "other"):
+            np.testing.assert_allclose(outer(X, Options(axis, 2, lax.psum), scale=3), 3 * (X**2).sum(0))
+        np.testing.assert_allclose(outer(X, Options("i", 3, lax.pmax), scale=1), (X**3).max(0))
+        before = len(traced)
+        np.testing.assert_allclose(outer(X + 1, Options("i", 3, lax.pmax), scale=1), ((X + 1) ** 3).max(0))
+    assert len(traced) == before
+    assert {(2, 3), (3, 1)} == set(traced)
+
+
+# --------------------------------------------------------------- types that carry shardings
+
+CONTEXTS = {
+    "auto": (AxisType.Auto, AxisType.Auto),
+    "explicit": (AxisType.Explicit, AxisType.Explicit),
+    "explicit, auto": (AxisType.Explicit, AxisType.Auto),
+}
+
+
+def jax_mesh(context):
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=CONTEXTS[context])
+
+
+def by_hand(placement, on):
+    """``centre`` as a shard_map: local rows, and a mean over the mesh axes."""
+    return jax.shard_map(
+        lambda v: v - lax.pmean(v.mean(0), placement), mesh=on, in_specs=P(placement), out_specs=P(placement)
+    )
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("placement", ["x", "y", ("x", "y"), ("y", "x")], ids=str)
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None, "y")], ids=str)
+def test_the_type_of_a_result_carries_its_sharding(context, placement, spec):
+    """What a shard_map of the same specs says, so that code after it can go on; and arrays lie as types say."""
+    on = jax_mesh(context)
+    seen = []
+
+    def noting(f):
+        @jax.jit
+        def outer(v):
+            out = f(v)
+            seen.append(jax.typeof(out).sharding)
+            return out * 2
+
+        return outer
+
+    with jax.set_mesh(on):
+        # shard_map wants arguments that lie as its in_specs say; an xmapped function takes any.
+        expected = noting(by_hand(placement, on))(jax.device_put(X, P(placement)))
+        found = noting(centre(placement))(jax.device_put(X, spec))
+    assert seen[0] == seen[1]
+    assert found.sharding.is_equivalent_to(expected.sharding, 2)
+    np.testing.assert_allclose(found, 2 * CENTRED, atol=1e-6)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("out_axes", [["i", ...], [None, "i"], {1: "i"}], ids=str)
+def test_the_type_of_a_result_follows_its_out_axes(context, out_axes):
+    on = jax_mesh(context)
+    place = xmap(lambda v: v, ["i", ...], out_axes, axis_resources={"i": "x"})
+    dimension = 0 if out_axes == ["i", ...] else 1
+    by_hand = jax.shard_map(
+        lambda v: v if dimension == 0 else v.T,
+        mesh=on,
+        in_specs=P("x"),
+        out_specs=P("x") if dimension == 0 else P(None, "x"),
+    )
+    with jax.set_mesh(on):
+        types = [jax.eval_shape(f, jax.device_put(X, P("x"))) for f in (place, by_hand)]
+    assert types[0] == types[1]
+    assert types[0].sharding == types[1].sharding
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("spec", [P(), P("x"), P("x", "y")], ids=str)
+def test_types_without_resources_are_those_of_positional_code(context, spec):
+    seen = []
+
+    def noting(f):
+        return jax.jit(lambda v: seen.append(jax.typeof(out := f(v))) or out)
+
+    with jax.set_mesh(on := jax_mesh(context)):
+        x = jax.device_put(X, NamedSharding(on, spec))
+        found = [noting(f)(x) for f in (centre(()), lambda v: v - v.mean(0))]
+    assert seen[0] == seen[1]
+    assert seen[0].sharding == seen[1].sharding
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("spec", [P("x"), P(), P(("x", "y"))], ids=str)
+def test_gradients_have_the_types_of_what_they_are_gradients_of(context, spec):
+    """jax.grad under Explicit axes: the cotangent is sharded as the argument was, whatever the xmap used."""
+    with jax.set_mesh(jax_mesh(context)):
+        x = jax.device_put(X, spec)
+        grad = jax.jit(jax.grad(lambda v: jnp.sum(centre("x")(v) ** 2)))(x)
+        if context == "explicit":
+            assert jax.typeof(grad).sharding == jax.typeof(x).sharding
+    np.testing.assert_allclose(grad, 2 * CENTRED, atol=1e-5)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_carry_keeps_its_type(context):
+    """lax.scan compares the types of carries, shardings included."""
+    smooth = xmap(lambda v: 0.5 * v + 0.5 * lax.pmean(v, "i"), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    with jax.set_mesh(jax_mesh(context)):
+        x = jax.device_put(X, P("x"))
+        found, _ = jax.jit(lambda v: lax.scan(lambda c, _: (smooth(c), None), v, None, length=3))(x)
+    np.testing.assert_allclose(found, X.mean(0) + CENTRED / 8, rtol=1e-5)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_ordinary_code_goes_on_with_a_result(context):
+    """Products, sums and transposes of results, whose types say how they lie."""
+    w = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+    @jax.jit
+    def program(x, w):
+        y = centre("x")(x)
+        return y @ w, y.T.sum(1), jnp.concatenate([y, -y], axis=1)
+
+    with jax.set_mesh(jax_mesh(context)):
+        found = program(jax.device_put(X, P("x")), w)
+    expected = CENTRED @ w, CENTRED.sum(0), np.concatenate([CENTRED, -CENTRED], axis=1)
+    assert_close(found, expected)
+
+
+# ----------------------------------------------------------------------- nothing is kept
+
+
+def fresh(k):
+    """A function, or a partial, that nobody else has."""
+    return functools.partial(lambda v, shift: v + shift, shift=k) if k % 2 else lambda v: v + k
+
+
+def alive_after(make, count):
+    """How many of ``count`` functions are still alive when their users have let go of them."""
+    references = []
+    for k in range(count):
+        function = fresh(k)
+        references.append(weakref.ref(function))
+        make(function)
+    del function
+    gc.collect()
+    return sum(reference() is not None for reference in references)
+
+
+def on_x(function):
+    return xmap(function, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+
+
+def call(function):
+    f = on_x(function)
+    f(X)
+    f.plan(X)
+
+
+# How much of an xmapped function there is to keep, and how many of them there is time for.
+LIVES = {
+    "made": (on_x, 3000),
+    "traced": (lambda function: jax.eval_shape(on_x(function), X), 500),
+    "called and planned": (call, 30),
+}
+
+
+@pytest.mark.parametrize(("make", "count"), LIVES.values(), ids=LIVES.keys())
+def test_xmaps_of_fresh_functions_are_not_kept(make, count):
+    """Neither the functions nor anything beside them: the number of Python's objects stays what it is."""
+    with square():
+        assert alive_after(make, 10) == 0
+        before = len(gc.get_objects())
+        assert alive_after(make, count) == 0
+        assert len(gc.get_objects()) - before < count
+
+
+def test_a_loop_that_xmaps_one_function_makes_one():
+    made = {id(f) for f in [on_x(module_level) for _ in range(2000)]}
+    assert len(made) == 1
