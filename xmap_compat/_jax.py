@@ -8,13 +8,14 @@ test fails when such a release is older than the supported floor.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -44,7 +45,7 @@ if VERSION < FLOOR:
 
 from jax._src import ad_util, config, core, custom_derivatives, dtypes, pjit, source_info_util, traceback_util
 from jax._src import mesh as mesh_lib
-from jax._src.interpreters import ad, batching
+from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import parallel
 from jax._src.numpy import reductions
@@ -96,25 +97,32 @@ def subjaxprs(params: Any) -> Iterator[Any]:
     elif isinstance(params, (tuple, list)):
         for value in params:
             yield from subjaxprs(value)
+    elif type(params).__name__ == "CustomRoot":
+        yield params.solve_jaxpr  # since 0.12
 
 
-def inline_calls(jaxpr: Any) -> Any:
-    """An open jaxpr with the equations of jitted functions, under variables of their own, in the place of calls."""
+def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
+    """An open jaxpr with the equations of jitted functions, under variables of their own, in the place of calls.
+
+    Calls of the jaxprs in ``kept`` stay.
+    """
     env: dict[Any, Any] = {}
-    eqns = list(_inlined(jaxpr, env, source_info_util.NameStack()))
+    eqns = list(_inlined(jaxpr, kept, env, source_info_util.NameStack()))
     return jaxpr.replace(eqns=eqns, outvars=[_renamed(env, v) for v in jaxpr.outvars])
 
 
-def _inlined(jaxpr, env, stack):
+def _inlined(jaxpr, kept, env, stack):
     for eqn in jaxpr.eqns:
         operands = [_renamed(env, v) for v in eqn.invars]
         info = eqn.source_info.replace(name_stack=stack + eqn.source_info.name_stack)
-        if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call"):
+        called = None
+        if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"):
             called = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+        if called is not None and called not in kept:
             body, consts = open_jaxpr(called)
             literals = [Literal(c, core.typeof(c)) for c in consts]
             inner = dict(zip(input_vars(body), [*literals, *operands], strict=True))
-            yield from _inlined(body, inner, info.name_stack)
+            yield from _inlined(body, kept, inner, info.name_stack)
             env.update(zip(eqn.outvars, [_renamed(inner, v) for v in body.outvars], strict=True))
         else:
             results = [core.Var(v.aval) for v in eqn.outvars]
@@ -124,6 +132,57 @@ def _inlined(jaxpr, env, stack):
 
 def _renamed(env, atom):
     return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
+class RootFinder(NamedTuple):
+    """The parts of ``lax.custom_root``, an operation of its own since 0.12 (before, a ``custom_jvp``).
+
+    Attributes:
+      lengths: how many operands are constants of ``solve``, the guess, constants of ``f``; the rest belong to
+        ``tangent_solve``.
+      f: ``f(*constants, *x) -> residuals``.
+      solve: ``solve(*constants, *guess) -> [*x, *aux]``.
+      tangent_solve: ``tangent_solve(*constants, *x, *b) -> y`` so that the derivative of f at x maps y to b.
+    """
+
+    lengths: tuple[int, int, int]
+    f: Callable[..., Any]
+    solve: Callable[..., Any]
+    tangent_solve: Callable[..., Any]
+    solve_jaxpr: Any
+
+
+def root_finder(params: Mapping[str, Any]) -> RootFinder | None:
+    """What a ``call_hi_primitive`` equation calls, if that is ``lax.custom_root``."""
+    operation: Any = params["_prim"]
+    if type(operation).__name__ != "CustomRoot":
+        return None
+    solve_tree, guess_tree, f_tree, tangent_tree = map(jax.tree.structure, operation.in_avals)
+    lengths = (solve_tree.num_leaves, guess_tree.num_leaves, f_tree.num_leaves)
+    return RootFinder(
+        lengths,
+        _flat(operation.f, f_tree, guess_tree),
+        _flat(operation.solve, solve_tree, guess_tree),
+        _flat(operation.tangent_solve, tangent_tree, guess_tree, guess_tree),
+        operation.solve_jaxpr,
+    )
+
+
+def _flat(fun, *trees):
+    def flat(*leaves):
+        rest = iter(leaves)
+        args = [jax.tree.unflatten(tree, [next(rest) for _ in range(tree.num_leaves)]) for tree in trees]
+        return jax.tree.leaves(fun(*args))
+
+    return flat
+
+
+def linear_map_of_root(params: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The derivative that ``tangent_solve`` of a ``lax.custom_root`` is given (since 0.12), of its operands."""
+    operation: Any = params["_prim"]
+    if type(operation).__name__ != "_RootLinearMap":
+        return None
+    return _flat(operation.expand, *map(jax.tree.structure, operation.in_avals))
 
 
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -285,16 +344,82 @@ def bind_batched(
     return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
 
 
-def local_params(eqn: Any, mesh_axes: Sequence[str]) -> Mapping[str, Any]:
-    """An equation's parameters, fit for evaluation inside our ``shard_map``.
+def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
+    """An equation's primitive and parameters, fit for evaluation inside our typed ``shard_map``.
 
-    Shardings that were recorded outside have no meaning there, and a Pallas kernel must declare the mesh
-    axes that its results vary over.
+    Shardings that were recorded outside have no meaning there; operations that carry the types of their results
+    must declare the mesh axes over which these vary; and JAX interprets Pallas kernels with loops that do not
+    type-check there (as of 0.12), nor would they in a ``shard_map`` written by hand with ``check_vma=True``.
     """
     params: dict[str, Any] = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
+    if eqn.primitive.name == "call_hi_primitive":
+        params["_prim"] = _varying_operation(params["_prim"], mesh_axes)
     if eqn.primitive.name == "pallas_call":
+        if params["interpret"]:
+            return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn)}
         params["out_avals"] = tuple(_varying_like(aval, mesh_axes) for aval in params["out_avals"])
-    return params
+    return eqn.primitive, params
+
+
+def _jaxpr_of_equation(eqn):
+    return _plain_jaxpr(lambda *xs: bind(eqn.primitive, xs, eqn.params), [v.aval for v in eqn.invars])
+
+
+def _plain_jaxpr(fun, avals):
+    with plain_context():
+        return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
+
+
+# A call of a jaxpr without varying types among values that have them.
+untyped_call_p = Primitive("untyped_call")
+untyped_call_p.multiple_results = True
+
+
+@untyped_call_p.def_effectful_abstract_eval
+def _untyped_call_types(*avals, jaxpr):
+    varying = frozenset().union(*(aval.manual_axis_type.varying for aval in avals))
+    return [_varying_like(aval, varying) for aval in jaxpr.out_avals], jaxpr.effects
+
+
+def _lower_untyped_call(ctx, *args, jaxpr):
+    with plain_context():
+        lower = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
+        return lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
+
+
+def _batch_untyped_call(args, dims, *, jaxpr):
+    moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
+    avals = [core.typeof(x) for x in moved]
+    batched = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=[None if d is None else 0 for d in dims])
+    outs = untyped_call_p.bind(*moved, jaxpr=_plain_jaxpr(batched, avals))
+    return outs, [0] * len(outs)
+
+
+def _jvp_untyped_call(primals, tangents, *, jaxpr):
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    fun = core.jaxpr_as_fun(jaxpr)
+
+    def pushed(*args):
+        outs, out_tangents = jax.jvp(fun, args[: len(primals)], args[len(primals) :])
+        return [*outs, *out_tangents]
+
+    pushed_jaxpr = _plain_jaxpr(pushed, [core.typeof(x) for x in (*primals, *tangents)])
+    outs = untyped_call_p.bind(*primals, *tangents, jaxpr=pushed_jaxpr)
+    return outs[: len(outs) // 2], outs[len(outs) // 2 :]
+
+
+mlir.register_lowering(untyped_call_p, _lower_untyped_call)
+batching.primitive_batchers[untyped_call_p] = _batch_untyped_call
+ad.primitive_jvps[untyped_call_p] = _jvp_untyped_call
+
+
+def _varying_operation(operation, mesh_axes):
+    """An operation that carries the types of its operands and results (``HiPrim``, since 0.12), on varying ones."""
+    vary = lambda avals: jax.tree.map(lambda aval: _varying_like(aval, mesh_axes), avals)  # noqa: E731
+    varying = copy.copy(operation)
+    varying.in_avals, varying.out_aval = vary(operation.in_avals), vary(operation.out_aval)
+    varying.in_avals_flat, varying.out_avals_flat = map(vary, (operation.in_avals_flat, operation.out_avals_flat))
+    return varying
 
 
 def _varying_like(aval, mesh_axes):
@@ -522,6 +647,22 @@ def _only_axes(spec, names):
         axes = tuple(a for a in (entry if isinstance(entry, tuple) else (entry,)) if a in names)
         entries.append(axes if len(axes) > 1 else axes[0] if axes else None)
     return jax.sharding.PartitionSpec(*entries)
+
+
+def under_spmd_vmap() -> bool:
+    """Whether a ``vmap(spmd_axis_name=...)`` is being applied around what is traced."""
+    return bool(core.get_axis_env().spmd_axis_names)
+
+
+@contextlib.contextmanager
+def no_spmd_names() -> Iterator[None]:
+    """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: those of our own levels are no such vmap."""
+    env = core.get_axis_env()
+    previous = core.axis_env_state.swap_local(core.AxisEnv(env.axis_sizes, frozenset(), env.explicit_mesh_axis_names))
+    try:
+        yield
+    finally:
+        core.axis_env_state.set_local(previous)
 
 
 def in_manual_region() -> bool:

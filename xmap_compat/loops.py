@@ -42,7 +42,7 @@ def evaluate_in_loops(
       Results of the same kind.
     """
     loops = loop_lengths(ev.loc.placements)
-    jaxpr = _jax.inline_calls(program.jaxpr)
+    jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
     names = ev.checker.variables(jaxpr, [v.names for v in args])
     env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
     wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}

@@ -37,7 +37,7 @@ from xmap_compat.resources import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.substitution import Evaluator, collectives_in, mentions_any
+from xmap_compat.substitution import Evaluator, RepeatedCalls, collectives_in, mentions_any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,8 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
       evaluator: makes what evaluates the program; a report on the plan watches with one of its own.
     """
     if not plan.uses_mesh:
-        return _on_device(plan, Locality(plan.placements), plan.program.consts, leaves, evaluator)
+        loc = Locality(plan.placements, foreign=_jax.in_manual_region())
+        return _on_device(plan, loc, plan.program.consts, leaves, evaluator)
     if plan.nested:
         return _in_outer_body(plan, leaves, evaluator)
     mesh = plan.scope.mesh
@@ -266,7 +267,9 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
     out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
 
     def on_device(consts, args):
-        return _on_device(plan, loc, consts, args, evaluator)
+        around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
+        with _jax.no_spmd_names():
+            return _on_device(plan, around, consts, args, evaluator)
 
     consts = list(plan.program.consts)
     mapped = jax.shard_map(
@@ -298,7 +301,8 @@ def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequenc
 
 def _evaluate(plan, loc, consts, args, evaluator):
     body = plan.body if loc.mesh_axes else dataclasses.replace(plan.body, device_axes={})
-    ev = evaluator(loc, Checker(loc.placements, plan.fun_name), lambda fun, types: trace_flat(fun, types, body))
+    checker = Checker(loc.placements, plan.fun_name)
+    ev = evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body), RepeatedCalls(plan.program.jaxpr))
     values = [positional(c) for c in consts]
     if loop_lengths(loc.placements):
         return evaluate_in_loops(ev, plan.program, values, args)

@@ -30,6 +30,7 @@ class Checker:
 
     placements: Mapping[AxisName, Placement]
     fun: str
+    _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def own(self) -> Names:
@@ -37,8 +38,12 @@ class Checker:
 
     def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
-        names = self.variables(jaxpr, inputs)
-        return [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
+        key = (id(jaxpr), tuple(inputs))
+        if key not in self._known:
+            names = self.variables(jaxpr, inputs)
+            outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
+            self._known[key] = outs, jaxpr  # which keeps its id
+        return list(self._known[key][0])
 
     def variables(self, jaxpr: Any, inputs: Sequence[Names]) -> dict[Any, Names]:
         """The named axes of every variable of a jaxpr."""
@@ -185,11 +190,25 @@ def linear_solve_names(checker: Checker, params, inputs) -> Names:
     return _union(inputs)
 
 
+def _operation(checker: Checker, params, inputs):
+    root = _jax.root_finder(params)
+    names = _union(inputs) if root is None else root_names(checker, root, inputs)
+    return [names] * len(params["_prim"].out_avals_flat)
+
+
+def root_names(checker: Checker, root: _jax.RootFinder, inputs) -> Names:
+    """One set for all results: a root depends on all that its equation depends on."""
+    num_consts, num_roots, _ = root.lengths
+    return _union([*inputs, *checker.results(root.solve_jaxpr, inputs[: num_consts + num_roots])])
+
+
 STRUCTURED: dict[str, Callable[..., list[Names]]] = {
     "jit": _call("jaxpr"),
     "pjit": _call("jaxpr"),
     "closed_call": _call("call_jaxpr"),
     "core_call": _call("call_jaxpr"),
+    "eval_jaxpr": _call("call_jaxpr"),
+    "remat_opt": _call("fwd_jaxpr"),
     "remat2": _call("jaxpr"),
     "checkpoint": _call("jaxpr"),
     "remat": _call("jaxpr"),
@@ -199,4 +218,5 @@ STRUCTURED: dict[str, Callable[..., list[Names]]] = {
     "while": _while,
     "cond": _cond,
     "custom_linear_solve": _linear_solve,
+    "call_hi_primitive": _operation,
 }

@@ -90,12 +90,15 @@ class Locality:
         without a ``shard_map``.
       mesh_sizes: their sizes.
       nested: whether this is the body of another xmap, whose named axes ``mesh_axes`` are.
+      foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
+        around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
     """
 
     placements: Mapping[AxisName, Placement]
     mesh_axes: tuple[Any, ...] = ()
     mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     nested: bool = False
+    foreign: bool = False
 
     @property
     def typed(self) -> bool:
@@ -194,6 +197,15 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
         have = loc.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
     return NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
+
+
+def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
+    """Let operands that meet vary over the same foreign mesh axes: primitives ask for that, and add no casts."""
+    if not loc.foreign:
+        return values
+    together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
+    axes = tuple(sorted(together - set(loc.mesh_axes), key=str))
+    return [NamedValue(_vary_typed(v.data, axes), v.dims, v.names) for v in values]
 
 
 def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
@@ -317,6 +329,7 @@ def bind_named(
     """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
     names = frozenset().union(*(v.names for v in operands))
     levels = loc.local_names(names)
+    operands = vary_alike(loc, operands)
     data = [vary_over(loc, v, names).data for v in operands]
     if not levels:
         outs = _jax.bind(primitive, data, params)

@@ -471,6 +471,9 @@ class _Watching(Evaluator):
 
     sites: _Sites = dataclasses.field(default_factory=_Sites)
 
+    def call(self, jaxpr, operands, name):
+        return self.evaluate(jaxpr, operands)  # each call is a site of its own
+
     def equation(self, eqn, operands):
         primitive = eqn.primitive.name
         if primitive not in RULES and primitive not in STRUCTURED:

@@ -22,6 +22,7 @@ from xmap_compat.named_values import (
     bind_named,
     bind_per_element,
     dot_dimensions,
+    vary_alike,
     vary_over,
 )
 
@@ -33,6 +34,7 @@ def evaluate_primitive(
     loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Params
 ) -> list[NamedValue]:
     """Evaluate a primitive that knows nothing of names."""
+    operands = vary_alike(loc, operands)
     if _jax.draws_from_rbg(primitive, operands):
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
         return bind_per_element(loc, primitive, operands, params)
@@ -61,9 +63,11 @@ def _elementwise(loc, primitive, operands, params):
     missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
     dims = (*dict.fromkeys(missing), *dims)
     names = frozenset().union(*(v.names for v in operands))
-    scalars_broadcast = rank > 0 or primitive.name not in _NO_SCALARS
+    # JAX's vmap(spmd_axis_name=...) fails on scalars that vary over mesh axes.
+    scalars_broadcast = not loc.foreign and (rank > 0 or primitive.name not in _NO_SCALARS)
+    shape = next((tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands if v.dims.count(None)), ())
     data = [
-        x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims)
+        x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims, shape)
         for v, x in ((v, vary_over(loc, v, names).data) for v in operands)
     ]
     return _bind(loc, primitive, data, params, dims, names)

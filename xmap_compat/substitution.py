@@ -7,7 +7,10 @@ collective is found wherever it hides and every value keeps exact named axes.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.collectives import RULES, mentioned_names, sum_over
-from xmap_compat.named_shapes import Checker, linear_solve_names, scan_carry_names, while_names
+from xmap_compat.named_shapes import Checker, linear_solve_names, root_names, scan_carry_names, while_names
 from xmap_compat.named_values import (
     COTANGENT,
     Locality,
@@ -37,6 +40,45 @@ Names = frozenset[AxisName]
 Tracer = Callable[..., Any]
 
 
+class RepeatedCalls:
+    """The jitted functions that a program calls more than once: each stays one, evaluated once for its layouts.
+
+    Others are evaluated in place, which is faster to trace.
+    """
+
+    def __init__(self, jaxpr: Any):
+        counts: collections.Counter[int] = collections.Counter()
+        seen: set[int] = set()
+        _count_calls(jaxpr, counts, seen)
+        self._repeated = {key for key, count in counts.items() if count > 1}
+        self._functions: dict[tuple[int, int], Any] = {}
+
+    def __contains__(self, jaxpr: Any) -> bool:
+        return id(jaxpr) in self._repeated
+
+    def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
+        """The jitted function that evaluates a jaxpr; its cache tells layouts apart, as they are in the types."""
+        key = (id(jaxpr), id(ev.loc))
+        if key not in self._functions:
+
+            def fun(*operands):
+                return ev.evaluate(jaxpr, operands)
+
+            fun.__name__ = fun.__qualname__ = name
+            self._functions[key] = jax.jit(fun)
+        return self._functions[key]
+
+
+def _count_calls(jaxpr, counts, seen):
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        for sub in _jax.subjaxprs(eqn.params):
+            if eqn.primitive.name in ("jit", "pjit"):
+                counts[id(sub)] += 1
+            if id(sub) not in seen:
+                seen.add(id(sub))
+                _count_calls(sub, counts, seen)
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
     """Evaluates jaxprs of one xmap on one device.
@@ -46,11 +88,13 @@ class Evaluator:
       checker: the named-shape inference of the same xmap.
       trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
+      calls: jitted functions that the program calls repeatedly.
     """
 
     loc: Locality
     checker: Checker
     trace: Tracer
+    calls: RepeatedCalls
 
     def evaluate(
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
@@ -62,6 +106,12 @@ class Evaluator:
         read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
         self.run(body.eqns, env)
         return [read(v) for v in body.outvars]
+
+    def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
+        """The results of a function that the user jitted."""
+        if jaxpr in self.calls and not any(map(_is_float0, operands)):
+            return self.calls.function(self, jaxpr, name)(*operands)
+        return self.evaluate(jaxpr, operands)
 
     def run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> None:
         """Evaluate equations in order; ``env`` holds the values of variables and receives new ones."""
@@ -80,13 +130,15 @@ class Evaluator:
             return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
         if primitive not in DIRECT:
             self._refuse_names(eqn)
-        return evaluate_primitive(self.loc, eqn.primitive, operands, self._params(eqn, operands))
+        return self.ordinary(eqn, operands)
 
-    def _params(self, eqn, operands):
+    def ordinary(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of an equation that knows nothing of names."""
         if not self.loc.typed:
-            return eqn.params
+            return evaluate_primitive(self.loc, eqn.primitive, operands, eqn.params)
         names = frozenset().union(*(v.names for v in operands))
-        return _jax.local_params(eqn, self.loc.mesh_axes_of(names))
+        primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names))
+        return evaluate_primitive(self.loc, primitive, operands, params)
 
     def _refuse_names(self, eqn):
         """Named axes in a primitive that no rule translates: a worded refusal, never a guess."""
@@ -120,15 +172,19 @@ def _as_array(value: NamedValue) -> NamedValue:
     return dataclasses.replace(value, data=np.asarray(value.data, jax.typeof(value.data).dtype))
 
 
-def collectives_in(jaxpr: Any) -> set[AxisName]:
+def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
     """Every axis name that some collective inside a jaxpr mentions."""
     body, _ = _jax.open_jaxpr(jaxpr)
-    found: set[AxisName] = set()
-    for eqn in body.eqns:
-        found.update(mentioned_names(eqn.params) if eqn.primitive.name in RULES else ())
-        for sub in _jax.subjaxprs(eqn.params):
-            found |= collectives_in(sub)
-    return found
+    known = _COLLECTIVES_IN.get(body)
+    if known is None:
+        mentioned = [mentioned_names(eqn.params) for eqn in body.eqns if eqn.primitive.name in RULES]
+        inside = [collectives_in(sub) for eqn in body.eqns for sub in _jax.subjaxprs(eqn.params)]
+        known = _COLLECTIVES_IN[body] = frozenset().union(*mentioned, *inside)
+    return known
+
+
+# One jaxpr may stand in many equations, which may stand in many jaxprs.
+_COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
 
 
 def has_custom_rule(jaxpr: Any) -> bool:
@@ -154,6 +210,10 @@ def _inline(param: str):
         return ev.evaluate(params[param], operands)
 
     return rule
+
+
+def _jit(ev: Evaluator, params, operands, eqn):
+    return ev.call(params["jaxpr"], operands, params["name"])
 
 
 def _remat(ev: Evaluator, params, operands, eqn):
@@ -292,25 +352,32 @@ def _is_inexact(value):
 def _custom_jvp(ev: Evaluator, params, operands, eqn):
     names = ev.names_of(params["call_jaxpr"], operands)
     rule = _jax.custom_jvp_rule(params)
+    inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
+
+    def values_of(operands):
+        return ev.conformed(ev.evaluate(params["call_jaxpr"], operands), names)
 
     @jax.custom_jvp
     def fun(*values):
-        return ev.conformed(ev.evaluate(params["call_jaxpr"], values), names)
+        return list(itertools.compress(values_of(values), inexact))
 
     @fun.defjvp
     def jvp(primals, tangents):
         outs = _evaluate_callable(ev, rule, [*primals, *tangents])
-        out_primals = ev.conformed(outs[: len(names)], names)
-        return out_primals, [
-            _tangent_like(ev, primal, tangent, eqn) for primal, tangent in zip(out_primals, outs[len(names) :])
-        ]
+        out_primals = itertools.compress(ev.conformed(outs[: len(names)], names), inexact)
+        out_tangents = itertools.compress(outs[len(names) :], inexact)
+        pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
+        return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
 
-    return fun(*operands)
+    differentiable = iter(fun(*operands))
+    if all(inexact):
+        return list(differentiable)
+    # Tangents of integers have no type that fits inside of a typed shard_map (jax 0.10): they stay out of the rule.
+    constant = values_of([dataclasses.replace(v, data=lax.stop_gradient(v.data)) for v in operands])
+    return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]
 
 
 def _tangent_like(ev, primal, tangent, eqn):
-    if tangent is None:
-        return dataclasses.replace(primal, data=np.zeros(np.shape(primal.data), _jax.float0))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return conform(ev.loc, tangent, primal.dims, primal.names)
@@ -452,6 +519,70 @@ def _linear_solve(ev: Evaluator, params, operands, eqn):
     return [*outs[0], *outs[1]] if has_aux else outs
 
 
+def _operation(ev: Evaluator, params, operands, eqn):
+    """Operations with rules of their own (since jax 0.12): ``lax.custom_root`` holds functions, others do not."""
+    linear_map = _jax.linear_map_of_root(params)
+    if linear_map is not None:
+        return _evaluate_callable(ev, linear_map, operands)
+    root = _jax.root_finder(params)
+    return ev.ordinary(eqn, operands) if root is None else _custom_root(ev, root, operands)
+
+
+def _custom_root(ev: Evaluator, root: _jax.RootFinder, operands):
+    """Rebuilt around the evaluated functions: at the root x(p) of f, ``dx = -tangent_solve(D_p f dp)``."""
+    names = root_names(ev.checker, root, [v.names for v in operands])
+    num_roots = root.lengths[1]
+
+    def evaluated(fun, values):
+        outs = _evaluate_callable(ev, fun, values)
+        return ev.conformed(outs, [names] * len(outs))
+
+    @jax.custom_jvp
+    def solve(*values):
+        consts, guess, _, _ = _split(values, *root.lengths)
+        return evaluated(root.solve, [*consts, *guess])
+
+    @solve.defjvp
+    def jvp(primals, tangents):
+        _, _, consts, solve_consts = _split(primals, *root.lengths)
+        _, _, consts_dot, _ = _split(tangents, *root.lengths)
+        outs = solve(*primals)
+        x, aux = outs[:num_roots], outs[num_roots:]
+        _, residuals = jax.jvp(lambda *consts: evaluated(root.f, [*consts, *x]), consts, consts_dot)
+        x_dot = evaluated(root.tangent_solve, [*solve_consts, *x, *residuals])
+        negative = [dataclasses.replace(v, data=-v.data) for v in x_dot]
+        return outs, [*negative, *map(_no_tangent, aux)]
+
+    return solve(*operands)
+
+
+def _no_tangent(value):
+    exact = not _is_inexact(value)
+    return dataclasses.replace(value, data=np.zeros(np.shape(value.data), _jax.float0) if exact else value.data * 0)
+
+
+def _custom_vmap(ev: Evaluator, params, operands, eqn):
+    """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
+    ev._refuse_names(eqn)
+    names = frozenset().union(*(v.names for v in operands))
+    if ev.loc.local_names(names) or not ev.loc.typed:
+        return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+    @jax.custom_batching.custom_vmap
+    def fun(*arrays):
+        values = [NamedValue(x, v.dims, v.names) for x, v in zip(arrays, operands)]
+        return [vary_over(ev.loc, out, names).data for out in ev.evaluate(params["call"], values)]
+
+    @fun.def_vmap
+    def rule(axis_size, in_batched, *arrays):
+        args, batched = (jax.tree.unflatten(params["in_tree"], leaves) for leaves in (arrays, in_batched))
+        outs = params["rule"](axis_size, batched, *args)
+        return tuple(jax.tree.leaves(out) for out in outs)
+
+    outs = fun(*(v.data for v in operands))
+    return [NamedValue(x, (None,) * jnp.ndim(x), names) for x in outs]
+
+
 # ------------------------------------------------------------------------- placement
 
 
@@ -481,10 +612,12 @@ def _split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]
 
 
 STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
-    "jit": _inline("jaxpr"),
-    "pjit": _inline("jaxpr"),
+    "jit": _jit,
+    "pjit": _jit,
     "closed_call": _inline("call_jaxpr"),
     "core_call": _inline("call_jaxpr"),
+    "eval_jaxpr": _inline("call_jaxpr"),
+    "remat_opt": _inline("fwd_jaxpr"),  # custom_vjp(optimize_remat=True): XLA drops residuals that nobody reads
     "remat2": _remat,
     "remat": _remat,
     "checkpoint": _remat,
@@ -494,6 +627,8 @@ STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,
     "custom_linear_solve": _linear_solve,
+    "custom_vmap_call": _custom_vmap,
+    "call_hi_primitive": _operation,
     "sharding_constraint": _sharding_constraint,
     "shard_map": _shard_map,
 }

@@ -464,7 +464,7 @@ LOCAL = {
         gradients_of_gradients,
         checkpoints,
     ),
-    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pure_callbacks),
+    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pure_callbacks, pallas_kernels),
     "indices": (indexing, gathers_and_scatters),
 }
 LIBRARIES = {
@@ -1326,10 +1326,17 @@ def test_debug_nans_names_the_failure(placement):
     assert_same(fine, vmapped(mixing)(*arguments(a, b)))
 
 
-def test_interpreted_pallas_kernels_without_resources(rng):
-    """On a mesh JAX's interpreter of kernels does not type (nor does it in a hand-written shard_map)."""
-    x, u, w = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (4,), (3,)))
-    result = xmap(pallas_kernels, (["a", ...], ["a", ...], {}), ["a", ...])(x, u, w)
-    tiled = np.tile(x, 2) * u[:, None] + np.repeat([0.0, 1.0], 3)
-    for got, want in zip(result, (x + w, np.broadcast_to(2 * w, (4, 3)), tiled)):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+def test_derivatives_of_interpreted_pallas_kernels(rng):
+    """JAX pushes tangents through kernels; it has no reverse mode for them."""
+    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 3), (3,)))
+
+    def kernel(v_ref, w_ref, out_ref):
+        out_ref[...] = jnp.sin(v_ref[...]) * w_ref[...]
+
+    product = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((3,), jnp.float32), interpret=True)
+    for resources in ((), "x", ("y", "x"), SerialLoop(2), ("x", SerialLoop(2))):
+        with mesh42():
+            f = xmap(product, (["a", ...], {}), ["a", ...], axis_resources={"a": resources})
+            value, tangent = jax.jvp(f, (x, w), (w + 0 * x, w * 2))
+        np.testing.assert_allclose(value, np.sin(x) * w, rtol=1e-5)
+        np.testing.assert_allclose(tangent, np.cos(x) * w * w + 2 * np.sin(x) * w, rtol=1e-4, atol=1e-6)
