@@ -174,3 +174,44 @@ def test_two_processes_hold_the_parts_of_one_training():
     runs = [losses_of(run) for run in done.stdout.split("axis_resources=")[1:]]
     assert runs[0] == pytest.approx(runs[1], abs=2e-4) and runs[0] == pytest.approx(runs[2], abs=2e-4)
     assert runs[0][-1] < runs[0][0] / 2
+
+
+def attention_by_numpy(params, x, target):
+    """Sequence after sequence and head after head, in float64."""
+    error = 0.0
+    for sequence, wanted in zip(np.float64(x), np.float64(target)):
+        out = np.zeros_like(wanted)
+        for head in range(params["query"].shape[1]):
+            query, key, value = (sequence @ params[name][:, head] for name in ("query", "key", "value"))
+            for now in range(len(sequence)):
+                scores = np.exp(key[: now + 1] @ query[now] / np.sqrt(len(query[now])))
+                out[now] += scores / scores.sum() @ value[: now + 1] @ params["out"][head]
+        error += np.mean((out - wanted) ** 2)
+    return error / len(x)
+
+
+def test_porting_reaches_a_modern_program_in_steps_that_agree(load_example, tmp_path):
+    done = run_example("porting", "--source", str(tmp_path / "modern.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"^(\S.*?) +loss ([\d.]+)  difference (\S+)", done.stdout, re.MULTILINE)
+    titles, losses, differences = zip(*found)
+    porting = load_example("porting")
+    steps = [title.partition(":")[0] for title in titles if title.startswith("step")]
+    assert steps == ["step 1", "step 2", "step 3", "step 4"]
+    assert [*porting.ASSIGNMENTS] == [title for title in titles if title in porting.ASSIGNMENTS]
+    assert (len(titles), titles[-1]) == (11, "data and tensor parallel, in plain JAX")
+    expected = attention_by_numpy(porting.init_params(), *porting.load_data())
+    assert [float(loss) for loss in losses] == pytest.approx([expected] * len(losses), abs=1e-5)
+    assert max(map(float, differences)) <= 1e-5
+    modern = (tmp_path / "modern.py").read_text()
+    assert "def mapped_named_loss(params, x, past, now, then, target):" in modern
+    assert "xmap_compat" not in modern
+
+
+def test_porting_fails_where_a_step_goes_wrong(load_example):
+    porting = load_example("porting")
+    params, (x, target) = porting.init_params(), porting.load_data()
+    expected = jax.value_and_grad(porting.positional_loss)(params, x, target)
+    wrong = lambda params, x, target: porting.positional_loss(params, x, target) * 1.001
+    with pytest.raises(AssertionError, match="a wrong step"):
+        porting.compare("a wrong step", wrong, (params, x, target), expected)

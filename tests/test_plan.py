@@ -635,3 +635,17 @@ def test_the_notebook_form_is_one_piece_of_html(mesh42):
     assert (reader.open, reader.addresses) == ([], [])
     assert {"shard_map over x, vmap of 2", "P('x', 'y')", "local dot, all-reduce over y"} <= set(reader.cells)
     assert plan.svg() in plan._repr_html_()
+
+
+def test_long_cells_are_broken_after_commas():
+    sums = xmap(lambda v: lax.psum(v, ("batch", "heads", "features", "position")), [*LONG, ...], [...])
+    text = str(sums.plan(shaped(2, 3, 4, 5, 6)))
+    _, _, table = text.partition("\nCOLLECTIVE")
+    column = table.index("OPERANDS")
+    lines = table.partition("in all")[0].splitlines()[1:]
+    cells = [line[column + len("COLLECTIVE") :].split("  ")[0].strip() for line in lines]
+    assert "".join(cells).startswith("f32[6]{batch,heads,features,position}")
+    assert all(cell.endswith((",", "}", "")) for cell in cells)
+
+
+LONG = ["batch", "heads", "features", "position"]

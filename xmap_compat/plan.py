@@ -914,10 +914,22 @@ def _table(rows: Rows) -> list[str]:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for number, row in enumerate(rows):
-        cells = [textwrap.wrap(cell.upper() if number == 0 else cell, w) or [""] for cell, w in zip(row, widths)]
+        cells = [_wrapped(cell.upper() if number == 0 else cell, w) for cell, w in zip(row, widths)]
         for k in range(max(map(len, cells))):
             padded = [(cell[k] if k < len(cell) else "").ljust(w) for cell, w in zip(cells, widths)]
             lines.append((" " * gap).join(padded).rstrip())
+    return lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines that are broken at white space, or else after a comma, or else anywhere."""
+    lines: list[str] = []
+    for piece in textwrap.wrap(text, width, break_long_words=False) or [""]:
+        while len(piece) > width:
+            at = piece.rfind(",", 0, width) + 1 or width
+            lines.append(piece[:at])
+            piece = piece[at:]
+        lines.append(piece)
     return lines
 
 
