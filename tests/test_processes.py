@@ -250,7 +250,7 @@ def run_processes(count, folder):
 
 def wait_for_all(processes):
     """Until all have ended, or one has failed (the others would wait for it), or it takes too long."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + LIMIT + 10  # by then they have said where they hang, and stopped
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
         if None not in codes or any(codes):
@@ -352,7 +352,7 @@ def test_what_is_refused(local, in_axes, resources, sizes, message, mesh42):
 
 
 if __name__ == "__main__":
-    # Nobody may be left to stop this process: then it stops itself.
+    # A process that hangs says where; and it ends although nobody may be left to stop it.
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     port, count, index, path = sys.argv[1:]
     run_programs(int(port), int(count), int(index), pathlib.Path(path))
