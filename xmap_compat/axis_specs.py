@@ -56,7 +56,11 @@ def parse_specs(where: str, tree: Any) -> Any:
     if where == "in_axes" and isinstance(tree, dict) and not _is_spec(tree):
         # The arguments are a tuple: a dictionary can only be one specification for all of them.
         _check_dict_names(where, tree)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
+    except ValueError:
+        # JAX sorts the keys of dictionaries, and these cannot be compared.
+        raise errors.bad_spec(where, tree, where) from None
     specs = [_parse_spec(where, leaf, argument_path(path, where)) for path, leaf in leaves]
     return jax.tree.unflatten(treedef, specs)
 
