@@ -200,6 +200,32 @@ def test_a_heading_that_is_an_error_message_is_in_the_error_that_is_shown(sectio
     assert any(agrees(f"...{section.title.strip('` ')}...", text) for text in shown)
 
 
+def fragments(function):
+    """The fixed parts of the message that a function of errors.py makes, the longest first."""
+    docstring = ast.get_docstring(function, clean=False)
+    texts = [n.value for n in ast.walk(function) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return sorted((words(t) for t in texts if t != docstring), key=len, reverse=True)
+
+
+ERRORS = [
+    node
+    for node in ast.parse((ROOT / "xmap_compat" / "errors.py").read_text()).body
+    if isinstance(node, ast.FunctionDef) and "Error" in ast.unparse(node.returns or ast.Constant(None))
+]
+
+
+@pytest.mark.parametrize("function", ERRORS, ids=lambda function: function.name)
+def test_every_error_is_in_the_guide(function):
+    """By at least a few of its words that are its own."""
+    guide = words((ROOT / "migration_guide.md").read_text())
+    own = [fragment for fragment in fragments(function) if len(fragment) > 12]
+    others = {f for other in ERRORS if other is not function for f in fragments(other)}
+    own = [fragment for fragment in own if fragment not in others] or own
+    parts = {" ".join(fragment.split()[k : k + 4]) for fragment in own for k in range(len(fragment.split()) - 3)}
+    parts |= {fragment for fragment in own if len(fragment.split()) < 4}
+    assert any(part.strip("`.,: ") in guide for part in parts), own
+
+
 def anchors(document):
     """The anchors of a document's headings, as they are made for readers of Markdown in repositories."""
     titles = [s.title for s in SECTIONS if s.document == document]
