@@ -803,6 +803,20 @@ def test_extremum_of_names_and_positions_inside(placement):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
+def test_extremum_of_names_and_the_last_position_inside(placement):
+    """The extremum of a square matrix over its columns must be compared with its rows."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+    weights = np.array([1.0, 0.5, 0.25], np.float32)
+    loss = lambda x: jnp.max(jnp.outer(x, weights), axis=("a", 1)).sum()
+    with mesh42():
+        result = xmap(lambda x, u, w: jax.grad(loss)(x), IN_AXES, AB, axis_resources=resources)(x, u, w)
+    products = x[..., None] * weights
+    ties = products == products.max((0, 3), keepdims=True)
+    assert_same(result, (a * (ties * weights).sum(3) / ties.sum((0, 3))[None]).astype(np.float32))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_gradient_inside_differentiated_from_outside(placement):
     """A gradient penalty: the inner gradient is part of the program like any other value."""
     a, b, resources = PLACEMENTS[placement]

@@ -833,7 +833,7 @@ MISUSES = {
         TypeError,
         "One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to "
         "resources `x`, but the output is already partitioned along `x`, because its named shape "
-        "contains `a`. Map one of them to another resource, or reduce over `a` in the function",
+        "contains `a`. It is result. Map one of them to another resource, or reduce over `a` in the function",
     ),
     "an output broadcast twice over one resource": (
         lambda: on_grid(
@@ -998,19 +998,40 @@ MISUSES = {
     "a destination twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
         ValueError,
-        "The permutation of ppermute has the destination index 1 more than once. Each element can be "
+        "The permutation of ppermute at HERE has the destination index 1 more than once. Each element can be "
         "sent once and received once",
     ),
     "a source twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (0, 2)])),
         ValueError,
-        "The permutation of ppermute has the source index 0 more than once. Each element can be sent "
+        "The permutation of ppermute at HERE has the source index 0 more than once. Each element can be sent "
         "once and received once",
     ),
     "a permutation that leaves the axis": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 8)])),
         ValueError,
-        "The permutation of ppermute has the index 8, but the axis has the indices 0 to 7",
+        "The permutation of ppermute at HERE has the index 8, but the axis has the indices 0 to 7",
+    ),
+    "a permutation of triples": (
+        lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1, 2)])),
+        ValueError,
+        "The permutation of ppermute at HERE must be pairs of integers, (source, destination), but it is ((0, 1, 2),)",
+    ),
+    "a permutation of fractions": (
+        lambda: over_i(lambda v: lax.ppermute(v, "i", [(0.5, 1)])),
+        ValueError,
+        "The permutation of ppermute at HERE must be pairs of integers, (source, destination), but it is ((0.5, 1),)",
+    ),
+    "a broadcast from beyond the axis": (
+        lambda: over_i(lambda v: lax.pbroadcast(v, "i", 9)),
+        ValueError,
+        "The source of pbroadcast at HERE is the index 9, but the axis has the indices 0 to 7",
+    ),
+    "groups that leave elements out": (
+        lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
+        ValueError,
+        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, but they are "
+        "((0, 1), (2, 3)). Put the indices that are left into groups of their own",
     ),
     "a shuffle that is no permutation": (
         lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),

@@ -85,6 +85,35 @@ def _is_position(axis):
     return isinstance(axis, (int, np.integer)) and not isinstance(axis, bool)
 
 
+# ------------------------------------------------------------------- what they may hold
+
+
+def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
+    """Raise if indices in a collective's parameters do not fit axes of ``size`` elements together."""
+    if primitive == "ppermute":
+        _check_permutation(params["perm"], size, where)
+    if primitive == "pbroadcast" and not 0 <= params["source"] < size:
+        raise errors.source_out_of_range(params["source"], size, where)
+    groups = params.get("axis_index_groups")
+    if groups is not None:
+        if sorted(itertools.chain.from_iterable(groups)) != list(range(size)):
+            raise errors.groups_do_not_cover(primitive, groups, size, where)
+        equal = primitive in ("psum", "pmax", "pmin") or len({len(group) for group in groups}) == 1
+        if len(axis_names(params)) != 1 or not equal:
+            raise errors.unsupported_groups(primitive, where)
+
+
+def _check_permutation(perm, size, where):
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_position, pair)) for pair in perm):
+        raise errors.permutation_of_other_things(perm, where)
+    for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+        for index in indices:
+            if not 0 <= index < size:
+                raise errors.permutation_index_out_of_range(index, size, where)
+            if indices.count(index) > 1:
+                raise errors.repeated_permutation_index(kind, index, where)
+
+
 # ------------------------------------------------------------------- how names change
 
 
@@ -229,7 +258,7 @@ def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> 
 def _all_gather(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     at, tiled = params["all_gather_dimension"], params["tiled"]
     if params.get("axis_index_groups") is not None:
-        gathered, _ = _group_members(loc, "all_gather", value, params)
+        gathered, _ = _group_members(loc, value, params)
     else:
         gathered = gather_over(loc, value, axis_names(params))
     gathered = move_positional(gathered, 0, at)
@@ -274,11 +303,9 @@ def _pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
 # ----------------------------------------------------------------- axis_index_groups
 
 
-def _group_members(loc: Locality, primitive: str, value: NamedValue, params: Params):
+def _group_members(loc: Locality, value: NamedValue, params: Params):
     """The elements of each element's group in a new first positional dimension, and its place in the group."""
     names, groups = axis_names(params), params["axis_index_groups"]
-    if len(names) != 1 or len({len(g) for g in groups}) != 1:
-        raise errors.unsupported_groups(primitive, "the call")
     table = np.zeros((loc.place(names[0]).size, len(groups[0])), np.int32)
     ranks = np.zeros(len(table), np.int32)
     for group in groups:
@@ -294,8 +321,6 @@ def _group_members(loc: Locality, primitive: str, value: NamedValue, params: Par
 def _reduce_in_groups(loc, params, value, reduce, identity):
     """A reduction within groups, which may differ in size: of everything gathered, the members of one's group."""
     names, groups = axis_names(params), params["axis_index_groups"]
-    if len(names) != 1:
-        raise errors.unsupported_groups("reduction", "the call")
     size = loc.place(names[0]).size
     together = np.zeros((size, size), bool)
     for group in groups:
@@ -309,7 +334,7 @@ def _reduce_in_groups(loc, params, value, reduce, identity):
 
 
 def _grouped_reduce_scatter(loc, params, value):
-    members, rank = _group_members(loc, "psum_scatter", value, params)
+    members, rank = _group_members(loc, value, params)
     at, tiled = params["scatter_dimension"], params["tiled"]
     count = len(params["axis_index_groups"][0])
 
@@ -322,7 +347,7 @@ def _grouped_reduce_scatter(loc, params, value):
 
 
 def _grouped_all_to_all(loc, params, value):
-    members, rank = _group_members(loc, "all_to_all", value, params)
+    members, rank = _group_members(loc, value, params)
     split, concat = params["split_axis"], params["concat_axis"]
     count = len(params["axis_index_groups"][0])
 

@@ -377,11 +377,11 @@ def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> 
     )
 
 
-def output_broadcast_meets(fun: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
+def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
     return TypeError(
         f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
         f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
-        f"`{present}`. Map one of them to another resource, or reduce over `{present}` in the function"
+        f"`{present}`. It is {path}. Map one of them to another resource, or reduce over `{present}` in the function"
     )
 
 
@@ -417,16 +417,35 @@ def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str)
     )
 
 
-def repeated_permutation_index(kind: str, index: int) -> ValueError:
+def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute has the {kind} index {index} more than once. Each element can be sent once and "
-        "received once"
+        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element can be sent "
+        "once and received once"
     )
 
 
-def permutation_index_out_of_range(index: int, size: int) -> ValueError:
+def permutation_index_out_of_range(index: int, size: int, where: str) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute has the index {index}, but the axis has the indices 0 to {size - 1}"
+        f"The permutation of ppermute at {where} has the index {index}, but the axis has the indices 0 to {size - 1}"
+    )
+
+
+def permutation_of_other_things(perm: Any, where: str) -> ValueError:
+    return ValueError(
+        f"The permutation of ppermute at {where} must be pairs of integers, (source, destination), but it is {perm!r}"
+    )
+
+
+def source_out_of_range(source: int, size: int, where: str) -> ValueError:
+    return ValueError(
+        f"The source of pbroadcast at {where} is the index {source}, but the axis has the indices 0 to {size - 1}"
+    )
+
+
+def groups_do_not_cover(primitive: str, groups: Any, size: int, where: str) -> ValueError:
+    return ValueError(
+        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, but they "
+        f"are {groups}. Put the indices that are left into groups of their own"
     )
 
 

@@ -235,15 +235,16 @@ def _check_results(checker, program, out_specs, results):
         wanted = frozenset(spec.position_of())
         if names - wanted:
             raise errors.undeclared_output(path, spec.source, [n for n in checker.placements if n in names - wanted])
-        _check_broadcast(checker, names, wanted - names)
+        _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
 
 
-def _check_broadcast(checker, present, broadcast):
-    for name in broadcast:
-        for other in present:
-            for resource in checker.placements[name].resources & checker.placements[other].resources:
-                raise errors.output_broadcast_meets(checker.fun, name, resource, other)
+def _check_broadcast(checker, path, present, broadcast):
+    for name in sorted(broadcast, key=str):
+        for other in sorted(present, key=str):
+            shared = checker.placements[name].resources & checker.placements[other].resources
+            for resource in sorted(shared, key=str):
+                raise errors.output_broadcast_meets(checker.fun, path, name, resource, other)
 
 
 # --------------------------------------------------------------------- execution
@@ -266,17 +267,22 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
     arg_specs = [partition_spec(spec, plan.placements) for spec in plan.in_specs]
     out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
 
-    def on_device(consts, args):
+    # XLA's partitioner fails if all arguments are empty and a result is not (as of jax 0.12): one more is kept alive.
+    anchor = [] if any(jnp.size(leaf) for leaf in leaves) or not leaves else [jnp.zeros(())]
+
+    def on_device(consts, args, anchor):
         around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
         with _jax.no_spmd_names():
-            return _on_device(plan, around, consts, args, evaluator)
+            outs = _on_device(plan, around, consts, args, evaluator)
+        return lax.optimization_barrier((outs, anchor))[0] if anchor else outs
 
     consts = list(plan.program.consts)
-    mapped = jax.shard_map(
-        on_device, mesh=mesh, in_specs=([PartitionSpec()] * len(consts), arg_specs), out_specs=out_specs
-    )
+    whole = PartitionSpec()
+    in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
     with _jax.context_of(mesh):
-        return mapped(_jax.replicated(consts, mesh), _jax.resharded(leaves, arg_specs, mesh))
+        args = _jax.resharded(leaves, arg_specs, mesh)
+        return mapped(_jax.replicated(consts, mesh), args, _jax.replicated(anchor, mesh))
 
 
 def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:

@@ -108,7 +108,9 @@ def _is_name(axis: Any) -> bool:
 
 
 def _extremum_tangent(x, tangent, out, axes):
-    ties = (x == out).astype(x.dtype)
+    """Ties share alike.  Integers among the axes are positional dimensions, which the extremum has no more."""
+    kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
+    ties = (x == kept).astype(x.dtype)
     return lax.psum(tangent * ties, axes) / lax.psum(ties, axes)
 
 

@@ -7,12 +7,15 @@ that would need one resource at once, and tells the evaluation what the carries 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax import lax
+
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.collectives import RULES, mentioned_names, result_names
+from xmap_compat.collectives import RULES, check_parameters, mentioned_names, result_names
 from xmap_compat.resources import Placement
 
 Names = frozenset[AxisName]
@@ -89,6 +92,8 @@ class Checker:
         for name in mentioned:
             if name in self.own and self.placements[name].loops:
                 raise errors.loop_collective(name, _jax.where_in_user_code(eqn))
+        sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
+        check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), _jax.where_in_user_code(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)
         if len(eqn.outvars) > 1:
