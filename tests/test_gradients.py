@@ -593,24 +593,51 @@ def test_backward_rules_with_collectives_in_scan_remat_and_jit(placement):
     assert_same(result, dict.fromkeys(losses, gradients(positional)(x, u, square)))
 
 
-@jax.custom_vjp
-def shifted_and_doubled(v, t):
-    return v + t, 2 * t
+def with_rule(function, forward, backward):
+    ruled = jax.custom_vjp(function)
+    ruled.defvjp(forward, backward)
+    return ruled
 
 
-shifted_and_doubled.defvjp(lambda v, t: ((v + t, 2 * t), None), lambda _, ct: (ct[0], ct[0] + 2 * ct[1]))
+# Functions of a value and a weight with two results: the function, and the same with a right rule of its own.
+SEVERAL_RESULTS = {
+    "residuals do not vary": lambda v, t: (v + t, 2 * t),
+    "residuals vary": lambda v, t: (v * t, 2 * t),
+    "the first is not used": lambda v, t: (v * t, t**2),
+    "a sum, and what varies": lambda v, t: (lax.psum(v, "a") * t, v + t),
+}
+BACKWARD_RULES = {
+    "residuals do not vary": (lambda v, t: None, lambda _, ct: (ct[0], ct[0] + 2 * ct[1])),
+    "residuals vary": (lambda v, t: (v, t), lambda r, ct: (ct[0] * r[1], ct[0] * r[0] + 2 * ct[1])),
+    "the first is not used": (lambda v, t: (v, t), lambda r, ct: (ct[0] * r[1], ct[0] * r[0] + 2 * r[1] * ct[1])),
+    "a sum, and what varies": (
+        lambda v, t: (lax.psum(v, "a"), t),
+        lambda r, ct: (lax.psum(ct[0] * r[1], "a") + ct[1], ct[0] * r[0] + ct[1]),
+    ),
+}
+LOSSES = {
+    "residuals do not vary": lambda results, u: sum(jnp.sin(v) * u for v in results),
+    "residuals vary": lambda results, u: jnp.sin(results[0] * results[1]) * u,
+    "the first is not used": lambda results, u: jnp.sin(results[1]) * u,
+    "a sum, and what varies": lambda results, u: jnp.sin(results[0] * results[1]) * u,
+}
 
 
+@pytest.mark.parametrize("name", SEVERAL_RESULTS)
 @pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
-def test_a_rule_with_several_results_of_different_named_shapes(placement):
-    """The first result varies, the second does not; each cotangent counts once (under jax.vmap it does not)."""
+def test_a_rule_with_several_results_of_different_named_shapes(name, placement):
+    """One result varies, the other does not; each cotangent counts once (under jax.vmap it does not)."""
     a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
-    body = lambda shift: lambda x, u, w: sum(jnp.sin(v) * u for v in shift(x, w))
+    if "sum" in name and placement in LOOPED_PLACEMENTS:
+        resources = {k: v for k, v in resources.items() if k != "a"}
+    function, (residuals, backward), loss = SEVERAL_RESULTS[name], BACKWARD_RULES[name], LOSSES[name]
+    ruled = with_rule(function, lambda v, t: (function(v, t), residuals(v, t)), backward)
+    body = lambda f: lambda x, u, w: loss(f(x, w), u)
     gradients = lambda f: jax.grad(lambda *args: f(*args).sum(), (0, 1, 2))
     with mesh42():
-        result = gradients(xmap(body(shifted_and_doubled), IN_AXES, AB, axis_resources=resources))(*arguments(a, b))
-    positional = lambda x, u, w: (jnp.sin(x + w) + jnp.sin(2 * w)) * column(u)
-    assert_same(result, gradients(positional)(*arguments(a, b)))
+        result = gradients(xmap(body(ruled), IN_AXES, AB, axis_resources=resources))(*arguments(a, b))
+    mapped = jax.vmap(jax.vmap(body(function), (0, None, None)), (0, 0, None), axis_name="a")
+    assert_same(result, gradients(mapped)(*arguments(a, b)))
 
 
 @jax.custom_vjp

@@ -27,9 +27,11 @@ from xmap_compat.named_values import (
     COTANGENT,
     Locality,
     NamedValue,
+    apply_positional,
     bind_named,
     conform,
     conform_to_names,
+    index_of,
     positional,
     vary_over,
 )
@@ -37,6 +39,7 @@ from xmap_compat.primitives import DIRECT, evaluate_primitive
 from xmap_compat.resources import Placement
 
 Names = frozenset[AxisName]
+NONE: Names = frozenset()
 Tracer = Callable[..., Any]
 
 
@@ -400,38 +403,90 @@ def _custom_vjp(ev: Evaluator, params, operands, eqn):
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
         return ev.conformed(outs[num_residuals:], names), residuals
 
-    def backward(residuals, cotangents):
-        marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in cotangents]
-        outs = _evaluate_callable(_with_cotangents(ev), run_bwd, [*residuals, *marked])
-        return [_cotangent_like(ev, ct, dims, names) for ct, (dims, names) in zip(outs, layouts, strict=True)]
+    def backward(residuals, cotangents, own_names):
+        """The cotangents of the operands, right for those that vary over ``own_names``."""
+        cases = _cotangents_for(ev.loc, params["call_jaxpr"], residuals, cotangents, own_names)
+        return [_apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
 
     def bwd(residuals, cotangents):
-        cases = _summed_alike(cotangents, [names for _, names in layouts])
-        return tuple(map(_add_cotangents, *(backward(residuals, case) for case in cases)))
+        found = {names: backward(residuals, cotangents, names) for names in {names for _, names in layouts}}
+        parts = [[outs[k] for outs in found[names]] for k, (_, names) in enumerate(layouts)]
+        return tuple(_add([_cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts))
 
     fun.defvjp(fwd, bwd)
     return fun(*operands)
 
 
-def _summed_alike(cotangents, operand_names):
-    """Cotangents of a custom rule whose sum they are, each with those cotangents that arrive summed over the same axes.
+def _cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
+    """What to apply a custom backward rule to, for an operand that varies over ``own_names``: the sum of these cases.
 
-    What the rule makes of a cotangent that varies over an axis is summed over it for an operand that does not; a
-    cotangent that arrives summed must not be in that sum.  Rules are linear, so they can be applied one by one.
+    The cotangent of a result that does not vary over an axis arrives summed over it, and what the rule makes for an
+    operand that does not vary either is summed over it where anything in the rule varies.  The cotangent must
+    not be counted for every element there.  If no collective has made the result what it is, then every element's
+    call returned the same value: one of them takes the cotangent.  If a collective has, the rule may sum by itself
+    or leave that to us: it is applied to that cotangent alone, so that the result tells.
+
+    Returns:
+      Cases, each with cotangents by the number of their result; those that are missing are zero.
     """
-    together = frozenset().union(*(ct.names for ct in cotangents))
-    groups = list(dict.fromkeys(ct.names for ct in cotangents if not _is_float0(ct)))
-    summed = together - frozenset.intersection(together, *operand_names)
-    if len({names & summed for names in groups}) < 2:
-        return [cotangents]
-    zero = lambda ct: positional(np.zeros(_positional_shape(ct), ct.data.dtype))  # noqa: E731
-    return [[ct if ct.names == names or _is_float0(ct) else zero(ct) for ct in cotangents] for names in groups]
+    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
+    cases: dict[Names, dict[int, NamedValue]] = {}
+    for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
+        summed = NONE if _is_float0(ct) else together - ct.names
+        cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
+    return list(cases.values())
 
 
-def _add_cotangents(first, *others):
+def _apply_rule(ev, rule, residuals, cotangents, case):
+    """The results of a backward rule; where some cotangents are zero, by the linearity of the rule without them."""
+    marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
+    if len(case) == len(cotangents):
+        return _evaluate_callable(_with_cotangents(ev), rule, [*residuals, *marked])
+    zeros = [np.zeros(_positional_shape(ct), ct.data.dtype) for ct in cotangents]
+
+    def rule_of_case(*args):
+        fixed, given = args[: len(residuals)], args[len(residuals) :]
+        kept: list[bool] = []
+
+        def linear(*given):
+            everything = [*zeros]
+            for k, ct in zip(case, given):
+                everything[k] = ct
+            outs = rule(*fixed, *everything)
+            kept[:] = [x is not None and getattr(x, "dtype", None) != _jax.float0 for x in outs]
+            return [x for x, keep in zip(outs, kept) if keep]
+
+        outs = iter(jax.jvp(linear, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
+        return [next(outs) if keep else None for keep in kept]
+
+    return _evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *marked])
+
+
+def _add(values):
+    first, *others = values
     if first is None or not others:
         return first
     return dataclasses.replace(first, data=sum((other.data for other in others), first.data))
+
+
+def _collectives_of_results(jaxpr) -> list[Names]:
+    """The axes of the collectives that each result is computed with."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    found: dict[Any, Names] = {}
+    read = lambda v: NONE if isinstance(v, _jax.Literal) else found.get(v, NONE)  # noqa: E731
+    for eqn in body.eqns:
+        inside = [collectives_in(sub) for sub in _jax.subjaxprs(eqn.params)]
+        own = mentioned_names(eqn.params) if eqn.primitive.name in RULES else ()
+        found.update(dict.fromkeys(eqn.outvars, frozenset(own).union(*inside, *map(read, eqn.invars))))
+    return [read(v) for v in body.outvars]
+
+
+def _at_first_element(loc, value, names):
+    """A value that is zero but for the first element of axes that it did not vary over."""
+    if not names:
+        return value
+    index = index_of(loc, [n for n in loc.placements if n in names])
+    return apply_positional(loc, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index)
 
 
 def _with_cotangents(ev: Evaluator) -> Evaluator:
