@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax, errors
-from xmap_compat.collectives import RULES, mentioned_names
+from xmap_compat.collectives import RULES, collectives_in, mentioned_names, mentions_any
 from xmap_compat.named_program import trace_flat
 from xmap_compat.named_shapes import Checker, while_names
 from xmap_compat.resources import DeviceAxis
@@ -37,7 +37,6 @@ from xmap_compat.source_text import (
     prefix,
     tree,
 )
-from xmap_compat.substitution import collectives_in, mentions_any
 
 if TYPE_CHECKING:
     from xmap_compat.plan import CallPlan
@@ -258,13 +257,22 @@ def _check_hazards(plan: CallPlan) -> None:
 
 
 def _check_rules(plan: CallPlan) -> None:
-    """Without types of varying values, JAX gives each device that holds a copy of a result a part of its cotangent."""
-    if plan.mesh is None:
-        return
+    """Refuse backward rules to which plain JAX gives other cotangents than xmap.
+
+    Under ``vmap`` it gives each element of an axis the cotangent of a sum, and without types of varying
+    values it gives each device that holds a copy of a result a part of its cotangent.
+    """
+    body = plan.staged.plan.body
+    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
     parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
-    copied = any(size > 1 and any(m not in own for own in parts) for m, size in plan.mesh.shape.items())
-    if copied and not all(_is_linear(plan, eqn) for eqn in _rules_of(plan.staged.plan.program.jaxpr)):
-        raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
+    mesh_shape = plan.mesh.shape if plan.mesh is not None else {}
+    copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
+    for eqn in _rules_of(plan.staged.plan.program.jaxpr):
+        _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
+        if any(map(collectives_in, (eqn.params["call_jaxpr"], forward, backward))):
+            raise NotWritable("a backward rule with collectives")
+        if copied and not _is_linear(eqn, backward):
+            raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
 
 
 def _axis_of(plan: CallPlan, name: Any) -> Any:
@@ -281,11 +289,8 @@ def _rules_of(jaxpr: Any) -> Iterator[Any]:
             yield from _rules_of(sub)
 
 
-def _is_linear(plan: CallPlan, eqn: Any) -> bool:
+def _is_linear(eqn: Any, backward: Any) -> bool:
     """Whether a backward rule may be given a part of the cotangents, as rules should be and those that clip are not."""
-    body = plan.staged.plan.body
-    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
-    _, _, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
     count = sum(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
     inputs = _jax.open_jaxpr(backward)[0].invars
     return _linear_outputs(backward, [False] * (len(inputs) - count) + [True] * count) is not None

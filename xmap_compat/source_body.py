@@ -124,10 +124,11 @@ class Body:
             raise NotWritable(f"{name or 'a function'} of JAX, which has no public name")
         return None
 
-    def _function(self, fun, root=False) -> str:
+    def _function(self, fun, root=False, instead="body") -> str:
+        """Write a function; its name, which is another ``instead`` if it is a lambda expression."""
         fun = _plain_function(fun)
         found = _source_of(fun)
-        name = "body" if isinstance(found.node, ast.Lambda) else fun.__name__
+        name = instead if isinstance(found.node, ast.Lambda) else fun.__name__
         if not self._define(name, fun):
             self._write(name, fun, found, decorated=not root)
         return name
@@ -203,8 +204,8 @@ class Body:
             self.imports["import jax"] = None
             made = f"jax.{kind}({self._function(primal)}{f', nondiff_argnums={literal(nondiff)}' if nondiff else ''})"
             self.functions[name] = [f"{name} = {made}"]
-        rules = [value.fwd, value.bwd] if kind == "custom_vjp" else [value.jvp]
-        names = [self._function(rule) for rule in rules]
+        rules = {"fwd": value.fwd, "bwd": value.bwd} if kind == "custom_vjp" else {"jvp": value.jvp}
+        names = [self._function(rule, instead=f"{name}_{suffix}") for suffix, rule in rules.items()]
         attach = kind.replace("custom_", "def")
         if f"@{name}.{attach}" not in "\n".join(self.functions[names[0]]):
             self.functions[f"{name}.{attach}"] = [f"{name}.{attach}({', '.join(names)})"]
@@ -572,6 +573,20 @@ class _Rewriter:
             raise NotWritable(f"an axis that is not known before it runs: {ast.unparse(node)}")
         return names
 
+    def looked_up(self, call: ast.Call, node: ast.expr) -> str | None:
+        """An axis that a function gets as a parameter, looked up in a table when it runs; None if it is another."""
+        if not isinstance(node, ast.Name) or node.id not in _parameters(self.found.node):
+            return None
+        used = [n for e in self.body.calls.get(self.found.span(call), ()) for n in mentioned_names(e.params)]
+        self.body.handled(self.found.span(call), tuple(used))
+        names = self.body.names
+        if all(names.parts(n) == (n,) for n in names.mesh):
+            return node.id
+        table = ", ".join(f"{literal(n)}: {axes(names.parts(n))}" for n in names.mesh)
+        self.body.assignments[f"AXES = {{{table}}}"] = None
+        self.body._define("AXES", _AXES)
+        return f"AXES[{node.id}]"
+
     def renamed(self, values: Sequence[Any], bare: bool = True) -> str:
         """An axis argument: named axes by their new names, positions as they are."""
         named = [v for v in values if v in self.body.names.mesh]
@@ -641,6 +656,14 @@ class _Rewriter:
         self.dropped.add(node.func)
 
 
+_AXES = object()  # what AXES means
+
+
+def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[str]:
+    arguments = node.args
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -662,6 +685,8 @@ def _parallel_extremum(helper: str):
         constant = isinstance(bound["x"], ast.Call) and r._callee(bound["x"].func) is lax.stop_gradient
         kinds = _operand_types(r, node)
         if constant or not kinds or not all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
+            return plain(r, node)
+        if r.looked_up(node, bound["axis_name"]) is not None:
             return plain(r, node)
         x, names = r.text(bound["x"]), r.required_names(bound["axis_name"])
         if len(kinds) == 1:
@@ -744,6 +769,8 @@ def _same_arguments(parameters: Sequence[str], axis: str):
 
     def rewrite(r: _Rewriter, node: ast.Call):
         bound = r.bind(node, parameters)
+        if (looked_up := r.looked_up(node, bound[axis])) is not None:
+            return r.rebuilt(node, {bound[axis]: looked_up})
         names = r.required_names(bound[axis])
         r.body.handled(r.found.span(node), names)
         return r.rebuilt(node, {bound[axis]: r.renamed(names)})

@@ -838,6 +838,7 @@ EXPRESSIONS: dict[str, Callable[[Writer, Any, Mapping[Any, str]], str]] = {
     "split": _function("lax.split", "sizes", "axis"),
     "squeeze": _function("lax.squeeze", "dimensions"),
     "transpose": _function("lax.transpose", "permutation"),
+    "unstack": _function("jnp.unstack", axis="axis"),
     "argmax": _argument_of_extremum("lax.argmax"),
     "argmin": _argument_of_extremum("lax.argmin"),
     "conv_general_dilated": _convolution,

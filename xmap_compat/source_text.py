@@ -186,6 +186,11 @@ def statement(text: str, indent: int) -> list[str]:
     value = getattr(node, "value", None)
     if value is None:
         return [lead + text]
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+        names = [_segment(e, text) for e in node.targets[0].elts]
+        call = _segment(value, text)
+        if len(lead) + len(", ".join(names)) + 5 > WIDTH - len(INDENT) and len(lead) + len(call) + 4 <= WIDTH:
+            return [f"{lead}(", *(f"{lead}{INDENT}{name}," for name in names), f"{lead}) = {call}"]
     start = _column(text, value)
     broken = _exploded(value, text, lead, len(lead) + start, 0)
     return (lead + text[:start] + broken).split("\n")
