@@ -296,6 +296,8 @@ ORDER = [
     "named_types",
     "named_program",  # 3: the function as a jaxpr over named axes, which may ask for named shapes
     "primitives",
+    "control_flow",
+    "custom_rules",
     "substitution",  # 5: collectives over logical axes become collectives over mesh axes
     "loops",
     "lowering",  # 6, 7: shard_map and jit

@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import devices, errors, exchanges
+from xmap_compat import _jax, devices, errors, exchanges
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.named_lax import bind_pdot
 from xmap_compat.named_values import (
@@ -445,3 +446,23 @@ def result_names(primitive: str, params: Params, operands: Sequence[Names], own:
     grouped = params.get("axis_index_groups") is not None
     union = frozenset(itertools.chain.from_iterable(operands))
     return _spread(union, axes) if grouped else RULES[primitive].names(union, axes)
+
+
+def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
+    """Every axis name that some collective inside a jaxpr mentions."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    known = _COLLECTIVES_IN.get(body)
+    if known is None:
+        mentioned = [mentioned_names(eqn.params) for eqn in body.eqns if eqn.primitive.name in RULES]
+        inside = [collectives_in(sub) for eqn in body.eqns for sub in _jax.subjaxprs(eqn.params)]
+        known = _COLLECTIVES_IN[body] = frozenset().union(*mentioned, *inside)
+    return known
+
+
+# One jaxpr may stand in many equations, which may stand in many jaxprs.
+_COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
+
+
+def mentions_any(jaxpr: Any, names: Iterable[AxisName]) -> bool:
+    """Whether some collective inside a jaxpr is over one of the names."""
+    return not collectives_in(jaxpr).isdisjoint(names)

@@ -22,7 +22,7 @@ from xmap_compat.axis_specs import (
     check_result,
     infer_sizes,
 )
-from xmap_compat.collectives import gather_over
+from xmap_compat.collectives import collectives_in, gather_over, mentions_any
 from xmap_compat.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.named_program import NamedProgram, trace_flat, trace_program
 from xmap_compat.named_shapes import Checker
@@ -37,7 +37,7 @@ from xmap_compat.resources import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.substitution import Evaluator, RepeatedCalls, collectives_in, mentions_any
+from xmap_compat.substitution import Evaluator, RepeatedCalls
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,23 @@ def positional(data: Any) -> NamedValue:
     return NamedValue(data, (None,) * jnp.ndim(data), frozenset())
 
 
+def is_float0(value: NamedValue) -> bool:
+    return getattr(value.data, "dtype", None) == _jax.float0
+
+
+def is_inexact(value):
+    return jnp.issubdtype(jax.typeof(value.data).dtype, jnp.inexact)
+
+
+def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
+    """Cut a list into pieces of the given lengths and a rest."""
+    pieces, start = [], 0
+    for length in lengths:
+        pieces.append(list(values[start : start + length]))
+        start += length
+    return [*pieces, list(values[start:])]
+
+
 class _Cotangent:
     """The mark of what a custom backward rule makes from its cotangents: an axis of one element (see ``COTANGENT``)."""
 

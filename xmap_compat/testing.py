@@ -26,8 +26,8 @@ import numpy as np
 from xmap_compat import _jax, lowering
 from xmap_compat.api import xmap
 from xmap_compat.axis_specs import AxisName, argument_path
+from xmap_compat.collectives import collectives_in
 from xmap_compat.resources import DeviceAxis, Mesh, SerialLoop
-from xmap_compat.substitution import collectives_in
 
 Resources = dict[AxisName, Any]
 
