@@ -326,6 +326,43 @@ def test_custom_rules_that_optimize_rematerialization(mesh42, resources, wrap):
     assert_close(actual, np.sin(x) + 7 * x * np.cos(x))
 
 
+# --------------------------------------------------------------------------- references
+
+
+def doubled_and_summed(v):
+    """Written with a reference, which a loop and a collective write to."""
+    total = jax.new_ref(jnp.zeros(3))
+
+    def step(k, _):
+        total[k] = total[k] + v[k] * lax.pmean(v, "a")[k]
+
+    lax.fori_loop(0, 3, step, None)
+    return sine(total[...])
+
+
+@over_placements
+def test_references_made_inside(mesh42, resources):
+    x = numbers(N, 3)
+    positional = lambda x: x * x.mean(0)
+    with mesh42:
+        f = xmap(doubled_and_summed, ["a", ...], ["a", ...], axis_resources=resources)
+        assert_close(f(x), np.sin(positional(x)))
+        # Its rule of differentiation, which is not the truth, is kept.
+        expected = jax.vjp(positional, x)[1](7 * jnp.cos(positional(x)))[0]
+        assert_close(jax.grad(lambda x: f(x).sum())(x), expected, 1e-3)
+
+
+def test_references_made_outside_are_refused():
+    reference = jax.new_ref(jnp.zeros(3))
+
+    def body(v):
+        reference[...] += v
+        return v
+
+    with pytest.raises(NotImplementedError, match=r"cannot read or write a reference \(jax.new_ref\)"):
+        xmap(body, ["a", ...], ["a", ...])(numbers(N, 3))
+
+
 # ------------------------------------------------------------------------------- caches
 
 

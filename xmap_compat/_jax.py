@@ -49,6 +49,8 @@ from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import parallel
 from jax._src.numpy import reductions
+from jax._src.state import discharge
+from jax._src.state import types as state_types
 from jax.extend import core as jex_core
 
 Jaxpr = jex_core.Jaxpr
@@ -132,6 +134,36 @@ def _inlined(jaxpr, kept, env, stack):
 
 def _renamed(env, atom):
     return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
+def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:
+    """A closed jaxpr that passes values on, instead of writing them to the references (``jax.new_ref``) that it makes.
+
+    Returns None if it uses references that were made elsewhere.
+    """
+    if not _makes_or_takes_references(closed, set()):
+        return closed
+    if any(isinstance(v.aval, state_types.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
+        return None
+    with core.extend_axis_env_nd(axis_env):
+        if VERSION >= (0, 10, 2):
+            # By itself it would expand operations like ``lax.custom_root``.
+            return discharge.discharge_state(closed, lower=False)
+        return discharge.discharge_state2(closed)
+
+
+def _makes_or_takes_references(jaxpr, seen):
+    if id(jaxpr) in seen:
+        return False
+    seen.add(id(jaxpr))
+    body, _ = open_jaxpr(jaxpr)
+    variables = [*input_vars(body), *(v for eqn in body.eqns for v in eqn.outvars)]
+    return any(isinstance(v.aval, state_types.AbstractRef) for v in variables) or any(
+        _makes_or_takes_references(sub, seen)
+        for eqn in body.eqns
+        if eqn.primitive.name != "pallas_call"
+        for sub in subjaxprs(eqn.params)
+    )
 
 
 class RootFinder(NamedTuple):

@@ -462,6 +462,14 @@ def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
     )
 
 
+def foreign_reference() -> NotImplementedError:
+    return NotImplementedError(
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: each element "
+        "of its named axes would write there. Pass the value as an argument and return the new one, or make the "
+        "reference inside"
+    )
+
+
 def shard_map_inside(where: str) -> NotImplementedError:
     return NotImplementedError(
         f"The shard_map at {where} cannot be evaluated inside an xmapped function whose axes have mesh resources, "

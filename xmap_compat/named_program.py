@@ -67,13 +67,22 @@ def _trace(fun, types, body, return_shape):
     axis_env = [*_new_device_axes(body), *body.sizes.items()]
     with body_context(body):
         try:
-            return jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
+            closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
+            return _without_references(closed, axis_env) if return_shape else closed
         except NameError as error:
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
             error.args = errors.unbound_name(str(error), sizes_in_scope()).args
             raise
+
+
+def _without_references(traced, axis_env):
+    closed, shapes = traced
+    closed = _jax.without_references(closed, axis_env)
+    if closed is None:
+        raise errors.foreign_reference()
+    return closed, shapes
 
 
 def _new_device_axes(body):
