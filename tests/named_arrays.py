@@ -86,6 +86,15 @@ class Model:
         names = set(names)
         return tuple(n for n in self.sizes if n in names)
 
+    @contextlib.contextmanager
+    def back_among(self, sizes):
+        """The axes as they were when a rule was met: JAX runs it later, where inner axes are gone."""
+        self.sizes, now = sizes, self.sizes
+        try:
+            yield
+        finally:
+            self.sizes = now
+
     def expanded(self, value, names):
         """The data of a value as if it varied over all of ``names``: repeated along those that it lacks."""
         value, names = self.named(value), self.ordered(names)
@@ -445,6 +454,7 @@ class CustomRule:
         wrap = lambda data: Named(model, data, names)
         result = self.function(x)
         layout = lambda value: model.expanded(value, result.names)
+        sizes = dict(model.sizes)
 
         if hasattr(self, "rule"):
 
@@ -454,7 +464,8 @@ class CustomRule:
 
             @on_data.defjvp
             def on_tangents(primals, tangents):
-                return tuple(layout(v) for v in self.rule([wrap(p) for p in primals], [wrap(t) for t in tangents]))
+                with model.back_among(sizes):
+                    return tuple(layout(v) for v in self.rule([wrap(p) for p in primals], [wrap(t) for t in tangents]))
 
             return Named(model, on_data(x.data), result.names)
 
@@ -463,18 +474,20 @@ class CustomRule:
             return layout(self.function(wrap(data)))
 
         def forward(data):
-            value, residual = self.forward(wrap(data))
-            flat, tree = jax.tree.flatten(residual, is_leaf=_is_named)
-            kinds[:] = [tree, [r.names for r in flat]]
-            return layout(value), [r.data for r in flat]
+            with model.back_among(sizes):
+                value, residual = self.forward(wrap(data))
+                flat, tree = jax.tree.flatten(residual, is_leaf=_is_named)
+                kinds[:] = [tree, [r.names for r in flat]]
+                return layout(value), [r.data for r in flat]
 
         def backward(residual, cotangent):
             tree, residual_names = kinds
-            flat = [Named(model, r, n) for r, n in zip(residual, residual_names)]
-            (ct,) = self.backward(jax.tree.unflatten(tree, flat), Named(model, cotangent, result.names))
-            extra = [n for n in ct.names if n not in names]
-            ct = model.psum(ct, extra) if extra else ct
-            return (model.expanded(ct, names),)
+            with model.back_among(sizes):
+                flat = [Named(model, r, n) for r, n in zip(residual, residual_names)]
+                (ct,) = self.backward(jax.tree.unflatten(tree, flat), Named(model, cotangent, result.names))
+                extra = [n for n in ct.names if n not in names]
+                ct = model.psum(ct, extra) if extra else ct
+                return (model.expanded(ct, names),)
 
         kinds = []
         on_data.defvjp(forward, backward)
