@@ -30,6 +30,11 @@ _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
 _LIST_OF_LISTS = re.compile(r"\{(\{[\d,]+\}(?:,\{[\d,]+\})*)?\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\] \{([^}]*)\}")
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\n(?P<body>(?:.*\n)*?)\}", re.MULTILINE)
+_LINE = re.compile(r"^\s+(?P<root>ROOT )?%?[\w.\-]+ = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE)
+_FUSED = re.compile(r" fusion\(.*calls=%?([\w.\-]+)")
+_DOT = re.compile(r' dot\(|custom_call_target="__(?:onednn|cublas)\$\w*(?:matmul|gemm)')
+_MAKES_NOTHING = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional")
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -66,12 +71,17 @@ class Statistics:
     Attributes:
       flops, bytes_accessed: XLA's own estimates.
       temporaries: bytes of scratch memory.
+      dots: how many matrix products it has.
+      enlargement: elements of the largest array that the program makes, over those of the largest that it is
+        given or returns; at most 1 if nothing is larger than operands and results.
       collectives: every collective instruction, in program order.
     """
 
     flops: float
     bytes_accessed: float
     temporaries: int
+    dots: int
+    enlargement: float
     collectives: tuple[Collective, ...]
 
     def collective_counts(self) -> Counter[str]:
@@ -82,12 +92,29 @@ class Statistics:
 def statistics(compiled: Any) -> Statistics:
     """The costs of a ``jax.stages.Compiled``."""
     cost = compiled.cost_analysis()
+    text = compiled.as_text()
     return Statistics(
         flops=cost.get("flops", 0.0),
         bytes_accessed=cost.get("bytes accessed", 0.0),
         temporaries=compiled.memory_analysis().temp_size_in_bytes,
-        collectives=tuple(collectives(compiled.as_text())),
+        dots=len(_DOT.findall(text)),
+        enlargement=enlargement(text),
+        collectives=tuple(collectives(text)),
     )
+
+
+def enlargement(text: str) -> float:
+    """The largest array that a module makes over the largest that it is given or returns, in elements."""
+    fused = set(_FUSED.findall(text))
+    made, given = [0], [1]
+    for computation in _COMPUTATION.finditer(text):
+        for line in _LINE.finditer(computation["body"]):
+            elements = max((math.prod(_ints(dims)) for _, dims in _ARRAY.findall(line["type"])), default=0)
+            if computation["entry"] and (line["root"] or line["kind"] == "parameter"):
+                given.append(elements)
+            if computation["name"] not in fused and line["kind"] not in _MAKES_NOTHING:
+                made.append(elements)
+    return max(made) / max(given)
 
 
 def collectives(text: str) -> list[Collective]:

@@ -57,9 +57,9 @@ def cases() -> Iterator[Case]:
     yield twenty_arguments()
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}]:
         yield psum(resources)
-    for gradient in [False, True]:
-        for resources in [{}, {"batch": ("x", "y")}, {"hidden": ("x", "y")}, {"batch": "x", "hidden": "y"}]:
-            yield mlp(resources, gradient)
+    for program in ["mlp", "mlp grad"]:
+        for resources in MLP_ASSIGNMENTS:
+            yield mlp(resources, program)
     for resources in [{}, {"left": "x", "right": "y"}]:
         yield matmul(resources)
     for resources in [{}, {"batch": ("x", "y")}]:
@@ -68,18 +68,18 @@ def cases() -> Iterator[Case]:
         yield megatron(resources)
 
 
-def _title(program: str, resources: Mapping[str, Any]) -> str:
+def title(program: str, resources: Mapping[str, Any]) -> str:
     """``mlp batch:x hidden:y``"""
     axes = [f"{name}:{'.'.join(r) if isinstance(r, tuple) else r}" for name, r in resources.items()]
     return " ".join([program, *(axes or ["-"])])
 
 
-def _arrays(*shapes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+def arrays(*shapes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
-    return tuple((rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32) for shape in shapes)
+    return tuple((rng.normal(size=shape) / np.sqrt(shape[-1] if shape else 1)).astype(np.float32) for shape in shapes)
 
 
-def _sharded(fun: Callable, specs: Any, out_specs: Any) -> Callable:
+def sharded(fun: Callable, specs: Any, out_specs: Any) -> Callable:
     """``shard_map`` over the mesh, or the function itself on one device."""
     return fun if specs is None else jax.shard_map(fun, mesh=make_mesh(), in_specs=specs, out_specs=out_specs)
 
@@ -95,10 +95,10 @@ def elementwise(resources):
         return jnp.sin(x) * x + y
 
     return Case(
-        _title("elementwise", resources),
+        title("elementwise", resources),
         lambda: xmap(fresh(body), (["i", ...], ["i", ...]), ["i", ...], axis_resources=resources),
-        lambda: jax.jit(_sharded(jax.vmap(fresh(body)), specs, P(axes))),
-        lambda k: _arrays((64 * k, 16), (64 * k, 16)),
+        lambda: jax.jit(sharded(jax.vmap(fresh(body)), specs, P(axes))),
+        lambda k: arrays((64 * k, 16), (64 * k, 16)),
         specs,
     )
 
@@ -111,7 +111,7 @@ def twenty_arguments():
         "20 arguments -",
         lambda: xmap(fresh(body), ["i", ...], ["i", ...]),
         lambda: jax.jit(jax.vmap(fresh(body))),
-        lambda k: _arrays(*[(16 * k,)] * 20),
+        lambda k: arrays(*[(16 * k,)] * 20),
     )
 
 
@@ -127,10 +127,10 @@ def psum(resources):
 
     by_hand = on_device if axes else jax.vmap(body, axis_name="i")
     return Case(
-        _title("psum", resources),
+        title("psum", resources),
         lambda: xmap(fresh(body), ["i", ...], ["i", ...], axis_resources=resources),
-        lambda: jax.jit(_sharded(fresh(by_hand), specs, P(axes))),
-        lambda k: _arrays((64 * k, 16 * k)),
+        lambda: jax.jit(sharded(fresh(by_hand), specs, P(axes))),
+        lambda k: arrays((64 * k, 16 * k)),
         specs,
     )
 
@@ -148,10 +148,10 @@ def matmul(resources):
 
     in_axes, out_axes = ({0: "left"}, {1: "right"}), ["left", "right", ...]
     return Case(
-        _title("matmul", resources),
+        title("matmul", resources),
         lambda: xmap(fresh(product), in_axes, out_axes, axis_resources=resources),
-        lambda: jax.jit(_sharded(fresh(all_pairs), specs, P(left, right))),
-        lambda k: _arrays((64 * k, 64 * k), (64 * k, 64 * k)),
+        lambda: jax.jit(sharded(fresh(all_pairs), specs, P(left, right))),
+        lambda k: arrays((64 * k, 64 * k), (64 * k, 64 * k)),
         specs,
     )
 
@@ -173,10 +173,10 @@ def linear_regression(resources):
         return w - 0.1 * (lax.pmean(mean, axes) if axes else mean)
 
     return Case(
-        _title("regression", resources),
+        title("regression", resources),
         lambda: xmap(fresh(named), ([...], ["batch", ...], ["batch"]), [...], axis_resources=resources),
-        lambda: jax.jit(_sharded(fresh(by_hand), specs, P())),
-        lambda k: _arrays((16 * k,), (64 * k, 16 * k), (64 * k,)),
+        lambda: jax.jit(sharded(fresh(by_hand), specs, P())),
+        lambda k: arrays((16 * k,), (64 * k, 16 * k), (64 * k,)),
         specs,
     )
 
@@ -196,7 +196,35 @@ def named_loss(w1, w2, image, label):
     return -lax.pmean(lax.psum(targets * predictions, "classes"), "batch")
 
 
-def mlp(resources, gradient):
+MLP_ASSIGNMENTS = [{}, {"batch": ("x", "y")}, {"hidden": ("x", "y")}, {"batch": "x", "hidden": "y"}]
+
+
+def _hessian_vector_product(loss):
+    """Forward over reverse mode; the vector is the weights themselves."""
+
+    def product(w1, w2, *data):
+        return jax.jvp(jax.grad(lambda w: loss(*w, *data)), ((w1, w2),), ((w1, w2),))[1]
+
+    return product
+
+
+def _tangent(loss):
+    def product(w1, w2, *data):
+        return jax.jvp(lambda w: loss(*w, *data), ((w1, w2),), ((w1, w2),))
+
+    return product
+
+
+MLP_PROGRAMS = {
+    "mlp": lambda loss: loss,
+    "mlp grad": lambda loss: jax.value_and_grad(loss, argnums=(0, 1)),
+    "mlp jvp": _tangent,
+    "mlp hvp": _hessian_vector_product,
+}
+
+
+def mlp(resources, program):
+    """The loss, or one of its derivatives, taken from outside."""
     batch, hidden = resources.get("batch"), resources.get("hidden")
     specs = (P(None, hidden), P(hidden), P(batch), P(batch)) if resources else None
     in_axes = (["inputs", "hidden"], ["hidden", "classes"], ["batch", "inputs"], ["batch"])
@@ -213,17 +241,16 @@ def mlp(resources, gradient):
 
     def args(k):
         labels = np.arange(32 * k, dtype=np.int32) % 10
-        return (*_arrays((32 * k, 32 * k), (32 * k, 10), (32 * k, 32 * k)), labels)
+        return (*arrays((32 * k, 32 * k), (32 * k, 10), (32 * k, 32 * k)), labels)
 
-    differentiated = (lambda f: jax.jit(jax.value_and_grad(f, argnums=(0, 1)))) if gradient else jax.jit
+    def named():
+        loss = xmap(fresh(named_loss), in_axes, {}, axis_resources=resources)
+        return loss if program == "mlp" else jax.jit(MLP_PROGRAMS[program](loss))
+
     return Case(
-        _title("mlp grad" if gradient else "mlp", resources),
-        lambda: (
-            differentiated(xmap(fresh(named_loss), in_axes, {}, axis_resources=resources))
-            if gradient
-            else xmap(fresh(named_loss), in_axes, {}, axis_resources=resources)
-        ),
-        lambda: differentiated(_sharded(fresh(mean_loss), specs, P())),
+        title(program, resources),
+        named,
+        lambda: jax.jit(MLP_PROGRAMS[program](sharded(fresh(mean_loss), specs, P()))),
         args,
         specs,
     )
@@ -232,7 +259,7 @@ def mlp(resources, gradient):
 # ------------------------------------------------------------------ a Megatron block
 
 
-def _pair(forward_f, backward_f, forward_g, backward_g):
+def custom_pair(forward_f, backward_f, forward_g, backward_g):
     """Megatron's f (identity, whose backward pass sums) and g (a sum, whose backward pass is the identity)."""
 
     @jax.custom_vjp
@@ -267,11 +294,34 @@ def _block(f, g, params, x):
     return x + g(jax.nn.gelu(h @ params["up"]) @ params["down"])
 
 
-def _block_loss(pair, layers, x, y):
-    f, g = pair()
+def block_loss(make_pair, layers, x, y):
+    f, g = make_pair()
     for params in layers:
         x = _block(f, g, params, x)
     return jnp.mean((x - y) ** 2)
+
+
+def named_pair(axis="shard"):
+    """Over a named axis, for ``xmap`` and ``vmap``."""
+    total = lambda v: lax.psum(v, axis)  # noqa: E731
+    identity = lambda v: v  # noqa: E731
+    return custom_pair(identity, total, total, identity)
+
+
+def typed_pair(axis):
+    """Over a mesh axis, with the types that ``shard_map`` asks for."""
+    total = lambda v: lax.psum(v, axis)  # noqa: E731
+    varying = lambda v: lax.pcast(v, axis, to="varying")  # noqa: E731
+    return custom_pair(varying, total, total, varying)
+
+
+def block_arguments(k):
+    """Two layers split in two, and the inputs and targets of four parts of a batch."""
+    heads, width, sequence = 8 * k, 16 * k, 8 * k
+    into, back = (2, width, heads), (2, heads, width)
+    shapes = {"q": into, "k": into, "v": into, "out": back, "up": into, "down": back}
+    layers = [dict(zip(shapes, arrays(*shapes.values()))) for _ in range(2)]
+    return (layers, *arrays((4, 2, sequence, width), (4, 2, sequence, width)))
 
 
 def megatron(resources):
@@ -279,41 +329,25 @@ def megatron(resources):
     batch, shard = resources.get("batch"), resources.get("shard")
     specs = (P(shard), P(batch), P(batch)) if resources else None
 
-    def named_pair(axis="shard"):
-        total = lambda v: lax.psum(v, axis)  # noqa: E731
-        identity = lambda v: v  # noqa: E731
-        return _pair(identity, total, total, identity)
-
-    def typed_pair():
-        total = lambda v: lax.psum(v, shard)  # noqa: E731
-        varying = lambda v: lax.pcast(v, shard, to="varying")  # noqa: E731
-        return _pair(varying, total, total, varying)
-
     def named(layers, x, y):
-        loss, gradient = jax.value_and_grad(functools.partial(_block_loss, named_pair))(layers, x, y)
+        loss, gradient = jax.value_and_grad(functools.partial(block_loss, named_pair))(layers, x, y)
         return lax.pmean(loss, "batch"), lax.pmean(gradient, "batch")
 
     def on_device(layers, x, y):
         layers = jax.tree.map(lambda w: lax.pcast(w[0], batch, to="varying"), layers)
-        loss, gradient = jax.value_and_grad(functools.partial(_block_loss, typed_pair))(layers, x[0], y[0])
+        loss_of = functools.partial(block_loss, functools.partial(typed_pair, shard))
+        loss, gradient = jax.value_and_grad(loss_of)(layers, x[0], y[0])
         return lax.pmean(loss, batch), jax.tree.map(lambda v: lax.pmean(v, batch)[None], gradient)
 
     over_shards = jax.vmap(fresh(named), (0, None, None), (None, 0), axis_name="shard")
     over_all = jax.vmap(over_shards, (None, 0, 0), (None, None), axis_name="batch")
     by_hand = on_device if resources else over_all
 
-    def args(k):
-        heads, width, sequence = 8 * k, 16 * k, 8 * k
-        into, back = (2, width, heads), (2, heads, width)
-        shapes = {"q": into, "k": into, "v": into, "out": back, "up": into, "down": back}
-        layers = [dict(zip(shapes, _arrays(*shapes.values()))) for _ in range(2)]
-        return (layers, *_arrays((4, 2, sequence, width), (4, 2, sequence, width)))
-
     in_axes, out_axes = (["shard", ...], ["batch", ...], ["batch", ...]), ({}, ["shard", ...])
     return Case(
-        _title("megatron", resources),
+        title("megatron", resources),
         lambda: xmap(fresh(named), in_axes, out_axes, axis_resources=resources),
-        lambda: jax.jit(_sharded(fresh(by_hand), specs, (P(), P(shard)))),
-        args,
+        lambda: jax.jit(sharded(fresh(by_hand), specs, (P(), P(shard)))),
+        block_arguments,
         specs,
     )
