@@ -1,0 +1,217 @@
+"""The benchmarks: their tables are well-formed, and compiled programs are as the hand-written ones.
+
+Nothing here depends on a time.  That the harness sees a worse program is shown with programs that are worse on purpose.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import contractions, gradients, hlo, loops, measure, programs, report, sections
+from benchmarks.measure import compare
+
+BRIEF = measure.Effort(rounds=1, calls=2, traces=1, cold_traces=1, compiles=1)
+
+
+def statistics_of(fun, *args):
+    return hlo.statistics(jax.jit(fun).lower(*args).compile())
+
+
+# ---------------------------------------------------------------- reading compiled programs
+
+
+@pytest.mark.parametrize(
+    "text, groups",
+    [
+        ("{{0,1},{2,3}}, more", ((0, 1), (2, 3))),
+        ("{}, more", ()),
+        ("[2,2]<=[4]", ((0, 1), (2, 3))),
+        ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
+        ("mesh['x'=2,'y'=2] {'x'}", ((0, 2), (1, 3))),
+        ("mesh['x'=2,'y'=2] {'x','y'}", ((0, 1, 2, 3),)),
+    ],
+)
+def test_device_groups_are_read_in_every_form(text, groups):
+    assert hlo.parse_groups(text) == groups
+
+
+def test_dots_are_counted():
+    a = np.ones((32, 32), np.float32)
+    assert statistics_of(jnp.matmul, a, a).dots == 1
+    assert statistics_of(lambda x, y: jnp.sin(x @ y) @ y, a, a).dots == 2
+    assert statistics_of(jnp.add, a, a).dots == 0
+
+
+def test_the_largest_array_is_found():
+    """An outer product of 32 elements, sorted (which XLA does not fuse), is 32 times as large as what comes in."""
+    x = np.ones(32, np.float32)
+    assert statistics_of(lambda v: jnp.sort(v[:, None] * v, axis=0)[0], x).enlargement == 32
+    assert statistics_of(jnp.sin, x).enlargement == 1
+
+
+@pytest.mark.parametrize("axes, size", [("x", 4), ("y", 2), (("x", "y"), 8)])
+def test_collectives_are_read(axes, size):
+    mesh = programs.make_mesh()
+    total = jax.shard_map(lambda v: lax.psum(v, axes), mesh=mesh, in_specs=P(axes), out_specs=P())
+    (found,) = statistics_of(total, np.ones((16, 3), np.float32)).collectives
+    assert (found.kind, found.group_size, found.nbytes) == ("all-reduce", size, 16 // size * 3 * 4)
+    assert sorted(sum(found.groups, ())) == list(range(8))
+
+
+# ---------------------------------------------------------------- compiled programs are alike
+
+
+def cases_named(*names):
+    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases()]
+    found = {case.name: case for case in every}
+    return [pytest.param(found[name], id=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    "case",
+    cases_named(
+        "psum i:x",
+        "regression batch:x.y",
+        "matmul  {i,k},{k,j}->{i,j} - product float32",
+        "matmul  {i,k},{k,j}->{i,j} k:x.y product bfloat16",
+        "matmul  {i,k},{k,j}->{i,j} i:x k:y gradients float32",
+        "implicit  i{b,k},{k,j} b:x k:y gradients bfloat16",
+        "scores  q{b,h,d},k{b,h,d}->qk{b,h} b:x d:y product float32",
+        "scores  q{b,h,d},k{b,h,d}->qk{b,h} d:x gradients bfloat16",
+        "values  q{b,h,k},d{b,h,k}->qd{b,h} b:x k:y full product float32",
+        "outer  {i},{j}->{i,j} i:x j:y gradients float32",
+        "chain  {i,j},{j,k},{k,l}->{i,l} i:x product float32",
+        "xeinsum k:x product float32",
+        "pdot i:x k:y gradients float32",
+        "pdot pos_batch, pos_contract k:x product bfloat16",
+        "mlp grad batch:x hidden:y",
+        "mlp hvp hidden:x.y",
+        "matmul grad left:x right:y",
+        "gradient, checkpointed body batch:x 8 chunks",
+    ),
+)
+def test_compiled_programs_are_no_worse(case):
+    assert [v for v in report.compiled_verdicts(compare(case)) if not v.met] == []
+
+
+@pytest.mark.parametrize("name", ["value", "gradient, checkpointed body batch:x"])
+def test_temporaries_fall_with_the_number_of_chunks(name):
+    group = [compare(case) for case in dict(loops.groups())[name]]
+    temporaries = [comparison.ours.temporaries for comparison in group]
+    assert temporaries == sorted(set(temporaries), reverse=True)
+    assert temporaries[-1] < temporaries[0] / 8
+    assert all(v.met for v in report.loops_verdicts(name, group, loops.falls(name)))
+
+
+# ------------------------------------------------------------------------ worse programs
+
+
+def worse(change, resources):
+    """A comparison of the product of two matrices, summed over the devices that hold its parts, with a worse one."""
+    name = f"matmul  {{i,k}},{{k,j}}->{{i,j}} {resources} product float32"
+    (case,) = [case for case in contractions.cases() if case.name == name]
+    by_hand = case.by_hand()
+    return compare(dataclasses.replace(case, named=lambda: jax.jit(functools.partial(change, by_hand))))
+
+
+def two_dots(product, x, y, cotangent):
+    return product(x, y, cotangent) + 0 * product(jnp.sin(x), y, cotangent)
+
+
+def other_numbers(product, x, y, cotangent):
+    return product(x, y, cotangent) * 1.01
+
+
+def large_temporary(product, x, y, cotangent):
+    return product(x, y, cotangent) + 0 * jnp.sort(x[:, :, None] * y, axis=1)[:, 0]
+
+
+@pytest.mark.parametrize(
+    "change, resources, missed",
+    [
+        (two_dots, "-", {"dots", "flops", "bytes"}),
+        (two_dots, "k:x", {"dots", "flops", "bytes", "same collectives"}),
+        (other_numbers, "-", {"same results"}),
+        (large_temporary, "-", {"nothing larger", "bytes", "temps"}),
+    ],
+)
+def test_a_worse_program_is_seen(change, resources, missed):
+    comparison = worse(change, resources)
+    goals = [v.goal for v in report.compiled_verdicts(comparison) if not v.met]
+    assert all(any(goal.startswith(start) for goal in goals) for start in missed)
+    assert "*" in report.compiled_row("", [comparison], 0) or missed == {"same results"}
+    (section, *lines) = report.summary("section", list(report.compiled_verdicts(comparison)))
+    assert section == "section:"
+    assert len(lines) == 7 + 1
+    assert lines[-1].startswith(f"    {comparison.name}: ")
+
+
+# ------------------------------------------------------------------------------- tables
+
+
+def run_section(capsys, name, only):
+    """The table's lines, and the lines about goals."""
+    goals = list(sections.run([name], only, BRIEF))
+    title, header, *rows = capsys.readouterr().out.strip().splitlines()
+    assert title.startswith(f"{name}: ")
+    return header, rows, goals
+
+
+def columns(line):
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_the_table_of_times(capsys):
+    header, rows, goals = run_section(capsys, "programs", "elementwise")
+    assert [row.split("  ")[0] for row in rows] == ["elementwise -", "elementwise i:x.y"]
+    for row in rows:
+        assert len(columns(row)) == len(columns(header))
+        *numbers, collectives = columns(row)[1:]
+        assert all(re.fullmatch(r"\d+(\.\d+)?\*?", number) for number in numbers)
+        assert collectives == "same: none"
+    assert goals[0] == "programs:"
+    assert sum(bool(re.fullmatch(r"  (met   |MISSED) .*: [012] of 2", line)) for line in goals) == 11
+
+
+def test_the_table_of_compiled_programs(capsys):
+    header, (row,), goals = run_section(capsys, "contractions", "xeinsum k:x.y")
+    assert columns(header) == ["program", "dots", "flops", "bytes", "temps", "largest", "collectives"]
+    assert columns(row) == ["xeinsum k:x.y", "1 2", "1.00", "1.00", "1.00", "1.00", "same: 1 (1024 B), none"]
+    assert goals[0] == "contractions:"
+    assert all(re.fullmatch(r"  met    .*: 2 of 2", line) for line in goals[1:])
+
+
+def test_the_table_of_loops(capsys):
+    header, (row, ratios), goals = run_section(capsys, "loops", "value batch:x")
+    assert columns(header) == ["program, number of chunks", "1", "2", "4", "8", "16"]
+    temporaries = list(map(int, columns(row)[1:]))
+    assert len(temporaries) == len(columns(ratios)[1:]) == 5
+    assert "  met    temporaries fall with the number of chunks: 1 of 1" in goals
+
+
+def test_every_program_has_a_name_of_its_own():
+    for section in sections.SECTIONS.values():
+        groups = section.groups()
+        names = [case.name for _, group in groups for case in group]
+        assert len(names) == len(set(names)) > 0
+        assert all(case.name.startswith(name) for name, group in groups for case in group)
+
+
+def test_an_unknown_section_is_refused():
+    command = [sys.executable, "-m", "benchmarks", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "no section is called 'nonsense'; there are: programs, contractions, gradients, loops" in done.stderr
