@@ -288,6 +288,11 @@ def plain_context() -> Iterator[None]:
         yield
 
 
+def current_trace() -> Any:
+    """The trace that primitives are bound in now: an identity to compare with ``is``."""
+    return core.trace_ctx.trace
+
+
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
     return tuple(core.get_axis_env().axis_sizes)

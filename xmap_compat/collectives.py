@@ -368,6 +368,10 @@ def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> Nam
     names = params["axes"]
     own = loc.own(names)
     repeats = math.prod(loc.place(n).size for n in own if n not in x.names and n not in y.names)
+    preferred = params["preferred_element_type"]
+    if preferred is not None and (_unshared(loc, x, y, own) or _unshared(loc, y, x, own)):
+        # Sums that the dot does not make are made in the same precision.
+        x, y = (dataclasses.replace(v, data=v.data.astype(preferred)) for v in (x, y))
     x, y = _sum_unshared(loc, x, y, own), _sum_unshared(loc, y, x, own)
     union = x.names | y.names
     x_data, y_data = (vary_over(loc, v, union).data for v in (x, y))
@@ -379,7 +383,7 @@ def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> Nam
         pos_contract=numbers[0],
         pos_batch=numbers[1],
         precision=params["precision"],
-        preferred_element_type=params["preferred_element_type"],
+        preferred_element_type=preferred,
     )
     mesh_axes = loc.mesh_axes_of([n for n in own if n in union])
     out = sum_devices(loc, out, mesh_axes)
@@ -388,9 +392,13 @@ def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> Nam
     return NamedValue(out, dims, union - own)
 
 
+def _unshared(loc, value, other, names):
+    return [n for n in loc.local_names(names & value.names) if n not in other.dims]
+
+
 def _sum_unshared(loc, value, other, names):
     """Sum the local part of contracted axes that only this operand has."""
-    alone = [n for n in loc.local_names(names & value.names) if n not in other.dims]
+    alone = _unshared(loc, value, other, names)
     if not alone:
         return value
     data = lax.reduce_sum(value.data, value.dims_of(alone))

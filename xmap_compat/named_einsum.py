@@ -299,7 +299,7 @@ def _contract_all(spec, terms, output, sizes, optimize, options):
             keep = ({*kept_letters, *(c for t in rest for c in t.letters)}, kept_names.union(*(t.names for t in rest)))
             picked = [_contract_pair(spec, x, y, *keep, mentioned, options), *rest]
         operands.append(picked[0])
-    return _finish(operands[0], letters, names)
+    return _finish(_accumulating(operands[0], options), letters, names)
 
 
 def _path(operands, output, sizes, optimize):
@@ -321,6 +321,8 @@ def _path(operands, output, sizes, optimize):
 
 
 def _contract_pair(spec, x, y, kept_letters, kept_names, mentioned, options):
+    if _alone(x, y, kept_letters) or _alone(y, x, kept_letters):
+        x, y = (_accumulating(t, options) for t in (x, y))
     x, y = _sum_alone(x, y, kept_letters), _sum_alone(y, x, kept_letters)
     shared = [c for c in x.letters if c in y.letters]
     batch = [c for c in shared if c in kept_letters]
@@ -342,8 +344,18 @@ def _indices(letters, x, y):
     return tuple(map(x.letters.index, letters)), tuple(map(y.letters.index, letters))
 
 
+def _accumulating(operand, options):
+    """Sums that no dot makes are made in the same precision as those that it makes."""
+    dtype = options["preferred_element_type"]
+    return operand if dtype is None else dataclasses.replace(operand, data=operand.data.astype(dtype))
+
+
+def _alone(operand, other, kept):
+    return [k for k, c in enumerate(operand.letters) if c not in kept and c not in other.letters]
+
+
 def _sum_alone(operand, other, kept):
-    alone = [k for k, c in enumerate(operand.letters) if c not in kept and c not in other.letters]
+    alone = _alone(operand, other, kept)
     if not alone:
         return operand
     letters = tuple(c for k, c in enumerate(operand.letters) if k not in alone)

@@ -42,6 +42,15 @@ class NamedValue:
     dims: Dims
     names: frozenset[AxisName]
 
+    def cast(self, names: frozenset[AxisName]) -> NamedValue | None:
+        """What ``vary_over`` made of this value for these names in the trace that is running, if it did."""
+        trace, varied = self.__dict__.get("_casts", {}).get(names, (None, None))
+        return varied if trace is _jax.current_trace() else None
+
+    def remember_cast(self, names: frozenset[AxisName], varied: NamedValue) -> None:
+        """Several uses share one cast: in a gradient their cotangents are added on each device, and summed once."""
+        self.__dict__.setdefault("_casts", {})[names] = (_jax.current_trace(), varied)
+
     def positional_dims(self) -> list[int]:
         """The dimensions of ``data`` that are positional, in order."""
         return [k for k, name in enumerate(self.dims) if name is None]
@@ -209,11 +218,16 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
     names = loc.own(names)
     if not loc.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
+    known = value.cast(names)
+    if known is not None:
+        return known
     axes = loc.mesh_axes_of(names)
     if loc.nested:
         have = loc.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
-    return NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
+    varied = NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
+    value.remember_cast(names, varied)
+    return varied
 
 
 def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
