@@ -1326,6 +1326,18 @@ def test_debug_nans_names_the_failure(placement):
     assert_same(fine, vmapped(mixing)(*arguments(a, b)))
 
 
+def test_the_incomplete_beta_function_and_its_slope(rng):
+    """JAX before 0.12 cannot lower it inside of a typed shard_map."""
+    x, w = rng.uniform(0.1, 0.9, (8, 3)).astype(np.float32), np.array([0.5, 1.0, 2.0], np.float32)
+    body = lambda v, w: jax.scipy.special.betainc(w, 2 * w, v)
+    both = lambda f: (f(x, w), jax.grad(lambda x: f(x, w).sum())(x), jax.jvp(lambda x: f(x, w), (x,), (x,))[1])
+    expected = both(jax.vmap(body, (0, None)))
+    for resources in ((), "x", ("y", "x"), SerialLoop(2), ("x", SerialLoop(2))):
+        with mesh42():
+            result = both(xmap(body, (["a", ...], {}), ["a", ...], axis_resources={"a": resources}))
+        assert_same(result, expected)
+
+
 def test_derivatives_of_interpreted_pallas_kernels(rng):
     """JAX pushes tangents through kernels; it has no reverse mode for them."""
     x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 3), (3,)))

@@ -393,8 +393,11 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
         params["_prim"] = _varying_operation(params["_prim"], mesh_axes)
     if eqn.primitive.name == "pallas_call":
         if params["interpret"]:
-            return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn)}
+            return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": False}
         params["out_avals"] = tuple(_varying_like(aval, mesh_axes) for aval in params["out_avals"])
+    if eqn.primitive.name == "regularized_incomplete_beta" and VERSION < (0, 12, 0):
+        # Its lowering loops from constants to values that vary, which does not type-check before 0.12 either.
+        return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": True}
     return eqn.primitive, params
 
 
@@ -407,42 +410,62 @@ def _plain_jaxpr(fun, avals):
         return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
 
 
-# A call of a jaxpr without varying types among values that have them.
+# A call of a jaxpr without varying types among values that have them.  If it is elementwise, it can be transposed.
 untyped_call_p = Primitive("untyped_call")
 untyped_call_p.multiple_results = True
 
 
 @untyped_call_p.def_effectful_abstract_eval
-def _untyped_call_types(*avals, jaxpr):
+def _untyped_call_types(*avals, jaxpr, elementwise):
     varying = frozenset().union(*(aval.manual_axis_type.varying for aval in avals))
     return [_varying_like(aval, varying) for aval in jaxpr.out_avals], jaxpr.effects
 
 
-def _lower_untyped_call(ctx, *args, jaxpr):
+def _lower_untyped_call(ctx, *args, jaxpr, elementwise):
     with plain_context():
         lower = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
         return lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
 
 
-def _batch_untyped_call(args, dims, *, jaxpr):
+def _batch_untyped_call(args, dims, *, jaxpr, elementwise):
     moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
     avals = [core.typeof(x) for x in moved]
     batched = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=[None if d is None else 0 for d in dims])
-    outs = untyped_call_p.bind(*moved, jaxpr=_plain_jaxpr(batched, avals))
+    if elementwise:
+        size = next(x.shape[0] for x, d in zip(moved, dims) if d is not None)
+        moved = [jax.numpy.broadcast_to(x, (size, *x.shape)) if d is None else x for x, d in zip(moved, dims)]
+        avals, batched = [core.typeof(x) for x in moved], jax.vmap(core.jaxpr_as_fun(jaxpr))
+    outs = untyped_call_p.bind(*moved, jaxpr=_plain_jaxpr(batched, avals), elementwise=elementwise)
     return outs, [0] * len(outs)
 
 
-def _jvp_untyped_call(primals, tangents, *, jaxpr):
-    tangents = [ad.instantiate_zeros(t) for t in tangents]
+def _jvp_untyped_call(primals, tangents, *, jaxpr, elementwise):
     fun = core.jaxpr_as_fun(jaxpr)
+    if elementwise:
+        outs = untyped_call_p.bind(*primals, jaxpr=jaxpr, elementwise=True)
+        slopes = [None if type(t) is ad_util.Zero else _slope(fun, primals, k) for k, t in enumerate(tangents)]
+        pushes = [jax.lax.mul(slope, t) for slope, t in zip(slopes, tangents) if slope is not None]
+        return outs, [sum(pushes[1:], pushes[0])]
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
 
     def pushed(*args):
         outs, out_tangents = jax.jvp(fun, args[: len(primals)], args[len(primals) :])
         return [*outs, *out_tangents]
 
     pushed_jaxpr = _plain_jaxpr(pushed, [core.typeof(x) for x in (*primals, *tangents)])
-    outs = untyped_call_p.bind(*primals, *tangents, jaxpr=pushed_jaxpr)
+    outs = untyped_call_p.bind(*primals, *tangents, jaxpr=pushed_jaxpr, elementwise=False)
     return outs[: len(outs) // 2], outs[len(outs) // 2 :]
+
+
+def _slope(fun, primals, k):
+    def slope(*xs):
+        along = lambda x: fun(*xs[:k], x, *xs[k + 1 :])  # noqa: E731
+        return jax.jvp(along, (xs[k],), (jax.numpy.ones_like(xs[k]),))[1]
+
+    (out,) = untyped_call_p.bind(
+        *primals, jaxpr=_plain_jaxpr(slope, [core.typeof(x) for x in primals]), elementwise=True
+    )
+    return out
 
 
 mlir.register_lowering(untyped_call_p, _lower_untyped_call)
