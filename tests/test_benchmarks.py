@@ -93,6 +93,7 @@ def cases_named(*names):
         "scores  q{b,h,d},k{b,h,d}->qk{b,h} d:x gradients bfloat16",
         "values  q{b,h,k},d{b,h,k}->qd{b,h} b:x k:y full product float32",
         "outer  {i},{j}->{i,j} i:x j:y gradients float32",
+        "one operand alone  {b,k},{k}->{} b:x k:y product bfloat16",
         "chain  {i,j},{j,k},{k,l}->{i,l} i:x product float32",
         "xeinsum k:x product float32",
         "pdot i:x k:y gradients float32",
@@ -100,6 +101,7 @@ def cases_named(*names):
         "mlp grad batch:x hidden:y",
         "mlp hvp hidden:x.y",
         "matmul grad left:x right:y",
+        "megatron rules shard:y",
         "gradient, checkpointed body batch:x 8 chunks",
     ),
 )
