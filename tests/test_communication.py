@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import device_lists, groups_over, replica_groups
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -48,48 +49,20 @@ def _transfer(result, kind, rest):
     shapes = re.findall(r"\w+\[([\d,]*)\]", result)
     elements = sum(int(np.prod([int(d) for d in shape.split(",") if d])) for shape in shapes)
     if kind == "collective-permute":
-        return Transfer(kind, elements, _lists(re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)[1]))
-    groups = _replica_groups(rest)
+        return Transfer(kind, elements, device_lists(re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)[1]))
+    groups = replica_groups(rest)
     size = len(next(iter(groups)))
     return Transfer(
         kind, {"all-gather": elements // size, "reduce-scatter": elements * size}.get(kind, elements), groups
     )
 
 
-def _lists(text):
-    return frozenset(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}?", text))
-
-
-def _replica_groups(text):
-    """``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, or since 0.12 ``mesh['x'=4,'y'=2] {'x'}``."""
-    if match := re.search(r"replica_groups=\{(\{.*?\})\}", text):
-        return _lists(match[1])
-    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, base, order = ([int(d) for d in part.split(",")] if part else None for part in match.groups())
-        return _rows(np.arange(np.prod(base)).reshape(base).transpose(order).reshape(shape))
-    mesh, axes = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text).groups()
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
-    return groups_over(re.findall(r"'(\w+)'", axes), sizes)
-
-
-def _rows(table):
-    return frozenset(tuple(sorted(row)) for row in table.tolist())
-
-
-def groups_over(mesh_axes, sizes=SIZE):
-    """The groups of devices that differ in these mesh axes only."""
-    ids = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
-    names = list(sizes)
-    moved = np.moveaxis(ids, [names.index(m) for m in mesh_axes], range(-len(mesh_axes), 0))
-    return _rows(moved.reshape(-1, np.prod([sizes[m] for m in mesh_axes])))
-
-
 def test_replica_groups_are_read_in_every_notation():
     over_x = frozenset({(0, 2, 4, 6), (1, 3, 5, 7)})
     for text in ["{{0,2,4,6},{1,3,5,7}}", "[2,4]<=[4,2]T(1,0)", "mesh['x'=4,'y'=2] {'x'}"]:
-        assert _replica_groups(f"%p), channel_id=1, replica_groups={text}, dimensions={{0}}") == over_x
+        assert replica_groups(f"%p), channel_id=1, replica_groups={text}, dimensions={{0}}") == over_x
     assert groups_over(["x"]) == over_x
-    assert _replica_groups("replica_groups=[4,2]<=[8], x") == groups_over(["y"])
+    assert replica_groups("replica_groups=[4,2]<=[8], x") == groups_over(["y"])
 
 
 # ------------------------------------------------------------------------- programs to compile

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import replica_groups
 from jax import lax
 from jax.nn import logsumexp, one_hot, relu
 from jax.sharding import PartitionSpec as P
@@ -1030,15 +1031,11 @@ def _bytes(types):
 
 def _groups(rest):
     """How many groups communicate, and how many devices are in one."""
-    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest)
-    if iota:
-        return int(iota[1]), int(iota[2])
-    listed = re.search(r"replica_groups=\{(\{.*?\})\}", rest)
-    if listed:
-        groups = re.findall(r"\{([\d,]*)\}", listed[1])
-        return len(groups), len(groups[0].split(","))
     pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)
-    return (len(re.findall(r"\{[\d,]*\}", pairs[1])), 2) if pairs else (1, len(jax.devices()))
+    if pairs:
+        return len(re.findall(r"\{[\d,]*\}", pairs[1])), 2
+    groups = replica_groups(rest)
+    return len(groups), len(next(iter(groups)))
 
 
 def by_hand(function, in_specs, out_specs):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.ode import odeint
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -324,6 +325,63 @@ def test_custom_rules_that_optimize_rematerialization(mesh42, resources, wrap):
         f = xmap(wrap(lambda v: sine(v) * v), ["a", ...], ["a", ...], axis_resources=resources)
         actual = jax.grad(lambda x: f(x).sum())(x)
     assert_close(actual, np.sin(x) + 7 * x * np.cos(x))
+
+
+def trapezoid(v):
+    """A rule that is met under ``jit`` with an array that it closes over, which is not differentiated."""
+    times = jnp.array([0.0, 0.5])
+    return odeint(lambda y, t: -y, v, times)[-1]
+
+
+@over_all
+def test_the_rule_of_an_integrator(mesh42, resources):
+    x, w = numbers(N, 3), numbers(3)
+    with mesh42:
+        f = xmap(lambda v, w: trapezoid(v) * w, (["a", ...], {}), ["a", ...], axis_resources=resources)
+        actual = jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w)
+    decay = np.exp(np.float32(-0.5))
+    assert_close(actual, (np.broadcast_to(decay * w, x.shape), decay * x.sum(0)), 1e-4)
+
+
+halved = jax.custom_vjp(lambda v: v)
+halved.defvjp(lambda v: (v, None), lambda _, ct: ((ct / 2).astype(jnp.bfloat16),))
+
+
+@over_all
+def test_a_rule_may_return_another_precision(mesh42, resources):
+    x, w = np.ones((N, 3), np.float32), np.ones(3, np.float32)
+    with mesh42:
+        f = xmap(lambda v, w: halved(v) * halved(w), (["a", ...], {}), ["a", ...], axis_resources=resources)
+        actual = jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w)
+    assert [g.dtype for g in actual] == [np.float32, np.float32]
+    assert_close(actual, (x / 2, N * w / 2))
+
+
+@over_placements
+def test_composites(mesh42, resources):
+    @functools.partial(lax.composite, name="mine.shift")
+    def shift(v):
+        return v + lax.pmean(v, "a")
+
+    x = numbers(N, 3)
+    with mesh42:
+        assert_close(xmap(shift, ["a", ...], ["a", ...], axis_resources=resources)(x), x + x.mean(0))
+
+
+@over_all
+@pytest.mark.parametrize("impl", ["unsafe_rbg", "rbg", "threefry2x32"])
+def test_keys_of_each_element(mesh42, resources, impl):
+    """Keys made and used element by element are those of a Python loop, whatever generator makes them."""
+
+    def draw(key, k):
+        first, second = jax.random.split(jax.random.fold_in(key, k))
+        return jax.random.bits(first, (2,)) ^ jax.random.bits(second, (2,))
+
+    key = jax.random.key(1, impl=impl)
+    with mesh42:
+        f = xmap(draw, ({}, ["a"]), ["a", ...], axis_resources=resources)
+        actual = f(key, np.arange(N))
+    np.testing.assert_array_equal(actual, np.stack([draw(key, k) for k in range(N)]))
 
 
 # --------------------------------------------------------------------------- references

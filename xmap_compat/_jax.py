@@ -18,6 +18,7 @@ from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Se
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 FLOOR = (0, 10, 0)
 
@@ -395,10 +396,10 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[st
         if params["interpret"]:
             return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": False}
         params["out_avals"] = tuple(_varying_like(aval, mesh_axes) for aval in params["out_avals"])
-    if eqn.primitive.name == "regularized_incomplete_beta" and VERSION < (0, 12, 0):
-        # Its lowering loops from constants to values that vary, which does not type-check before 0.12 either.
-        return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": True}
-    return eqn.primitive, params
+    if VERSION >= (0, 12, 0) or eqn.primitive.name != "regularized_incomplete_beta":
+        return eqn.primitive, params
+    # Its lowering loops from constants to values that vary, which does not type-check before 0.12 either.
+    return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": True}
 
 
 def _jaxpr_of_equation(eqn):
@@ -494,12 +495,16 @@ def is_key(x: Any) -> bool:
 
 
 def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
-    """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``)."""
+    """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``).
+
+    Keys of ``impl='unsafe_rbg'`` are made with it too.
+    """
     if primitive.name == "rng_bit_generator":
         return True
-    if primitive.name != "random_bits" or not is_key(operands[0].data):
+    if primitive.name not in ("random_bits", "random_fold_in", "random_split") or not is_key(operands[0].data):
         return False
-    return "rbg" in str(jax.random.key_impl(operands[0].data))
+    impl = str(jax.random.key_impl(operands[0].data))
+    return "unsafe_rbg" in impl or ("rbg" in impl and primitive.name == "random_bits")
 
 
 # ----------------------------------------------------------------- varying types
@@ -547,15 +552,16 @@ def custom_vjp_rules(params: Mapping[str, Any]) -> tuple[Callable[..., Any], Cal
     """The user's rules of a ``custom_vjp_call``.
 
     Returns:
-      ``fwd(*primals) -> [*residuals, *outs]``, ``bwd(*residuals, *cotangents) -> cotangents of
-      the primals`` and ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run:
-      ``forwarded[k]`` is the primal that serves as residual k, or None where fwd returned it.
+      ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each primal whether it is
+      differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the primals``; and
+      ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run: ``forwarded[k]`` is the primal that
+      serves as residual k, or None where fwd returned it.
     """
     bound = _bind_params(custom_derivatives.custom_vjp_call_p, params)
     _, fwd, bwd = bound["subfuns"]
 
-    def run_fwd(*primals):
-        flagged = [x for primal in primals for x in (primal, True)]
+    def run_fwd(perturbed, *primals):
+        flagged = [x for pair in zip(primals, perturbed, strict=True) for x in pair]
         return fwd.call_wrapped(*flagged)
 
     def run_bwd(*args):
@@ -573,6 +579,13 @@ def _bind_params(primitive, params):
 def _bwd_returns_logs(out) -> bool:
     """Since 0.10 the flattened backward rule may return ``(cotangents, logs)``."""
     return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+
+
+def instantiate_symbolic(x: Any) -> Any:
+    """A cotangent as an array: zeros for a symbolic zero."""
+    if isinstance(x, SymbolicZero):
+        return ad_util.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
+    return x
 
 
 def _instantiate(x):

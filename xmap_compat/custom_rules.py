@@ -6,6 +6,7 @@ Custom derivatives, roots and linear solves that are differentiated implicitly, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -77,14 +78,16 @@ def _tangent_like(ev, primal, tangent, eqn):
 def custom_vjp(ev: Evaluator, params, operands, eqn):
     names = ev.names_of(params["call_jaxpr"], operands)
     run_fwd, run_bwd, layout = _jax.custom_vjp_rules(params)
-    layouts = [(v.dims, v.names) for v in operands]
+    layouts = [(v.dims, v.names, jax.typeof(v.data).dtype) for v in operands]
 
     @jax.custom_vjp
     def fun(*values):
         return ev.conformed(ev.evaluate(params["call_jaxpr"], values), names)
 
-    def fwd(*primals):
-        outs = _evaluate_callable(ev, run_fwd, primals)
+    def fwd(*flagged):
+        perturbed = [v.data.perturbed for v in flagged]
+        primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
+        outs = _evaluate_callable(ev, functools.partial(run_fwd, perturbed), primals)
         num_residuals = len(outs) - len(names)
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
@@ -97,11 +100,13 @@ def custom_vjp(ev: Evaluator, params, operands, eqn):
         return [_apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
 
     def bwd(residuals, cotangents):
-        found = {names: backward(residuals, cotangents, names) for names in {names for _, names in layouts}}
-        parts = [[outs[k] for outs in found[names]] for k, (_, names) in enumerate(layouts)]
+        cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
+        found = {names: backward(residuals, cotangents, names) for names in {names for _, names, _ in layouts}}
+        parts = [[outs[k] for outs in found[names]] for k, (_, names, _) in enumerate(layouts)]
         return tuple(_add([_cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts))
 
-    fun.defvjp(fwd, bwd)
+    # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
+    fun.defvjp(fwd, bwd, symbolic_zeros=True)
     return fun(*operands)
 
 
@@ -184,15 +189,19 @@ def _with_cotangents(ev: Evaluator) -> Evaluator:
     return dataclasses.replace(ev, loc=loc, checker=dataclasses.replace(ev.checker, placements=placements))
 
 
-def _cotangent_like(ev, cotangent: NamedValue | None, dims, names) -> NamedValue | None:
-    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone."""
+def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
+    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone.
+
+    A rule may return another precision than its primal has, as under ``jax.vmap``.
+    """
     if cotangent is None:
         return None
     cotangent = dataclasses.replace(cotangent, names=cotangent.names - {COTANGENT})
     extra = cotangent.names - names
     if extra:
         cotangent = sum_over(ev.loc, cotangent, sorted(extra, key=str))
-    return conform(ev.loc, cotangent, dims, names)
+    cotangent = conform(ev.loc, cotangent, dims, names)
+    return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))
 
 
 def _evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:

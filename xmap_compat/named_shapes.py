@@ -213,6 +213,7 @@ STRUCTURED: dict[str, Callable[..., list[Names]]] = {
     "closed_call": _call("call_jaxpr"),
     "core_call": _call("call_jaxpr"),
     "eval_jaxpr": _call("call_jaxpr"),
+    "composite": _call("jaxpr"),
     "remat_opt": _call("fwd_jaxpr"),
     "remat2": _call("jaxpr"),
     "checkpoint": _call("jaxpr"),

@@ -210,6 +210,7 @@ STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
     "closed_call": _inline("call_jaxpr"),
     "core_call": _inline("call_jaxpr"),
     "eval_jaxpr": _inline("call_jaxpr"),
+    "composite": _inline("jaxpr"),
     "remat_opt": _inline("fwd_jaxpr"),  # custom_vjp(optimize_remat=True): XLA drops residuals that nobody reads
     "remat2": _remat,
     "remat": _remat,
