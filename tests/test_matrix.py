@@ -1,0 +1,956 @@
+"""The matrix: every collective and named function, under every placement, in every surrounding, for every dtype.
+
+Products of small tables, so that nothing is listed by hand.  A cell is an :class:`Operation` over an axis (or two), on
+an operand that varies over the axis or does not; all cells of a dtype are computed by one xmapped function for each
+:class:`Placement` and each mode.  A mode says what surrounds the cells in the body (``INSIDE``) and what is done
+with the xmapped function (``OUTSIDE``).
+
+The oracle of values is NumPy in double precision, on whole arrays; the oracle of derivatives is the same function of
+whole arrays in ``jax.numpy``, differentiated by JAX.  Neither knows of names, devices or xmap.  What cannot work is in
+``CANNOT``, with its error.
+"""
+
+import contextlib
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, nn
+
+from xmap_compat import Mesh, SerialLoop, collectives, xmap
+from xmap_compat import lax as xlax
+from xmap_compat import numpy as xnp
+
+# ------------------------------------------------------------------------------- placements
+
+MESHES = {
+    "8": ((8,), ("x",)),
+    "2x2": ((2, 2), ("x", "y")),
+    "4x2": ((4, 2), ("x", "y")),
+    "4x1x2": ((4, 1, 2), ("x", "o", "y")),
+}
+SIZES = (8, 4)  # of the axes a and b
+
+
+class Placement(NamedTuple):
+    """Where a and b go.  ``inner`` is a mesh axis that is left for an xmap inside the xmap."""
+
+    resources: dict[str, Any]
+    mesh: str = "4x2"
+    sizes: tuple[int, int] = SIZES
+    inner: str | None = None
+
+    @property
+    def looped(self):
+        return any(isinstance(r, SerialLoop) for r in self.flat())
+
+    def flat(self):
+        for resource in self.resources.values():
+            yield from resource if isinstance(resource, tuple) else (resource,)
+
+
+PLACEMENTS = {
+    "none": Placement({}),
+    "full": Placement({"a": "x"}, "8"),
+    "full over two": Placement({"a": ("x", "y")}),
+    "full over two, minor first": Placement({"a": ("y", "x")}),
+    "partial": Placement({"a": "x"}, inner="y"),
+    "partial over two": Placement({"a": ("x", "y")}, "2x2"),
+    "partial over two, minor first": Placement({"a": ("y", "x")}, "2x2"),
+    "both full": Placement({"a": "x", "b": "y"}, sizes=(4, 2)),
+    "partial and full": Placement({"a": "y", "b": "x"}),
+    "both partial": Placement({"a": "x", "b": "y"}),
+    "the other": Placement({"b": ("x", "y")}, "2x2"),
+    "size one": Placement({"a": "o"}, "4x1x2", inner="y"),
+    "size one and two more": Placement({"a": ("y", "o"), "b": "x"}, "4x1x2"),
+    "loop": Placement({"b": SerialLoop(2)}),
+    "mesh, and a loop": Placement({"a": "x", "b": SerialLoop(2)}, inner="y"),
+    "mesh, and a loop within a mesh axis": Placement({"a": "x", "b": ("y", SerialLoop(2))}),
+}
+
+# ------------------------------------------------------------------------------- operations
+
+
+class Operation(NamedTuple):
+    """A function over a named axis, and its definition.
+
+    Attributes:
+      named: ``(x, axis, n) -> result`` in a body; x has two elements, n participants share the axis.
+      parts: ``(numpy or jax.numpy, rows) -> result``; ``rows`` holds what each participant has.  The result has a first
+        dimension for the participants, unless the operation removes the axis.
+      removes: whether the result lacks the axis.
+      dtypes: initials of those that it takes.
+      axes: "any" number of them, or "one".
+      smooth: whether its result carries derivatives.
+      in_place: for pdot and einsum, what each participant contributes to the sum: inside a body the cotangent is
+        used as it is, as in legacy.
+    """
+
+    named: Callable[..., Any]
+    parts: Callable[..., Any]
+    removes: bool = True
+    dtypes: str = "fbic"
+    axes: str = "any"
+    smooth: bool = True
+    in_place: Callable[..., Any] | None = None
+
+
+def spread(x, n):
+    """One row for each of n participants."""
+    return jnp.arange(1, n + 1).astype(x.dtype)[:, None] * x
+
+
+def spread_rows(xp, rows):
+    index = xp.arange(1, 1 + len(rows)).astype(rows.dtype)
+    return index[None, :, None] * rows[:, None, :]
+
+
+def mate(x):
+    """A second operand."""
+    return x * x + 1
+
+
+def both(axis):
+    """The names, and the first positional dimension."""
+    return (*axis, 0) if isinstance(axis, tuple) else (axis, 0)
+
+
+def braces(axis):
+    return "{" + (",".join(axis) if isinstance(axis, tuple) else axis) + "}"
+
+
+def shuffled(n):
+    return np.random.default_rng(n).permutation(n)
+
+
+def labels(xp, x):
+    return xp.round(x).astype(np.int32)
+
+
+COLLECTIVES = {
+    "lax.psum": Operation(lambda x, axis, n: lax.psum(x, axis), lambda xp, r: r.sum(0)),
+    "lax.psum and position": Operation(lambda x, axis, n: lax.psum(x, both(axis)), lambda xp, r: r.sum((0, 1))),
+    "lax.pmean": Operation(lambda x, axis, n: lax.pmean(x, axis), lambda xp, r: r.mean(0)),
+    "lax.pmax": Operation(lambda x, axis, n: lax.pmax(x, axis), lambda xp, r: r.max(0), dtypes="fbi"),
+    "lax.pmin": Operation(lambda x, axis, n: lax.pmin(x, axis), lambda xp, r: r.min(0), dtypes="fbi"),
+    "lax.all_gather": Operation(lambda x, axis, n: lax.all_gather(x, axis, axis=1), lambda xp, r: r.T),
+    "lax.all_gather tiled": Operation(
+        lambda x, axis, n: lax.all_gather(x, axis, tiled=True), lambda xp, r: r.reshape(-1)
+    ),
+    "lax.all_to_all": Operation(
+        lambda x, axis, n: lax.all_to_all(spread(x, n), axis, 0, 1),
+        lambda xp, r: spread_rows(xp, r).transpose(1, 2, 0),
+        removes=False,
+    ),
+    "lax.all_to_all tiled": Operation(
+        lambda x, axis, n: lax.all_to_all(spread(x, n), axis, 0, 1, tiled=True),
+        lambda xp, r: spread_rows(xp, r).swapaxes(0, 1).reshape(len(r), 1, -1),
+        removes=False,
+    ),
+    "lax.psum_scatter": Operation(
+        lambda x, axis, n: lax.psum_scatter(spread(x, n), axis),
+        lambda xp, r: spread_rows(xp, r).sum(0),
+        removes=False,
+    ),
+    "lax.psum_scatter tiled": Operation(
+        lambda x, axis, n: lax.psum_scatter(spread(x, n).T, axis, scatter_dimension=1, tiled=True),
+        lambda xp, r: spread_rows(xp, r).sum(0)[..., None],
+        removes=False,
+    ),
+    "lax.ppermute": Operation(
+        lambda x, axis, n: lax.ppermute(x, axis, [(k, (k + 3) % n) for k in range(n)]),
+        lambda xp, r: xp.roll(r, 3, 0),
+        removes=False,
+    ),
+    "lax.ppermute partial": Operation(
+        lambda x, axis, n: lax.ppermute(x, axis, [(k, k + 1) for k in range(n - 1)]),
+        lambda xp, r: xp.concatenate([xp.zeros_like(r[:1]), r[:-1]]),
+        removes=False,
+    ),
+    "lax.pshuffle": Operation(
+        lambda x, axis, n: lax.pshuffle(x, axis, shuffled(n).tolist()),
+        lambda xp, r: r[shuffled(len(r))],
+        removes=False,
+    ),
+    "lax.pswapaxes": Operation(
+        lambda x, axis, n: lax.pswapaxes(spread(x, n), axis, 0),
+        lambda xp, r: spread_rows(xp, r).swapaxes(0, 1),
+        removes=False,
+    ),
+    "lax.pbroadcast": Operation(
+        lambda x, axis, n: lax.pbroadcast(x, axis, n // 2), lambda xp, r: r[len(r) // 2], axes="one"
+    ),
+    "lax.axis_index": Operation(
+        lambda x, axis, n: lax.axis_index(axis).astype(x.dtype) * x,
+        lambda xp, r: xp.arange(len(r)).astype(r.dtype)[:, None] * r,
+        removes=False,
+    ),
+    "lax.axis_size": Operation(lambda x, axis, n: x * lax.axis_size(axis), lambda xp, r: r * len(r), removes=False),
+}
+
+
+def inner(xp, r):
+    return (r * mate(r)).sum(1)
+
+
+def outer(xp, r):
+    return r[:, :, None] * mate(r)[:, None, :]
+
+
+VOCABULARY = {
+    "xlax.pdot": Operation(
+        lambda x, axis, n: xlax.pdot(x, mate(x), axis, ((0,), (0,))), lambda xp, r: inner(xp, r).sum(0), in_place=inner
+    ),
+    "xlax.pdot outer": Operation(
+        lambda x, axis, n: xlax.pdot(x, mate(x), axis), lambda xp, r: outer(xp, r).sum(0), in_place=outer
+    ),
+    "xlax.xeinsum": Operation(
+        lambda x, axis, n: xlax.xeinsum(f"k{braces(axis)},k{braces(axis)}->", x, mate(x)),
+        lambda xp, r: inner(xp, r).sum(0),
+        in_place=inner,
+    ),
+    "xnp.einsum": Operation(
+        lambda x, axis, n: xnp.einsum(f"k{braces(axis)},m{braces(axis)}->km", x, mate(x)),
+        lambda xp, r: outer(xp, r).sum(0),
+        in_place=outer,
+    ),
+    "jnp.einsum with braces": Operation(
+        lambda x, axis, n: jnp.einsum(f"k{braces(axis)},m{braces(axis)}->mk{braces(axis)}", x, mate(x)),
+        lambda xp, r: outer(xp, r).swapaxes(1, 2),
+        removes=False,
+    ),
+    "xlax.pgather": Operation(
+        lambda x, axis, n: xlax.pgather(x, np.array([n - 1, 0]), axis), lambda xp, r: r[np.array([-1, 0])]
+    ),
+    "xlax.pgather and position": Operation(
+        lambda x, axis, n: xlax.pgather(x, np.array([1, n, 2 * n - 1]), both(axis)),
+        lambda xp, r: r.reshape(-1)[np.array([1, len(r), 2 * len(r) - 1])],
+    ),
+    "xlax.pgather elsewhere": Operation(
+        lambda x, axis, n: xlax.pgather(x, n - 1 - lax.axis_index(axis), axis), lambda xp, r: r[::-1], removes=False
+    ),
+    **{
+        f"xlax.{name}": Operation(
+            lambda x, axis, n, name=name: getattr(xlax, name)(x, axis),
+            lambda xp, r, name=name: getattr(xp, name[1:])(r, axis=0).astype(np.int32),
+            dtypes="fbi",
+            smooth=False,
+        )
+        for name in ["pargmax", "pargmin"]
+    },
+}
+
+
+def unequal(x, axis):
+    """A standard deviation has no derivative where all are equal."""
+    return x * lax.axis_index(axis).astype(x.dtype)
+
+
+def unequal_rows(xp, rows):
+    return rows * xp.arange(len(rows)).astype(rows.dtype)[:, None]
+
+
+NUMPY = {
+    f"jnp.{name}{' and position' * mixed}": Operation(
+        lambda x, axis, n, name=name, mixed=mixed: getattr(jnp, name)(x, axis=both(axis) if mixed else axis),
+        lambda xp, r, name=name, mixed=mixed: getattr(xp, name)(r, axis=(0, 1) if mixed else 0),
+        dtypes="fbi" if name in ("max", "min") else "fbic",
+    )
+    for name in ["sum", "max", "min", "mean", "var"]
+    for mixed in [False, True]
+}
+NUMPY |= {
+    f"jnp.std{' and position' * mixed}": Operation(
+        lambda x, axis, n, mixed=mixed: jnp.std(unequal(x, axis), axis=both(axis) if mixed else axis),
+        lambda xp, r, mixed=mixed: xp.std(unequal_rows(xp, r), axis=(0, 1) if mixed else 0),
+    )
+    for mixed in [False, True]
+}
+
+NN = {
+    "nn.logsumexp": Operation(
+        lambda x, axis, n: nn.logsumexp(x, axis=axis), lambda xp, r: xp.log(xp.exp(r).sum(0)), dtypes="fb"
+    ),
+    "nn.softmax": Operation(
+        lambda x, axis, n: nn.softmax(x, axis=axis),
+        lambda xp, r: xp.exp(r) / xp.exp(r).sum(0),
+        removes=False,
+        dtypes="fb",
+    ),
+    "nn.log_softmax": Operation(
+        lambda x, axis, n: nn.log_softmax(x, axis=both(axis)),
+        lambda xp, r: r - xp.log(xp.exp(r).sum()),
+        removes=False,
+        dtypes="fb",
+    ),
+    "nn.one_hot": Operation(
+        lambda x, axis, n: nn.one_hot(labels(jnp, x), n, axis=axis, dtype=x.dtype),
+        lambda xp, r: (labels(xp, r) == xp.arange(len(r))[:, None]).astype(r.dtype),
+        removes=False,
+        dtypes="fbi",
+        smooth=False,
+    ),
+}
+
+NAMED_NUMPY = {
+    **{
+        f"xnp.{name}": Operation(
+            lambda x, axis, n, name=name: getattr(xnp, name)(x > -2, both(axis)),
+            lambda xp, r, name=name: getattr(xp, name)(r > -2, axis=(0, 1)),
+            dtypes="fbi",
+            smooth=False,
+        )
+        for name in ["all", "any"]
+    },
+    "xnp.prod": Operation(lambda x, axis, n: xnp.prod(x, axis), lambda xp, r: r.prod(0)),
+    "xnp.prod and position": Operation(lambda x, axis, n: xnp.prod(x, both(axis)), lambda xp, r: r.prod((0, 1))),
+    **{
+        f"xnp.{name}": Operation(
+            lambda x, axis, n, name=name: getattr(xnp, name)(x, axis),
+            lambda xp, r, name=name, options=options: getattr(xp, name)(r, axis=0, **options).astype(np.int32),
+            removes=name != "argsort",
+            dtypes="fbi",
+            axes="one",
+            smooth=False,
+        )
+        for name, options in {"argmax": {}, "argmin": {}, "argsort": {"stable": True}}.items()
+    },
+    **{
+        f"xnp.{name}": Operation(
+            lambda x, axis, n, name=name: getattr(xnp, name)(x, axis),
+            lambda xp, r, name=name: getattr(xp, name)(r, axis=0),
+            removes=name == "median",
+            dtypes=dtypes,
+            axes="one",
+        )
+        for name, dtypes in {
+            "median": "fbi",
+            "sort": "fbi",
+            "cumprod": "fbic",
+            "cumsum": "fbic",
+            "flip": "fbic",
+        }.items()
+    },
+    "xnp.roll": Operation(
+        lambda x, axis, n: xnp.roll(x, -3, axis), lambda xp, r: xp.roll(r, -3, 0), removes=False, axes="one"
+    ),
+    "xnp.take": Operation(
+        lambda x, axis, n: xnp.take(x, np.array([1, 0, 1]), axis), lambda xp, r: r[np.array([1, 0, 1])], axes="one"
+    ),
+    "xnp.along": Operation(
+        lambda x, axis, n: xnp.along(lambda v: (v[1:] * v[:-1]).sum(0), axis, x),
+        lambda xp, r: (r[1:] * r[:-1]).sum(0),
+    ),
+    "xnp.along that keeps the axis": Operation(
+        lambda x, axis, n: xnp.along(lambda v: v - v[::-1] * v[:1], axis, x, keep=True),
+        lambda xp, r: r - r[::-1] * r[:1],
+        removes=False,
+    ),
+}
+
+OPERATIONS: dict[str, Operation] = {**COLLECTIVES, **VOCABULARY, **NUMPY, **NN, **NAMED_NUMPY}
+
+
+def weighted(op):
+    """Times the operand's own sum: a cell with derivatives of an operation that has none, such as an index."""
+
+    def parts(xp, rows):
+        result = op.parts(xp, rows)
+        result = xp.broadcast_to(result, (len(rows), *result.shape)) if op.removes else result
+        return rows.sum(1).reshape(-1, *[1] * (result.ndim - 1)) * result.astype(rows.dtype)
+
+    return op._replace(
+        named=lambda x, axis, n: x.sum() * op.named(x, axis, n).astype(x.dtype), parts=parts, removes=False
+    )
+
+
+# ------------------------------------------------------------------------------------ cells
+
+
+class Cell(NamedTuple):
+    """An operation over an axis or two, on an operand that varies over a, or is alike."""
+
+    operation: str
+    axis: tuple[str, ...]
+    operand: str
+
+    def __str__(self):
+        over = " and ".join(self.axis)
+        return f"{self.operation} over {over}, of what {'varies' if self.operand == 'varying' else 'does not'}"
+
+
+KINDS = {"a": (("a",), "varying"), "alike": (("a",), "alike"), "b and a": (("b", "a"), "varying")}
+
+
+def applies(cell, dtype):
+    op = OPERATIONS[cell.operation]
+    return dtype in op.dtypes and (op.axes == "any" or len(cell.axis) == 1)
+
+
+def operation_of(cell, smooth):
+    op = OPERATIONS[cell.operation]
+    return weighted(op) if smooth and not op.smooth else op
+
+
+class Named:
+    """Cells in a body: ``call({cell: operand}) -> {cell: result}``."""
+
+    xp = jnp
+
+    def __init__(self, sizes, smooth, inner):
+        self.sizes, self.smooth, self.inner = sizes, smooth, inner
+
+    def operand(self, cell, values):
+        return values["u"] if cell.operand == "alike" else values["x"] * values["u"]
+
+    def call(self, operands, axis_of=lambda cell: cell.axis):
+        results = {}
+        for cell, h in operands.items():
+            axis = axis_of(cell)
+            n = math.prod(self.sizes[name] for name in axis)
+            results[cell] = operation_of(cell, self.smooth).named(h, axis if len(axis) > 1 else axis[0], n)
+        return results
+
+    def index(self):
+        return lax.axis_index("a")
+
+    def two(self, h):
+        """The operand, and twice it, along a first positional dimension."""
+        return jnp.stack([h, 2 * h])
+
+
+class Whole:
+    """The same on whole arrays, with a leading dimension for each name; results vary over all names if ``spread``."""
+
+    def __init__(self, xp, sizes, smooth, spread):
+        self.xp, self.sizes, self.smooth, self.spread = xp, sizes, smooth, spread
+
+    def operand(self, cell, values):
+        a, b = self.sizes["a"], self.sizes["b"]
+        h = values["u"] if cell.operand == "alike" else values["x"] * values["u"]
+        return self.xp.broadcast_to(h, (a, b, *h.shape[-1:]))
+
+    def call(self, operands, axis_of=lambda cell: cell.axis, names="ab", in_place=False):
+        return {
+            cell: self.one(operation_of(cell, self.smooth), h, axis_of(cell), names, in_place)
+            for cell, h in operands.items()
+        }
+
+    def one(self, op, h, axis, names, in_place):
+        parts, removes = op.parts, op.removes
+        if in_place and op.in_place:
+            parts, removes = op.in_place, False
+        front = [names.index(name) for name in axis]
+        rest = [k for k in range(len(names)) if k not in front]
+        rows = h.transpose(*rest, *front, len(names))
+        sizes = rows.shape[:-1]
+        rows = rows.reshape(-1, math.prod(h.shape[k] for k in front), h.shape[-1])
+        on_rows = lambda r: parts(self.xp, r)
+        out = self.xp.stack([on_rows(r) for r in rows]) if self.xp is np else jax.vmap(on_rows)(rows)
+        if not removes:
+            out = out.reshape(*sizes, *out.shape[2:])
+            order = [*rest, *front]
+            return out.transpose(*np.argsort(order), *range(len(order), out.ndim))
+        tail = out.shape[1:]
+        out = out.reshape((*(h.shape[k] for k in rest), *tail))
+        if not self.spread:
+            return out
+        out = out.reshape(*(1 if k in front else h.shape[k] for k in range(len(names))), *tail)
+        return self.xp.broadcast_to(out, (*h.shape[: len(names)], *tail))
+
+    def index(self):
+        return self.xp.arange(self.sizes["a"])[:, None]
+
+    def two(self, h):
+        return self.xp.stack([h, 2 * h], 2)
+
+    def twice(self, operands):
+        """The results for operands and for twice them, along a first positional dimension."""
+        once, again = self.call(operands), self.call(each(lambda h: 2 * h, operands))
+        return {cell: self.xp.stack([once[cell], again[cell]], 2) for cell in operands}
+
+
+def each(function, *trees):
+    return {cell: function(*(tree[cell] for tree in trees)) for cell in trees[0]}
+
+
+# -------------------------------------------------------------- what surrounds cells in a body
+
+
+class Surrounding(NamedTuple):
+    """``body(Named, operands)`` and ``oracle(Whole, operands)``, each giving ``{cell: result}``."""
+
+    body: Callable[..., Any]
+    oracle: Callable[..., Any]
+    smooth: bool = False
+
+
+def in_scan(named, operands):
+    step = lambda carry, h: (carry + 1, named.call(h))
+    return lax.scan(step, 0, each(named.two, operands))[1]
+
+
+def in_while(named, operands):
+    """Elements of odd index take a second step, with what the others then hold."""
+    start = jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, operands))
+    steps = 1 + named.index() % 2
+    step = lambda state: (state[0] + 1, each(lambda h: 2 * h, state[1]), named.call(state[1]))
+    return lax.while_loop(lambda state: state[0] < steps, step, (0, operands, start))[2]
+
+
+def in_while_oracle(whole, operands):
+    xp = whole.xp
+    odd = whole.index() % 2 == 1
+    first = whole.call(operands)
+    second = whole.call(each(lambda h: 2 * h, operands))
+    return each(lambda one, two: xp.where(odd.reshape(-1, *[1] * (one.ndim - 1)), two, one), first, second)
+
+
+def in_cond(named, operands):
+    """A branch that all take, and within it one that elements of even index take."""
+    nothing = lambda h: jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), jax.eval_shape(named.call, h))
+    some = lambda h: lax.cond(named.index() % 2 == 0, named.call, nothing, h)
+    return lax.cond(lax.psum(jnp.int32(1), "a") > 0, some, nothing, operands)
+
+
+def in_cond_oracle(whole, operands):
+    xp = whole.xp
+    even = whole.index() % 2 == 0
+    return each(lambda r: xp.where(even.reshape(-1, *[1] * (r.ndim - 1)), r, xp.zeros_like(r)), whole.call(operands))
+
+
+def inner_axis(cell):
+    """Over the inner axis too: before the outer one, or, where one axis is all that a function takes, instead of it."""
+    return ("c",) if OPERATIONS[cell.operation].axes == "one" else ("c", *cell.axis)
+
+
+def in_inner(axis_of):
+    def body(named, operands):
+        function = lambda h: named.call(h, axis_of)
+        mapped = xmap(function, ["c", ...], ["c", ...], axis_resources=named.inner)
+        return mapped(each(named.two, operands))
+
+    return body
+
+
+def jvp_inside(xp_call, operands):
+    return jax.jvp(xp_call, (operands,), (each(lambda h: 1 - h, operands),))[1]
+
+
+def vjp_inside(named, operands):
+    results, pull = jax.vjp(named.call, operands)
+    return pull(each(lambda r: r * (1 + named.index()).astype(r.dtype), results))[0]
+
+
+def vjp_inside_oracle(whole, operands):
+    results = whole.call(operands)
+    factor = lambda r: (1 + whole.index()).reshape(-1, *[1] * (r.ndim - 1)).astype(r.dtype)
+    pull = jax.vjp(functools.partial(whole.call, in_place=True), operands)[1]
+    cotangents = each(lambda r: r * factor(r), results)
+    return pull(cotangents)[0]
+
+
+own = lambda cell: cell.axis
+INSIDE = {
+    "plain": Surrounding(lambda named, h: named.call(h), lambda whole, h: whole.call(h)),
+    "jit": Surrounding(lambda named, h: jax.jit(named.call)(h), lambda whole, h: whole.call(h)),
+    "scan": Surrounding(in_scan, Whole.twice),
+    "while": Surrounding(in_while, in_while_oracle),
+    "cond": Surrounding(in_cond, in_cond_oracle),
+    "vmap": Surrounding(lambda named, h: jax.vmap(named.call)(each(named.two, h)), Whole.twice),
+    "inner xmap": Surrounding(in_inner(own), Whole.twice),
+    "inner xmap over both": Surrounding(
+        in_inner(inner_axis), lambda whole, h: whole.call(each(whole.two, h), inner_axis, "abc")
+    ),
+    "jvp": Surrounding(
+        lambda named, h: jvp_inside(named.call, h), lambda whole, h: jvp_inside(whole.call, h), smooth=True
+    ),
+    "vjp": Surrounding(vjp_inside, vjp_inside_oracle, smooth=True),
+}
+
+# ----------------------------------------------------------- what is done with the function
+
+
+def some_like(tree, phase):
+    """Tangents or cotangents."""
+
+    def like(leaf):
+        numbers = np.cos(phase + np.arange(math.prod(leaf.shape), dtype=np.float32)).reshape(leaf.shape)
+        return numbers.astype(leaf.dtype) * (1 + 1j if np.issubdtype(leaf.dtype, np.complexfloating) else 1)
+
+    return jax.tree.map(like, tree)
+
+
+def push(fun, args):
+    return jax.jvp(fun, (args,), (some_like(args, 1),))[1]
+
+
+def pull(fun, args):
+    results, transpose = jax.vjp(fun, args)
+    return transpose(some_like(results, 2))[0]
+
+
+class Use(NamedTuple):
+    """``run(function, arguments)`` of the xmapped function and, unless there is an ``oracle``, of the oracle."""
+
+    run: Callable[..., Any]
+    smooth: bool = True
+    oracle: Callable[..., Any] | None = None
+
+
+OUTSIDE = {
+    "value": Use(lambda fun, args: fun(args), smooth=False),
+    "vmap": Use(
+        lambda fun, args: jax.vmap(fun)(jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args)),
+        smooth=False,
+        oracle=lambda fun, args: jax.tree.map(
+            lambda *rs: np.stack(rs), fun(args), fun(jax.tree.map(lambda x: 2 * x, args))
+        ),
+    ),
+    "jvp": Use(push),
+    "vjp": Use(pull),
+    "second order, forward over reverse": Use(lambda fun, args: push(lambda at: pull(fun, at), args)),
+    "second order, reverse over forward": Use(lambda fun, args: pull(lambda at: push(fun, at), args)),
+}
+
+MODES = [
+    *(("plain", outside) for outside in OUTSIDE),
+    *((inside, "value") for inside in INSIDE if inside != "plain"),
+    *((inside, "vjp") for inside in ["scan", "cond", "inner xmap over both"]),
+]
+
+# ---------------------------------------------------------------------------------- running
+
+
+@functools.cache
+def quick_compilation():
+    """Those options that this XLA knows; compilation would else take most of the time of these tests."""
+    known = {}
+    for option, value in {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda x: x).lower(0).compile({option: value})
+            known[option] = value
+    return known
+
+
+def run(fun, args):
+    return jax.device_get(jax.jit(fun).lower(args).compile(quick_compilation())(args))
+
+
+DTYPES = {"f": jnp.float32, "b": jnp.bfloat16, "i": jnp.int32, "c": jnp.complex64}
+TOLERANCE = {"f": 1e-3, "b": 6e-2, "i": 1e-5, "c": 1e-3}
+
+
+def draw(dtype, shape, seed):
+    rng = np.random.default_rng(seed)
+    if dtype in "bi":
+        return rng.choice([-2, -1, 1, 2] if dtype == "i" else [-1, -0.5, 0.5, 1], size=shape).astype(DTYPES[dtype])
+    x = rng.normal(size=shape)
+    return (x + 1j * rng.normal(size=shape) if dtype == "c" else x).astype(DTYPES[dtype])
+
+
+@functools.cache
+def arguments(dtype, cells, sizes):
+    a, b = sizes
+    args = {}
+    for k, cell in enumerate(cells):
+        args[cell] = {"u": draw(dtype, (b, 2), 2 * k)}
+        if cell.operand == "varying":
+            args[cell]["x"] = draw(dtype, (a, b, 2), 2 * k + 1)
+    return args
+
+
+def kept(cell, inside, smooth):
+    """The axes of a result in the out_axes."""
+    removes = operation_of(cell, smooth).removes and inside == "plain"
+    return [name for name in "ab" if not removes or name not in cell.axis]
+
+
+def is_smooth(inside, outside):
+    return INSIDE[inside].smooth or OUTSIDE[outside].smooth
+
+
+def is_compound(inside, outside):
+    """Whether a derivative is taken of something else than the plain cells."""
+    return inside != "plain" and outside != "value"
+
+
+def results_of(placement, mode, dtype, cells):
+    inside, outside = mode
+    smooth = is_smooth(*mode)
+    sizes = dict(zip("abc", (*placement.sizes, 2)))
+    named = Named(sizes, smooth, {"c": placement.inner} if placement.inner else {})
+
+    def body(values):
+        return INSIDE[inside].body(named, {cell: named.operand(cell, v) for cell, v in values.items()})
+
+    specs = {"x": ["a", "b", ...], "u": ["b", ...]}
+    args = arguments(dtype, cells, placement.sizes)
+    fun = xmap(
+        body,
+        ({cell: {name: specs[name] for name in values} for cell, values in args.items()},),
+        {cell: [*kept(cell, inside, smooth), ...] for cell in cells},
+        axis_sizes=dict(zip("ab", placement.sizes)),
+        axis_resources=placement.resources,
+    )
+    shape, names = MESHES[placement.mesh]
+    with Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), names):
+        return run(lambda values: OUTSIDE[outside].run(fun, values), args)
+
+
+@functools.cache
+def expected(sizes, mode, dtype, cells):
+    """What the oracle says, and the dtypes of results."""
+    inside, outside = mode
+    smooth = is_smooth(*mode)
+    args = arguments(dtype, cells, sizes)
+
+    def positional(xp, values):
+        whole = Whole(xp, dict(zip("ab", sizes)), smooth, spread=inside != "plain")
+        return INSIDE[inside].oracle(whole, {cell: whole.operand(cell, v) for cell, v in values.items()})
+
+    use = OUTSIDE[outside]
+    in_jax = lambda values: use.run(functools.partial(positional, jnp), values)
+    types = jax.eval_shape(in_jax, args)
+    if smooth:
+        wide = jax.tree.map(lambda x: x.astype(np.float32) if dtype == "b" else x, args)
+        return run(in_jax, wide), types
+    wide = jax.tree.map(lambda x: x.astype({"i": np.int64, "c": np.complex128}.get(dtype, np.float64)), args)
+    with np.errstate(over="ignore"):
+        return (use.oracle or use.run)(functools.partial(positional, np), wide), types
+
+
+def difference(result, oracle, type_, tolerance):
+    """What is wrong with a result, or None."""
+    if (result.shape, result.dtype) != (type_.shape, type_.dtype):
+        return f"{result.dtype}{result.shape} instead of {type_.dtype}{type_.shape}"
+    if np.issubdtype(type_.dtype, np.integer) or type_.dtype == bool:
+        return None if (result == oracle.astype(type_.dtype)).all() else "other integers"
+    wide = np.complex128 if np.issubdtype(type_.dtype, np.complexfloating) else np.float64
+    result, oracle = result.astype(wide), np.asarray(oracle).astype(wide)
+    scale = max(1, np.abs(oracle).max(initial=0))
+    close = np.isclose(result, oracle, rtol=tolerance, atol=tolerance * scale)
+    return None if close.all() else f"{(~close).sum()} of {close.size} differ, by up to {np.abs(result - oracle).max()}"
+
+
+def wrong_cells(placement, mode, dtype, cells):
+    """``["cell: what is wrong", ...]``; if the program of all of them raises, each is tried alone."""
+    try:
+        results = results_of(placement, mode, dtype, cells)
+    except Exception as error:
+        if len(cells) == 1:
+            return [f"{cells[0]}: {type(error).__name__}: {str(error)[:500]}"]
+        alone = [text for cell in cells for text in wrong_cells(placement, mode, dtype, (cell,))]
+        return alone or [f"only together: {error!r}"]
+    oracle, types = expected(placement.sizes, mode, dtype, cells)
+    compare = lambda *leaves: difference(*leaves, TOLERANCE[dtype])
+    return [
+        f"{cell}: {text}"
+        for cell in cells
+        for text in jax.tree.leaves(jax.tree.map(compare, results[cell], oracle[cell], types[cell]))
+    ]
+
+
+# ------------------------------------------------------------------------------- the matrix
+
+#: All cells, in about an hour; else each program computes a share of them, so that all pairs are covered.
+EVERYTHING = bool(int(os.environ.get("XMAP_COMPAT_MATRIX", 0)))
+OTHER_DTYPES = {("plain", "value"): "bic", ("plain", "vjp"): "bc"}
+PROGRAMS = [
+    (inside, outside, dtype)
+    for inside, outside in MODES
+    for dtype in ("fbic" if EVERYTHING else "f" + OTHER_DTYPES.get((inside, outside), ""))
+    if dtype != "i" or not is_smooth(inside, outside)
+]
+
+
+def turn_of(program):
+    """``(k, n)``: the program computes every n-th cell, k places on; programs alike take turns."""
+    inside, outside, dtype = program
+    if dtype != "f":
+        return 0, 16
+    smooth = is_smooth(inside, outside)
+    k = [mode for mode in MODES if is_smooth(*mode) == smooth].index((inside, outside))
+    if smooth:
+        return 2 * k, 20 if is_compound(inside, outside) else 12
+    return k, 4 if (inside, outside) == ("plain", "value") else 13
+
+
+def chosen_cells(name, program):
+    """The cells that a program computes under a placement."""
+    dtype = program[2]
+    placement = PLACEMENTS[name]
+    offset, share = (0, 1) if EVERYTHING else turn_of(program)
+    offset += list(PLACEMENTS).index(name)
+    return tuple(
+        cell
+        for i, operation in enumerate(OPERATIONS)
+        for k, kind in enumerate(KINDS.values())
+        if (i + 5 * k - offset) % share == 0
+        for cell in [Cell(operation, *kind)]
+        if applies(cell, dtype) and not (placement.looped and "b" in cell.axis)
+    )
+
+
+def program_id(program):
+    inside, outside, dtype = program
+    return f"{DTYPES[dtype].__name__}-{outside}" + (f" of {inside}" if inside != "plain" else "")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=program_id)
+def test_cells_equal_the_oracle(program, placement):
+    inside, outside, dtype = program
+    cells = chosen_cells(placement, program)
+    assert wrong_cells(PLACEMENTS[placement], (inside, outside), dtype, cells) == []
+
+
+# --------------------------------------------------------------------- nothing is forgotten
+
+
+def test_the_chosen_cells_cover_all_pairs():
+    """Of operation and placement (with and without derivatives), operation and mode, operation and dtype."""
+    seen = {
+        pair
+        for program in PROGRAMS
+        for name in PLACEMENTS
+        for cell in chosen_cells(name, program)
+        for pair in [
+            (cell.operation, name, is_smooth(*program[:2])),
+            (cell.operation, program[:2]),
+            (cell.operation, program[2]),
+            (cell, program[:2]),
+        ]
+    }
+    smooth_or_not = [False, True]
+    wanted = {(op, name, smooth) for op in OPERATIONS for name in PLACEMENTS for smooth in smooth_or_not}
+    wanted |= {(op, dtype) for op in OPERATIONS for dtype in OPERATIONS[op].dtypes}
+    cells = [Cell(op, *kind) for op in OPERATIONS for kind in KINDS.values()]
+    wanted |= {(cell, mode) for cell in cells for mode in MODES if applies(cell, "f") and not is_compound(*mode)}
+    wanted |= {(op, mode) for op in OPERATIONS for mode in MODES}
+    assert wanted - seen == set()
+
+
+#: Functions of jax.lax with an ``axis_name`` that say what shard_map is told, and compute nothing over named axes.
+OF_SHARD_MAP = {"pcast", "pvary", "psend", "precv"}
+
+
+def over_named_axes(module):
+    for name in dir(module):
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            if "axis_name" in inspect.signature(getattr(module, name)).parameters:
+                yield name
+
+
+def test_every_function_is_in_the_matrix():
+    """Each that the package exports, and each of jax.lax that takes a name."""
+    functions = {name.split()[0] for name in [*OPERATIONS, *CANNOT]}
+    assert {f"xlax.{name}" for name in xlax.__all__} <= functions
+    assert {f"xnp.{name}" for name in xnp.__all__} <= functions
+    assert {f"lax.{name}" for name in {*over_named_axes(lax)} - OF_SHARD_MAP} <= functions
+
+
+@pytest.fixture
+def spied(monkeypatch):
+    """Which rules of collectives translate anything."""
+    used = set()
+
+    def spy(name, rule):
+        def translate(*args):
+            used.add(name)
+            return rule.translate(*args)
+
+        monkeypatch.setitem(collectives.RULES, name, rule._replace(translate=translate))
+
+    for name, rule in list(collectives.RULES.items()):
+        spy(name, rule)
+    return used
+
+
+def test_every_rule_is_used(spied):
+    cells = tuple(Cell(operation, ("a",), "varying") for operation in [*COLLECTIVES, *VOCABULARY])
+    results_of(PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells)
+    assert set(collectives.RULES) - spied == set()
+
+
+@pytest.mark.parametrize("primitive", ["psum", "ppermute", "all_gather"])
+def test_a_wrong_rule_is_found(primitive, monkeypatch):
+    """The matrix sees a collective that errs where its axis is split, and names the cells."""
+    rule = collectives.RULES[primitive]
+
+    def translate(loc, params, *operands):
+        right = rule.translate(loc, params, *operands)
+        split = loc.mesh_axes_of(collectives.axis_names(params))
+        return collectives.apply_positional(loc, lambda x: x * 2, right) if split else right
+
+    monkeypatch.setitem(collectives.RULES, primitive, rule._replace(translate=translate))
+    cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])
+    wrong = wrong_cells(PLACEMENTS["partial"], ("plain", "value"), "f", cells)
+    assert [text.partition(" over ")[0] for text in wrong] == [f"lax.{primitive}"]
+    assert wrong_cells(PLACEMENTS["none"], ("plain", "value"), "f", cells) == []
+
+
+# --------------------------------------------------------------------------- what cannot be
+
+
+class Cannot(NamedTuple):
+    """Why, and the error that says so; ``body(x)`` has axes a and b, b in a serial loop if ``looped``."""
+
+    reason: str
+    error: type[Exception]
+    message: str
+    body: Callable[[Any], Any]
+    looped: bool = False
+
+
+def over_loop(operation):
+    return Cannot(
+        "the elements of a looped axis are not there at the same time",
+        RuntimeError,
+        "axes with loop resources assigned to them cannot be referenced .* `b` violates that rule",
+        lambda x: OPERATIONS[operation].named(x, "b", SIZES[1]),
+        looped=True,
+    )
+
+
+def over_two_axes(operation):
+    function = operation.split(".")[1]
+    return Cannot(
+        "an order along one axis, as in NumPy",
+        TypeError,
+        f"{function} takes one named axis, or one positional axis, but got axis=",
+        lambda x: OPERATIONS[operation].named(x, ("a", "b"), math.prod(SIZES)),
+    )
+
+
+#: These name the looped axis, and communicate nothing.
+LOOPABLE = {"lax.axis_size", "jnp.einsum with braces"}
+ORDERED = ["argmax", "argmin", "argsort", "median", "sort", "cumprod", "cumsum", "flip"]
+
+#: Everything that the matrix lacks, and why; a label starts with the function.
+CANNOT = {
+    **{f"{name} over a looped axis": over_loop(name) for name in OPERATIONS if name not in LOOPABLE},
+    **{f"xnp.{name} over two axes": over_two_axes(f"xnp.{name}") for name in ORDERED},
+    "lax.ragged_all_to_all": Cannot(
+        "what each participant holds differs in size, and a named array has one positional shape",
+        NotImplementedError,
+        "does not know how to partition the operation `ragged_all_to_all` that uses the named axes `a` at .*",
+        lambda x: lax.ragged_all_to_all(x, x, *[np.arange(8)] * 4, axis_name="a"),
+    ),
+}
+
+
+@pytest.mark.parametrize("label", CANNOT)
+def test_what_cannot_be_is_refused_in_words(label):
+    cannot = CANNOT[label]
+    resources = {"b": SerialLoop(2)} if cannot.looped else {}
+    refused = xmap(cannot.body, ["a", "b", ...], ["a", "b", ...], axis_resources=resources)
+    with pytest.raises(cannot.error, match=cannot.message):
+        refused(np.ones((*SIZES, 2), np.float32))
