@@ -1,5 +1,6 @@
 """Eight fake CPU devices for every test, set before JAX is imported."""
 
+import faulthandler
 import os
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -24,3 +25,11 @@ def mesh42():
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def end_a_hang():
+    """A program that hangs ends the process, with a traceback, where an assertion could not."""
+    faulthandler.dump_traceback_later(240, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()

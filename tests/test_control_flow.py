@@ -6,7 +6,6 @@ select; a ``while`` runs until every element is done.  Where such a predicate me
 does not fail but hangs, so those run in a subprocess with a time limit: ``python test_control_flow.py GROUP``.
 """
 
-import faulthandler
 import functools
 import os
 import subprocess
@@ -19,56 +18,23 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxprs_in_params
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, together
 
-from xmap_compat import Mesh, SerialLoop, xmap
+from xmap_compat import SerialLoop, xmap
 
-IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
-OUT_AXES = {0: "a", 1: "b"}
+pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 # name: (size of a, size of b, axis_resources)
-PLACEMENTS = {
-    "vectorized": (8, 4, {}),
-    "a:x": (8, 4, {"a": "x"}),
-    "a:xy": (8, 4, {"a": ("x", "y")}),
-    "a:yx": (16, 4, {"a": ("y", "x")}),
-    "b:y": (8, 4, {"b": "y"}),
-    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
-    "b:x": (8, 4, {"b": "x"}),
-}
 LOOPED_PLACEMENTS = {
     "a:loop": (8, 4, {"a": SerialLoop(4)}),
     "a:x+loop,b:loop": (16, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)}),
 }
 
 
-@pytest.fixture(autouse=True)
-def _end_a_hang():
-    faulthandler.dump_traceback_later(240, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
-@functools.cache
-def arguments(a, b):
-    """x varies over a and b, u over a, w over nothing."""
-    rng = np.random.default_rng(a * b)
-    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
-
-
-def mesh42():
-    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-
-
 def vmapped(body):
     """The positional function that xmap must equal."""
     over_b = jax.vmap(body, in_axes=(0, None, None), axis_name="b")
     return jax.jit(jax.vmap(over_b, in_axes=(0, 0, None), axis_name="a"))
-
-
-@functools.cache
-def together(programs):
-    """One body that runs several programs."""
-    return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
 
 
 @functools.cache

@@ -7,7 +7,6 @@ what hand-written ``jax.shard_map`` programs do.
 """
 
 import collections
-import faulthandler
 import functools
 import math
 import re
@@ -17,29 +16,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import placements
 import pytest
 from compiled import replica_groups
 from jax import lax
 from jax.nn import logsumexp, one_hot, relu
 from jax.sharding import PartitionSpec as P
+from placements import IN_AXES, PLACEMENTS, mesh42
 
-from xmap_compat import Mesh, SerialLoop, pdot, xmap
+from xmap_compat import SerialLoop, pdot, xmap
 
-IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
 AB, A, B = {0: "a", 1: "b"}, {0: "a"}, {0: "b"}
 
+pytestmark = pytest.mark.usefixtures("end_a_hang")
+
 # name: (size of a, size of b, axis_resources)
-PLACEMENTS = {
-    "vectorized": (8, 4, {}),
-    "a:x": (8, 4, {"a": "x"}),
-    "a:xy": (8, 4, {"a": ("x", "y")}),
-    "a:yx": (16, 4, {"a": ("y", "x")}),
-    "b:y": (8, 4, {"b": "y"}),
-    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
-    "b:x": (8, 4, {"b": "x"}),
-}
-
-
 LOOPED_PLACEMENTS = {
     "a:loop": (8, 4, {"a": SerialLoop(4)}),
     "b:loop": (8, 4, {"b": SerialLoop(2)}),
@@ -47,18 +38,10 @@ LOOPED_PLACEMENTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _end_a_hang():
-    faulthandler.dump_traceback_later(240, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
 @functools.cache
 def arguments(a, b):
     """x varies over a and b and has many equal elements, u varies over a, w over nothing."""
-    rng = np.random.default_rng(a * b)
-    x, u, w = (rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
+    x, u, w = placements.arguments(a, b)
     return np.round(2 * x) / 2, u, w
 
 
@@ -72,10 +55,6 @@ def _direction(leaf, seed):
     if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
         return np.zeros(jnp.shape(leaf), jax.dtypes.float0)
     return np.cos(seed + np.arange(math.prod(leaf.shape))).reshape(leaf.shape).astype(leaf.dtype)
-
-
-def mesh42():
-    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 
 def assert_same(result, expected, tolerance=2e-4):

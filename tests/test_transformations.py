@@ -6,7 +6,6 @@ computed in serial loops where no names are mentioned.
 """
 
 import collections
-import faulthandler
 import functools
 from functools import partial
 
@@ -21,43 +20,16 @@ from jax.experimental import pallas as pl
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, together
 
-from xmap_compat import Mesh, SerialLoop, xmap
+from xmap_compat import SerialLoop, xmap
 
-IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
-OUT_AXES = {0: "a", 1: "b"}
+pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 # name: (size of a, size of b, axis_resources)
-PLACEMENTS = {
-    "vectorized": (8, 4, {}),
-    "a:x": (8, 4, {"a": "x"}),
-    "a:xy": (8, 4, {"a": ("x", "y")}),
-    "a:yx": (16, 4, {"a": ("y", "x")}),
-    "b:y": (8, 4, {"b": "y"}),
-    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
-    "b:x": (8, 4, {"b": "x"}),
-}
 LOOPED_PLACEMENTS = {"a:x+loop,b:loop": (8, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)})}
 # Each way in which a device can hold its part of the axes, once: for programs that take long to compile.
 KINDS_OF_PLACEMENT = ["vectorized", "a:xy", "a:yx", "a:x,b:y", "b:x"]
-
-
-@pytest.fixture(autouse=True)
-def _end_a_hang():
-    faulthandler.dump_traceback_later(240, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
-@functools.cache
-def arguments(a, b):
-    """x varies over a and b, u over a, w over nothing."""
-    rng = np.random.default_rng(a * b)
-    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
-
-
-def mesh42():
-    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 
 def vmapped(body):
@@ -68,12 +40,6 @@ def vmapped(body):
 
 def xmapped(resources):
     return lambda body: xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
-
-
-@functools.cache
-def together(programs):
-    """One body that runs several programs."""
-    return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
 
 
 @functools.cache

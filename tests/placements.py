@@ -1,0 +1,39 @@
+"""Two axes and three arrays under every kind of placement on a 4x2 mesh, as several test modules run them."""
+
+import functools
+
+import jax
+import numpy as np
+
+from xmap_compat import Mesh
+
+IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
+OUT_AXES = {0: "a", 1: "b"}
+
+# name: (size of a, size of b, axis_resources)
+PLACEMENTS = {
+    "vectorized": (8, 4, {}),
+    "a:x": (8, 4, {"a": "x"}),
+    "a:xy": (8, 4, {"a": ("x", "y")}),
+    "a:yx": (16, 4, {"a": ("y", "x")}),
+    "b:y": (8, 4, {"b": "y"}),
+    "a:x,b:y": (8, 4, {"a": "x", "b": "y"}),
+    "b:x": (8, 4, {"b": "x"}),
+}
+
+
+@functools.cache
+def arguments(a, b):
+    """x[a, b, 3] varies over a and b, u[a] over a, w[3] over nothing."""
+    rng = np.random.default_rng(a * b)
+    return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
+
+
+def mesh42():
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+@functools.cache
+def together(programs):
+    """One body that runs several programs."""
+    return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
