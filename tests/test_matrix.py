@@ -771,15 +771,29 @@ PROGRAMS = [
 ]
 
 
+def is_extra(program):
+    """What a half of the placements is enough for."""
+    inside, outside, dtype = program
+    return dtype != "f" or is_compound(inside, outside)
+
+
+PROGRAMS_AND_PLACEMENTS = [
+    (program, name)
+    for p, program in enumerate(PROGRAMS)
+    for k, name in enumerate(PLACEMENTS)
+    if EVERYTHING or not is_extra(program) or (p + k) % 2 == 0
+]
+
+
 def turn_of(program):
     """``(k, n)``: the program computes every n-th cell, k places on; programs alike take turns."""
     inside, outside, dtype = program
     if dtype != "f":
-        return 0, 16
+        return 0, 9
     smooth = is_smooth(inside, outside)
     k = [mode for mode in MODES if is_smooth(*mode) == smooth].index((inside, outside))
     if smooth:
-        return 2 * k, 20 if is_compound(inside, outside) else 12
+        return 2 * k, 11 if is_compound(inside, outside) else 12
     return k, 4 if (inside, outside) == ("plain", "value") else 13
 
 
@@ -804,8 +818,10 @@ def program_id(program):
     return f"{DTYPES[dtype].__name__}-{outside}" + (f" of {inside}" if inside != "plain" else "")
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=program_id)
+@pytest.mark.parametrize(
+    ("program", "placement"),
+    [pytest.param(program, name, id=f"{program_id(program)}-{name}") for program, name in PROGRAMS_AND_PLACEMENTS],
+)
 def test_cells_equal_the_oracle(program, placement):
     inside, outside, dtype = program
     cells = chosen_cells(placement, program)
@@ -819,8 +835,7 @@ def test_the_chosen_cells_cover_all_pairs():
     """Of operation and placement (with and without derivatives), operation and mode, operation and dtype."""
     seen = {
         pair
-        for program in PROGRAMS
-        for name in PLACEMENTS
+        for program, name in PROGRAMS_AND_PLACEMENTS
         for cell in chosen_cells(name, program)
         for pair in [
             (cell.operation, name, is_smooth(*program[:2])),
