@@ -33,3 +33,12 @@ def end_a_hang():
     faulthandler.dump_traceback_later(240, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For programs of which only the results count: XLA compiles them with few optimizations."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -22,7 +22,7 @@ from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, togethe
 
 from xmap_compat import SerialLoop, xmap
 
-pytestmark = pytest.mark.usefixtures("end_a_hang")
+pytestmark = pytest.mark.usefixtures("end_a_hang", "compiled_quickly")
 
 # name: (size of a, size of b, axis_resources)
 LOOPED_PLACEMENTS = {

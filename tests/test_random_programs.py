@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from random_programs import assignments, programs
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_EXAMPLES", 0))
 SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))
 REPORT = os.environ.get("XMAP_COMPAT_REPORT")
@@ -171,12 +173,3 @@ def test_forward_mode(data):
 @random_examples(15)
 def test_second_order(data):
     check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly():
-    """Compile without optimizations, which these tests do not need."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

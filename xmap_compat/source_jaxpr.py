@@ -6,6 +6,7 @@ place, but for functions with a rule for their derivatives, which are written wi
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -686,7 +687,9 @@ def vjp_rules(eqn: Any, trace: Callable[..., Any]) -> tuple[list[int | None], An
     """
     run_fwd, run_bwd, layout = _jax.custom_vjp_rules(eqn.params)
     avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    fwd = trace(run_fwd, avals)
+    constant = eqn.params["num_consts"]
+    perturbed = [False] * constant + [True] * (len(avals) - constant)
+    fwd = trace(functools.partial(run_fwd, perturbed), avals)
     _, _, forwarded = layout()
     made = iter(fwd.out_avals)
     residuals = [next(made) if k is None else avals[k] for k in forwarded]
