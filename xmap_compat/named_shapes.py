@@ -128,6 +128,11 @@ def _call(param: str):
     return rule
 
 
+def _composite(checker: Checker, params, inputs):
+    (body,) = _jax.subjaxprs(params)
+    return checker.results(body, inputs)
+
+
 def _scan(checker: Checker, params, inputs):
     carry = scan_carry_names(checker, params, inputs)
     consts, xs = _scan_split(params, inputs)
@@ -213,7 +218,7 @@ STRUCTURED: dict[str, Callable[..., list[Names]]] = {
     "closed_call": _call("call_jaxpr"),
     "core_call": _call("call_jaxpr"),
     "eval_jaxpr": _call("call_jaxpr"),
-    "composite": _call("jaxpr"),
+    "composite": _composite,
     "remat_opt": _call("fwd_jaxpr"),
     "remat2": _call("jaxpr"),
     "checkpoint": _call("jaxpr"),

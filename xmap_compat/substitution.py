@@ -179,6 +179,11 @@ def _jit(ev: Evaluator, params, operands, eqn):
     return ev.call(params["jaxpr"], operands, params["name"])
 
 
+def _composite(ev: Evaluator, params, operands, eqn):
+    (body,) = _jax.subjaxprs(params)
+    return ev.evaluate(body, operands)
+
+
 def _remat(ev: Evaluator, params, operands, eqn):
     def body(*values):
         return ev.evaluate(params["jaxpr"], values)
@@ -210,7 +215,7 @@ STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
     "closed_call": _inline("call_jaxpr"),
     "core_call": _inline("call_jaxpr"),
     "eval_jaxpr": _inline("call_jaxpr"),
-    "composite": _inline("jaxpr"),
+    "composite": _composite,
     "remat_opt": _inline("fwd_jaxpr"),  # custom_vjp(optimize_remat=True): XLA drops residuals that nobody reads
     "remat2": _remat,
     "remat": _remat,
