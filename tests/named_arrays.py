@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from oracles import contract
 
 
 class Named:
@@ -246,7 +247,7 @@ class Model:
         return self.parts(pieces if tiled else pieces.squeeze(at + 1), names, kept)
 
     def pdot(self, x, y, names, pos_contract=((), ()), pos_batch=((), ())):
-        product = self.pointwise(lambda a, b: _contract(self.xp, a, b, pos_contract, pos_batch), x, y)
+        product = self.pointwise(lambda a, b: contract(a, b, pos_contract, pos_batch, self.xp), x, y)
         held = [n for n in _tuple(names) if n in self.differentiated]
         if self.xp is np or not held:
             return self.psum(product, names)
@@ -506,15 +507,3 @@ def _terms(side):
     """``'nk{a,b},km{b}'`` as ``[('nk', ['a', 'b']), ('km', ['b'])]``."""
     terms = [term.lstrip(",").split("{") for term in side.split("}")[:-1]]
     return [(letters, [n for n in names.split(",") if n]) for letters, names in terms]
-
-
-def _contract(xp, x, y, pos_contract, pos_batch):
-    """``lax.dot_general``: batch dimensions, the rest of x, the rest of y."""
-    x_dims = list(range(x.ndim))
-    y_dims = [x.ndim + k for k in range(y.ndim)]
-    for left, right in [*zip(*pos_contract), *zip(*pos_batch)]:
-        y_dims[right] = x_dims[left]
-    batch = [x_dims[k] for k in pos_batch[0]]
-    summed = [x_dims[k] for k in pos_contract[0]]
-    rest = [d for d in [*x_dims, *y_dims] if d not in batch and d not in summed]
-    return xp.einsum(x, x_dims, y, y_dims, [*batch, *rest])

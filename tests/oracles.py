@@ -67,8 +67,8 @@ def scatter_sum(parts, dimension, tiled):
     return [total.take(i, dimension) for i in range(len(parts))]
 
 
-def contract(x, y, pos_contract, pos_batch):
-    """``lax.dot_general``: result dimensions are batch, rest of x, rest of y."""
+def contract(x, y, pos_contract, pos_batch, xp=np):
+    """``lax.dot_general``: result dimensions are batch, rest of x, rest of y; computed by NumPy or another ``xp``."""
     x_dims = list(range(x.ndim))
     y_dims = [x.ndim + k for k in range(y.ndim)]
     for left, right in [*zip(*pos_contract), *zip(*pos_batch)]:
@@ -76,7 +76,7 @@ def contract(x, y, pos_contract, pos_batch):
     batch = [x_dims[k] for k in pos_batch[0]]
     summed = [x_dims[k] for k in pos_contract[0]]
     rest = [d for d in [*x_dims, *y_dims] if d not in batch and d not in summed]
-    return np.einsum(x, x_dims, y, y_dims, [*batch, *rest])
+    return xp.einsum(x, x_dims, y, y_dims, [*batch, *rest])
 
 
 # -------------------------------------------------------------------------------- the model

@@ -8,7 +8,6 @@ the table of rules has an oracle and a case for each rule, and that gradients, f
 the body, are those of positional functions and of legacy's convention.
 """
 
-import contextlib
 import functools
 import itertools
 import re
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from compiled import quick_compilation
 from jax import lax
 
 import xmap_compat
@@ -442,17 +442,6 @@ CELLS = [
 ]
 
 # ------------------------------------------------------------------------------ values: the matrix
-
-
-@functools.cache
-def quick_compilation():
-    """Those options that this XLA knows; compilation would else take most of the time of these tests."""
-    known = {}
-    for option, value in {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.jit(lambda x: x).lower(0).compile({option: value})
-            known[option] = value
-    return known
 
 
 def run(jitted, *arguments):

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import quick_compilation
 from jax import lax, nn
 
 from xmap_compat import Mesh, SerialLoop, collectives, xmap
@@ -627,17 +628,6 @@ MODES = [
 ]
 
 # ---------------------------------------------------------------------------------- running
-
-
-@functools.cache
-def quick_compilation():
-    """Those options that this XLA knows; compilation would else take most of the time of these tests."""
-    known = {}
-    for option, value in {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.jit(lambda x: x).lower(0).compile({option: value})
-            known[option] = value
-    return known
 
 
 def run(fun, args):

@@ -430,13 +430,14 @@ def _lower_untyped_call(ctx, *args, jaxpr, elementwise):
 
 def _batch_untyped_call(args, dims, *, jaxpr, elementwise):
     moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
-    avals = [core.typeof(x) for x in moved]
-    batched = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=[None if d is None else 0 for d in dims])
+    in_axes = [None if d is None else 0 for d in dims]
     if elementwise:
-        size = next(x.shape[0] for x, d in zip(moved, dims) if d is not None)
-        moved = [jax.numpy.broadcast_to(x, (size, *x.shape)) if d is None else x for x, d in zip(moved, dims)]
-        avals, batched = [core.typeof(x) for x in moved], jax.vmap(core.jaxpr_as_fun(jaxpr))
-    outs = untyped_call_p.bind(*moved, jaxpr=_plain_jaxpr(batched, avals), elementwise=elementwise)
+        # All operands keep one shape.
+        size = moved[in_axes.index(0)].shape[0]
+        moved = [x if d == 0 else jax.numpy.broadcast_to(x, (size, *x.shape)) for x, d in zip(moved, in_axes)]
+        in_axes = [0] * len(moved)
+    batched = _plain_jaxpr(jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=in_axes), map(core.typeof, moved))
+    outs = untyped_call_p.bind(*moved, jaxpr=batched, elementwise=elementwise)
     return outs, [0] * len(outs)
 
 
@@ -589,9 +590,7 @@ def instantiate_symbolic(x: Any) -> Any:
 
 
 def _instantiate(x):
-    if isinstance(x, ad_util.Zero):
-        return ad_util.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
-    if isinstance(x, SymbolicZero):
+    if isinstance(x, (ad_util.Zero, SymbolicZero)):
         return ad_util.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
     return x
 

@@ -461,10 +461,14 @@ def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
     body, _ = _jax.open_jaxpr(jaxpr)
     known = _COLLECTIVES_IN.get(body)
     if known is None:
-        mentioned = [mentioned_names(eqn.params) for eqn in body.eqns if eqn.primitive.name in RULES]
-        inside = [collectives_in(sub) for eqn in body.eqns for sub in _jax.subjaxprs(eqn.params)]
-        known = _COLLECTIVES_IN[body] = frozenset().union(*mentioned, *inside)
+        known = _COLLECTIVES_IN[body] = frozenset().union(*map(collectives_of, body.eqns))
     return known
+
+
+def collectives_of(eqn: Any) -> frozenset[AxisName]:
+    """Every axis name that one equation mentions, if it is a collective or some collective is inside of it."""
+    own = mentioned_names(eqn.params) if eqn.primitive.name in RULES else ()
+    return frozenset(own).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
 
 
 # One jaxpr may stand in many equations, which may stand in many jaxprs.

@@ -17,9 +17,8 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, errors
-from xmap_compat.axis_specs import AxisName
-from xmap_compat.collectives import RULES, collectives_in, mentioned_names, sum_over
-from xmap_compat.named_shapes import linear_solve_names, root_names
+from xmap_compat.collectives import collectives_of, sum_over
+from xmap_compat.named_shapes import NONE, Names, linear_solve_names, root_names
 from xmap_compat.named_values import (
     COTANGENT,
     NamedValue,
@@ -36,9 +35,6 @@ from xmap_compat.resources import Placement
 
 if TYPE_CHECKING:
     from xmap_compat.substitution import Evaluator
-
-Names = frozenset[AxisName]
-NONE: Names = frozenset()
 
 
 def custom_jvp(ev: Evaluator, params, operands, eqn):
@@ -120,39 +116,47 @@ def _cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[i
     or leave that to us: it is applied to that cotangent alone, so that the result tells.
 
     Returns:
-      Cases, each with cotangents by the number of their result; those that are missing are zero.
+      Cases, each with cotangents by the number of their result; those that are missing are zero.  There is one at
+      least; cotangents of integers are in none.
     """
     together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
     cases: dict[Names, dict[int, NamedValue]] = {}
     for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
-        summed = NONE if is_float0(ct) else together - ct.names
-        cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
-    return list(cases.values())
+        if not is_float0(ct):
+            summed = together - ct.names
+            cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
+    return list(cases.values()) or [{}]
 
 
 def _apply_rule(ev, rule, residuals, cotangents, case):
     """The results of a backward rule; where some cotangents are zero, by the linearity of the rule without them."""
     marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
-    if len(case) == len(cotangents):
-        return _evaluate_callable(_with_cotangents(ev), rule, [*residuals, *marked])
-    zeros = [np.zeros(_positional_shape(ct), ct.data.dtype) for ct in cotangents]
+    zeros = {k: np.zeros(_positional_shape(ct), ct.data.dtype) for k, ct in enumerate(cotangents)}
 
     def rule_of_case(*args):
         fixed, given = args[: len(residuals)], args[len(residuals) :]
-        kept: list[bool] = []
-
-        def linear(*given):
-            everything = [*zeros]
-            for k, ct in zip(case, given):
-                everything[k] = ct
-            outs = rule(*fixed, *everything)
-            kept[:] = [x is not None and getattr(x, "dtype", None) != _jax.float0 for x in outs]
-            return [x for x, keep in zip(outs, kept) if keep]
-
-        outs = iter(jax.jvp(linear, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
-        return [next(outs) if keep else None for keep in kept]
+        apply, restore = _without_integers(lambda *given: rule(*fixed, *{**zeros, **dict(zip(case, given))}.values()))
+        if all(is_float0(ct) for k, ct in enumerate(cotangents) if k not in case):
+            return restore(apply(*given))
+        return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
 
     return _evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *marked])
+
+
+def _without_integers(fun):
+    """A function without those results that are tangents of integers (or None), and how to put them back as None."""
+    kept: list[bool] = []
+
+    def apply(*args):
+        outs = fun(*args)
+        kept[:] = [x is not None and getattr(x, "dtype", None) != _jax.float0 for x in outs]
+        return list(itertools.compress(outs, kept))
+
+    def restore(outs):
+        rest = iter(outs)
+        return [next(rest) if keep else None for keep in kept]
+
+    return apply, restore
 
 
 def _add(values):
@@ -168,9 +172,7 @@ def _collectives_of_results(jaxpr) -> list[Names]:
     found: dict[Any, Names] = {}
     read = lambda v: NONE if isinstance(v, _jax.Literal) else found.get(v, NONE)  # noqa: E731
     for eqn in body.eqns:
-        inside = [collectives_in(sub) for sub in _jax.subjaxprs(eqn.params)]
-        own = mentioned_names(eqn.params) if eqn.primitive.name in RULES else ()
-        found.update(dict.fromkeys(eqn.outvars, frozenset(own).union(*inside, *map(read, eqn.invars))))
+        found.update(dict.fromkeys(eqn.outvars, collectives_of(eqn).union(*map(read, eqn.invars))))
     return [read(v) for v in body.outvars]
 
 
@@ -211,17 +213,14 @@ def _evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[
     stand as None in the results.
     """
     dynamic = [v for v in values if not is_float0(v)]
-    kept: list[bool] = []
 
     def on_dynamic(*args):
         rest = iter(args)
-        outs = fun(*(np.zeros(_positional_shape(v), _jax.float0) if is_float0(v) else next(rest) for v in values))
-        kept[:] = [x is not None and getattr(x, "dtype", None) != _jax.float0 for x in outs]
-        return [x for x, keep in zip(outs, kept) if keep]
+        return fun(*(np.zeros(_positional_shape(v), _jax.float0) if is_float0(v) else next(rest) for v in values))
 
-    jaxpr = ev.trace(on_dynamic, [_positional_type(v) for v in dynamic])
-    results = iter(ev.evaluate(jaxpr, dynamic))
-    return [next(results) if keep else None for keep in kept]
+    traced, restore = _without_integers(on_dynamic)
+    jaxpr = ev.trace(traced, [_positional_type(v) for v in dynamic])
+    return restore(ev.evaluate(jaxpr, dynamic))
 
 
 def _positional_shape(value: NamedValue) -> tuple[int, ...]:

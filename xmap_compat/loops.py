@@ -122,7 +122,8 @@ class _Nest:
     def _scan(self, loop, eqns, wanted, env, inner):
         defined = {v for e in eqns for v in e.outvars}
         outputs = [v for v in defined if v in wanted]
-        scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in _all_read(eqns)}
+        read = _all_read(eqns)
+        scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
         variables = list(scanned)
 
         def turn(carry, slices):

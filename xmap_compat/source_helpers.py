@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+
+def _extremum(kind: str, found: str) -> str:
+    return f'''\
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def {kind}_over(x, axes):
+    """lax.p{kind} with a derivative, which JAX does not have: ties share it."""
+    return lax.p{kind}(x, axes)
+
+
+@{kind}_over.defjvp
+def {kind}_over_jvp(axes, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    {found} = {kind}_over(x, axes)
+    ties = (x == {found}).astype(x.dtype)
+    return {found}, lax.psum(ties * dx, axes) / lax.psum(ties, axes)
+'''
+
+
 HELPERS: dict[str, str] = {
     "pdot": '''\
 def pdot(x, y, local=(), across=()):
@@ -111,34 +129,8 @@ def index_of(x, extremum, axes):
     found = x == extremum(x, axes)
     return lax.pmin(jnp.where(found, lax.axis_index(axes), lax.psum(1, axes)), axes)
 ''',
-    "max_over": '''\
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def max_over(x, axes):
-    """lax.pmax with a derivative, which JAX does not have: ties share it."""
-    return lax.pmax(x, axes)
-
-
-@max_over.defjvp
-def max_over_jvp(axes, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    top = max_over(x, axes)
-    ties = (x == top).astype(x.dtype)
-    return top, lax.psum(ties * dx, axes) / lax.psum(ties, axes)
-''',
-    "min_over": '''\
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def min_over(x, axes):
-    """lax.pmin with a derivative, which JAX does not have: ties share it."""
-    return lax.pmin(x, axes)
-
-
-@min_over.defjvp
-def min_over_jvp(axes, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    low = min_over(x, axes)
-    ties = (x == low).astype(x.dtype)
-    return low, lax.psum(ties * dx, axes) / lax.psum(ties, axes)
-''',
+    "max_over": _extremum("max", "top"),
+    "min_over": _extremum("min", "low"),
     "logsumexp_over": '''\
 def logsumexp_over(x, axes):
     """logsumexp over axis names.  JAX has no derivative of lax.pmax, so it is of constants here."""

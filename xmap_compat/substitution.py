@@ -16,9 +16,8 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax, control_flow, custom_rules, errors
-from xmap_compat.axis_specs import AxisName
 from xmap_compat.collectives import RULES, collectives_in, mentioned_names
-from xmap_compat.named_shapes import Checker
+from xmap_compat.named_shapes import Checker, Names
 from xmap_compat.named_values import (
     Locality,
     NamedValue,
@@ -29,7 +28,6 @@ from xmap_compat.named_values import (
 )
 from xmap_compat.primitives import DIRECT, evaluate_primitive
 
-Names = frozenset[AxisName]
 Tracer = Callable[..., Any]
 
 
