@@ -621,25 +621,25 @@ def pdot(w):
 
 
 def named_einsum(w):
-    v = w.float_var(lambda v: len(v.shape) <= 2)
-    u = w.float_var(lambda u: len(u.shape) <= 2)
-    if v is None or u is None or w.shared.in_grad:
+    operands = [w.float_var(lambda v: len(v.shape) <= 2) for _ in range(w.choose([2, 2, 3]))]
+    if None in operands or w.shared.in_grad:
         return None
-    letters = iter("nmkl")
-    left = [next(letters) for _ in v.shape]
-    right = [left[v.shape.index(d)] if d in v.shape and w.flag() else next(letters) for d in u.shape]
-    if len(set(right)) != len(right):
+    letters, size, terms = iter("nmklpq"), {}, []
+    for v in operands:
+        known = {d: x for x, d in size.items()}
+        terms.append([known[d] if d in known and w.flag() else next(letters) for d in v.shape])
+        size.update(zip(terms[-1], v.shape))
+    if any(len(set(term)) != len(term) for term in terms):
         return None
-    size = dict(zip([*left, *right], [*v.shape, *u.shape]))
-    kept = [x for x in dict.fromkeys([*left, *right]) if w.flag()]
-    mention = sorted(v.names | u.names)
+    kept = [x for x in size if w.flag()]
+    mention = sorted(set().union(*(v.names for v in operands)))
     if not w.shared.vmapped.isdisjoint(mention):
         return None
     w.shared.used.update(mention)
     names_kept = [n for n in mention if w.flag()]
-    braces = ["{" + ",".join(sorted(names)) + "}" for names in (v.names, u.names)]
-    spec = f"{''.join(left)}{braces[0]},{''.join(right)}{braces[1]}->{''.join(kept)}{{{','.join(names_kept)}}}"
-    text = f"0.2 * xeinsum({spec!r}, {v.text}, {u.text})"
+    inputs = ",".join(f"{''.join(term)}{{{','.join(sorted(v.names))}}}" for term, v in zip(terms, operands))
+    spec = f"{inputs}->{''.join(kept)}{{{','.join(names_kept)}}}"
+    text = f"0.2 * xeinsum({spec!r}, {', '.join(v.text for v in operands)})"
     return w.let(text, [size[x] for x in kept], names_kept)
 
 

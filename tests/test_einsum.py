@@ -45,6 +45,21 @@ CASES = {
         ["batch n keys", "keys heads", "heads q", "batch m"],
         "n q m",
     ),
+    "five": (
+        "n{batch,keys},{keys,heads},q{heads},m{batch},{heads,queries}->nq{queries}",
+        ["batch n keys", "keys heads", "heads q", "batch m", "queries heads"],
+        "n queries q",
+    ),
+    "bilinear": (
+        "{batch,keys},{keys,heads},{batch,heads}->{batch}",
+        ["batch keys", "keys heads", "heads batch"],
+        "batch",
+    ),
+    "several in one only": (
+        "n{batch},m{keys},n{heads},q{batch}->nm",
+        ["batch n", "m keys", "heads n", "batch q"],
+        "n m",
+    ),
     "spaces": (" n {batch , keys} , {keys} -> n {batch} ", ["batch n keys", "keys"], "batch n"),
     "ellipsis": ("...n{keys},n...{keys}->...", ["m n keys", "keys n m"], "m"),
 }
@@ -145,6 +160,111 @@ def test_contraction_is_one_dot_and_one_all_reduce(case, resources, mesh, rng):
     assert dots(text) <= 1 and (case == "vdot" or dots(text) == 1)
     assert len(re.findall(r" all-reduce\(", text)) == ("keys" in resources)
     assert not re.search(r" (all-gather|all-to-all|collective-permute)\(", text)
+
+
+SEVERAL = ["three", "four", "five", "bilinear"]
+
+
+@pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_operands_need_one_all_reduce_at_most(case, resources, mesh, rng):
+    args = arguments(case, rng)
+    module = jax.jit(named(case, resources)).lower(*args).as_text()
+    axes = set(named_axes(CASES[case][1])) - set(dims(CASES[case][2]))
+    assert module.count("stablehlo.all_reduce") == (not axes.isdisjoint(resources))
+    assert module.count("stablehlo.dot_general") == len(args) - 1
+
+
+def test_the_path_is_chosen_for_what_a_device_holds(mesh, rng):
+    """Of x y z with y of 8 x 64: globally x y first is cheaper, but on each of 8 devices y z is."""
+    x, y, z = (rng.normal(size=shape).astype(np.float32) for shape in [(16, 8), (8, 64), (64, 12)])
+
+    def result_of_the_first_dot(resources):
+        fun = xmap(
+            lambda *a: einsum("{i,j},{j,k},{k,l}->{i,l}", *a),
+            (["i", "j"], ["j", "k"], ["k", "l"]),
+            ["i", "l"],
+            axis_resources=resources,
+        )
+        np.testing.assert_allclose(fun(x, y, z), x @ y @ z, rtol=1e-4, atol=1e-3)
+        (first, *_) = re.findall(
+            r"stablehlo.dot_general.*-> tensor<([0-9x]+)xf32>", jax.jit(fun).lower(x, y, z).as_text()
+        )
+        return first
+
+    assert result_of_the_first_dot({}) != result_of_the_first_dot({"i": ("x", "y")})
+
+
+@pytest.mark.parametrize(
+    "optimize", ["auto", "greedy", True, False, [(0, 1), (0, 1)], [(0, 1, 2)], ((1, 2), (0, 1))], ids=str
+)
+@pytest.mark.parametrize("resources", [{}, {"keys": "x", "heads": "y"}], ids=str)
+def test_any_path_gives_the_same_result(optimize, resources, mesh, rng):
+    args = arguments("three", rng)
+    got = named("three", resources, optimize=optimize)(*args)
+    np.testing.assert_allclose(got, oracle("three")(*args), rtol=1e-4, atol=1e-4)
+
+
+def _derivative_inside(wrap, resources, args):
+    return xmap(
+        lambda x, y, z: wrap(lambda x: einsum("n{batch,keys},{keys,heads},n{batch,heads}->{batch}", x, y, z))(x),
+        (["batch", "keys", ...], ["keys", "heads"], ["batch", "heads", ...]),
+        ["batch", "keys", "heads", ...],
+        axis_resources=resources,
+    )(*args)
+
+
+INSIDE = [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}, {"heads": "x", "keys": "y"}]
+
+
+@pytest.mark.parametrize("resources", INSIDE, ids=str)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_reverse_derivatives_inside_the_body_are_those_of_one_element(checkpoint, resources, mesh, rng):
+    """A sum over names is not transposed there (as in legacy): to each element its own part of it."""
+    x, y, z = (rng.normal(size=s).astype(np.float32) for s in [(8, 16, 3), (16, 4), (8, 4, 3)])
+    wrap = (lambda f: jax.grad(jax.checkpoint(f))) if checkpoint else jax.grad
+    got = _derivative_inside(wrap, resources, (x, y, z))
+    np.testing.assert_allclose(got, np.einsum("kh,bhn->bkhn", y, z), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("resources", INSIDE, ids=str)
+def test_forward_derivatives_inside_the_body_sum_over_names(resources, mesh, rng):
+    """All elements move together, so that a tangent is summed like the value."""
+    x, y, z = (rng.normal(size=s).astype(np.float32) for s in [(8, 16, 3), (16, 4), (8, 4, 3)])
+    got = _derivative_inside(jax.jacfwd, resources, (x, y, z))
+    expected = np.einsum("kh,bhn->bn", y, z)[:, None, None]
+    np.testing.assert_allclose(got, np.broadcast_to(expected, (8, 16, 4, 3)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}], ids=str)
+def test_accumulation_of_several_operands_is_in_f32_and_rounds_once(resources, mesh, rng):
+    args = [jnp.asarray(a, jnp.bfloat16) for a in arguments("bilinear", rng)]
+    exact = [a.astype(jnp.float32) for a in args]
+    ct = jnp.ones(8, jnp.float32)
+    value, pull = jax.vjp(named("bilinear", resources, preferred_element_type=jnp.float32), *args)
+    true, true_pull = jax.vjp(oracle("bilinear"), *exact)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, true, rtol=1e-5, atol=1e-4)
+    for got, want in zip(pull(ct), true_pull(ct)):
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_allclose(got.astype(np.float32), want, rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_braces_name_the_axes_of_any_vmap(wrap, rng):
+    """Also outside of a body, where vmaps bind the names, one after the other."""
+    x, y = rng.normal(size=(3, 5)), rng.normal(size=(4, 5))
+    over = lambda f: jax.vmap(jax.vmap(f, (None, 0), axis_name="j"), (0, None), axis_name="i")
+    outer = over(lambda a, b: einsum("n{i},n{j}->{i,j}", a, b))
+    np.testing.assert_allclose(wrap(outer)(x, y), x @ y.T, rtol=1e-5)
+    total = over(lambda a, b: einsum("n{i},n{j},n{j}->{}", a, b, b))
+    expected = np.einsum("in,jn,jn->", x, y, y)
+    np.testing.assert_allclose(wrap(total)(x, y), np.full((3, 4), expected), rtol=1e-4)
+    skipped = over(lambda a, b: einsum("n{i},n->{i}", a, b + a))
+    with pytest.raises(
+        TypeError, match=re.escape("mentions the named axis `i` in operand 0 ('n{i}') and skips it in operand 1")
+    ):
+        wrap(skipped)(x, y)
 
 
 @pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "keys": "y"}], ids=str)

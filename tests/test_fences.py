@@ -282,6 +282,7 @@ ORDER = [
     "_jax",  # the only file with private names of JAX
     "axis_specs",  # 1: the user's syntax
     "resources",  # 2: meshes, loops, placements
+    "contraction",  # the primitive behind pdot and einsum
     "named_lax",  # the vocabulary that JAX dropped ...
     "named_einsum",
     "named_numpy",

@@ -995,6 +995,13 @@ MISUSES = {
         "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
         "its axis_resources, or the collective from the function",
     ),
+    "a looped axis in a function of JAX that is jitted": (
+        lambda: over_i(lambda v: v - jnp.var(v, axis="i"), resources={"i": SerialLoop(2)}),
+        RuntimeError,
+        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
+        "its axis_resources, or the collective from the function",
+    ),
     "a destination twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
         ValueError,
@@ -1329,6 +1336,16 @@ MISUSES = {
         lambda: over_i(lambda v: xnp.roll(v, 1.5, "i")),
         TypeError,
         "roll along a named axis expects an integer that is known when the program is traced, but got 1.5",
+    ),
+    "rolling by more shifts than axes": (
+        lambda: over_i(lambda v: xnp.roll(v, (1, 2), "i")),
+        ValueError,
+        "roll expects one shift, or one for each axis, but got 2 shifts for axis=('i',)",
+    ),
+    "taking along a name and a position": (
+        lambda: over_i(lambda v: xnp.take(v, 0, ("i", 0))),
+        TypeError,
+        "take takes one named axis, or one positional axis, but got axis=('i', 0)",
     ),
     "taking at floats": (
         lambda: over_i(lambda v: xnp.take(v, jnp.array([0.5]), "i")),

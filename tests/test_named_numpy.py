@@ -42,6 +42,11 @@ SCANS = {
     "argsort": (lambda x: xnp.argsort(x, "k"), lambda x: np.argsort(x, 2)),
     "flip": (lambda x: xnp.flip(x, "k"), lambda x: x[:, :, ::-1]),
     "roll": (lambda x: xnp.roll(x, 5, "k"), lambda x: np.roll(x, 5, 2)),
+    "roll along both kinds": (
+        lambda x: xnp.roll(x, (5, 1, -3), ("k", 0, "b")),
+        lambda x: np.roll(x, (5, 1, -3), (2, 1, 0)),
+    ),
+    "roll along names by one shift": (lambda x: xnp.roll(x, 2, ("k", "b")), lambda x: np.roll(x, 2, (0, 2))),
     "along": (
         lambda x: xnp.along(lambda v: v - v.mean(0), "k", x, keep=True),
         lambda x: x - x.mean(2, keepdims=True),

@@ -351,6 +351,12 @@ def test_what_is_refused(local, in_axes, resources, sizes, message, mesh42):
         global_array(local, in_axes, resources, axis_sizes=sizes)
 
 
+def test_a_process_without_devices_on_the_mesh_has_no_part(mesh42, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 5)
+    with mesh42, pytest.raises(ValueError, match=r"Process 5 has no device on the mesh \(x: 4, y: 2\)"):
+        global_array(X, ROWS, {"i": "x"})
+
+
 if __name__ == "__main__":
     # A process that hangs says where; and it ends although nobody may be left to stop it.
     faulthandler.dump_traceback_later(LIMIT, exit=True)

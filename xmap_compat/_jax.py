@@ -254,9 +254,10 @@ source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 traceback_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
-def where_in_user_code(eqn: Any) -> str:
-    """``file:line (function)`` of the user's call that made this equation."""
-    return source_info_util.summarize(eqn.source_info) or "the call of a nested xmap"
+def where_in_user_code(*eqns: Any) -> str:
+    """``file:line (function)`` of the user's call that made an equation: the first of them for which it is known."""
+    found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
+    return next(filter(None, found), "the call of a nested xmap")
 
 
 def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
@@ -896,49 +897,51 @@ def define_named_primitive(
     name: str,
     abstract_eval: Callable[..., tuple[tuple[int, ...], Any]],
     bind: Callable[..., Any],
-    transposes: tuple[Callable[..., Any], Callable[..., Any]],
+    cotangent: Callable[..., Any],
     batch: Callable[..., tuple[Any, int | None]],
 ) -> Any:
-    """A bilinear primitive with a parameter ``axes`` of named axes.
+    """A primitive with a parameter ``axes`` of named axes that is linear in each of its operands.
 
     Args:
-      abstract_eval: ``(x, y, **params) -> (shape, dtype)`` on types without named axes.
+      abstract_eval: ``(*operands, **params) -> (shape, dtype)`` on types without named axes.
       bind: binds the primitive, for its derivatives.
-      transposes: ``(cotangent, x, y, **params)``, the cotangents of x and of y.
-      batch: ``(operands, dims, size=, resolves=, **params) -> (result, dim)`` for one vmap;
-        ``resolves`` is the axis that this vmap binds, or None.
+      cotangent: ``(cotangent, index, operands, **params)``: that of the operand at ``index``, of which only the
+        type is given.
+      batch: ``(operands, dims, name=, size=, **params) -> (result, dim)`` for one vmap, which may bind the axis
+        ``name``.
 
     It has no lowering: a collective exists only until its axes are resolved.
     """
     primitive = Primitive(name)
 
-    def effectful_abstract_eval(x, y, **params):
+    def effectful_abstract_eval(*operands, **params):
         for axis in params["axes"]:
             core.get_axis_env().axis_size(axis)
-        shape, dtype = abstract_eval(_plain_type(x), _plain_type(y), **params)
+        shape, dtype = abstract_eval(*map(_plain_type, operands), **params)
         return core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
 
     primitive.def_effectful_abstract_eval(effectful_abstract_eval)
-    ad.defjvp(
-        primitive,
-        lambda t, x, y, **params: bind(t, y, **params),
-        lambda t, x, y, **params: bind(x, t, **params),
-    )
 
-    def transpose(ct, x, y, **params):
-        if type(ct) is ad_util.Zero:
-            return None, None
-        if ad.is_undefined_primal(x):
-            return transposes[0](ct, x.aval, y, **params), None
-        return None, transposes[1](ct, x, y.aval, **params)
+    def with_tangent(index):
+        return lambda t, *operands, **params: bind(*operands[:index], t, *operands[index + 1 :], **params)
+
+    def jvp(primals, tangents, **params):
+        return ad.standard_jvp(list(map(with_tangent, range(len(primals)))), primitive, primals, tangents, **params)
+
+    ad.primitive_jvps[primitive] = jvp
+
+    def transpose(ct, *operands, **params):
+        (index,) = (k for k, x in enumerate(operands) if ad.is_undefined_primal(x))
+        cotangents = [None] * len(operands)
+        if type(ct) is not ad_util.Zero:
+            types = [x.aval if k == index else x for k, x in enumerate(operands)]
+            cotangents[index] = cotangent(ct, index, types, **params)
+        return cotangents
 
     ad.primitive_transposes[primitive] = transpose
 
     def batch_named(axis_data, operands, dims, **params):
-        resolves = axis_data.name if axis_data.name in params["axes"] else None
-        if resolves is None and all(d is None for d in dims):
-            return primitive.bind(*operands, **params), None
-        return batch(operands, dims, size=axis_data.size, resolves=resolves, **params)
+        return batch(operands, dims, name=axis_data.name, size=axis_data.size, **params)
 
     batching.fancy_primitive_batchers[primitive] = batch_named
     return primitive

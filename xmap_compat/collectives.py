@@ -24,7 +24,7 @@ from jax import lax
 
 from xmap_compat import _jax, devices, errors, exchanges
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.named_lax import bind_pdot
+from xmap_compat.contraction import Subscripts, bind_contraction, fresh_labels, output_order
 from xmap_compat.named_values import (
     COTANGENT,
     Locality,
@@ -32,7 +32,6 @@ from xmap_compat.named_values import (
     apply_positional,
     bind_named,
     device_index,
-    dot_dimensions,
     gather_devices,
     index_of,
     leading,
@@ -363,46 +362,32 @@ def _grouped_all_to_all(loc, params, value):
 # --------------------------------------------------------------------- contraction
 
 
-def contract(loc: Locality, params: Params, x: NamedValue, y: NamedValue) -> NamedValue:
-    """``pdot``: one ``dot_general`` on the device, then one all-reduce of the result."""
-    names = params["axes"]
-    own = loc.own(names)
-    repeats = math.prod(loc.place(n).size for n in own if n not in x.names and n not in y.names)
-    preferred = params["preferred_element_type"]
-    if preferred is not None and (_unshared(loc, x, y, own) or _unshared(loc, y, x, own)):
-        # Sums that the dot does not make are made in the same precision.
-        x, y = (dataclasses.replace(v, data=v.data.astype(preferred)) for v in (x, y))
-    x, y = _sum_unshared(loc, x, y, own), _sum_unshared(loc, y, x, own)
-    union = x.names | y.names
-    x_data, y_data = (vary_over(loc, v, union).data for v in (x, y))
-    numbers, dims = dot_dimensions(x, y, own, params["pos_contract"], params["pos_batch"])
-    out = bind_pdot(
-        x_data,
-        y_data,
-        axes=tuple(n for n in names if not loc.is_own(n)),
-        pos_contract=numbers[0],
-        pos_batch=numbers[1],
-        precision=params["precision"],
-        preferred_element_type=preferred,
+def contract(loc: Locality, params: Params, *operands: NamedValue) -> NamedValue:
+    """``pdot``: one contraction of what the device holds, then one all-reduce of the result."""
+    own = loc.own(params["axes"])
+    names = frozenset().union(*(v.names for v in operands))
+    positional = params["subscripts"]
+    local = dict(zip(loc.local_names(names), fresh_labels(positional.inputs)))
+    inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
+    order = output_order(inputs, positional.output, [local[n] for n in local if n not in own])
+    data = bind_contraction(
+        *(vary_over(loc, v, names).data for v in operands),
+        axes=[n for n in params["axes"] if not loc.is_own(n)],
+        subscripts=Subscripts(tuple(inputs), order),
+        **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
     )
-    mesh_axes = loc.mesh_axes_of([n for n in own if n in union])
-    out = sum_devices(loc, out, mesh_axes)
+    data = sum_devices(loc, data, loc.mesh_axes_of(n for n in params["axes"] if n in own & names))
+    repeats = loc.total_size(own - names)
     if repeats != 1:
-        out = out * np.asarray(repeats).astype(out.dtype)
-    return NamedValue(out, dims, union - own)
+        data = data * np.asarray(repeats).astype(data.dtype)
+    dims = {label: name for name, label in local.items()}
+    return NamedValue(data, tuple(map(dims.get, order)), names - own)
 
 
-def _unshared(loc, value, other, names):
-    return [n for n in loc.local_names(names & value.names) if n not in other.dims]
-
-
-def _sum_unshared(loc, value, other, names):
-    """Sum the local part of contracted axes that only this operand has."""
-    alone = _unshared(loc, value, other, names)
-    if not alone:
-        return value
-    data = lax.reduce_sum(value.data, value.dims_of(alone))
-    return NamedValue(data, without(value.dims, alone), value.names)
+def _labels(value, labels, local):
+    """The labels of all dimensions: of positional ones as given, of local parts of axes those of the axes."""
+    given = iter(labels)
+    return tuple(next(given) if name is None else local[name] for name in value.dims)
 
 
 # ---------------------------------------------------------- devices of a nested xmap

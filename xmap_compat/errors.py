@@ -212,6 +212,14 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
     )
 
 
+def process_without_devices(process: int, mesh: Any) -> ValueError:
+    return ValueError(
+        f"Process {process} has no device on the mesh ({', '.join(f'{n}: {k}' for n, k in mesh.shape.items())}), so it "
+        "has no part of a global array on it. Make the mesh of devices of all processes, or call global_array and "
+        "the functions on that mesh only in processes that have some of its devices"
+    )
+
+
 # --------------------------------------------------------------------- resources
 
 
@@ -523,9 +531,10 @@ def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
     )
 
 
-def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where: str) -> TypeError:
+def einsum_skipped_axis(spec: str, axis: Hashable, by: str, operand: str, where: str = "") -> TypeError:
+    where = where and f" at {where}"
     return TypeError(
-        f"The einsum {spec!r} at {where} mentions the named axis `{axis}` in {by} and skips it in {operand}, "
+        f"The einsum {spec!r}{where} mentions the named axis `{axis}` in {by} and skips it in {operand}, "
         "which varies over it too. Name the axis in both operands, or reduce it in this one first"
     )
 
@@ -567,6 +576,10 @@ def bad_shift(shift: Any) -> TypeError:
     return TypeError(
         f"roll along a named axis expects an integer that is known when the program is traced, but got {shift!r}"
     )
+
+
+def shifts_for_axes(shifts: Sequence[Any], axes: Sequence[Any]) -> ValueError:
+    return ValueError(f"roll expects one shift, or one for each axis, but got {len(shifts)} shifts for axis={axes!r}")
 
 
 def bad_dot_dimensions(option: str, value: Any) -> TypeError:

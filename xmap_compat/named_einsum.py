@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import string
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +18,8 @@ from jax import lax
 
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.named_lax import Mentions, bind_pdot, canonical_precision
+from xmap_compat.contraction import Mentions, Subscripts, bind_contraction
+from xmap_compat.named_lax import canonical_precision
 
 ELLIPSIS = "..."
 
@@ -33,13 +33,16 @@ def einsum(
 ) -> jax.Array:
     """Contract any number of arrays over positional dimensions (letters) and named axes (in braces).
 
+    On a mesh each device contracts what it holds, in pairs, along a path that is good for these sizes; then there is
+    one all-reduce of the result.
+
     Args:
       spec: ``'n{b,k},{k,m}->n{b,m}'``: for each operand its positional dimensions, one letter each (``...``
         stands for leading ones), and in braces named axes, in any order.  Without ``->`` the output has what
         appears once, as in NumPy.
       operands: arrays, one for each part of ``spec``.
       precision, preferred_element_type: as in ``jax.numpy.einsum``.
-      optimize: how ``opt_einsum`` looks for a path of pairwise contractions.
+      optimize: how ``opt_einsum`` looks for a path of pairwise contractions, or such a path.
 
     Returns:
       An array whose positional dimensions are the output's letters.  It varies over the output's names,
@@ -65,8 +68,9 @@ def einsum(
     options = {
         "precision": canonical_precision(precision),
         "preferred_element_type": None if preferred_element_type is None else np.dtype(preferred_element_type),
+        "optimize": tuple(map(tuple, optimize)) if isinstance(optimize, (tuple, list)) else optimize,
     }
-    result = _contract_all(spec, terms, output, sizes, optimize, options)
+    result = _contract(spec, terms, output, options)
     return result if preferred_element_type is None else result.astype(preferred_element_type)
 
 
@@ -212,8 +216,8 @@ class Operand:
     data: Any
     letters: tuple[Any, ...]
     names: frozenset[AxisName]
-    text: str | None
-    index: int | None
+    text: str
+    index: int
 
 
 def _operand(parsed, index, data):
@@ -284,106 +288,39 @@ def _drop_unit_ellipsis(term, sizes):
 # --------------------------------------------------------------------- contracting
 
 
-def _contract_all(spec, terms, output, sizes, optimize, options):
+def _contract(spec, terms, output, options):
     letters, names = output
-    mentioned = {axis: _describe(t) for t in reversed(terms) for axis in t.names}
-    operands = list(terms)
-    for pair in _path(operands, output, sizes, optimize):
-        picked = [operands[k] for k in pair]
-        operands = [t for k, t in enumerate(operands) if k not in pair]
-        kept_letters = {*letters, *(x for t in operands for x in t.letters)}
-        kept_names = names.union(*(t.names for t in operands))
-        while len(picked) > 1:
-            # A step of more than two operands (outer products) is done two at a time.
-            x, y, *rest = picked
-            keep = ({*kept_letters, *(c for t in rest for c in t.letters)}, kept_names.union(*(t.names for t in rest)))
-            picked = [_contract_pair(spec, x, y, *keep, mentioned, options), *rest]
-        operands.append(picked[0])
-    return _finish(_accumulating(operands[0], options), letters, names)
-
-
-def _path(operands, output, sizes, optimize):
-    if len(operands) <= 2:
-        return [tuple(range(len(operands)))] if len(operands) == 2 else []
-    labels = [(*t.letters, *sorted(t.names, key=str)) for t in operands]
-    every = list(dict.fromkeys(x for group in labels for x in group))
-    symbol = {x: opt_einsum.get_symbol(k) for k, x in enumerate(every)}
-    length = {x: sizes[x] if x in sizes else lax.axis_size(x) for x in every}
-    kept = "".join(symbol[x] for x in [*output[0], *sorted(output[1], key=str)])
-    expression = ",".join("".join(symbol[x] for x in group) for group in labels) + "->" + kept
-    shapes = [tuple(length[x] for x in group) for group in labels]
-    try:
-        path, _ = opt_einsum.contract_path(expression, *shapes, shapes=True, optimize=optimize)
-    except KeyError:
-        # opt_einsum's, for a name that it does not know.
-        raise errors.einsum_path(optimize) from None
-    return path
-
-
-def _contract_pair(spec, x, y, kept_letters, kept_names, mentioned, options):
-    if _alone(x, y, kept_letters) or _alone(y, x, kept_letters):
-        x, y = (_accumulating(t, options) for t in (x, y))
-    x, y = _sum_alone(x, y, kept_letters), _sum_alone(y, x, kept_letters)
-    shared = [c for c in x.letters if c in y.letters]
-    batch = [c for c in shared if c in kept_letters]
-    summed = [c for c in shared if c not in kept_letters]
-    data = bind_pdot(
-        x.data,
-        y.data,
-        axes=tuple(sorted((x.names | y.names) - kept_names, key=str)),
-        pos_contract=_indices(summed, x, y),
-        pos_batch=_indices(batch, x, y),
-        mentions=_mentions(spec, x, y, mentioned),
+    axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)
+    if len(terms) == 1:
+        return _reduce(terms[0], letters, axes, options["preferred_element_type"])
+    labels = {c: k for k, c in enumerate(dict.fromkeys(c for t in terms for c in t.letters))}
+    inputs = tuple(tuple(labels[c] for c in t.letters) for t in terms)
+    return bind_contraction(
+        *(t.data for t in terms),
+        axes=axes,
+        subscripts=Subscripts(inputs, tuple(labels[c] for c in letters)),
+        mentions=_mentions(spec, terms),
         **options,
     )
-    free = [c for t in (x, y) for c in t.letters if c not in shared]
-    return Operand(data, (*batch, *free), (x.names | y.names) & kept_names, None, None)
 
 
-def _indices(letters, x, y):
-    return tuple(map(x.letters.index, letters)), tuple(map(y.letters.index, letters))
+def _reduce(term, letters, axes, dtype):
+    """The einsum of one operand."""
+    data = term.data if dtype is None else term.data.astype(dtype)
+    alone = [k for k, c in enumerate(term.letters) if c not in letters]
+    data = lax.reduce_sum(data, alone) if alone else data
+    data = lax.psum(data, tuple(axes)) if axes else data
+    left = [c for c in term.letters if c in letters]
+    order = [left.index(c) for c in letters]
+    return lax.transpose(data, order) if order != sorted(order) else data
 
 
-def _accumulating(operand, options):
-    """Sums that no dot makes are made in the same precision as those that it makes."""
-    dtype = options["preferred_element_type"]
-    return operand if dtype is None else dataclasses.replace(operand, data=operand.data.astype(dtype))
-
-
-def _alone(operand, other, kept):
-    return [k for k, c in enumerate(operand.letters) if c not in kept and c not in other.letters]
-
-
-def _sum_alone(operand, other, kept):
-    alone = _alone(operand, other, kept)
-    if not alone:
-        return operand
-    letters = tuple(c for k, c in enumerate(operand.letters) if k not in alone)
-    return dataclasses.replace(operand, data=lax.reduce_sum(operand.data, alone), letters=letters)
-
-
-def _mentions(spec, x, y, mentioned) -> Mentions | None:
-    """What the type check must know: axes that an original operand skips while another one mentions them."""
-    skipped = tuple(_skipped(t, mentioned) for t in (x, y))
-    return Mentions(spec, (_describe(x), _describe(y)), skipped) if any(skipped) else None
+def _mentions(spec, terms) -> Mentions | None:
+    """What the type check must know: axes that an operand skips while another one mentions them."""
+    mentioned = {axis: _describe(t) for t in reversed(terms) for axis in t.names}
+    skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
+    return Mentions(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None
 
 
 def _describe(term):
     return f"operand {term.index} ({term.text!r})"
-
-
-def _skipped(term, mentioned: Mapping[AxisName, str]) -> tuple[tuple[AxisName, str], ...]:
-    if term.index is None:
-        return ()
-    return tuple((axis, by) for axis, by in mentioned.items() if axis not in term.names)
-
-
-def _finish(operand, letters: Sequence[Any], names):
-    alone = [k for k, c in enumerate(operand.letters) if c not in letters]
-    data = lax.reduce_sum(operand.data, alone) if alone else operand.data
-    left = [c for c in operand.letters if c in letters]
-    contracted = tuple(sorted(operand.names - names, key=str))
-    if contracted:
-        data = lax.psum(data, contracted)
-    order = [left.index(c) for c in letters]
-    return lax.transpose(data, order) if order != list(range(len(order))) else data

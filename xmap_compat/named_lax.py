@@ -6,7 +6,6 @@ they can also be imported from here.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -17,23 +16,9 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, errors
+from xmap_compat.contraction import Subscripts, bind_contraction
 
 Positions = tuple[Sequence[int], Sequence[int]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Mentions:
-    """For the type check of a brace einsum: axes that an operand skips while another one mentions them.
-
-    Attributes:
-      spec: what the user wrote.
-      operands: how to call the left and the right operand.
-      skipped: for each of the two, ``(axis that it must not vary over, the operand that mentions it)``.
-    """
-
-    spec: str
-    operands: tuple[str, str]
-    skipped: tuple[tuple[tuple[Hashable, str], ...], ...]
 
 
 def pdot(
@@ -74,14 +59,14 @@ def pdot(
     if preferred_element_type is None:
         dtype = jnp.result_type(x, y)
         x, y = x.astype(dtype), y.astype(dtype)
-    return bind_pdot(
+    return bind_contraction(
         x,
         y,
         axes=axes,
-        pos_contract=contract,
-        pos_batch=batch,
+        subscripts=_subscripts(x.ndim, y.ndim, contract, batch),
         precision=canonical_precision(precision),
         preferred_element_type=None if preferred_element_type is None else np.dtype(preferred_element_type),
+        optimize="auto",
     )
 
 
@@ -141,7 +126,7 @@ def check_integers(fun: str, indices: jax.Array) -> None:
         raise errors.integer_indices(fun, indices.dtype)
 
 
-# ----------------------------------------------------------------------- the primitive
+# ----------------------------------------------------------------------- parameters
 
 
 def _check_names(fun, names):
@@ -187,6 +172,16 @@ def _check_disjoint(contract, batch):
                 raise errors.dot_overlap(operand, dim)
 
 
+def _subscripts(x_ndim, y_ndim, contract, batch):
+    """The result has the batch dimensions, then the rest of x, then the rest of y."""
+    x, y = list(range(x_ndim)), list(range(x_ndim, x_ndim + y_ndim))
+    for left, right in [*zip(*contract), *zip(*batch)]:
+        y[right] = x[left]
+    shared = [c for c in x if c in y]
+    output = (*(x[d] for d in batch[0]), *(c for c in (*x, *y) if c not in shared))
+    return Subscripts((tuple(x), tuple(y)), output)
+
+
 def canonical_precision(precision: Any) -> Any:
     """``None``, a ``lax.Precision``, or a pair of them, from any spelling that ``dot_general`` takes."""
     if isinstance(precision, (tuple, list)):
@@ -199,109 +194,3 @@ def canonical_precision(precision: Any) -> Any:
         return lax.Precision(precision)
     except ValueError:
         raise errors.bad_precision(precision) from None
-
-
-def bind_pdot(x, y, *, axes, mentions=None, **params):
-    """``pdot`` on checked parameters; a plain ``dot_general`` when nothing named is left to do or to check."""
-    if not axes and mentions is None:
-        return _plain_dot(x, y, axes=axes, **params)
-    return pdot_p.bind(x, y, axes=axes, mentions=mentions, **params)
-
-
-def _plain_dot(x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type, mentions=None):
-    return lax.dot_general(
-        x, y, (pos_contract, pos_batch), precision=precision, preferred_element_type=preferred_element_type
-    )
-
-
-def _abstract_eval(x, y, *, axes, **params):
-    out = jax.eval_shape(lambda x, y: _plain_dot(x, y, axes=(), **params), x, y)
-    return out.shape, out.dtype
-
-
-def _free_dims(ndim, *taken):
-    return [d for d in range(ndim) if not any(d in dims for dims in taken)]
-
-
-def _transpose_left(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type, mentions=None):
-    """The cotangent of x: ``dot(ct, y)`` over y's free dimensions; named axes are not summed (as in legacy)."""
-    x_contract, y_contract = pos_contract
-    x_batch, y_batch = pos_batch
-    num_batch = len(x_batch)
-    num_x_free = x.ndim - len(x_contract) - num_batch
-    ct_batch = tuple(range(num_batch))
-    ct_y_free = tuple(range(num_batch + num_x_free, ct.ndim))
-    y_free = _free_dims(y.ndim, y_contract, y_batch)
-    out = lax.dot_general(
-        ct,
-        y,
-        ((ct_y_free, tuple(y_free)), (ct_batch, y_batch)),
-        precision=precision,
-        preferred_element_type=None if preferred_element_type is None else x.dtype,
-    )
-    by_y_dim = [x_contract[k] for k in np.argsort(y_contract)] if y_contract else []
-    order = [*x_batch, *_free_dims(x.ndim, x_contract, x_batch), *by_y_dim]
-    return lax.transpose(out, np.argsort(order)).astype(x.dtype)
-
-
-def _transpose_right(ct, x, y, *, axes, pos_contract, pos_batch, precision, preferred_element_type, mentions=None):
-    num_batch = len(pos_batch[0])
-    num_x_free = x.ndim - len(pos_contract[0]) - num_batch
-    swap = (*range(num_batch), *range(num_batch + num_x_free, ct.ndim), *range(num_batch, num_batch + num_x_free))
-    return _transpose_left(
-        lax.transpose(ct, swap),
-        y,
-        x,
-        axes=axes,
-        pos_contract=pos_contract[::-1],
-        pos_batch=pos_batch[::-1],
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-    )
-
-
-def _batch_pdot(operands, dims, *, size, resolves, axes, pos_contract, pos_batch, **params):
-    """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else a batch or free one."""
-    x, y = operands
-    x_dim, y_dim = dims
-    if resolves is not None:
-        return _resolve(x, y, x_dim, y_dim, size, resolves, axes, pos_contract, pos_batch, params)
-    contract, batch = _shifted(pos_contract, dims), _shifted(pos_batch, dims)
-    if x_dim is not None and y_dim is not None:
-        batch = ((x_dim, *batch[0]), (y_dim, *batch[1]))
-        return bind_pdot(x, y, axes=axes, pos_contract=contract, pos_batch=batch, **params), 0
-    out = bind_pdot(x, y, axes=axes, pos_contract=contract, pos_batch=batch, **params)
-    num_batch = len(batch[0])
-    x_free = _free_dims(x.ndim, contract[0], batch[0])
-    y_free = _free_dims(y.ndim, contract[1], batch[1])
-    if x_dim is not None:
-        return out, num_batch + x_free.index(x_dim)
-    return out, num_batch + len(x_free) + y_free.index(y_dim)
-
-
-def _shifted(positions, dims):
-    return tuple(tuple(d + (at is not None and at <= d) for d in side) for side, at in zip(positions, dims))
-
-
-def _resolve(x, y, x_dim, y_dim, size, name, axes, pos_contract, pos_batch, params):
-    remaining = tuple(a for a in axes if a != name)
-    if x_dim is None and y_dim is None:
-        out = bind_pdot(x, y, axes=remaining, pos_contract=pos_contract, pos_batch=pos_batch, **params)
-        return out * np.asarray(size, out.dtype), None
-    if y_dim is None:
-        x, x_dim = lax.reduce_sum(x, (x_dim,)), None
-    elif x_dim is None:
-        y, y_dim = lax.reduce_sum(y, (y_dim,)), None
-    else:
-        contract, pos_batch = _shifted(pos_contract, (x_dim, y_dim)), _shifted(pos_batch, (x_dim, y_dim))
-        pos_contract = ((x_dim, *contract[0]), (y_dim, *contract[1]))
-    return bind_pdot(x, y, axes=remaining, pos_contract=pos_contract, pos_batch=pos_batch, **params), None
-
-
-pdot_p = _jax.define_named_primitive(
-    "pdot",
-    abstract_eval=_abstract_eval,
-    bind=bind_pdot,
-    transposes=(_transpose_left, _transpose_right),
-    batch=_batch_pdot,
-)

@@ -6,6 +6,7 @@ the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.
 
 from __future__ import annotations
 
+import builtins
 import operator
 from collections.abc import Callable, Hashable
 from typing import Any, SupportsIndex
@@ -136,10 +137,23 @@ argsort = _over_one_axis("argsort", keep=True)
 flip = _over_one_axis("flip", keep=True)
 
 
-def roll(x: jax.typing.ArrayLike, shift: int, axis: Any) -> jax.Array:
-    """``jnp.roll`` along one positional or named axis; over a split axis only what crosses devices moves."""
-    if not _is_named(axis):
+def roll(x: jax.typing.ArrayLike, shift: Any, axis: Any = None) -> jax.Array:
+    """``jnp.roll`` along positional and named axes; over a split axis only what crosses devices moves.
+
+    Along named axes the shifts are Python integers, one for all axes or one for each.
+    """
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    if not builtins.any(map(_is_named, axes)):
         return jnp.roll(x, shift, axis=axis)
+    shifts = tuple(shift) if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+    if len(shifts) != len(axes):
+        raise errors.shifts_for_axes(shifts, axes)
+    for one_shift, one_axis in zip(shifts, axes):
+        x = _roll_named(x, one_shift, one_axis) if _is_named(one_axis) else jnp.roll(x, one_shift, one_axis)
+    return jnp.asarray(x)
+
+
+def _roll_named(x, shift, axis):
     if not isinstance(shift, SupportsIndex) or isinstance(shift, jax.core.Tracer):
         raise errors.bad_shift(shift)
     size, shift = lax.axis_size(axis), operator.index(shift)
@@ -153,7 +167,9 @@ def take(x: jax.typing.ArrayLike, indices: jax.typing.ArrayLike, axis: Any) -> j
     ``indices`` varies over it.  Out-of-range indices clip.
     """
     if not _is_named(axis):
-        return jnp.take(x, indices, axis=axis, mode="clip")
+        if axis is not None and not isinstance(axis, SupportsIndex):
+            raise errors.mixed_axes("take", axis)
+        return jnp.take(x, indices, axis=None if axis is None else operator.index(axis), mode="clip")
     indices = jnp.asarray(indices)
     check_integers("take", indices)
     return jnp.take(lax.all_gather(jnp.asarray(x), axis), indices, axis=0, mode="clip")

@@ -34,6 +34,7 @@ class Checker:
     placements: Mapping[AxisName, Placement]
     fun: str
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def own(self) -> Names:
@@ -64,15 +65,23 @@ class Checker:
         if primitive in RULES:
             outs = self._collective(eqn, inputs)
         elif primitive in STRUCTURED:
-            outs = STRUCTURED[primitive](self, eqn.params, list(inputs))
+            self._around.append(eqn)
+            try:
+                outs = STRUCTURED[primitive](self, eqn.params, list(inputs))
+            finally:
+                self._around.pop()
         else:
             outs = [_union(inputs)] * len(eqn.outvars)
         for names in outs:
             self.check_distinct_resources(
                 names,
-                lambda: f"a value returned from a primitive {primitive} created at {_jax.where_in_user_code(eqn)}",
+                lambda: f"a value returned from a primitive {primitive} created at {self.where(eqn)}",
             )
         return outs
+
+    def where(self, eqn: Any) -> str:
+        """The user's line of an equation.  Inside a jitted function of JAX it may have none: then that of the call."""
+        return _jax.where_in_user_code(eqn, *reversed(self._around))
 
     def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
         """Raise if two of the names need one resource: no device (or turn of a loop) could hold both."""
@@ -88,12 +97,12 @@ class Checker:
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
         if len(set(mentioned)) < len(mentioned):
-            raise errors.repeated_collective_axis(eqn.primitive.name, mentioned, _jax.where_in_user_code(eqn))
+            raise errors.repeated_collective_axis(eqn.primitive.name, mentioned, self.where(eqn))
         for name in mentioned:
             if name in self.own and self.placements[name].loops:
-                raise errors.loop_collective(name, _jax.where_in_user_code(eqn))
+                raise errors.loop_collective(name, self.where(eqn))
         sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
-        check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), _jax.where_in_user_code(eqn))
+        check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)
         if len(eqn.outvars) > 1:
@@ -105,7 +114,7 @@ class Checker:
         for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
             for axis, by in skipped:
                 if axis in names:
-                    where = _jax.where_in_user_code(eqn)
+                    where = self.where(eqn)
                     raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, where)
 
 

@@ -434,22 +434,17 @@ def _index_in(dims, name):
     return dims.index(name) if name in dims else None
 
 
-def dot_dimensions(
-    x: NamedValue, y: NamedValue, contracted: frozenset[AxisName], pos_contract, pos_batch
-) -> tuple[Any, Dims]:
-    """Dimension numbers of the dot, and the names of its result's dimensions."""
+def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:
+    """Dimension numbers of a dot of positional dimensions, and the names of its result's dimensions."""
     xp, yp = x.positional_dims(), y.positional_dims()
     shared = [n for n in x.dims if n is not None and n in y.dims]
-    batch = [n for n in shared if n not in contracted]
-    summed = [n for n in shared if n in contracted]
-    x_contract = [*(x.dims.index(n) for n in summed), *(xp[d] for d in pos_contract[0])]
-    y_contract = [*(y.dims.index(n) for n in summed), *(yp[d] for d in pos_contract[1])]
-    x_batch = [*(x.dims.index(n) for n in batch), *(xp[d] for d in pos_batch[0])]
-    y_batch = [*(y.dims.index(n) for n in batch), *(yp[d] for d in pos_batch[1])]
-    x_free = [x.dims[k] for k in range(len(x.dims)) if k not in x_contract and k not in x_batch]
-    y_free = [y.dims[k] for k in range(len(y.dims)) if k not in y_contract and k not in y_batch]
-    dims = (*batch, *(None for _ in pos_batch[0]), *x_free, *y_free)
-    return ((tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch))), dims
+    x_contract, y_contract = (xp[d] for d in contract[0]), (yp[d] for d in contract[1])
+    x_batch = [*(x.dims.index(n) for n in shared), *(xp[d] for d in batch[0])]
+    y_batch = [*(y.dims.index(n) for n in shared), *(yp[d] for d in batch[1])]
+    numbers = ((tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch)))
+    x_free = [n for k, n in enumerate(x.dims) if k not in numbers[0][0] and k not in x_batch]
+    y_free = [n for k, n in enumerate(y.dims) if k not in numbers[0][1] and k not in y_batch]
+    return numbers, (*shared, *(None for _ in batch[0]), *x_free, *y_free)
 
 
 def index_of(loc: Locality, names: Sequence[AxisName]) -> NamedValue:

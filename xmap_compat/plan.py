@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax, errors, lowering, picture, source
 from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
 from xmap_compat.collectives import RULES, mentioned_names
+from xmap_compat.contraction import Subscripts
 from xmap_compat.named_shapes import Checker, read_names
 from xmap_compat.named_values import Locality, NamedValue
 from xmap_compat.resources import DeviceAxis, Placement
@@ -558,9 +559,10 @@ def _repeats(site, word="sum"):
 
 
 def _local_dot(site):
-    x, y = site.operands
-    shared = [n for n in _local_names(site) if n in x.dims and n in y.dims]
-    contracts = shared or any(site.eqn.params["pos_contract"])
+    inputs, output = site.eqn.params["subscripts"]
+    labels = [*_local_names(site), *(c for c in set().union(*inputs) if c not in output)]
+    holders = [{*o.dims, *own} for o, own in zip(site.operands, inputs)]
+    contracts = any(sum(c in held for held in holders) > 1 for c in labels)
     return ", ".join(["local dot" if contracts else "local product", *_repeats(site)])
 
 
@@ -752,12 +754,17 @@ def _call_text(eqn) -> tuple[str, str]:
     primitive, params = eqn.primitive.name, eqn.params
     if primitive in RULES:
         axes = ",".join(map(str, mentioned_names(params)))
-        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and v not in (((), ()), False)}
+        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
         return primitive, ", ".join([axes, *_shown_params(rest)])
     if primitive in _CALLS:
         name = params.get("name") or _inner_name(params)
         return (str(name), "") if name and _is_plain_call(eqn) else (primitive, str(name or ""))
     return primitive, ", ".join(_shown_params(params))
+
+
+def _is_usual(value):
+    """Whether a parameter of a collective is as it is when one does not ask for anything."""
+    return value is False or value == "auto" or (isinstance(value, Subscripts) and not any(value.inputs))
 
 
 def _inner_name(params):

@@ -154,7 +154,7 @@ def _dot_general(loc, primitive, operands, params):
     if params.get("out_sharding") is not None:
         return None
     names = x.names | y.names
-    numbers, dims = dot_dimensions(x, y, frozenset(), *params["dimension_numbers"])
+    numbers, dims = dot_dimensions(x, y, *params["dimension_numbers"])
     data = [vary_over(loc, v, names).data for v in operands]
     return _bind(loc, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
 

@@ -65,6 +65,8 @@ def global_array(
     scope = current_scope()
     if mesh is not None:
         scope = Scope(mesh.physical_mesh if isinstance(mesh, Mesh) else mesh, scope.loops)
+    if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in scope.mesh.devices.flat):
+        raise errors.process_without_devices(jax.process_index(), scope.mesh)
     names = spec_names(specs)
     resources = {n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names}
     sizes = {n: size for n, size in parse_axis_sizes(axis_sizes).items() if n in names}
