@@ -37,3 +37,8 @@ def mesh42():
 def together(programs):
     """One body that runs several programs."""
     return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
+
+
+def all_around(uses, mapped):
+    """Every use of a mapped function, as one jitted function."""
+    return jax.jit(lambda *args: {use.__name__: use(mapped, *args) for use in uses})

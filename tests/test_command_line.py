@@ -144,7 +144,12 @@ ENDINGS = {
     "with a note": ("e = ValueError('bad'); e.add_note('by the way'); raise e", 1),
     "syntax": ("def broken(:\n    pass", 1),
     "an encoding": ("# coding: latin-1\nprint(ascii('\udcff'))", 0),
-    "interrupt": ("import signal, os; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)", -signal.SIGINT),
+    # A process that a shell started in the background ignores the signal, and so do its children.
+    "interrupt": (
+        "import signal, os, time; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
+        -signal.SIGINT,
+    ),
     "killed": ("import signal, os; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "error at exit": ("import atexit; atexit.register(lambda: 1 / 0)", 0),
     "error in a thread": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", 0),

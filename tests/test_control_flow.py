@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxprs_in_params
-from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, together
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, all_around, arguments, mesh42, together
 
 from xmap_compat import SerialLoop, xmap
 
@@ -966,14 +966,9 @@ AROUND = {
 }
 
 
-def all_around(uses, over):
-    """Every use of the mixing function, which ``over`` maps, as one jitted function."""
-    return jax.jit(lambda *args: {use.__name__: use(over(mixing), *args) for use in uses})
-
-
 @functools.cache
 def around_vmap(uses, a, b):
-    return all_around(uses, vmapped)(*arguments(a, b))
+    return all_around(uses, vmapped(mixing))(*arguments(a, b))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -981,7 +976,7 @@ def around_vmap(uses, a, b):
 def test_control_flow_around(uses, placement):
     a, b, resources = PLACEMENTS[placement]
     with mesh42():
-        result = all_around(AROUND[uses], lambda body: xmapped(body, resources))(*arguments(a, b))
+        result = all_around(AROUND[uses], xmapped(mixing, resources))(*arguments(a, b))
     assert_same(result, around_vmap(AROUND[uses], a, b))
 
 

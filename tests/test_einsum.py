@@ -9,8 +9,10 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import opt_einsum
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import xmap_compat
 from xmap_compat import Mesh, einsum, pdot, xeinsum, xmap
@@ -248,6 +250,158 @@ def test_accumulation_of_several_operands_is_in_f32_and_rounds_once(resources, m
     for got, want in zip(pull(ct), true_pull(ct)):
         assert got.dtype == jnp.bfloat16
         np.testing.assert_allclose(got.astype(np.float32), want, rtol=1e-2, atol=1e-1)
+
+
+SPLITS = [{}, {"i": "x"}, {"i": ("x", "y")}]
+
+
+TRUTH = {
+    "{i},{i}->": "i,i->",
+    "{i},{i},{i}->": "i,i,i->",
+    "{i}->": "i->",
+    "n{i}->": "in->",
+    "n{i},m{i}->nm": "in,im->nm",
+    "n{i},m->n": "in,m->n",
+    "n{i},n{i},m{i}->m": "in,in,im->m",
+}
+
+
+@pytest.mark.parametrize("resources", SPLITS, ids=str)
+@pytest.mark.parametrize("density", [0.0, 0.2, 0.7])
+def test_truth_values_are_alike_on_every_device(density, resources, mesh, rng):
+    """As in jnp.einsum a sum of truth values is whether one is true."""
+    for spec, positional in TRUTH.items():
+        terms = positional.split("->")[0].split(",")
+        args = [rng.random([{"i": 8, "n": 3, "m": 2}[c] for c in term]) < density for term in terms]
+        in_axes = tuple(["i", ...] if "i" in term else [...] for term in terms)
+        got = xmap(lambda *a, spec=spec: einsum(spec, *a), in_axes, {}, axis_resources=resources)(*args)
+        assert got.dtype == bool
+        np.testing.assert_array_equal(got, np.einsum(positional, *(a.astype(int) for a in args)) > 0, err_msg=spec)
+
+
+@pytest.mark.parametrize("resources", SPLITS, ids=str)
+@pytest.mark.parametrize("of", ["einsum", "pdot", "one operand", "alone", "three"])
+def test_a_narrower_preferred_type_rounds_once(of, resources, mesh):
+    """Parts are not rounded before they are summed: how many parts there are depends on the placement."""
+    calls = {
+        "einsum": lambda x, **kw: einsum("{i},{i}->", x, jnp.sign(x) ** 2, **kw),
+        "pdot": lambda x, **kw: pdot(x, jnp.sign(x) ** 2, "i", **kw),
+        "one operand": lambda x, **kw: einsum("{i}->", x, **kw),
+        "alone": lambda x, **kw: einsum("{i},n->", x, jnp.ones(1), **kw),
+        "three": lambda x, **kw: einsum("{i},{i},n->", x, jnp.sign(x) ** 2, jnp.ones(1), **kw),
+    }
+    x = np.array([256.5, -256] * 4, np.float32)
+    for dtype, values, expected in ((jnp.bfloat16, x, 2.0), (jnp.int32, x / 512, 0), (jnp.int32, np.abs(x) / 512, 4)):
+        fun = lambda v, dtype=dtype: calls[of](v, preferred_element_type=dtype)
+        got = xmap(fun, ["i"], {}, axis_resources=resources)(values)
+        assert (got.dtype, float(got)) == (dtype, expected)
+
+
+def test_sums_of_other_element_types():
+    integers = jax.vmap(lambda v: pdot(jnp.int8(1), jnp.int8(1), "i") + v, axis_name="i")(jnp.zeros(300, jnp.int8))
+    np.testing.assert_array_equal(integers, np.full(300, np.int8(300 - 256)))
+    z = (np.arange(8) + 1j).astype(np.complex64)
+    with pytest.warns(np.exceptions.ComplexWarning):
+        real = xmap(lambda a: einsum("{i},n->", a, z, preferred_element_type=jnp.float32), ["i"], {})(z)
+    np.testing.assert_allclose(real, (z.sum() ** 2).real)
+
+
+MANUAL = [
+    ("einsum", lambda u, v: einsum("n{x},n{x}->", u, v), lambda u, v: u @ v),
+    ("three", lambda u, v: einsum("n{x},n{x},n{x}->", u, v, u), lambda u, v: (u * v * u).sum()),
+    ("pdot", lambda u, v: pdot(u, v, "x", ((0,), (0,))), lambda u, v: u @ v),
+    (
+        "xmap",
+        lambda u, v: xmap(lambda a, b: einsum("{i,x},{i,x}->", a, b), (["i"], ["i"]), {})(u, v),
+        lambda u, v: u @ v,
+    ),
+    (
+        "vmap",
+        lambda u, v: jax.vmap(lambda a, b: einsum("{i,x},{i,x}->", a, b), out_axes=None, axis_name="i")(u, v),
+        lambda u, v: u @ v,
+    ),
+    ("truth", lambda u, v: einsum("n{x},n{x}->", u > 7, v > 0) * 1.0, lambda u, v: ((u > 7) & (v > 0)).any() * 1.0),
+]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("fun", "oracle"), [m[1:] for m in MANUAL], ids=[m[0] for m in MANUAL])
+def test_braces_name_the_axes_of_a_shard_map(fun, oracle, jit, mesh):
+    u, v = np.arange(8, dtype=np.float32), np.linspace(-1, 1, 8, dtype=np.float32)
+    mapped = jax.shard_map(fun, mesh=mesh.physical_mesh, in_specs=(P("x"), P("x")), out_specs=P())
+    mapped = jax.jit(mapped) if jit else mapped
+    np.testing.assert_allclose(mapped(u, v), oracle(u, v), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(mapped)(u, v), jax.grad(oracle)(jnp.asarray(u), v), rtol=1e-5)
+
+
+def test_an_axis_of_a_shard_map_that_an_operand_skips(mesh):
+    fun = lambda u, v: einsum("n{x},n->", u, v)
+    specs = {"mesh": mesh.physical_mesh, "out_specs": P()}
+    u, v = np.arange(8, dtype=np.float32), np.arange(2, dtype=np.float32)
+    whole = jax.shard_map(fun, in_specs=(P("x"), P()), **specs)(u, v)
+    np.testing.assert_allclose(whole, u.reshape(4, 2).sum(0) @ v)
+    with pytest.raises(TypeError, match="skips it in operand 1"):
+        jax.shard_map(fun, in_specs=(P("x"), P("x")), **specs)(u, u)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f: xmap(xmap(f, (["i"], ["i"]), {}), (["b", ...], ["b", ...]), ["b"]),
+        lambda f: xmap(xmap(f, (["i"], ["i"]), {}, axis_resources={"i": "x"}), (["b", ...], ["b", ...]), ["b"]),
+        lambda f: xmap(
+            xmap(f, (["i"], ["i"]), {}, axis_resources={"i": "x"}),
+            (["b", ...], ["b", ...]),
+            ["b"],
+            axis_resources={"b": "y"},
+        ),
+        lambda f: jax.vmap(xmap(f, (["i"], ["i"]), {}), axis_name="b"),
+        lambda f: xmap(jax.vmap(f, out_axes=None, axis_name="i"), (["b", ...], ["b", ...]), ["b"]),
+    ],
+    ids=["xmaps", "inner split", "both split", "vmap around", "vmap inside"],
+)
+def test_a_skipped_axis_is_found_across_nested_maps(around, mesh, rng):
+    x = rng.normal(size=(4, 8)).astype(np.float32)
+    named = around(lambda a, c: einsum("{i,b},{i,b}->{b}", a, c))
+    np.testing.assert_allclose(named(x, x), (x * x).sum(1), rtol=1e-5)
+    with pytest.raises(TypeError, match=r"mentions the named axis `b` in operand 0 .* and skips it in operand 1"):
+        around(lambda a, c: einsum("{i,b},{i}->{b}", a, c))(x, x)
+
+
+def test_dimensions_of_one_element_broadcast_as_in_numpy(rng):
+    x, y = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+    fun = xmap(lambda a, b: einsum("n{i},n{i}->...n", a, b), (["i", ...], ["i", ...]), [...])
+    np.testing.assert_allclose(fun(x, y), np.einsum("in,in->...n", x, y), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: np.array([[0, 1], [0, 1]]), lambda: opt_einsum.RandomGreedy(max_repeats=4)])
+def test_paths_may_be_arrays_and_optimizers(make, rng):
+    args = arguments("three", rng)
+    got = named("three", {}, optimize=make())(*args)
+    np.testing.assert_allclose(got, oracle("three")(*args), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("contract", ["psum", "pdot", "einsum"])
+@pytest.mark.parametrize("resources", SPLITS, ids=str)
+def test_a_backward_rule_may_sum_its_cotangent_by_a_contraction(contract, resources, mesh):
+    """A cotangent that arrives summed counts once, whatever the rule sums it with."""
+    total = {
+        "psum": lambda ct: lax.psum(ct, "i"),
+        "pdot": lambda ct: pdot(ct, jnp.float32(1), "i"),
+        "einsum": lambda ct: einsum("{i},{i},{i}->", ct, jnp.float32(1), jnp.float32(1)),
+    }[contract]
+
+    @jax.custom_vjp
+    def weighted(v, w):
+        return lax.psum(v, "i") * w
+
+    weighted.defvjp(
+        lambda v, w: (weighted(v, w), (v, w)), lambda saved, ct: (total(ct) * saved[1], ct * lax.psum(saved[0], "i"))
+    )
+    x = np.arange(8, dtype=np.float32)
+    dv, dw = jax.grad(xmap(weighted, (["i"], {}), {}, axis_resources=resources), (0, 1))(x, 2.0)
+    np.testing.assert_allclose(dv, np.full(8, 2.0))
+    np.testing.assert_allclose(dw, x.sum())
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])

@@ -1293,6 +1293,24 @@ MISUSES = {
         ValueError,
         "optimize='best' is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'",
     ),
+    "an einsum with half a path": (
+        lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize=[(0, 1)]), out_axes={}),
+        ValueError,
+        "optimize=[(0, 1)] is not a path for 3 operands. A path is a list of steps, each of them a tuple of positions "
+        "among the operands that are left; what it gives comes last, and one operand is left in the end",
+    ),
+    "an einsum with a path of operands that are not there": (
+        lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=[(0, 5)]), out_axes={}),
+        ValueError,
+        "optimize=[(0, 5)] is not a path for 2 operands. A path is a list of steps, each of them a tuple of positions "
+        "among the operands that are left; what it gives comes last, and one operand is left in the end",
+    ),
+    "an einsum whose path is a number": (
+        lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=3), out_axes={}),
+        ValueError,
+        "optimize=3 is not a path for 2 operands. A path is a list of steps, each of them a tuple of positions "
+        "among the operands that are left; what it gives comes last, and one operand is left in the end",
+    ),
     "along an unbound name": (
         lambda: over_i(lambda v: xnp.along(jnp.sort, "nope", v)),
         NameError,

@@ -541,6 +541,27 @@ def test_the_gradient_of_each_collective_in_each_place(name, form, place):
     np.testing.assert_allclose(np.sum(np.float64(found) * along), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("contract", ["pdot", "einsum"])
+def test_a_contraction_that_is_differentiated_inside_the_body_is_written_as_operations(contract, jitted, place):
+    """Inside a body a cotangent is each element's own; those of all_gather and psum, in the readable form, are sums."""
+
+    def inner(x, y):
+        return lax.pdot(x, y, "i") if contract == "pdot" else jnp.einsum("{i},{i},{i}->", x, y, y)
+
+    def body(x, y):
+        return jax.grad(jax.jit(inner) if jitted else inner)(x, y)
+
+    x, y = normal(8), normal(8, seed=1)
+    expected = y if contract == "pdot" else y * y
+    check(body, ["i"], ["i"], resources_of("i", place), (x, y), expected, forms=[STAGED])
+    with Mesh(grid(4, 2), ("x", "y")):
+        plan = xmap(body, (["i"], ["i"]), ["i"], axis_resources=resources_of("i", place)).plan(x, y)
+    assert form_of(plan.source()) == STAGED
+    assert_close(jax.block_until_ready(run(plan.source())(x, y)), expected)
+
+
 ROWS = np.float32([[1, 5, 2], [4, 5, -1], [4, 5, 2], [3, 0, 2]] * 2)  # with ties in each column
 OF_EXTREMA = {
     "pmax": (lambda x: lax.pmax(x, "i") * x, lambda x: jnp.max(x, 0) * x),

@@ -24,7 +24,14 @@ from jax import lax
 
 from xmap_compat import _jax, devices, errors, exchanges
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.contraction import Subscripts, bind_contraction, fresh_labels, output_order
+from xmap_compat.contraction import (
+    Subscripts,
+    bind_contraction,
+    fresh_labels,
+    left_to_check,
+    output_order,
+    summed,
+)
 from xmap_compat.named_values import (
     COTANGENT,
     Locality,
@@ -374,11 +381,14 @@ def contract(loc: Locality, params: Params, *operands: NamedValue) -> NamedValue
         *(vary_over(loc, v, names).data for v in operands),
         axes=[n for n in params["axes"] if not loc.is_own(n)],
         subscripts=Subscripts(tuple(inputs), order),
+        # From inside of a shard_map nobody outside can be asked.
+        mentions=None if loc.typed else left_to_check(params["mentions"], loc.placements),
         **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
     )
-    data = sum_devices(loc, data, loc.mesh_axes_of(n for n in params["axes"] if n in own & names))
+    mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own & names)
+    data = summed(lambda x: sum_devices(loc, x, mesh_axes), data) if mesh_axes else data
     repeats = loc.total_size(own - names)
-    if repeats != 1:
+    if repeats != 1 and COTANGENT not in names:
         data = data * np.asarray(repeats).astype(data.dtype)
     dims = {label: name for name, label in local.items()}
     return NamedValue(data, tuple(map(dims.get, order)), names - own)

@@ -7,9 +7,10 @@ over devices.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,12 +62,34 @@ def bind_contraction(
 
     Args:
       operands: two arrays or more.
-      axes: named axes to sum over.
+      axes: named axes to sum over; those of the user's own ``shard_map`` are known to JAX, and summed at once.
       options: ``precision``, ``preferred_element_type`` and ``optimize`` as in ``jnp.einsum``, all hashable.
     """
-    if axes or mentions is not None:
-        return contraction_p.bind(*operands, axes=tuple(axes), subscripts=subscripts, mentions=mentions, **options)
-    return _contract_arrays(*operands, subscripts=subscripts, **options)
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    for name in manual if mentions is not None else ():
+        mentions = _without_axis(mentions, name, [name in _jax.varying_axes(x) for x in operands])
+    named = tuple(a for a in axes if a not in manual)
+    if named or mentions is not None:
+        out = contraction_p.bind(*operands, axes=named, subscripts=subscripts, mentions=mentions, **options)
+    else:
+        out = _contract_arrays(*operands, subscripts=subscripts, **options)
+    mesh_axes = tuple(a for a in axes if a in manual)
+    return summed(lambda x: lax.psum(x, mesh_axes), out) if mesh_axes else out
+
+
+def summed(total: Callable[[Any], Any], x: Any) -> Any:
+    """A sum, of truth values whether one is true."""
+    return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)
+
+
+def sum_dims(x: Any, dims: Sequence[int]) -> Any:
+    """A sum over positional dimensions, as a dot makes it."""
+    return summed(lambda x: lax.reduce_sum(x, dims), x) if dims else x
+
+
+def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | None:
+    """What products are added up in: no less than they have, as placements differ in how often they round a sum."""
+    return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))
 
 
 def fresh_labels(inputs: Sequence[Labels]) -> Iterator[int]:
@@ -90,27 +113,32 @@ def output_order(inputs: Sequence[Labels], output: Labels, more: Sequence[int]) 
 
 
 def _contract_arrays(*operands, subscripts, precision, preferred_element_type, optimize):
-    alone = [_alone(subscripts.inputs, k, subscripts.output) for k in range(len(operands))]
-    if preferred_element_type is not None and any(alone):
-        # Sums that no dot makes are made in the same precision as those that it makes.
-        operands = tuple(x.astype(preferred_element_type) for x in operands)
+    operands, subscripts = _sum_alone(operands, subscripts, preferred_element_type)
     options = {"precision": precision, "preferred_element_type": preferred_element_type}
     if len(operands) == 2:
-        return _dot(operands, alone, subscripts, options)
+        return _dot(*operands, subscripts, options)
     path = _path(subscripts, [x.shape for x in operands], optimize)
     labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
     return jnp.einsum(*labelled, list(subscripts.output), optimize=path, **options)
 
 
-def _dot(operands, alone, subscripts, options):
-    x, y = (
-        lax.reduce_sum(x, list(map(own.index, summed))) if summed else x
-        for x, own, summed in zip(operands, subscripts.inputs, alone)
-    )
-    left, right = map(_without, subscripts.inputs, alone)
-    numbers, natural = _dot_numbers(left, right, subscripts.output)
+def _sum_alone(operands, subscripts, dtype):
+    """Sums that no dot makes, in no less precision than those that it makes."""
+    inputs, output = subscripts
+    alone = [_alone(inputs, k, output) for k in range(len(inputs))]
+    if not any(alone):
+        return operands, subscripts
+    if dtype is not None:
+        operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]
+    operands = [sum_dims(x, list(map(labels.index, gone))) for x, labels, gone in zip(operands, inputs, alone)]
+    return operands, Subscripts(tuple(map(_without, inputs, alone)), output)
+
+
+def _dot(x, y, subscripts, options):
+    (left, right), output = subscripts
+    numbers, natural = _dot_numbers(left, right, output)
     out = lax.dot_general(x, y, numbers, **options)
-    return out if natural == subscripts.output else lax.transpose(out, [natural.index(c) for c in subscripts.output])
+    return out if natural == output else lax.transpose(out, list(map(natural.index, output)))
 
 
 def _dot_numbers(x, y, kept):
@@ -134,11 +162,8 @@ def _without(labels, gone):
 
 def _path(subscripts, shapes, optimize):
     """A path of contractions in pairs for operands of these shapes."""
-    try:
-        path, _ = opt_einsum.contract_path(str(subscripts), *shapes, shapes=True, optimize=optimize)
-    except KeyError:
-        # opt_einsum's, for a name that it does not know.
-        raise errors.einsum_path(optimize) from None
+    # An optimizer with a state is for one contraction.
+    path, _ = opt_einsum.contract_path(str(subscripts), *shapes, shapes=True, optimize=copy.deepcopy(optimize))
     return list(_in_pairs(path, len(shapes)))
 
 
@@ -190,25 +215,32 @@ def _batch(operands, dims, *, name, size, axes, subscripts, mentions, **options)
     inputs = tuple(
         labels if d is None else (*labels[:d], label, *labels[d:]) for labels, d in zip(subscripts.inputs, dims)
     )
-    options["mentions"] = _without_axis(mentions, name, dims)
+    options["mentions"] = _without_axis(mentions, name, [d is not None for d in dims])
     if name in axes:
         rest = tuple(a for a in axes if a != name)
         out = bind_contraction(*operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options)
-        return out * np.asarray(size, out.dtype) if inputs == subscripts.inputs else out, None
+        return out * np.asarray(size).astype(out.dtype) if inputs == subscripts.inputs else out, None
     order = output_order(inputs, subscripts.output, [label])
     out = bind_contraction(*operands, axes=axes, subscripts=Subscripts(inputs, order), **options)
     return out, order.index(label) if label in order else None
 
 
-def _without_axis(mentions, name, dims):
-    """What is left to check once a vmap has bound an axis and shown which operands vary over it."""
+def _without_axis(mentions, name, varies):
+    """What is left to check once it is known which operands vary over an axis."""
     if mentions is None:
         return None
-    for operand, skipped, d in zip(mentions.operands, mentions.skipped, dims):
+    for operand, skipped, does in zip(mentions.operands, mentions.skipped, varies):
         for axis, by in skipped:
-            if axis == name and d is not None:
+            if axis == name and does:
                 raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand)
-    left = tuple(tuple(pair for pair in skipped if pair[0] != name) for skipped in mentions.skipped)
+    return left_to_check(mentions, {name})
+
+
+def left_to_check(mentions: Mentions | None, known: Container[Hashable]) -> Mentions | None:
+    """What is left to check when some axes have been."""
+    if mentions is None:
+        return None
+    left = tuple(tuple(pair for pair in skipped if pair[0] not in known) for skipped in mentions.skipped)
     return dataclasses.replace(mentions, skipped=left) if any(left) else None
 
 

@@ -516,7 +516,14 @@ def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> Va
     return ValueError(f"In the einsum {spec!r}, {which} has size {known} in one place and {size} in operand {index}")
 
 
-def einsum_path(optimize: Any) -> ValueError:
+def einsum_path(optimize: Any, count: int) -> ValueError:
+    return ValueError(
+        f"optimize={optimize!r} is not a path for {count} operands. A path is a list of steps, each of them a tuple of "
+        "positions among the operands that are left; what it gives comes last, and one operand is left in the end"
+    )
+
+
+def einsum_strategy(optimize: Any) -> ValueError:
     return ValueError(
         f"optimize={optimize!r} is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or "
         "'optimal'"

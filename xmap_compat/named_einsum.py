@@ -7,19 +7,19 @@ mention and the output does not are contracted.  Axes that nobody mentions broad
 from __future__ import annotations
 
 import dataclasses
+import operator
 import string
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import opt_einsum
 from jax import lax
 
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.contraction import Mentions, Subscripts, bind_contraction
-from xmap_compat.named_lax import canonical_precision
+from xmap_compat.contraction import Mentions, Subscripts, accumulation_type, bind_contraction, sum_dims, summed
+from xmap_compat.named_lax import canonical_precision, position
 
 ELLIPSIS = "..."
 
@@ -64,14 +64,14 @@ def einsum(
     terms = [_operand(parsed, k, x.astype(dtype)) for k, x in enumerate(arrays)]
     output = _output(parsed, terms)
     sizes = _sizes(spec, terms)
-    terms = [_drop_unit_ellipsis(t, sizes) for t in terms]
+    terms = [_drop_broadcast(t, sizes) for t in terms]
     options = {
         "precision": canonical_precision(precision),
-        "preferred_element_type": None if preferred_element_type is None else np.dtype(preferred_element_type),
-        "optimize": tuple(map(tuple, optimize)) if isinstance(optimize, (tuple, list)) else optimize,
+        "preferred_element_type": accumulation_type(dtype, preferred_element_type),
+        "optimize": _canonical_path(optimize, len(terms)),
     }
     result = _contract(spec, terms, output, options)
-    return result if preferred_element_type is None else result.astype(preferred_element_type)
+    return result if preferred_element_type is None else lax.convert_element_type(result, preferred_element_type)
 
 
 def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
@@ -201,7 +201,7 @@ def _check_output(spec, start, output, inputs):
         for x in getattr(output, kind):
             if x in seen:
                 raise errors.malformed_einsum(spec, start + text.rindex(x), f"{x} appears twice in the output")
-            if x not in known:
+            if x not in known and x != ELLIPSIS:
                 raise errors.malformed_einsum(spec, start + text.index(x), f"{x} appears in no input")
             seen.add(x)
 
@@ -227,8 +227,7 @@ def _operand(parsed, index, data):
     if len(letters) != data.ndim:
         raise errors.einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
     operand = Operand(data, letters, names, term.text, index)
-    _sizes(parsed.source, [operand])
-    return _take_diagonals(operand) if len(set(letters)) < len(letters) else operand
+    return _take_diagonals(parsed.source, operand) if len(set(letters)) < len(letters) else operand
 
 
 def _axis_called(name, spec):
@@ -247,7 +246,11 @@ def _expand_ellipsis(letters, ndim):
     return (*letters[:at], *range(-count, 0), *letters[at + 1 :])
 
 
-def _take_diagonals(operand):
+def _take_diagonals(spec, operand):
+    sizes = dict(zip(operand.letters, operand.data.shape))
+    for letter, size in zip(operand.letters, operand.data.shape):
+        if sizes[letter] != size:
+            raise errors.einsum_size(spec, letter, size, sizes[letter], operand.index)
     unique = tuple(dict.fromkeys(operand.letters))
     symbols = {x: opt_einsum.get_symbol(k) for k, x in enumerate(unique)}
     subscripts = "".join(symbols[x] for x in operand.letters)
@@ -265,23 +268,24 @@ def _output(parsed, terms):
 
 
 def _sizes(spec, terms):
+    """The size of each letter; dimensions of one element broadcast, as in NumPy."""
     sizes: dict[Any, int] = {}
     for term in terms:
         for letter, size in zip(term.letters, term.data.shape):
             known = sizes.setdefault(letter, size)
-            if known == 1 and isinstance(letter, int):
+            if known == 1:
                 sizes[letter] = size
-            elif known != size and not (size == 1 and isinstance(letter, int)):
+            elif size not in (known, 1):
                 raise errors.einsum_size(spec, letter, known, size, term.index)
     return sizes
 
 
-def _drop_unit_ellipsis(term, sizes):
-    """Dimensions of one element under an ellipsis broadcast: leave them out."""
-    gone = [k for k, x in enumerate(term.letters) if isinstance(x, int) and term.data.shape[k] != sizes[x]]
+def _drop_broadcast(term, sizes):
+    """Leave out the dimensions of one element that broadcast."""
+    gone = [k for k, c in enumerate(term.letters) if term.data.shape[k] != sizes[c]]
     if not gone:
         return term
-    letters = tuple(x for k, x in enumerate(term.letters) if k not in gone)
+    letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)
     return dataclasses.replace(term, data=lax.squeeze(term.data, gone), letters=letters)
 
 
@@ -308,11 +312,40 @@ def _reduce(term, letters, axes, dtype):
     """The einsum of one operand."""
     data = term.data if dtype is None else term.data.astype(dtype)
     alone = [k for k, c in enumerate(term.letters) if c not in letters]
-    data = lax.reduce_sum(data, alone) if alone else data
-    data = lax.psum(data, tuple(axes)) if axes else data
+    data = sum_dims(data, alone)
+    data = summed(lambda x: lax.psum(x, tuple(axes)), data) if axes else data
     left = [c for c in term.letters if c in letters]
     order = [left.index(c) for c in letters]
     return lax.transpose(data, order) if order != sorted(order) else data
+
+
+def _canonical_path(optimize, count):
+    """How to look for a path, or a path: for each step the positions of its operands, what it gives comes last."""
+    if isinstance(optimize, str):
+        try:
+            opt_einsum.paths.get_path_fn(optimize)
+        except KeyError:
+            raise errors.einsum_strategy(optimize) from None
+    if isinstance(optimize, (str, bool)) or callable(optimize):
+        return optimize
+    try:
+        path, left = [], count
+        for step in optimize:
+            path.append(_step(step, left))
+            left -= len(path[-1]) - 1
+    except (TypeError, ValueError):
+        raise errors.einsum_path(optimize, count) from None
+    if left != 1:
+        raise errors.einsum_path(optimize, count)
+    return tuple(path)
+
+
+def _step(positions, left):
+    """One step of a path, of distinct operands among those that are left."""
+    step = tuple(position("einsum", operator.index(k), "the operands that are left", (0,) * left) for k in positions)
+    if not step or len(set(step)) < len(step):
+        raise ValueError("no step")
+    return step
 
 
 def _mentions(spec, terms) -> Mentions | None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, errors
-from xmap_compat.contraction import Subscripts, bind_contraction
+from xmap_compat.contraction import Subscripts, accumulation_type, bind_contraction
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
@@ -56,18 +55,19 @@ def pdot(
     contract = _normalized("pos_contract", pos_contract, x, y)
     batch = _normalized("pos_batch", pos_batch, x, y)
     _check_disjoint(contract, batch)
+    dtype = jnp.result_type(x, y)
     if preferred_element_type is None:
-        dtype = jnp.result_type(x, y)
         x, y = x.astype(dtype), y.astype(dtype)
-    return bind_contraction(
+    out = bind_contraction(
         x,
         y,
         axes=axes,
         subscripts=_subscripts(x.ndim, y.ndim, contract, batch),
         precision=canonical_precision(precision),
-        preferred_element_type=None if preferred_element_type is None else np.dtype(preferred_element_type),
+        preferred_element_type=accumulation_type(dtype, preferred_element_type),
         optimize="auto",
     )
+    return out if preferred_element_type is None else lax.convert_element_type(out, preferred_element_type)
 
 
 def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:

@@ -110,20 +110,17 @@ def _aligned(loc, data, have, want, shape=()):
 # ------------------------------------------------------------------- shapes and sums
 
 
-def _reduction(loc, primitive, operands, params):
-    (x,) = operands
-    unnamed = x.positional_dims()
-    axes = tuple(unnamed[a] for a in params["axes"])
-    dims = tuple(n for k, n in enumerate(x.dims) if k not in axes)
-    return _bind(loc, primitive, [x.data], {**params, "axes": axes}, dims, x.names)
+def _removing(param):
+    """The rule of a primitive that removes the positional dimensions in a parameter: a reduction, or squeeze."""
 
+    def rule(loc, primitive, operands, params):
+        (x,) = operands
+        unnamed = x.positional_dims()
+        gone = tuple(unnamed[d] for d in params[param])
+        dims = tuple(n for k, n in enumerate(x.dims) if k not in gone)
+        return _bind(loc, primitive, [x.data], {**params, param: gone}, dims, x.names)
 
-def _squeeze(loc, primitive, operands, params):
-    (x,) = operands
-    unnamed = x.positional_dims()
-    gone = tuple(unnamed[d] for d in params["dimensions"])
-    dims = tuple(n for k, n in enumerate(x.dims) if k not in gone)
-    return _bind(loc, primitive, [x.data], {**params, "dimensions": gone}, dims, x.names)
+    return rule
 
 
 def _transpose(loc, primitive, operands, params):
@@ -241,9 +238,9 @@ _REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_
 
 DIRECT: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(_REDUCTIONS, _removing("axes")),
     "clamp": _clamp,
-    "squeeze": _squeeze,
+    "squeeze": _removing("dimensions"),
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "dot_general": _dot_general,

@@ -237,6 +237,7 @@ def _check_hazards(plan: CallPlan) -> None:
     """Refuse what plain JAX computes otherwise than xmap."""
     placements = plan.staged.plan.placements
     _check_rules(plan)
+    _check_contractions(plan.staged.plan.program.jaxpr)
     for site in plan.staged.sites:
         primitive, params = site.eqn.primitive.name, site.eqn.params
         held = frozenset().union(*(o.names for o in site.operands))
@@ -254,6 +255,26 @@ def _check_hazards(plan: CallPlan) -> None:
             _, names = while_names(checker, params, [o.names for o in site.operands])
             if any(placements[n].mesh_axes for n in names if n in placements):
                 raise NotWritable("a collective in a loop that not all devices leave together")
+
+
+def _check_contractions(jaxpr: Any) -> None:
+    """Refuse contractions over names that the body differentiates: in a gradient inside it they sum no cotangents."""
+    calls = [
+        (_jax.user_frames(eqn)[:1], eqn.primitive.name == "pdot", backward) for eqn, backward in _operations(jaxpr)
+    ]
+    contractions = [call for call, is_contraction, backward in calls if is_contraction and not backward]
+    if any(call in contractions for call, _, backward in calls if backward):
+        raise NotWritable("a contraction over names that is differentiated inside the body")
+
+
+def _operations(jaxpr: Any, backward: bool = False) -> Iterator[tuple[Any, bool]]:
+    """The equations of a program, at any depth, and whether they belong to the backward pass of a derivative in it."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    for eqn in body.eqns:
+        transposed = backward or "transpose(" in _jax.name_stack(eqn)
+        yield eqn, transposed
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _operations(sub, transposed)
 
 
 def _check_rules(plan: CallPlan) -> None:
