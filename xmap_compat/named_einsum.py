@@ -41,7 +41,8 @@ def einsum(
         stands for leading ones), and in braces named axes, in any order.  Without ``->`` the output has what
         appears once, as in NumPy.
       operands: arrays, one for each part of ``spec``.
-      precision, preferred_element_type: as in ``jax.numpy.einsum``.
+      precision: as in ``jax.numpy.einsum``.
+      preferred_element_type: dtype of the result, and of sums unless the operands have more; it is then rounded once.
       optimize: how ``opt_einsum`` looks for a path of pairwise contractions, or such a path.
 
     Returns:

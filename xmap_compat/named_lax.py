@@ -37,7 +37,7 @@ def pdot(
       pos_contract: positional dimensions of ``x`` and of ``y`` to contract as well.
       pos_batch: positional dimensions of ``x`` and of ``y`` that go together (leading in the result).
       precision: as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype to accumulate in and to return, as in ``jax.lax.dot_general``.
+      preferred_element_type: dtype of the result, and of sums unless the operands have more; it is then rounded once.
 
     Returns:
       An array of positional shape ``(*batch, *rest of x, *rest of y)``.  Its named shape is the
