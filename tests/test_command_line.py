@@ -6,6 +6,7 @@ the module that install() provides really does.
 
 import importlib.util
 import json
+import multiprocessing.spawn
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from xmap_compat import check, install, legacy
-from xmap_compat.__main__ import COMMANDS
+from xmap_compat.__main__ import COMMANDS, install_with_jax, uninstall_with_jax
 
 ROOT = Path(__file__).parent.parent
 
@@ -541,6 +542,45 @@ def test_the_guide_has_the_headings_that_are_named(heading):
     assert heading in [h.replace("`", "") for h in headings]
 
 
+# --------------------------------------------------------------------- processes that it spawns
+
+SPAWNING = """
+    import multiprocessing, sys
+    from concurrent.futures import ProcessPoolExecutor
+    from jax.experimental.maps import xmap
+    import numpy as np
+
+    def work(n):
+        return float(xmap(lambda v: v * n, ["i"], ["i"])(np.ones(3)).sum())
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[1])
+        with context.Pool(1) as pool:
+            print(pool.map(work, [3]))
+        with ProcessPoolExecutor(1, mp_context=context) as executor:
+            print(list(executor.map(work, [4])))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("arguments", [["program.py"], ["-m", "program"]], ids=" ".join)
+def test_processes_that_a_program_spawns_have_it_too(program, tmp_path, method, arguments):
+    program(SPAWNING)
+    done = run("-m", "xmap_compat", *arguments, method, cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[9.0]\n[12.0]\n", "")
+
+
+def test_multiprocessing_is_left_as_it_was():
+    prepare = multiprocessing.spawn.get_preparation_data
+    install_with_jax()
+    try:
+        install_with_jax()
+        assert multiprocessing.spawn.get_preparation_data is not prepare
+    finally:
+        uninstall_with_jax()
+    assert multiprocessing.spawn.get_preparation_data is prepare
+
+
 # --------------------------------------------------------------------------- the command check
 
 
@@ -597,6 +637,23 @@ def test_check_reads_files_in_the_encoding_that_they_declare(tmp_path):
     (tmp_path / "program.py").write_bytes("# coding: latin-1\nname = 'é'\nfrom jax.lax import pdot\n".encode("latin-1"))
     code, lines = checked("program.py", cwd=tmp_path)
     assert (code, lines[0].split(": ")[:2]) == (0, ["program.py:3:21", "works"])
+
+
+def test_check_goes_on_after_what_cannot_be_read(program, tmp_path):
+    program("from jax.lax import pdot", "tree/one.py")
+    program("from jax.lax import pdot", "tree/.#one.py")  # of an editor
+    (tmp_path / "tree" / "link.py").symlink_to("nowhere")
+    code, lines = checked("tree", cwd=tmp_path)
+    assert [line.split(": ")[0] for line in lines[:-1]] == ["tree/link.py:1:1", "tree/one.py:1:21"]
+    assert code == 1 and "the file cannot be read" in lines[0] and "No such file" in lines[0]
+
+
+def test_check_reads_generated_sources_with_deep_trees(program, tmp_path):
+    program("total = 1" + " + 1" * 2000 + "\nfrom jax.lax import pdot", "program.py")
+    branches = "".join(f"elif x == {k}:\n    pass\n" for k in range(700))
+    program(f"x = 0\nif x:\n    pass\n{branches}else:\n    from jax.lax import pdot", "branches.py")
+    code, lines = checked("program.py", "branches.py", cwd=tmp_path)
+    assert (code, [line.split(": ")[1:3] for line in lines[:-1]]) == (0, [["works", "jax.lax.pdot"]] * 2)
 
 
 @pytest.mark.parametrize(("paths", "message"), [(["absent"], "absent"), ([], "usage: python -m xmap_compat check")])

@@ -317,6 +317,7 @@ ORDER = [
     "__main__",
     "explain",  # runs a program and prints its plans
     "pytest_plugin",
+    "jupyter",
     "__init__",
 ]
 

@@ -176,6 +176,50 @@ def test_a_module_of_that_name_is_put_back(monkeypatch):
     assert jax.experimental.maps is sys.modules["jax.experimental.maps"] is other
 
 
+def test_contexts_that_overlap_in_threads_share_it():
+    """The one that began first may end first."""
+    steps = {name: threading.Event() for name in ("second began", "first ended")}
+    seen = []
+
+    def second():
+        with install():
+            steps["second began"].set()
+            assert steps["first ended"].wait(30)
+            seen.append(importlib.import_module("jax.experimental.maps").xmap is xmap_compat.xmap)
+
+    thread = threading.Thread(target=second)
+    with install():
+        thread.start()
+        assert steps["second began"].wait(30)
+    steps["first ended"].set()
+    thread.join()
+    assert seen == [True]
+    assert "jax.experimental.maps" not in sys.modules
+
+
+def test_a_context_leaves_what_was_installed_within_it_anew():
+    with install():
+        uninstall()
+        install()
+    assert "jax.experimental.maps" in sys.modules
+    uninstall()
+    assert "jax.experimental.maps" not in sys.modules
+
+
+def test_jupyter_leaves_time_to_set_the_environment():
+    program = """
+        import os, sys, xmap_compat
+        xmap_compat.load_ipython_extension(None)
+        assert "jax" not in sys.modules
+        os.environ["JAX_ENABLE_X64"] = "1"
+        from jax.experimental.maps import xmap
+        import numpy as np
+        print(xmap(lambda v: v / 3, ["i"], ["i"])(np.arange(3.0)).dtype)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("float64\n", "")
+
+
 def test_jupyter():
     xmap_compat.load_ipython_extension(None)
     try:

@@ -231,6 +231,23 @@ def test_meshes_entered_by_jax_are_seen(placement, spec, context):
     assert_no_mesh()
 
 
+@pytest.mark.parametrize("axis_type", [AUTO, EXPLICIT], ids=str)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: jax.grad(lambda x: (f(x) ** 2).sum())], ids=range(3))
+def test_a_function_follows_set_mesh_to_other_devices(wrap, axis_type):
+    """jit's cache knows of the mesh of set_mesh no devices, only names and sizes."""
+    with_constant = lambda v: v - lax.pmean(v + X[0], "i")
+    rows = ["i", ...]
+    fun, closed = wrap(centre()), wrap(xmap(with_constant, rows, rows, axis_resources={"i": "x"}))
+    expected = [np.asarray(f(X)) for f in (wrap(lambda x: x - x.mean(0)), wrap(lambda x: x - (x + X[0]).mean(0)))]
+    for devices in (DEVICES[:4], DEVICES[4:], DEVICES[:4][::-1]):
+        with jax.set_mesh(jax.sharding.Mesh(devices, ("x",), axis_types=(axis_type,))):
+            outs = fun(X), closed(X)
+        for out, wanted in zip(outs, expected):
+            np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
+            assert out.sharding.device_set == set(devices.flat)
+    assert_no_mesh()
+
+
 @their_contexts
 def test_meshes_entered_by_jax_are_seen_under_jit(context):
     outer = jax.jit(lambda x: centre()(x) * 2)

@@ -585,3 +585,51 @@ def test_xmaps_of_fresh_functions_are_not_kept(make, count):
 def test_a_loop_that_xmaps_one_function_makes_one():
     made = {id(f) for f in [on_x(module_level) for _ in range(2000)]}
     assert len(made) == 1
+
+
+# ------------------------------------------------------------------- placement in bodies, and in types
+
+PLACING = {
+    "device_put": lambda v, sharding: jax.device_put(v, sharding),
+    "device_put of a tree": lambda v, sharding: jax.device_put({"v": v, "w": 2 * v}, sharding)["v"],
+    "with_sharding_constraint": lambda v, sharding: lax.with_sharding_constraint(v, sharding),
+    "device_put to a device": lambda v, sharding: jax.device_put(v, jax.devices()[0]),
+}
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
+@pytest.mark.parametrize("spec", [P(), P("y")], ids=str)
+@pytest.mark.parametrize("name", PLACING)
+def test_placing_a_value_in_a_body_changes_no_result(name, spec, resources):
+    """Each device of a split axis holds its part already; without resources it is JAX's affair."""
+    with square() as m:
+        fun = xmap(
+            lambda v: PLACING[name](v * 2, NamedSharding(m, spec)), ["i", ...], ["i", ...], axis_resources=resources
+        )
+        np.testing.assert_allclose(fun(X), 2 * X)
+        np.testing.assert_allclose(jax.grad(lambda x: fun(x).sum())(X), np.full_like(X, 2))
+
+
+def test_resharding_a_value_in_a_body_changes_no_result():
+    m = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    body = lambda v: jax.sharding.reshard(v * 2, NamedSharding(m, P("y")))
+    with jax.set_mesh(m):
+        fun = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+        np.testing.assert_allclose(fun(X), 2 * X)
+        np.testing.assert_allclose(jax.grad(lambda x: fun(x).sum())(X), np.full_like(X, 2))
+
+
+def test_errors_of_explicit_types_tell_which_axis_wants_resources():
+    m = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(m):
+        sharded = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(m, P(None, "y")))
+        layout = ["b", "k"]
+        fun = lambda **kw: xmap(
+            lambda u: lax.ppermute(u, "k", [(k, (k + 1) % 8) for k in range(8)]), layout, layout, **kw
+        )
+        with pytest.raises(Exception) as error:
+            fun()(sharded)
+        (note,) = [n for n in error.value.__notes__ if "axis_resources" in n]
+        assert "sharded over 'y' along the named axis `k`, which has no mesh axes in axis_resources" in note
+        np.testing.assert_allclose(fun(axis_resources={"k": "y"})(sharded), 1)
+        np.testing.assert_allclose(fun()(jax.sharding.reshard(sharded, P())), 1)

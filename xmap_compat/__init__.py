@@ -46,7 +46,7 @@ _HOMES = {
     "einsum": "numpy",
     "global_array": "processes",
     "install": "legacy",
-    "load_ipython_extension": "legacy",
+    "load_ipython_extension": "jupyter",
     "mesh": "resources",
     "named_shape": "named_types",
     "pargmax": "lax",
@@ -55,7 +55,7 @@ _HOMES = {
     "pgather": "lax",
     "serial_loop": "resources",
     "uninstall": "legacy",
-    "unload_ipython_extension": "legacy",
+    "unload_ipython_extension": "jupyter",
     "xeinsum": "lax",
     "xmap": "api",
 }

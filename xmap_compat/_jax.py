@@ -693,24 +693,39 @@ def context_of(mesh: jax.sharding.Mesh) -> Iterator[None]:
         yield
 
 
+def mesh_to_stage(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | jax.sharding.AbstractMesh:
+    """What a program over a mesh should hold of it: no devices, if it is that of ``jax.set_mesh``.
+
+    Of that one only the abstract mesh is part of jit's cache key: the program is used again for other devices.
+    """
+    return mesh.abstract_mesh if mesh_lib.get_concrete_mesh() == mesh else mesh
+
+
 def _publish_meshes(resources) -> None:
     """Make the entered meshes part of jit's cache key."""
     meshes = (env.physical_mesh for env in resources.stack)
     config.mesh_context_manager.set_local(tuple(m for m in meshes if not m.empty))
 
 
-def replicated(values: Sequence[Any], mesh: jax.sharding.Mesh) -> list[Any]:
+def replicated(values: Sequence[Any], mesh: Any) -> list[Any]:
     """Values as they must be to enter a shard_map whole."""
     return list(resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh))
 
 
-def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: jax.sharding.Mesh) -> list[Any]:
+def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[Any]:
     """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say."""
     explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
     if not explicit:
         return list(values)
     shardings = [jax.sharding.NamedSharding(mesh, _only_axes(spec, explicit)) for spec in specs]
     return [jax.sharding.reshard(x, s) for x, s in zip(values, shardings)]
+
+
+def explicit_spec(x: Any) -> tuple[Any, ...]:
+    """How the type of a value says that its dimensions are sharded over Explicit mesh axes; None where it does not."""
+    aval = jax.typeof(x)
+    sharding = getattr(aval, "sharding", None)
+    return tuple(sharding.spec) if sharding is not None else (None,) * aval.ndim
 
 
 def _only_axes(spec, names):

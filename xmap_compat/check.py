@@ -12,6 +12,7 @@ The exit code is 1 if something needs a hand, and 0 otherwise.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import os
 import sys
@@ -347,13 +348,29 @@ class _ThroughXmap:
 def uses_in(source: str | bytes, path: str) -> list[Use]:
     """The uses of the removed family in one file, in order."""
     try:
-        tree = ast.parse(source, path)
-    except (SyntaxError, ValueError) as error:
+        with _deep_recursion():
+            tree = ast.parse(source, path)
+            reader = _Reader(path, tree)
+            reader.visit(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line, column = getattr(error, "lineno", None) or 1, getattr(error, "offset", None) or 1
-        return [Use(path, line, column, "the file cannot be read", Advice(CHANGE, str(error)))]
-    reader = _Reader(path, tree)
-    reader.visit(tree)
+        return [_unreadable(path, error, line, column)]
     return sorted(reader.uses)
+
+
+def _unreadable(path, error, line=1, column=1):
+    return Use(path, line, column, "the file cannot be read", Advice(CHANGE, str(error)))
+
+
+@contextlib.contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Generated sources have expressions and branches that are nested deeply."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 20_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 # ---------------------------------------------------------------------------- the command
@@ -367,7 +384,8 @@ def source_files(paths: Iterable[str]) -> Iterator[str]:
             continue
         for directory, directories, files in os.walk(path):
             directories[:] = sorted(d for d in directories if not d.startswith((".", "__pycache__")))
-            yield from (os.path.join(directory, file) for file in sorted(files) if file.endswith(".py"))
+            python = (file for file in sorted(files) if file.endswith(".py") and not file.startswith("."))
+            yield from (os.path.join(directory, file) for file in python)
 
 
 def main(paths: Sequence[str]) -> int:
@@ -382,8 +400,11 @@ def main(paths: Sequence[str]) -> int:
     files = list(source_files(paths))
     statuses: Counter[str] = Counter()
     for path in files:
-        with open(path, "rb") as file:
-            uses = uses_in(file.read(), path)
+        try:
+            with open(path, "rb") as file:
+                uses = uses_in(file.read(), path)
+        except OSError as error:  # a link to nowhere, say
+            uses = [_unreadable(path, error)]
         statuses.update(use.advice.status for use in uses)
         for use in uses:
             print(use)

@@ -212,6 +212,14 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
     )
 
 
+def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
+    """A note for an error of JAX."""
+    return (
+        f"The type of an argument says that it is sharded over {mesh_axes!r} along the named axis `{name}`, which has "
+        f"no mesh axes in axis_resources. Give it {mesh_axes!r} there, or jax.sharding.reshard the argument"
+    )
+
+
 def process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
         f"Process {process} has no device on the mesh ({', '.join(f'{n}: {k}' for n, k in mesh.shape.items())}), so it "

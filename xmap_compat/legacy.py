@@ -173,14 +173,29 @@ _installation: _jax.Restoration | None = None
 
 
 class Installed(contextlib.AbstractContextManager):
-    """What ``install()`` returns: as a context it undoes that call, unless an earlier one had installed already."""
+    """What ``install()`` returns: as a context it undoes that call, unless an earlier one had installed already.
+
+    Contexts that overlap, in several threads say, share what the first one installed: the last one to end undoes it.
+    """
+
+    _open = 0
+    _over: _jax.Restoration | None = None  # what is installed for as long as contexts are open
 
     def __init__(self, first: bool):
         self._first = first
 
+    def __enter__(self) -> Installed:
+        with _lock:
+            Installed._open += 1
+            if self._first:
+                Installed._over = _installation
+        return self
+
     def __exit__(self, *exc_info) -> None:
-        if self._first:
-            uninstall()
+        with _lock:
+            Installed._open -= 1
+            if not Installed._open and Installed._over is _installation:
+                _put_back()
 
 
 def install() -> Installed:
@@ -211,22 +226,13 @@ def uninstall() -> None:
 
     A mesh that this thread assigned to ``thread_resources.env`` is forgotten.
     """
-    global _installation
     with _lock:
-        if _installation is not None:
-            _installation.exit()
-            _installation = None
-            _jax.forget_assigned_mesh()
+        _put_back()
 
 
-# ------------------------------------------------------------------------------- Jupyter
-
-
-def load_ipython_extension(ipython: Any) -> None:
-    """``%load_ext xmap_compat`` installs."""
-    install()
-
-
-def unload_ipython_extension(ipython: Any) -> None:
-    """``%unload_ext xmap_compat`` uninstalls."""
-    uninstall()
+def _put_back() -> None:
+    global _installation
+    if _installation is not None:
+        _installation.exit()
+        _installation = None
+        _jax.forget_assigned_mesh()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -258,7 +259,8 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
     """
     if not plan.uses_mesh:
         loc = Locality(plan.placements, foreign=_jax.in_manual_region())
-        return _on_device(plan, loc, plan.program.consts, leaves, evaluator)
+        with _explained_types(plan, leaves):
+            return _on_device(plan, loc, plan.program.consts, leaves, evaluator)
     if plan.nested:
         return _in_outer_body(plan, leaves, evaluator)
     mesh = plan.scope.mesh
@@ -279,10 +281,24 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
     consts = list(plan.program.consts)
     whole = PartitionSpec()
     in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
-    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    staged = _jax.mesh_to_stage(mesh)
+    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=out_specs)
     with _jax.context_of(mesh):
-        args = _jax.resharded(leaves, arg_specs, mesh)
-        return mapped(_jax.replicated(consts, mesh), args, _jax.replicated(anchor, mesh))
+        args = _jax.resharded(leaves, arg_specs, staged)
+        return mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+
+
+@contextlib.contextmanager
+def _explained_types(plan: Plan, leaves: Sequence[Any]) -> Iterator[None]:
+    """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
+    try:
+        yield
+    except Exception as error:
+        specs = [_jax.explicit_spec(leaf) for leaf in leaves]
+        sharded = [(n, entries[k]) for spec, entries in zip(plan.in_specs, specs) for k, n in spec.names if entries[k]]
+        if sharded:
+            error.add_note(errors.sharded_axis_note(*sharded[0]))
+        raise
 
 
 def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:

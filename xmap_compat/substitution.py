@@ -199,6 +199,13 @@ def _sharding_constraint(ev: Evaluator, params, operands, eqn):
     return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
 
 
+def _device_put(ev: Evaluator, params, operands, eqn):
+    """Of shardings as above; other places (a device, a kind of memory) are left to JAX."""
+    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in params["devices"]):
+        return operands
+    return ev.ordinary(eqn, operands)
+
+
 def _shard_map(ev: Evaluator, params, operands, eqn):
     if ev.loc.typed or collectives_in(params["jaxpr"]) & set(ev.loc.placements):
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
@@ -227,5 +234,7 @@ STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
     "custom_vmap_call": custom_rules.custom_vmap,
     "call_hi_primitive": custom_rules.operation,
     "sharding_constraint": _sharding_constraint,
+    "reshard": _sharding_constraint,
+    "device_put": _device_put,
     "shard_map": _shard_map,
 }

@@ -1,0 +1,16 @@
+"""``%load_ext xmap_compat`` and ``%unload_ext xmap_compat``: what IPython calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xmap_compat.__main__ import install_with_jax, uninstall_with_jax
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Install, once the notebook has imported JAX: until then it can set environment variables that JAX reads."""
+    install_with_jax()
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    uninstall_with_jax()
