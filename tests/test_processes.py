@@ -351,6 +351,14 @@ def test_what_is_refused(local, in_axes, resources, sizes, message, mesh42):
         global_array(local, in_axes, resources, axis_sizes=sizes)
 
 
+@pytest.mark.parametrize(
+    "mesh", ["x", jax.sharding.AbstractMesh((4,), ("x",)), DEVICES], ids=["name", "abstract", "number"]
+)
+def test_a_mesh_without_devices_is_refused(mesh):
+    with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
+        global_array(X, ROWS, {"i": "x"}, mesh=mesh)
+
+
 def test_a_process_without_devices_on_the_mesh_has_no_part(mesh42, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 5)
     with mesh42, pytest.raises(ValueError, match=r"Process 5 has no device on the mesh \(x: 4, y: 2\)"):

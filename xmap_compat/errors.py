@@ -220,6 +220,12 @@ def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
     )
 
 
+def no_mesh_of_devices(value: Any) -> TypeError:
+    return TypeError(
+        f"The mesh of global_array should be a Mesh (of xmap_compat or of jax.sharding) of devices, but got {value!r}"
+    )
+
+
 def process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
         f"Process {process} has no device on the mesh ({', '.join(f'{n}: {k}' for n, k in mesh.shape.items())}), so it "

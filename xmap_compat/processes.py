@@ -64,7 +64,7 @@ def global_array(
         check_argument(spec, leaf.shape, path, is_scalar=False)
     scope = current_scope()
     if mesh is not None:
-        scope = Scope(mesh.physical_mesh if isinstance(mesh, Mesh) else mesh, scope.loops)
+        scope = Scope(_mesh_of_devices(mesh), scope.loops)
     if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in scope.mesh.devices.flat):
         raise errors.process_without_devices(jax.process_index(), scope.mesh)
     names = spec_names(specs)
@@ -77,6 +77,14 @@ def global_array(
     shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in specs]
     arrays = map(jax.make_array_from_process_local_data, shardings, leaves, shapes)
     return jax.tree.unflatten(jax.tree.structure(local), arrays)
+
+
+def _mesh_of_devices(mesh):
+    if isinstance(mesh, Mesh):
+        return mesh.physical_mesh
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise errors.no_mesh_of_devices(mesh)
+    return mesh
 
 
 def _global_shape(
