@@ -96,6 +96,7 @@ def cases_named(*names):
         "one operand alone  {b,k},{k}->{} b:x k:y product bfloat16",
         "bilinear  {b,i},{i,j},{b,j}->{b} b:x i:y product float32",
         "bilinear  {b,i},{i,j},{b,j}->{b} i:x j:y gradients bfloat16",
+        "chain  {i,j},{j,k},{k,l}->{i,l} i:x product float32",
         "chain  {i,j},{j,k},{k,l}->{i,l} j:x k:y product float32",
         "chain  {i,j},{j,k},{k,l}->{i,l} i:x j:y gradients float32",
         "xeinsum k:x product float32",

@@ -13,4 +13,5 @@ def load_ipython_extension(ipython: Any) -> None:
 
 
 def unload_ipython_extension(ipython: Any) -> None:
+    """Uninstall, whether JAX has been imported or not."""
     uninstall_with_jax()

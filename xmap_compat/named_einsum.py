@@ -19,7 +19,7 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.contraction import Mentions, Subscripts, accumulation_type, bind_contraction, sum_dims, summed
-from xmap_compat.named_lax import canonical_precision, position
+from xmap_compat.named_lax import canonical_precision
 
 ELLIPSIS = "..."
 
@@ -329,24 +329,16 @@ def _canonical_path(optimize, count):
             raise errors.einsum_strategy(optimize) from None
     if isinstance(optimize, (str, bool)) or callable(optimize):
         return optimize
+    path, left = [], count
     try:
-        path, left = [], count
         for step in optimize:
-            path.append(_step(step, left))
+            path.append(tuple(range(left)[operator.index(k)] for k in step))
             left -= len(path[-1]) - 1
-    except (TypeError, ValueError):
+    except (TypeError, IndexError):
         raise errors.einsum_path(optimize, count) from None
-    if left != 1:
+    if left != 1 or any(not step or len(set(step)) < len(step) for step in path):
         raise errors.einsum_path(optimize, count)
     return tuple(path)
-
-
-def _step(positions, left):
-    """One step of a path, of distinct operands among those that are left."""
-    step = tuple(position("einsum", operator.index(k), "the operands that are left", (0,) * left) for k in positions)
-    if not step or len(set(step)) < len(step):
-        raise ValueError("no step")
-    return step
 
 
 def _mentions(spec, terms) -> Mentions | None:

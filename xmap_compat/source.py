@@ -259,12 +259,15 @@ def _check_hazards(plan: CallPlan) -> None:
 
 def _check_contractions(jaxpr: Any) -> None:
     """Refuse contractions over names that the body differentiates: in a gradient inside it they sum no cotangents."""
-    calls = [
-        (_jax.user_frames(eqn)[:1], eqn.primitive.name == "pdot", backward) for eqn, backward in _operations(jaxpr)
-    ]
-    contractions = [call for call, is_contraction, backward in calls if is_contraction and not backward]
-    if any(call in contractions for call, _, backward in calls if backward):
+    operations = list(_operations(jaxpr))
+    contractions = {_call(eqn) for eqn, backward in operations if eqn.primitive.name == "pdot" and not backward}
+    if contractions and any(_call(eqn) in contractions for eqn, backward in operations if backward):
         raise NotWritable("a contraction over names that is differentiated inside the body")
+
+
+def _call(eqn: Any) -> tuple[Any, ...]:
+    """The user's innermost call that an equation came from."""
+    return tuple(_jax.user_frames(eqn)[:1])
 
 
 def _operations(jaxpr: Any, backward: bool = False) -> Iterator[tuple[Any, bool]]:
@@ -288,7 +291,8 @@ def _check_rules(plan: CallPlan) -> None:
     parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
     mesh_shape = plan.mesh.shape if plan.mesh is not None else {}
     copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
-    for eqn in _rules_of(plan.staged.plan.program.jaxpr):
+    rules = (eqn for eqn, _ in _operations(plan.staged.plan.program.jaxpr) if eqn.primitive.name == "custom_vjp_call")
+    for eqn in rules:
         _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
         if any(map(collectives_in, (eqn.params["call_jaxpr"], forward, backward))):
             raise NotWritable("a backward rule with collectives")
@@ -298,16 +302,6 @@ def _check_rules(plan: CallPlan) -> None:
 
 def _axis_of(plan: CallPlan, name: Any) -> Any:
     return next(a for a in plan.axes if a.name == name)
-
-
-def _rules_of(jaxpr: Any) -> Iterator[Any]:
-    """The calls of functions with a backward rule in a program, at any depth."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    for eqn in body.eqns:
-        if eqn.primitive.name == "custom_vjp_call":
-            yield eqn
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from _rules_of(sub)
 
 
 def _is_linear(eqn: Any, backward: Any) -> bool:
