@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import api, explain, xmap
+from xmap_compat import api, xmap
+from xmap_compat.tools import explain
 
 PROGRAM = """
     import os, sys
@@ -216,7 +217,7 @@ def test_a_report_tells_of_calls_in_all_threads():
 
 def test_what_goes_wrong_in_a_report_stays_there(monkeypatch):
     out = io.StringIO()
-    monkeypatch.setattr("xmap_compat.plan.describe_made", lambda *_: 1 / 0)
+    monkeypatch.setattr("xmap_compat.tools.plan.describe_made", lambda *_: 1 / 0)
     end = api.observe(explain.Report(out).call)
     try:
         traced(300)

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
-from xmap_compat import picture as drawing
+from xmap_compat.tools import picture as drawing
 
 
 def shaped(*shape, dtype=np.float32):

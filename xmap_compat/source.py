@@ -39,7 +39,7 @@ from xmap_compat.source_text import (
 )
 
 if TYPE_CHECKING:
-    from xmap_compat.plan import CallPlan
+    from xmap_compat.tools.plan import CallPlan
 
 RESERVED = ("P", "Mesh", "jax", "jnp", "lax", "mesh", "np", "primitives")
 

@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     import jax
 
-    from xmap_compat.plan import Array, CallPlan
+    from xmap_compat.tools.plan import Array, CallPlan
 
 Block = tuple[int, ...]
 
