@@ -294,6 +294,7 @@ ORDER = [
     "lax",  # ... its importable homes ...
     "numpy",
     "vocabulary",  # ... and what bodies find of it in JAX
+    "nested_marks",  # which equations come from an xmap nested in another
     "devices",  # values on devices
     "named_values",
     "exchanges",
@@ -308,7 +309,9 @@ ORDER = [
     "loops",
     "lowering",  # 6, 7: shard_map and jit
     "tools",
+    "tools.text",
     "tools.picture",
+    "tools.listing",
     "source_text",
     "source_helpers",
     "source_jaxpr",

@@ -127,4 +127,5 @@ class Report:
 
 def _titled(title: str, text: str) -> str:
     """A text under a rule with a title."""
-    return f"---- {title} ".ljust(100, "-") + f"\n{text}\n"
+    width = importlib.import_module("xmap_compat.tools.text").terminal_width()
+    return f"---- {title} ".ljust(width, "-") + f"\n{text}\n"

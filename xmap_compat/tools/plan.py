@@ -1,8 +1,8 @@
 """``f.plan(*args)``: what an xmapped call decides and does, as a value that can be read, printed and drawn.
 
 Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an evaluator that
-marks everything that each equation of the named program leaves behind; the collectives that are
-found in the staged program then tell what each collective over named axes became.
+marks everything that each equation of the named program leaves behind; what is found in the staged program under
+a mark tells what each collective over named axes became.
 """
 
 from __future__ import annotations
@@ -14,85 +14,36 @@ import inspect
 import math
 import os
 import re
-import textwrap
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors, lowering, source
+from xmap_compat import _jax, errors, lowering, nested_marks, source
 from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
 from xmap_compat.collectives import RULES, mentioned_names
-from xmap_compat.contraction import Subscripts
-from xmap_compat.named_shapes import Checker, read_names
-from xmap_compat.named_values import Locality, NamedValue
+from xmap_compat.named_values import NamedValue
 from xmap_compat.resources import DeviceAxis, Placement
 from xmap_compat.substitution import STRUCTURED, Evaluator
 from xmap_compat.tools import picture
+from xmap_compat.tools.listing import Listing, Position, Program, named_type, position_of
+from xmap_compat.tools.text import (
+    Rows,
+    escape,
+    html_table,
+    listed,
+    plural,
+    short_type,
+    show_bytes,
+    show_spec,
+    table,
+)
 
-WIDTH = 100
 MAX_LISTING = 80
 
 # ---------------------------------------------------------------------------- the value
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """A place in the user's code."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """A named axis and how it is executed.
-
-    Attributes:
-      size: its number of elements.
-      mesh_axes, mesh_sizes: the mesh axes that split it, major first.
-      loops, loop_sizes: the loops that a device runs over its part, outermost first.
-    """
-
-    name: AxisName
-    size: int
-    mesh_axes: tuple[str, ...]
-    mesh_sizes: tuple[int, ...]
-    loops: tuple[Hashable, ...]
-    loop_sizes: tuple[int, ...]
-
-    @property
-    def device_size(self) -> int:
-        """Elements on each device."""
-        return self.size // math.prod(self.mesh_sizes)
-
-    @property
-    def vmap_size(self) -> int:
-        """Elements computed at once on each device."""
-        return self.device_size // math.prod(self.loop_sizes)
-
-    @property
-    def executed_by(self) -> tuple[str, ...]:
-        """``'shard_map'``, ``'loop'`` and ``'vmap'``, those that apply, outermost first."""
-        split = bool(self.mesh_axes or self.loops)
-        used = (self.mesh_axes, "shard_map"), (self.loops, "loop"), (self.vmap_size != 1 or not split, "vmap")
-        return tuple(word for applies, word in used if applies)
-
-    @property
-    def execution(self) -> str:
-        """The same in words: ``'shard_map over x, vmap of 3'``."""
-        words = {
-            "shard_map": f"shard_map over {', '.join(map(str, self.mesh_axes))}",
-            "loop": f"loop of {' x '.join(map(str, self.loop_sizes))}",
-            "vmap": f"vmap of {self.vmap_size}",
-        }
-        return ", ".join(words[word] for word in self.executed_by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +51,8 @@ class Array:
     """An argument or a result.
 
     Attributes:
-      path: ``params['w1']``.
+      root: the argument that it is (in): ``params``; ``result`` for results.
+      keys: the way from there, as in ``jax.tree_util.tree_flatten_with_path``.
       dtype: its element type.
       shape: its global shape.
       axes: for each dimension the named axis, or None where it is positional.
@@ -108,12 +60,18 @@ class Array:
       device_shape: the shape of the part on each device.
     """
 
-    path: str
+    root: str
+    keys: tuple[Any, ...]
     dtype: Any
     shape: tuple[int, ...]
     axes: tuple[AxisName | None, ...]
     spec: PartitionSpec | None
     device_shape: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """``params['w1']``"""
+        return argument_path(self.keys, self.root)
 
     @property
     def type(self) -> str:
@@ -130,51 +88,18 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Equation:
-    """One step of the named program.
+class Nested:
+    """A call of an xmapped function in the body.
 
     Attributes:
-      results: names and types, ``('a', 'f32[5]{batch}')``.
-      inner: the programs that it contains (the body of a scan, the branches of a cond), with labels.
+      function: its name.
+      axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer call.
+      where: the call.
     """
 
-    results: tuple[tuple[str, str], ...]
-    primitive: str
-    params: str
-    operands: tuple[str, ...]
+    function: str
+    axes: tuple[Placement, ...]
     where: Position | None
-    inner: tuple[tuple[str, Program], ...]
-
-    @property
-    def text(self) -> str:
-        """``a: f32[5]{batch} = mul b 2.0``"""
-        results = ", ".join(f"{name}: {type}" for name, type in self.results)
-        call = " ".join([self.primitive + (f"[{self.params}]" if self.params else ""), *self.operands])
-        return f"{results} = {call}" if results else call
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """The user's function over named axes: each variable with its positional and its named shape."""
-
-    inputs: tuple[tuple[str, str], ...]
-    equations: tuple[Equation, ...]
-    outputs: tuple[str, ...]
-
-    def lines(self, where: bool = True) -> Iterator[tuple[str, str]]:
-        """Each line of the listing, and the position that belongs to it."""
-        for eqn in self.equations:
-            yield eqn.text, str(eqn.where or "") if where else ""
-            for label, program in eqn.inner:
-                takes = ", ".join(f"{name}: {type}" for name, type in program.inputs)
-                yield f"  {label}({takes}):", ""
-                for text, place in program.lines(where):
-                    yield f"    {text}", place
-        yield f"return {', '.join(self.outputs)}", ""
-
-    def __str__(self) -> str:
-        inputs = [(f"{name}: {type}", "") for name, type in self.inputs]
-        return "\n".join(_two_columns([*inputs, *self.lines()]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +136,7 @@ class Collective:
       axes: the named axes, in the user's order.
       where: the user's call.
       operands: their named types.
-      became: ``'local sum, all-reduce over x'``.
+      became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its first steps.
       transfers: what crosses devices; empty if nothing does.
     """
 
@@ -241,6 +166,7 @@ class CallPlan:
       function: the name of the xmapped function.
       mesh: the mesh that the call is split over; None where it runs on one device.
       axes: the named axes.
+      nested: the calls of xmapped functions in the body, outer ones first.
       arguments, results: one entry for each array.
       program: the function over named axes.
       collectives: in the order of the program.
@@ -248,7 +174,8 @@ class CallPlan:
 
     function: str
     mesh: jax.sharding.Mesh | None
-    axes: tuple[Axis, ...]
+    axes: tuple[Placement, ...]
+    nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
     results: tuple[Array, ...]
     program: Program
@@ -313,7 +240,7 @@ class Staged:
     plan: lowering.Plan
     jaxpr: Any
     in_tree: Any
-    sites: tuple[_Site, ...]
+    sites: tuple[Site, ...]
 
 
 # ---------------------------------------------------------------------------- making it
@@ -332,25 +259,26 @@ def describe(declared: lowering.Declaration, *args: Any, **kwargs: Any) -> CallP
 
 def describe_made(declared: lowering.Declaration, made: lowering.Plan | None, args: tuple[Any, ...]) -> CallPlan:
     """The same for a call that is being traced, whose plan has been made: no function of the user is run again."""
-    sites = _Sites()
-    staged = _stage(declared, made, args, sites)
+    staged = _stage(declared, made, args)
     plan = staged.plan
     mesh = plan.scope.mesh if plan.uses_mesh else None
     arguments = _arguments(plan, declared, args)
     return CallPlan(
         declared.name,
         mesh,
-        tuple(_axis(p) for p in plan.placements.values() if not isinstance(p.name, DeviceAxis)),
+        tuple(p for p in plan.placements.values() if not isinstance(p.name, DeviceAxis)),
+        tuple(dict.fromkeys(_nested_in(plan.program.jaxpr, None))),
         arguments,
         _results(plan, staged.jaxpr.out_avals),
-        _Listing(plan, declared.name).program([a.path for a in arguments]),
-        _collectives(sites, staged.jaxpr, mesh),
+        Listing(plan, [a.path for a in arguments]).program(),
+        _collectives(staged, mesh),
         staged,
     )
 
 
-def _stage(declared, made, args, sites) -> Staged:
+def _stage(declared, made, args) -> Staged:
     plans: list[lowering.Plan] = []
+    sites = _Sites()
 
     def call(*args):
         plan = lowering.make_plan(declared, args) if made is None else made
@@ -361,24 +289,21 @@ def _stage(declared, made, args, sites) -> Staged:
     return Staged(declared, plans[-1], jaxpr, jax.tree.structure(args), tuple(sites.found.values()))
 
 
-def _axis(placement: Placement) -> Axis:
-    return Axis(
-        placement.name,
-        placement.size,
-        tuple(map(str, placement.mesh_axes)),
-        placement.mesh_sizes,
-        placement.loops,
-        placement.loop_sizes,
-    )
+def _nested_in(jaxpr: Any, where: Position | None) -> Iterator[Nested]:
+    """The nested calls that the equations of a program come from; ``where`` is that of the program itself."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        for call in nested_marks.marked(_jax.name_stack(eqn)):
+            yield Nested(call.function, call.axes, where)
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _nested_in(sub, position_of(eqn) or where)
 
 
 def _arguments(plan, declared, args):
-    leaves = jax.tree_util.tree_leaves_with_path(args)
     roots = _parameter_names(declared.fun, len(args))
     arrays = []
-    for (path, leaf), spec in zip(leaves, plan.in_specs):
+    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(args), plan.in_specs):
         aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-        arrays.append(_array(argument_path(path[1:], roots[path[0].idx]), aval.dtype, aval.shape, spec, plan))
+        arrays.append(_array(roots[path[0].idx], path[1:], aval, spec, plan))
     return tuple(arrays)
 
 
@@ -396,22 +321,17 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
 
 def _results(plan, avals):
     tree = jax.tree.unflatten(plan.program.out_tree, range(len(avals)))
-    paths = [argument_path(path, "result") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return tuple(_array(p, a.dtype, a.shape, s, plan) for p, a, s in zip(paths, avals, plan.out_specs))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return tuple(_array("result", p, a, s, plan) for p, a, s in zip(paths, avals, plan.out_specs))
 
 
-def _array(path: str, dtype: Any, shape: Sequence[int], spec: AxisSpec, plan: lowering.Plan) -> Array:
+def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: lowering.Plan) -> Array:
     named = spec.name_at()
-    axes = tuple(named.get(k) for k in range(len(shape)))
+    axes = tuple(named.get(k) for k in range(len(aval.shape)))
     parts = [plan.placements[n].devices if n is not None else 1 for n in axes]
-    return Array(
-        path,
-        dtype,
-        tuple(shape),
-        axes,
-        lowering.partition_spec(spec, plan.placements) if plan.uses_mesh else None,
-        tuple(size // part for size, part in zip(shape, parts)),
-    )
+    partition = lowering.partition_spec(spec, plan.placements) if plan.uses_mesh else None
+    device_shape = tuple(size // part for size, part in zip(aval.shape, parts))
+    return Array(root, tuple(keys), aval.dtype, tuple(aval.shape), axes, partition, device_shape)
 
 
 # ------------------------------------------------------------- what each equation leaves
@@ -421,17 +341,16 @@ class _Sites:
     """Equations of the named program that were evaluated, each with a mark for what it leaves in the staged one."""
 
     def __init__(self):
-        self.found: dict[tuple[int, ...], _Site] = {}
+        self.found: dict[tuple[int, ...], Site] = {}
         self._path: list[int] = []
         self._positions: list[Position | None] = []
 
     @contextlib.contextmanager
-    def at(self, eqn, operands, loc) -> Iterator[str]:
+    def at(self, eqn, operands) -> Iterator[str]:
         """The mark of an equation; an equation in a function that is called twice has two."""
         self._path.append(id(eqn))
-        key = tuple(self._path)
-        where = _position(eqn) or (self._positions[-1] if self._positions else None)
-        site = self.found.setdefault(key, _Site(len(self.found), eqn, tuple(map(_held, operands)), loc, where))
+        where = position_of(eqn) or (self._positions[-1] if self._positions else None)
+        site = self.found.setdefault(tuple(self._path), Site(len(self.found), eqn, tuple(map(_held, operands)), where))
         self._positions.append(where)
         try:
             yield f"{_MARK}{site.number}"
@@ -444,27 +363,32 @@ _MARK = "xmap_compat_site_"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Site:
+class Site:
+    """An equation of the named program that may have left collectives in the staged one."""
+
     number: int
     eqn: Any
-    operands: tuple[_Held, ...]
-    loc: Locality
+    operands: tuple[Held, ...]
     where: Position | None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
-    """An operand as a device holds it."""
+class Held:
+    """An operand of such an equation.
+
+    Attributes:
+      names: the axes that it varies over.
+      shape: its positional shape.
+    """
 
     names: frozenset[AxisName]
-    dims: tuple[AxisName | None, ...]
     shape: tuple[int, ...]
     dtype: Any
 
 
-def _held(value: NamedValue) -> _Held:
+def _held(value: NamedValue) -> Held:
     aval = jax.typeof(value.data)
-    return _Held(value.names, value.dims, tuple(aval.shape), aval.dtype)
+    return Held(value.names, tuple(n for n, name in zip(aval.shape, value.dims) if name is None), aval.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -480,113 +404,48 @@ class _Watching(Evaluator):
         primitive = eqn.primitive.name
         if primitive not in RULES and primitive not in STRUCTURED:
             return super().equation(eqn, operands)
-        with self.sites.at(eqn, operands, self.loc) as mark, jax.named_scope(mark):
+        with self.sites.at(eqn, operands) as mark, jax.named_scope(mark):
             return super().equation(eqn, operands)
 
 
-def _collectives(sites: _Sites, jaxpr: Any, mesh: jax.sharding.Mesh | None) -> tuple[Collective, ...]:
-    moved: dict[int, list[Transfer]] = {}
-    for number, transfer in _transfers(jaxpr, dict(mesh.shape) if mesh is not None else {}):
-        moved.setdefault(number, []).append(transfer)
-    found = []
-    for site in sites.found.values():
-        transfers = tuple(_merged(moved.get(site.number, [])))
-        if transfers or site.eqn.primitive.name in RULES:
-            found.append(_collective(site, transfers))
-    return tuple(found)
+def _collectives(staged: Staged, mesh: jax.sharding.Mesh | None) -> tuple[Collective, ...]:
+    steps: dict[int, list[Step]] = {}
+    for number, step in _steps(staged.jaxpr, dict(mesh.shape) if mesh is not None else {}):
+        steps.setdefault(number, []).append(step)
+    found = (_collective(site, _merged(steps.get(site.number, [])), staged.plan) for site in staged.sites)
+    return tuple(c for c in found if c.transfers or c.operands or c.axes)
 
 
-def _collective(site: _Site, transfers: tuple[Transfer, ...]) -> Collective:
-    primitive = site.eqn.primitive.name
+def _collective(site: Site, steps: Sequence[Step], plan: lowering.Plan) -> Collective:
+    primitive, params = site.eqn.primitive.name, site.eqn.params
     own = primitive in RULES
-    local = _LOCAL.get(primitive, _nothing_local)(site) if own else "agreement of the devices to go on"
-    crossing = [_phrase(t) for t in transfers]
-    if primitive in ("ppermute", "all_to_all") and crossing:
-        crossing, local = [*crossing, *([local] if local else [])], ""
-    phrases = [*([local] if local else []), *crossing]
-    placements = site.loc.placements
+    transfers = tuple(step for step in steps if isinstance(step, Transfer))
+    if not own:  # it holds others, which have rows of their own
+        steps = [*(["agreement of the devices to go on"] if primitive == "while" else []), *transfers]
+    words = [step if isinstance(step, str) else _phrase(step) for step in steps]
+    told = [word for word in words if word != RESHAPED] or words
     return Collective(
         {"reduce_scatter": "psum_scatter"}.get(primitive, primitive),
-        mentioned_names(site.eqn.params) if own else (),
+        mentioned_names(params) if own else (),
         site.where,
-        tuple(_named_type(o.dtype, _positional_shape(o), o.names, placements) for o in site.operands) if own else (),
-        ", ".join(phrases) or "nothing to do",
+        tuple(named_type(o.dtype, o.shape, o.names, plan.placements) for o in site.operands) if own else (),
+        ", ".join(told) or "nothing to do",
         transfers,
     )
 
 
-def _positional_shape(held: _Held) -> tuple[int, ...]:
-    return tuple(size for size, name in zip(held.shape, held.dims) if name is None)
-
-
 def _phrase(transfer: Transfer) -> str:
     over = f"over {', '.join(transfer.mesh_axes)}"
-    if transfer.kind == "ppermute":
-        text = f"one ppermute of {transfer.slabs} slab{'s' if transfer.slabs != 1 else ''} {over}"
-    else:
-        text = f"{transfer.kind} {over}"
+    kind = f"one ppermute of {plural(transfer.slabs, 'slab')}" if transfer.slabs is not None else transfer.kind
     turns = {1: "", None: " (each turn)"}.get(transfer.times, f" ({transfer.times} times)")
-    return text + turns + (" (in a branch)" if transfer.conditional else "")
+    return f"{kind} {over}{turns}" + (" (in a branch)" if transfer.conditional else "")
 
 
-# ---- the local half of each collective, in words
+# ------------------------------------------------- what a device does, read from the staged program
 
+Step = Transfer | str
 
-def _local_names(site):
-    present = frozenset().union(*(o.names for o in site.operands))
-    return site.loc.local_names(n for n in mentioned_names(site.eqn.params) if n in present)
-
-
-def _nothing_local(site):
-    return ""
-
-
-def _local_reduction(word):
-    def describe_site(site):
-        if site.eqn.params.get("axis_index_groups") is not None:
-            return f"{word} of the group's members"
-        phrases = [f"local {word}"] if _local_names(site) else []
-        return ", ".join([*phrases, *_repeats(site, word)])
-
-    return describe_site
-
-
-def _repeats(site, word="sum"):
-    """A sum over an axis that the value does not vary over is a multiplication."""
-    present = frozenset().union(*(o.names for o in site.operands))
-    own = [n for n in mentioned_names(site.eqn.params) if site.loc.is_own(n) and n not in present]
-    count = math.prod(site.loc.placements[n].size for n in own)
-    return [f"times {count}"] if word == "sum" and count != 1 else []
-
-
-def _local_dot(site):
-    inputs, output = site.eqn.params["subscripts"]
-    labels = [*_local_names(site), *(c for c in set().union(*inputs) if c not in output)]
-    holders = [{*o.dims, *own} for o, own in zip(site.operands, inputs)]
-    contracts = any(sum(c in held for held in holders) > 1 for c in labels)
-    return ", ".join(["local dot" if contracts else "local product", *_repeats(site)])
-
-
-def _local_move(word):
-    return lambda site: word if _local_names(site) else ""
-
-
-_LOCAL: dict[str, Callable[[_Site], str]] = {
-    "psum": _local_reduction("sum"),
-    "pmax": _local_reduction("max"),
-    "pmin": _local_reduction("min"),
-    "pdot": _local_dot,
-    "axis_index": lambda site: "index arithmetic",
-    "all_gather": _local_move("a local dimension moves"),
-    "reduce_scatter": _local_move("local sum"),
-    "all_to_all": _local_move("local transposition"),
-    "ppermute": _local_move("the rest by local indexing"),
-    "pbroadcast": lambda site: "masked sum",
-    "device_take": lambda site: "each device takes its part",
-}
-
-# ---- what crosses devices, read from the staged program
-
+# Collectives between devices.
 _KINDS = {
     "psum": "all-reduce",
     "psum_invariant": "all-reduce",
@@ -599,29 +458,67 @@ _KINDS = {
     "ppermute": "ppermute",
 }
 
+_INDICES = ("axis_index", "iota")
 
-def _transfers(jaxpr: Any, mesh_shape: Mapping[str, int], mark=None, times: int | None = 1, conditional=False):
-    """Every collective over mesh axes with the mark of the equation that left it, and how often it runs."""
+# Of the rest, what a reader wants to know: other operations change element by element, or only types.
+RESHAPED = "a change of shape"
+_LOCAL = {
+    "reduce_sum": "local sum",
+    "reduce_max": "local max",
+    "reduce_min": "local min",
+    "dot_general": "local dot",
+    "transpose": "local transposition",
+    **dict.fromkeys(_INDICES, "index arithmetic"),
+    **dict.fromkeys(("slice", "dynamic_slice", "gather", "concatenate", "rev"), "local indexing"),
+    **dict.fromkeys(("reshape", "broadcast_in_dim", "squeeze", "expand_dims"), RESHAPED),
+}
+
+
+def _steps(
+    jaxpr: Any,
+    mesh_shape: Mapping[str, int],
+    mark: int | None = None,
+    times: int | None = 1,
+    conditional: bool = False,
+) -> Iterator[tuple[int, Step]]:
+    """What a staged program does for each marked equation; for collectives over mesh axes also how often."""
     body, _ = _jax.open_jaxpr(jaxpr)
+    indices: dict[Any, int | None] = {}  # what an equation computes from the place of the device and nothing else
     for eqn in body.eqns:
         primitive = eqn.primitive.name
         marks = re.findall(rf"{_MARK}(\d+)", _jax.name_stack(eqn))
         here = int(marks[-1]) if marks else mark
-        axes: tuple[str, ...] = ()
-        if primitive in _KINDS:
-            axes = tuple(a for a in mentioned_names(eqn.params) if isinstance(a, str) and a in mesh_shape)
-        devices = math.prod(mesh_shape[a] for a in axes)
-        if devices > 1:
-            yield here, _transfer(eqn, axes, devices, times, conditional)
+        read = [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
+        if primitive in _INDICES or all(v in indices and indices[v] == here for v in read):
+            indices.update(dict.fromkeys(eqn.outvars, here))
+        step = _transfer(eqn, mesh_shape, times, conditional) or _local_step(eqn, indices)
+        if step is not None and here is not None:
+            yield here, step
         turns = {"scan": eqn.params.get("length"), "while": None}.get(primitive, 1)
         inner = None if times is None or turns is None else times * turns
-        branching = conditional or primitive == "cond"
         for sub in _jax.subjaxprs(eqn.params):
-            yield from _transfers(sub, mesh_shape, here, inner, branching)
+            yield from _steps(sub, mesh_shape, here, inner, conditional or primitive == "cond")
 
 
-def _transfer(eqn, axes, devices, times, conditional) -> Transfer:
-    kind = _KINDS[eqn.primitive.name]
+def _local_step(eqn: Any, indices: Container[Any]) -> str | None:
+    primitive = eqn.primitive.name
+    if primitive != "mul":
+        return None if eqn.params.get("axes") == () else _LOCAL.get(primitive)
+    if eqn.outvars[0] in indices:
+        return None
+    # A sum over an axis that a value does not vary over is a multiplication by its size.
+    factors = [v.val for v in eqn.invars if isinstance(v, _jax.Literal)]
+    return f"times {int(np.real(factors[0]))}" if factors else "local product"
+
+
+def _transfer(eqn, mesh_shape, times, conditional) -> Transfer | None:
+    kind = _KINDS.get(eqn.primitive.name)
+    if kind is None:
+        return None
+    axes = tuple(a for a in mentioned_names(eqn.params) if isinstance(a, str) and a in mesh_shape)
+    devices = math.prod(mesh_shape[a] for a in axes)
+    if devices == 1:
+        return None
     avals = [v.aval for v in eqn.invars]
     size = sum(math.prod(a.shape) * _itemsize(a.dtype) for a in avals)
     operand = ", ".join(short_type(a.dtype, a.shape) for a in avals)
@@ -641,204 +538,22 @@ def _bytes_sent(kind: str, size: int, devices: int) -> int:
     }[kind]
 
 
-def _merged(transfers: Sequence[Transfer]) -> Iterator[Transfer]:
-    """Equal transfers once, with the number of times added up."""
-    counted: dict[Transfer, int | None] = {}
-    for t in transfers:
-        key = dataclasses.replace(t, times=None if t.times is None else 1)
-        before = counted.get(key, 0)
-        counted[key] = None if t.times is None or before is None else before + t.times
-    for key, times in counted.items():
-        yield dataclasses.replace(key, times=times)
-
-
-# ----------------------------------------------------------------- the program's listing
-
-
-@dataclasses.dataclass(frozen=True)
-class _Recording(Checker):
-    """Infers named shapes and remembers those of every jaxpr that it has last looked into."""
-
-    seen: dict[int, dict[Any, frozenset[AxisName]]] = dataclasses.field(default_factory=dict)
-
-    def variables(self, jaxpr, inputs):
-        names = super().variables(jaxpr, inputs)
-        self.seen[id(_jax.open_jaxpr(jaxpr)[0])] = names
-        return names
-
-
-class _Listing:
-    """Reads a named program into a :class:`Program`."""
-
-    def __init__(self, plan: lowering.Plan, name: str):
-        self.plan = plan
-        self.checker = _Recording(plan.placements, name)
-        self.count = 0
-
-    def program(self, paths: Sequence[str]) -> Program:
-        jaxpr = self.plan.program.jaxpr
-        inputs = [frozenset(spec.position_of()) for spec in self.plan.in_specs]
-        names = self.checker.variables(jaxpr, inputs)
-        variables = _jax.input_vars(jaxpr)
-        consts = [f"const{k}" for k in range(len(variables) - len(paths))]
-        return self._read(jaxpr, names, dict(zip(variables, [*consts, *paths])))
-
-    def _read(self, jaxpr, names, called, where=None) -> Program:
-        body, _ = _jax.open_jaxpr(jaxpr)
-        for v in _jax.input_vars(body):
-            called.setdefault(v, self._fresh())
-        inputs = tuple((called[v], self._type(v, names)) for v in _jax.input_vars(body))
-        equations = tuple(self._equation(eqn, names, called, where) for eqn in body.eqns)
-        return Program(inputs, equations, tuple(self._atom(v, called) for v in body.outvars))
-
-    def _equation(self, eqn, names, called, where) -> Equation:
-        where = _position(eqn) or where
-        operands = tuple(self._atom(v, called) for v in eqn.invars)
-        self.checker.equation(eqn, [read_names(names, v) for v in eqn.invars])
-        seen = dict(self.checker.seen)
-        primitive, params = _call_text(eqn)
-        inner = []
-        if not _is_plain_call(eqn):
-            for label, sub in _labelled_subjaxprs(eqn):
-                sub_names = seen.get(id(_jax.open_jaxpr(sub)[0]))
-                if sub_names is not None:
-                    inner.append((label, self._read(sub, sub_names, {}, where)))
-        for v in eqn.outvars:
-            called[v] = self._fresh()
-        results = tuple((called[v], self._type(v, names)) for v in eqn.outvars)
-        return Equation(results, primitive, params, operands, where, tuple(inner))
-
-    def _fresh(self) -> str:
-        """a, b, ..., z, aa, ab, ..."""
-        letters, k = "", self.count
-        self.count += 1
-        while True:
-            letters = chr(ord("a") + k % 26) + letters
-            k = k // 26 - 1
-            if k < 0:
-                return letters
-
-    def _type(self, v, names):
-        return _named_type(v.aval.dtype, v.aval.shape, read_names(names, v), self.plan.placements)
-
-    def _atom(self, v, called):
-        if isinstance(v, _jax.Literal):
-            return str(np.asarray(v.val)) if np.ndim(v.val) == 0 else short_type(v.aval.dtype, v.aval.shape)
-        return called[v]
-
-
-def _named_type(dtype, shape, names, placements) -> str:
-    """``f32[5]{batch}``"""
-    ordered = [str(n) for n in placements if n in names]
-    return short_type(dtype, shape) + (f"{{{','.join(ordered)}}}" if ordered else "")
-
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
-_HIDDEN_PARAMS = {
-    *("sharding", "out_sharding", "weak_type", "mode", "ctx_mesh", "mentions", "unroll", "axis_size", "linear"),
-    *("num_consts", "num_carry", "cond_nconsts", "body_nconsts", "ft_in", "ft_out"),
-}
-
-
-def _is_plain_call(eqn) -> bool:
-    """A call of a function without collectives (relu, a jnp function) reads best as one step."""
-    return eqn.primitive.name in _CALLS and not any(map(_has_collective, _jax.subjaxprs(eqn.params)))
-
-
-def _has_collective(jaxpr) -> bool:
-    body, _ = _jax.open_jaxpr(jaxpr)
-    return any(e.primitive.name in RULES or any(map(_has_collective, _jax.subjaxprs(e.params))) for e in body.eqns)
-
-
-def _call_text(eqn) -> tuple[str, str]:
-    """A name for the step and its parameters, the telling ones."""
-    primitive, params = eqn.primitive.name, eqn.params
-    if primitive in RULES:
-        axes = ",".join(map(str, mentioned_names(params)))
-        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
-        return primitive, ", ".join([axes, *_shown_params(rest)])
-    if primitive in _CALLS:
-        name = params.get("name") or _inner_name(params)
-        return (str(name), "") if name and _is_plain_call(eqn) else (primitive, str(name or ""))
-    return primitive, ", ".join(_shown_params(params))
-
-
-def _is_usual(value):
-    """Whether a parameter of a collective is as it is when one does not ask for anything."""
-    return value is False or value == "auto" or (isinstance(value, Subscripts) and not any(value.inputs))
-
-
-def _inner_name(params):
-    """The name of the one function that a custom rule was made for."""
-    for sub in _jax.subjaxprs(params):
-        body, _ = _jax.open_jaxpr(sub)
-        if len(body.eqns) == 1:
-            return body.eqns[0].params.get("name", body.eqns[0].primitive.name)
-    return None
-
-
-def _shown_params(params: Mapping[str, Any]) -> list[str]:
-    shown = []
-    for key, value in params.items():
-        if key in _HIDDEN_PARAMS or value is None or value is False or callable(value):
-            continue
-        if any(True for _ in _jax.subjaxprs(value)):
-            continue
-        text = np.dtype(value).name if isinstance(value, np.dtype) else repr(value)
-        if len(text) <= 48 and " at 0x" not in text:
-            shown.append(f"{key}={text}")
-    return shown
-
-
-def _labelled_subjaxprs(eqn) -> Iterator[tuple[str, Any]]:
-    for key, value in eqn.params.items():
-        subs = list(_jax.subjaxprs(value))
-        for k, sub in enumerate(subs):
-            yield (f"{key}[{k}]" if len(subs) > 1 else key.removesuffix("_jaxpr").replace("jaxpr", "body")), sub
-
-
-def _position(eqn) -> Position | None:
-    for file, function, line, *_ in _jax.user_frames(eqn):
-        return Position(file, line, function)
-    return None
-
-
-# --------------------------------------------------------------------------------- text
-
-_SHORT = {"float": "f", "uint": "u", "int": "i", "complex": "c", "bfloat": "bf"}
-
-
-def short_type(dtype: Any, shape: Sequence[int]) -> str:
-    """``f32[3,4]``"""
-    name = getattr(dtype, "name", str(dtype))
-    kind = re.fullmatch(r"([a-z]+)(\d+)", name)
-    if kind and kind[1] in _SHORT:
-        name = _SHORT[kind[1]] + kind[2]
-    return f"{name}[{','.join(map(str, shape))}]"
-
-
 def _itemsize(dtype: Any) -> int:
     return getattr(dtype, "itemsize", 0)
 
 
-def show_bytes(count: int | None) -> str:
-    """``96 B``, ``1.5 kB``, ``12 MB``."""
-    if count is None:
-        return "unknown"
-    if count < 1000:
-        return f"{count} B"
-    value, units = count / 1000, iter(("kB", "MB", "GB", "TB", "PB"))
-    unit = next(units)
-    while value >= 999.5:
-        value, unit = value / 1000, next(units)
-    return f"{value:.3g} {unit}"
+def _merged(steps: Sequence[Step]) -> list[Step]:
+    """Equal steps once; of transfers with the number of times added up."""
+    counted: dict[Step, int | None] = {}
+    for step in steps:
+        times = step.times if isinstance(step, Transfer) else 1
+        key = step if isinstance(step, str) else dataclasses.replace(step, times=None if times is None else 1)
+        before = counted.get(key, 0)
+        counted[key] = None if times is None or before is None else before + times
+    return [s if isinstance(s, str) else dataclasses.replace(s, times=times) for s, times in counted.items()]
 
 
-def _sent(collective: Collective) -> str:
-    if collective.bytes_sent is None:
-        per_turn = sum(t.bytes_sent * (t.times or 1) for t in collective.transfers)
-        return f"{show_bytes(per_turn)} a turn"
-    return show_bytes(collective.bytes_sent) if collective.transfers else "-"
+# --------------------------------------------------------------------------- the report
 
 
 def show_mesh(mesh: jax.sharding.Mesh | None) -> str:
@@ -849,126 +564,103 @@ def show_mesh(mesh: jax.sharding.Mesh | None) -> str:
     return f"mesh {axes} ({mesh.size} {mesh.devices.flat[0].platform} devices)"
 
 
-def _resource_text(axis: Axis) -> str:
+def execution(axis: Placement) -> str:
+    """``shard_map over x, vmap of 3``"""
+    words = {
+        "shard_map": f"shard_map over {listed(axis.mesh_axes)}",
+        "loop": f"loop of {' x '.join(map(str, axis.loop_sizes))}",
+        "vmap": f"vmap of {axis.local_size}",
+    }
+    return ", ".join(words[word] for word in axis.executed_by)
+
+
+_AXIS_TITLES = ("size", "resources", "on each device", "executed by")
+
+
+def _axis_cells(axis: Placement) -> tuple[str, ...]:
     loops = [
         f"SerialLoop({n})" if isinstance(loop, tuple) else str(loop) for loop, n in zip(axis.loops, axis.loop_sizes)
     ]
-    return ", ".join([*axis.mesh_axes, *loops]) or "-"
-
-
-Rows = list[tuple[str, ...]]
+    return str(axis.size), listed([*axis.mesh_axes, *loops]) or "-", str(axis.device_size), execution(axis)
 
 
 def _axis_rows(plan: CallPlan) -> Rows:
-    header = ("axis", "size", "resources", "on each device", "executed by")
-    return [
-        header,
-        *((str(a.name), str(a.size), _resource_text(a), str(a.device_size), a.execution) for a in plan.axes),
-    ]
+    return [("axis", *_AXIS_TITLES), *((str(a.name), *_axis_cells(a)) for a in plan.axes)]
+
+
+def _nested_rows(plan: CallPlan) -> Rows:
+    calls = [(f"{a.name} of {c.function}", *_axis_cells(a), str(c.where or "")) for c in plan.nested for a in c.axes]
+    return [("axis of a nested xmap", *_AXIS_TITLES, "where"), *calls]
 
 
 def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
-    header = (title, "type", "on each device", "partition spec", "dimensions")
-    rows: Rows = [header]
+    rows: Rows = [(title, "type", "on each device", "partition spec", "dimensions")]
     for a in arrays:
         dims = ", ".join(str(n) if n is not None else "." for n in a.axes)
-        rows.append((a.path, a.type, a.device_type, _spec_text(a.spec), f"[{dims}]"))
+        rows.append((a.path, a.type, a.device_type, show_spec(a.spec), f"[{dims}]"))
     return rows
-
-
-def _spec_text(spec: PartitionSpec | None) -> str:
-    return "-" if spec is None else f"P({', '.join(map(repr, spec))})"
 
 
 def _collective_rows(plan: CallPlan) -> Rows:
     rows: Rows = [("collective", "where", "operands", "became", "bytes sent")]
     for c in plan.collectives:
-        name = f"{c.primitive} over {', '.join(map(str, c.axes))}" if c.axes else c.primitive
+        name = f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive
         rows.append((name, str(c.where or ""), ", ".join(c.operands), c.became, _sent(c)))
     return rows
 
 
-def _report(plan: CallPlan) -> str:
-    title = f"plan of {plan.function}"
-    parts = [f"{title}: {show_mesh(plan.mesh)}"]
-    tables = [_axis_rows(plan), _array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
-    parts.extend("\n".join(_table(rows)) for rows in tables if len(rows) > 1)
-    if plan.collectives:
-        parts.append("\n".join([*_table(_collective_rows(plan)), f"in all, each device sends {_total(plan)}"]))
-    else:
-        parts.append("no collectives")
-    listing = str(plan.program).splitlines()
-    if len(listing) > MAX_LISTING:
-        listing = [
-            *listing[: MAX_LISTING - 1],
-            f"... and {len(listing) - MAX_LISTING + 1} more lines: print(plan.program)",
-        ]
-    parts.append("\n".join(["program", *("  " + line for line in listing)]))
-    return "\n\n".join(parts)
+def _sent(collective: Collective) -> str:
+    if collective.bytes_sent is None:
+        per_turn = sum(t.bytes_sent * (t.times or 1) for t in collective.transfers)
+        return f"{show_bytes(per_turn)} a turn"
+    return show_bytes(collective.bytes_sent) if collective.transfers else "-"
+
+
+def _tables(plan: CallPlan) -> list[Rows]:
+    """What there is of axes, arguments and results, and collectives."""
+    arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
+    every = [_axis_rows(plan), _nested_rows(plan), *arrays, _collective_rows(plan)]
+    return [rows for rows in every if len(rows) > 1]
 
 
 def _total(plan: CallPlan) -> str:
-    transfers = [t for c in plan.collectives for t in c.transfers]
-    known = sum(t.bytes_sent * (t.times or 0) for t in transfers)
+    if not plan.collectives:
+        return "no collectives"
+    known = sum(t.bytes_sent * (t.times or 0) for c in plan.collectives for t in c.transfers)
     more = "" if plan.bytes_sent is not None else ", and more in each turn of a while loop"
-    return show_bytes(known) + more
+    return f"in all, each device sends {show_bytes(known)}{more}"
 
 
-def _table(rows: Rows) -> list[str]:
-    """Lines of at most WIDTH characters: the widest columns are wrapped until the table fits."""
-    gap = 2
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    while sum(widths) + gap * (len(widths) - 1) > WIDTH:
-        widths[widths.index(max(widths))] -= 1
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [_wrapped(cell.upper() if number == 0 else cell, w) for cell, w in zip(row, widths)]
-        for k in range(max(map(len, cells))):
-            padded = [(cell[k] if k < len(cell) else "").ljust(w) for cell, w in zip(cells, widths)]
-            lines.append((" " * gap).join(padded).rstrip())
-    return lines
+def _title(plan: CallPlan) -> str:
+    return f"plan of {plan.function}: {show_mesh(plan.mesh)}"
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines that are broken at white space, or else after a comma, or else anywhere."""
-    lines: list[str] = []
-    for piece in textwrap.wrap(text, width, break_long_words=False) or [""]:
-        while len(piece) > width:
-            at = piece.rfind(",", 0, width) + 1 or width
-            lines.append(piece[:at])
-            piece = piece[at:]
-        lines.append(piece)
-    return lines
+def _report(plan: CallPlan) -> str:
+    tables = ["\n".join(table(rows)) for rows in _tables(plan)]
+    if plan.collectives:
+        tables[-1] += "\n" + _total(plan)
+    else:
+        tables.append(_total(plan))
+    listing = plan.program.shown(margin=2).splitlines()
+    if len(listing) > MAX_LISTING:
+        more = len(listing) - MAX_LISTING + 1
+        listing = [*listing[: MAX_LISTING - 1], f"... and {more} more lines: print(plan.program)"]
+    program = "\n".join(["program", *(f"  {line}" for line in listing)])
+    return "\n\n".join([_title(plan), *tables, program])
 
 
-def _two_columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Text on the left, a remark at the right end where it fits; long text continues on the next lines, indented."""
-    width = WIDTH - 2
-    side = max((len(remark) for _, remark in lines), default=0)
-    shown = []
-    for text, remark in lines:
-        indent = " " * (len(text) - len(text.lstrip()) + 4)
-        room = width - (side + 2 if side else 0)
-        pieces = textwrap.wrap(text, room, subsequent_indent=indent, drop_whitespace=True) or [""]
-        pieces[0] = text[: len(text) - len(text.lstrip())] + pieces[0].lstrip()
-        shown.append((pieces[0].ljust(room) + "  " + remark).rstrip() if remark else pieces[0])
-        shown.extend(pieces[1:])
-    return shown
-
-
-# --------------------------------------------------------------------------------- HTML
+_STYLE = (
+    "font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;font-size:13px;color:#1f2430;background:#ffffff;"
+    "padding:12px;border-radius:8px"
+)
 
 
 def _html(plan: CallPlan) -> str:
-    return picture.html(
-        f"plan of {plan.function}: {show_mesh(plan.mesh)}",
-        [
-            _axis_rows(plan),
-            _array_rows("argument", plan.arguments),
-            _array_rows("result", plan.results),
-            _collective_rows(plan),
-        ],
-        f"in all, each device sends {_total(plan)}" if plan.collectives else "no collectives",
-        str(plan.program),
-        picture.svg(plan),
+    """A plan for a notebook: the drawing, the tables, and the program to unfold."""
+    return (
+        f'<div style="{_STYLE}"><div style="font-weight:bold;font-size:15px">{escape(_title(plan))}</div>'
+        f'<div style="overflow-x:auto">{plan.svg()}</div>{"".join(map(html_table, _tables(plan)))}'
+        f'<div style="margin:6px 0">{escape(_total(plan))}</div>'
+        f'<details><summary style="cursor:pointer">program over named axes</summary>'
+        f'<pre style="color:#1f2430;background:#ffffff">{escape(plan.program)}</pre></details></div>'
     )
