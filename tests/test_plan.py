@@ -205,8 +205,8 @@ def rotation(n):
     return [(k, (k + 1) % n) for k in range(n)]
 
 
-# Bodies over an axis i of 8 elements with 4 float32 each (16 where they are cut); what they become on (none) one device,
-# (part) 4 devices of 2 elements each and (full) 8 devices; and what each device must send.
+# Bodies over an axis i of 8 elements with 4 float32 each (16 where they are cut); what they become on (none) one
+# device, (part) 4 devices of 2 elements each and (full) 8 devices; and what each device must send.
 # Sizes on a device: 8 elements x 4 x 4 B / devices.
 GROUPS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 COLLECTIVES = {
