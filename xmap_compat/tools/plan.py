@@ -32,6 +32,7 @@ from xmap_compat.tools.listing import Listing, Position, Program, named_type, po
 from xmap_compat.tools.text import (
     Rows,
     escape,
+    grouped,
     html_table,
     listed,
     plural,
@@ -39,9 +40,11 @@ from xmap_compat.tools.text import (
     show_bytes,
     show_spec,
     table,
+    tally,
 )
 
-MAX_LISTING = 80
+# A plan of a large program fits a screen; its parts can be printed by themselves.
+SCREEN, LEAST_LISTING, MAX_ROWS, MAX_INPUTS, MAX_OPERANDS = 60, 16, 12, 6, 3
 
 # ---------------------------------------------------------------------------- the value
 
@@ -422,7 +425,7 @@ def _collective(site: Site, steps: Sequence[Step], plan: lowering.Plan) -> Colle
     transfers = tuple(step for step in steps if isinstance(step, Transfer))
     if not own:  # it holds others, which have rows of their own
         steps = [*(["agreement of the devices to go on"] if primitive == "while" else []), *transfers]
-    words = [step if isinstance(step, str) else _phrase(step) for step in steps]
+    words = list(dict.fromkeys(step if isinstance(step, str) else _phrase(step, transfers) for step in steps))
     told = [word for word in words if word != RESHAPED] or words
     return Collective(
         {"reduce_scatter": "psum_scatter"}.get(primitive, primitive),
@@ -434,10 +437,14 @@ def _collective(site: Site, steps: Sequence[Step], plan: lowering.Plan) -> Colle
     )
 
 
-def _phrase(transfer: Transfer) -> str:
+def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
+    """A transfer in words, with the number of all that differ from it in what they carry only."""
+    kind_of = lambda t: (t.kind, t.mesh_axes, t.slabs, t.conditional)  # noqa: E731
+    times = [t.times for t in every if kind_of(t) == kind_of(transfer)]
+    total = None if None in times else sum(n for n in times if n)
     over = f"over {', '.join(transfer.mesh_axes)}"
     kind = f"one ppermute of {plural(transfer.slabs, 'slab')}" if transfer.slabs is not None else transfer.kind
-    turns = {1: "", None: " (each turn)"}.get(transfer.times, f" ({transfer.times} times)")
+    turns = {1: "", None: " (each turn)"}.get(total, f" ({total} times)")
     return f"{kind} {over}{turns}" + (" (in a branch)" if transfer.conditional else "")
 
 
@@ -602,25 +609,31 @@ def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
 
 
 def _collective_rows(plan: CallPlan) -> Rows:
-    rows: Rows = [("collective", "where", "operands", "became", "bytes sent")]
+    """A row for the collectives of one call of the user's that became the same."""
+    alike: dict[tuple[str, ...], list[Collective]] = {}
     for c in plan.collectives:
         name = f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive
-        rows.append((name, str(c.where or ""), ", ".join(c.operands), c.became, _sent(c)))
+        alike.setdefault((name, str(c.where or ""), c.became), []).append(c)
+    rows: Rows = [("collective", "where", "operands", "became", "bytes sent")]
+    for (name, where, became), group in alike.items():
+        operands = tally((o for c in group for o in c.operands), MAX_OPERANDS)
+        rows.append((f"{len(group)} x {name}" if len(group) > 1 else name, where, operands, became, _sent(group)))
     return rows
 
 
-def _sent(collective: Collective) -> str:
-    if collective.bytes_sent is None:
-        per_turn = sum(t.bytes_sent * (t.times or 1) for t in collective.transfers)
-        return f"{show_bytes(per_turn)} a turn"
-    return show_bytes(collective.bytes_sent) if collective.transfers else "-"
+def _sent(collectives: Sequence[Collective]) -> str:
+    transfers = [t for c in collectives for t in c.transfers]
+    total = show_bytes(sum(t.bytes_sent * (t.times or 1) for t in transfers))
+    if any(t.times is None for t in transfers):
+        return f"{total} a turn"
+    return total if transfers else "-"
 
 
 def _tables(plan: CallPlan) -> list[Rows]:
     """What there is of axes, arguments and results, and collectives."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
     every = [_axis_rows(plan), _nested_rows(plan), *arrays, _collective_rows(plan)]
-    return [rows for rows in every if len(rows) > 1]
+    return [grouped(rows, MAX_ROWS) for rows in every if len(rows) > 1]
 
 
 def _total(plan: CallPlan) -> str:
@@ -641,12 +654,21 @@ def _report(plan: CallPlan) -> str:
         tables[-1] += "\n" + _total(plan)
     else:
         tables.append(_total(plan))
-    listing = plan.program.shown(margin=2).splitlines()
-    if len(listing) > MAX_LISTING:
-        more = len(listing) - MAX_LISTING + 1
-        listing = [*listing[: MAX_LISTING - 1], f"... and {more} more lines: print(plan.program)"]
-    program = "\n".join(["program", *(f"  {line}" for line in listing)])
-    return "\n\n".join([_title(plan), *tables, program])
+    above = "\n\n".join([_title(plan), *tables, "program"])
+    listing = _shortened(plan.program, max(SCREEN - above.count("\n") - 1, LEAST_LISTING))
+    return "\n".join([above, *(f"  {line}" for line in listing)])
+
+
+def _shortened(program: Program, most: int) -> list[str]:
+    """A listing of at most so many lines."""
+    lines = program.shown(margin=2).splitlines()
+    if len(lines) <= most:
+        return lines
+    inputs = len(program.inputs)
+    if inputs > MAX_INPUTS:
+        lines = [f"({plural(inputs, 'argument')})", *lines[inputs:]]
+    hidden = len(lines) - most + 1
+    return [*lines[: most - 1], f"... and {plural(hidden, 'more line')}: print(plan.program)"] if hidden > 1 else lines
 
 
 _STYLE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import re
 import shutil
@@ -130,6 +131,32 @@ def _continued(text: str, room: int) -> list[str]:
     first, *rest = textwrap.wrap(text.strip(), room - len(lead), break_on_hyphens=False) or [""]
     more = textwrap.wrap(" ".join(rest), max(room - len(lead) - 4, 1), break_on_hyphens=False)
     return [lead + first, *(f"{lead}    {line}" for line in more)]
+
+
+def grouped(rows: Rows, most: int) -> Rows:
+    """Of more than ``most`` rows, those that differ in their first cell alone become one; the rest is counted."""
+    head, *body = rows
+    if len(body) <= most:
+        return rows
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for first, *rest in body:
+        alike.setdefault(tuple(rest), []).append(first)
+    found = [(with_more(firsts), *rest) for rest, firsts in alike.items()]
+    shown = found if len(found) <= most else found[: most - 1]
+    hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
+    return [head, *shown, *([(f"... and {hidden} more", *[""] * (len(head) - 1))] if hidden else [])]
+
+
+def with_more(alike: Sequence[str]) -> str:
+    """``params['w1'] and 11 like it``"""
+    return f"{alike[0]} and {len(alike) - 1} like it" if len(alike) > 1 else alike[0]
+
+
+def tally(items: Iterable[str], most: int) -> str:
+    """``2 x f32[3], f32[4]``: equal items once, and how many kinds are not shown."""
+    counts = collections.Counter(items)
+    shown = [item if n == 1 else f"{n} x {item}" for item, n in counts.items()]
+    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"and {len(shown) - most + 1} more types"])
 
 
 # -------------------------------------------------------------------------------- HTML
