@@ -312,6 +312,8 @@ ORDER = [
     "tools.text",
     "tools.picture",
     "tools.listing",
+    "tools.transfers",
+    "tools.report",
     "source_text",
     "source_helpers",
     "source_jaxpr",
