@@ -247,19 +247,19 @@ COLLECTIVES = {
     "ppermute": (
         lambda x: lax.ppermute(x, "i", rotation(8)),
         ("local indexing", 0),
-        ("local indexing, one ppermute of 1 slab over x", 16),
-        ("one ppermute of 1 slab over x, y", 16),
+        ("local indexing, ppermute of 1 slab over x", 16),
+        ("ppermute of 1 slab over x, y", 16),
     ),
     "ppermute to themselves": (
         lambda x: lax.ppermute(x, "i", [(k, k) for k in range(8)]),
         ("nothing to do", 0),
         ("nothing to do", 0),
-        ("one ppermute of 1 slab over x, y", 16),
+        ("ppermute of 1 slab over x, y", 16),
     ),
     "pshuffle": (
         lambda x: lax.pshuffle(x, "i", [1, 0, 3, 2, 5, 4, 7, 6]),
         *[("local indexing", 0)] * 2,
-        ("one ppermute of 1 slab over x, y", 16),
+        ("ppermute of 1 slab over x, y", 16),
     ),
     "psum_scatter": (
         lambda x: lax.psum_scatter(x, "i", tiled=True),
@@ -636,6 +636,8 @@ def test_a_plan_with_a_hundred_parameters_fits_a_screen(mesh42):
     assert (len(plan.collectives), plan.bytes_sent) == (100, sent)
     assert f"100 x psum over batch test_plan.py:{line_of(training_step, 'lax.pmean')}" in words
     assert "program (101 arguments) a: " in words
+    assert plan.picture().count("and 19 like it") == plan.svg().count("and 19 like it") == 10
+    assert plan.picture().count("┌") == 12  # the mesh, five kinds of parameters and of results, and x
 
 
 def test_one_sum_of_many_arrays_is_one_row(mesh42, monkeypatch):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmap_compat.tools.text import escape, show_spec, terminal_width, wrapped
+from xmap_compat.tools.text import MANY, escape, show_spec, terminal_width, with_more, wrapped
 
 if TYPE_CHECKING:
     import jax
@@ -132,6 +132,14 @@ def arrange(array: Array, mesh: jax.sharding.Mesh | None) -> Grid:
     return Grid(at(row), at(column), tuple(panels), tuple(dims[k] for k in others))
 
 
+def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
+    """What to draw, with a name for it: each array, or of many those that lie alike once."""
+    groups: dict[Any, list[Array]] = {}
+    for k, array in enumerate(arrays):
+        groups.setdefault(dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else k, []).append(array)
+    return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
+
+
 def _parts(dims, k):
     return 1 if k is None else dims[k].parts
 
@@ -173,8 +181,8 @@ def text(plan: CallPlan) -> str:
     else:
         parts.append("\n".join(["mesh", *_indent(_mesh_text(plan.mesh))]))
     for arrays in (plan.arguments, plan.results):
-        for array in arrays:
-            head = f"{array.path}: {array.type}, on each device {array.device_type}"
+        for name, array in alike(arrays):
+            head = f"{name}: {array.type}, on each device {array.device_type}"
             parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, plan.mesh, ids))]))
     return "\n\n".join(parts)
 
@@ -439,7 +447,7 @@ SHEET = 5.0
 HEAD = 56.0
 
 
-def _card(array: Array, mesh, ids) -> _Card:
+def _card(name: str, array: Array, mesh, ids) -> _Card:
     grid = arrange(array, mesh)
     cells = grid.panels[0].cells
     labels = [ranges(ids[k] for k in holders) for panel in grid.panels for row in panel.cells for holders in row]
@@ -451,7 +459,7 @@ def _card(array: Array, mesh, ids) -> _Card:
         cell_w = max(widest, 40)
     spec = "" if array.spec is None else show_spec(array.spec)
     each = "" if array.spec is None else f", {array.device_type} on each device"
-    captions = (array.path, f"{array.type}{each}", spec)
+    captions = (name, f"{array.type}{each}", spec)
     left = 24.0 if grid.rows else 0.0
     above = 20.0 if grid.columns else 0.0
     across = columns * cell_w + left + SHEET * min(grid.copies - 1, 3)
@@ -482,17 +490,18 @@ def _overhang(grid, height):
 def _draw_arrays(canvas, arrays, mesh, ids, left, y) -> tuple[float, float]:
     """Draw arrays side by side, in as many lines as needed; the bottom and right edge."""
     x, line_bottom, right = left, y, left
-    for array in arrays[:MAX_ARRAYS]:
-        card = _card(array, mesh, ids)
+    drawn = alike(arrays)
+    for name, array in drawn[:MAX_ARRAYS]:
+        card = _card(name, array, mesh, ids)
         if x > left and x + card.width > PAGE - MARGIN:
             x, y = left, line_bottom + 22
         _draw_card(canvas, card, ids, x, y)
         line_bottom = max(line_bottom, y + card.height)
         right = max(right, x + card.width)
         x += card.width + GAP
-    if len(arrays) > MAX_ARRAYS:
+    if len(drawn) > MAX_ARRAYS:
         line_bottom += 22
-        canvas.text(left, line_bottom, f"... and {len(arrays) - MAX_ARRAYS} more", 12, FAINT)
+        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds", 12, FAINT)
     return line_bottom, right
 
 

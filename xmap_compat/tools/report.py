@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xmap_compat.tools.plan import Array, CallPlan
 
 # A plan of a large program fits a screen; its parts can be printed by themselves.
-SCREEN, LEAST_LISTING, MAX_ROWS, MAX_INPUTS, MAX_OPERANDS = 60, 16, 12, 6, 3
+SCREEN, LEAST_LISTING, MAX_INPUTS, MAX_OPERANDS = 60, 16, 6, 3
 
 
 def show_mesh(mesh: jax.sharding.Mesh | None) -> str:
@@ -101,7 +101,7 @@ def _tables(plan: CallPlan) -> list[Rows]:
     """What there is of axes, arguments and results, and collectives."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
     every = [_axis_rows(plan), _nested_rows(plan), *arrays, _collective_rows(plan)]
-    return [grouped(rows, MAX_ROWS) for rows in every if len(rows) > 1]
+    return [grouped(rows) for rows in every if len(rows) > 1]
 
 
 def _total(plan: CallPlan) -> str:

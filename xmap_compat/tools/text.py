@@ -65,6 +65,7 @@ def show_spec(spec: PartitionSpec | None) -> str:
 # ------------------------------------------------------------------------------ tables
 
 GAP = 2
+MANY = 12  # rows, or drawings; of more, equal ones are shown once
 
 
 def table(rows: Rows) -> list[str]:
@@ -133,7 +134,7 @@ def _continued(text: str, room: int) -> list[str]:
     return [lead + first, *(f"{lead}    {line}" for line in more)]
 
 
-def grouped(rows: Rows, most: int) -> Rows:
+def grouped(rows: Rows, most: int = MANY) -> Rows:
     """Of more than ``most`` rows, those that differ in their first cell alone become one; the rest is counted."""
     head, *body = rows
     if len(body) <= most:

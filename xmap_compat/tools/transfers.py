@@ -23,7 +23,7 @@ from xmap_compat.named_values import NamedValue
 from xmap_compat.resources import Placement
 from xmap_compat.substitution import STRUCTURED, Evaluator
 from xmap_compat.tools.listing import Position, named_type, position_of
-from xmap_compat.tools.text import plural, short_type
+from xmap_compat.tools.text import listed, plural, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Transfer:
     """
 
     kind: str
-    mesh_axes: tuple[str, ...]
+    mesh_axes: tuple[Any, ...]
     devices: int
     operand: str
     slabs: int | None
@@ -187,8 +187,8 @@ def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
     kind_of = lambda t: (t.kind, t.mesh_axes, t.slabs, t.conditional)  # noqa: E731
     times = [t.times for t in every if kind_of(t) == kind_of(transfer)]
     total = None if None in times else sum(n for n in times if n)
-    over = f"over {', '.join(transfer.mesh_axes)}"
-    kind = f"one ppermute of {plural(transfer.slabs, 'slab')}" if transfer.slabs is not None else transfer.kind
+    over = f"over {listed(transfer.mesh_axes)}"
+    kind = f"ppermute of {plural(transfer.slabs, 'slab')}" if transfer.slabs is not None else transfer.kind
     turns = {1: "", None: " (each turn)"}.get(total, f" ({total} times)")
     return f"{kind} {over}{turns}" + (" (in a branch)" if transfer.conditional else "")
 
@@ -228,7 +228,7 @@ _LOCAL = {
 
 def _steps(
     jaxpr: Any,
-    mesh_shape: Mapping[str, int],
+    mesh_shape: Mapping[Any, int],
     mark: int | None = None,
     times: int | None = 1,
     conditional: bool = False,
@@ -267,7 +267,7 @@ def _transfer(eqn, mesh_shape, times, conditional) -> Transfer | None:
     kind = _KINDS.get(eqn.primitive.name)
     if kind is None:
         return None
-    axes = tuple(a for a in mentioned_names(eqn.params) if isinstance(a, str) and a in mesh_shape)
+    axes = tuple(a for a in mentioned_names(eqn.params) if a in mesh_shape)
     devices = math.prod(mesh_shape[a] for a in axes)
     if devices == 1:
         return None
