@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
 from xmap_compat.tools import picture as drawing
-from xmap_compat.tools.text import wrapped
+from xmap_compat.tools.text import show_bytes, wrapped
 
 
 def shaped(*shape, dtype=np.float32):
@@ -403,6 +403,14 @@ def in_cond(x):
     return lax.cond(lax.pmax(x[0], ("i", "j")) > 0, lambda v: lax.psum(v, "i"), lambda v: lax.pmax(v, "i"), x)
 
 
+# What a plan adds to the words of the transfers of a case.
+TURN_WORDS = {
+    "scan": "all-reduce over x (3 times)",
+    "while": "all-reduce over x (each turn)",
+    "cond": "all-reduce over x (in a branch)",
+    "serial loop": "all-reduce over x (5 times)",
+    "serial loop and scan": "all-reduce over x (15 times)",
+}
 TURNS = {
     "scan": (in_scan, {}, {"psum": (3, False)}),
     "while": (in_while, {}, {"pmax": (1, False)}),
@@ -430,6 +438,7 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert "in each turn of a while loop" in str(plan)
     else:
         assert plan.bytes_sent == sum(t.bytes_sent * t.times for c in plan.collectives for t in c.transfers)
+    assert TURN_WORDS.get(case, "all-reduce over x") in by_primitive(plan)["psum"].became.split(", ")
     if case == "called twice":
         assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
 
@@ -862,6 +871,24 @@ def test_the_notebook_form_is_one_piece_of_html(mesh42):
     assert (reader.open, reader.addresses) == ([], [])
     assert {"shard_map over x, vmap of 2", "P('x', 'y')", "local dot, all-reduce over y"} <= set(reader.cells)
     assert plan.svg() in plan._repr_html_()
+
+
+BYTES = {
+    None: "unknown",
+    0: "0 B",
+    999: "999 B",
+    1000: "1 kB",
+    1499: "1.5 kB",
+    999_499: "999 kB",
+    999_500: "1 MB",
+    12_345_678: "12.3 MB",
+    10**15: "1 PB",
+}
+
+
+@pytest.mark.parametrize("count", BYTES)
+def test_bytes_have_three_digits(count):
+    assert show_bytes(count) == BYTES[count]
 
 
 def test_no_number_is_broken():
