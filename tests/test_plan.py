@@ -577,6 +577,7 @@ def test_nested_calls_are_in_the_plan_of_the_outer_one(mesh42):
             assert axis.executed_by == executed_by
             assert call.where.line == line_of(nested_in, "lambda v: jax.jit")
         assert re.search(r"(?m)^k of <lambda> +6 ", str(plan))
+        assert len(re.findall(r"= xmap\[<lambda>\] ", str(plan.program))) >= 1
     assert len(set(plans.values())) == len(INNER)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xmap_compat import _jax, lowering
+from xmap_compat import _jax, lowering, nested_marks
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.collectives import RULES, mentioned_names
 from xmap_compat.contraction import Subscripts
@@ -192,6 +192,8 @@ def _call_text(eqn) -> tuple[str, str]:
         rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
         return primitive, ", ".join([axes, *_shown_params(rest)])
     if primitive in _CALLS:
+        if nested := _nested_function(params):
+            return "xmap", nested
         name = params.get("name") or _inner_name(params)
         return (str(name), "") if name and _is_plain_call(eqn) else (primitive, str(name or ""))
     return primitive, ", ".join(_shown_params(params))
@@ -200,6 +202,15 @@ def _call_text(eqn) -> tuple[str, str]:
 def _is_usual(value):
     """Whether a parameter of a collective is as it is when one does not ask for anything."""
     return value is False or value == "auto" or (isinstance(value, Subscripts) and not any(value.inputs))
+
+
+def _nested_function(params) -> str | None:
+    """The name of the xmapped function that is called, if it is one."""
+    for sub in _jax.subjaxprs(params):
+        for eqn in _jax.open_jaxpr(sub)[0].eqns:
+            for call in nested_marks.marked(_jax.name_stack(eqn)):
+                return call.function
+    return None
 
 
 def _inner_name(params):
