@@ -5,6 +5,7 @@ import os
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["COLUMNS"] = "100"  # plans fit the terminal
 
 import jax
 import numpy as np

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import api, explain, xmap
+from xmap_compat import SerialLoop, api, xmap
+from xmap_compat.tools import explain
 
 PROGRAM = """
     import os, sys
@@ -214,9 +215,21 @@ def test_a_report_tells_of_calls_in_all_threads():
     assert sorted(sizes) == [str(200 + k) for k in range(6)]
 
 
+def test_calls_that_differ_in_a_nested_call_are_two():
+    out = io.StringIO()
+    end = api.observe(explain.Report(out).call)
+    try:
+        for loops in (2, 3, 2):
+            inner = xmap(lambda v: v * 2, ["k"], ["k"], axis_resources={"k": SerialLoop(loops)})
+            jax.eval_shape(xmap(inner, ["i", ...], ["i", ...]), jax.ShapeDtypeStruct((5, 6), np.float32))
+    finally:
+        end()
+    assert re.findall(r"loop of (\d)", out.getvalue()) == ["2", "3"]
+
+
 def test_what_goes_wrong_in_a_report_stays_there(monkeypatch):
     out = io.StringIO()
-    monkeypatch.setattr("xmap_compat.plan.describe_made", lambda *_: 1 / 0)
+    monkeypatch.setattr("xmap_compat.tools.plan.describe_made", lambda *_: 1 / 0)
     end = api.observe(explain.Report(out).call)
     try:
         traced(300)

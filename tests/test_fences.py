@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from xmap_compat import _jax
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
-SOURCES = {path.stem: path.read_text() for path in sorted(PACKAGE.glob("*.py"))}
+MODULES = {
+    path: path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".") for path in PACKAGE.rglob("*.py")
+}
+# By their dotted names; a folder's own file has that of the folder.
+SOURCES = {name.removesuffix(".__init__"): path.read_text() for path, name in sorted(MODULES.items())}
 OTHERS = {name: source for name, source in SOURCES.items() if name != "_jax"}
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 
@@ -289,6 +294,7 @@ ORDER = [
     "lax",  # ... its importable homes ...
     "numpy",
     "vocabulary",  # ... and what bodies find of it in JAX
+    "nested_marks",  # which equations come from an xmap nested in another
     "devices",  # values on devices
     "named_values",
     "exchanges",
@@ -302,20 +308,25 @@ ORDER = [
     "substitution",  # 5: collectives over logical axes become collectives over mesh axes
     "loops",
     "lowering",  # 6, 7: shard_map and jit
-    "picture",
+    "tools",
+    "tools.text",
+    "tools.picture",
+    "tools.listing",
+    "tools.transfers",
+    "tools.report",
     "source_text",
     "source_helpers",
     "source_jaxpr",
     "source_body",
     "source",  # the equivalent program for plain JAX
-    "plan",  # what the stages decided, as a value
+    "tools.plan",  # what the stages decided, as a value
     "api",  # xmap
     "processes",  # its arguments, when several processes share a mesh
     "testing",  # the law, for users' programs
     "legacy",  # install()
     "check",  # reads sources; imports no JAX
     "__main__",
-    "explain",  # runs a program and prints its plans
+    "tools.explain",  # runs a program and prints its plans
     "pytest_plugin",
     "jupyter",
     "__init__",
@@ -337,8 +348,9 @@ def stages_imported(source):
     for name in imported_modules(without_type_checking(ast.parse(source))):
         package, _, rest = name.partition(".")
         if package == "xmap_compat":
-            module = rest.split(".")[0]
-            yield module if module in SOURCES else "__init__"
+            parts = rest.split(".")
+            modules = (".".join(parts[:k]) for k in range(len(parts), 0, -1))
+            yield next((module for module in modules if module in SOURCES), "__init__")
 
 
 def misplaced_imports(sources, order):
@@ -372,6 +384,20 @@ def test_what_must_wait_for_the_program_does_not_import_jax():
     program = f"import sys, {modules}; print('jax' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
+def test_xmap_needs_no_tool_until_it_is_asked_for_a_plan():
+    program = """
+        import sys, jax, numpy as np
+        from xmap_compat import xmap
+        f = xmap(lambda x: x, ["i"], ["i"])
+        f(np.ones(2))
+        loaded = lambda: [name for name in sys.modules if name.startswith("xmap_compat.") and ".tools" in name]
+        assert not loaded()
+        f.plan(np.ones(2))
+        assert "xmap_compat.tools.plan" in loaded()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
 
 
 # ---------------------------------------------------------------------------- public names
@@ -480,7 +506,16 @@ def test_every_message_is_used_and_every_used_message_exists():
 
 WRITTEN = [
     path
-    for pattern in ("xmap_compat/*", "tests/**/*.py", "examples/*", "benchmarks/*", ".ci/*", "*.md", "*.cfg", "*.toml")
+    for pattern in (
+        "xmap_compat/**/*",
+        "tests/**/*.py",
+        "examples/*",
+        "benchmarks/*",
+        ".ci/*",
+        "*.md",
+        "*.cfg",
+        "*.toml",
+    )
     for path in sorted(ROOT.glob(pattern))
     if path.is_file() and path.suffix not in (".pyc", ".png")
 ]

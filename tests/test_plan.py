@@ -21,7 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
-from xmap_compat import picture as drawing
+from xmap_compat.tools import picture as drawing
+from xmap_compat.tools.text import show_bytes, wrapped
 
 
 def shaped(*shape, dtype=np.float32):
@@ -69,7 +70,7 @@ def test_each_axis_says_how_it_is_executed(case, mesh42):
     given = {} if resources is None else {"i": resources}
     with mesh42:
         (axis,) = xmap(jnp.sin, ["i", ...], ["i", ...], axis_resources=given).plan(shaped(8, 3)).axes
-    found = (axis.mesh_axes, axis.loop_sizes, axis.device_size, axis.vmap_size, axis.executed_by)
+    found = (axis.mesh_axes, axis.loop_sizes, axis.device_size, axis.local_size, axis.executed_by)
     assert (axis.name, axis.size, found) == ("i", 8, expected)
 
 
@@ -204,56 +205,162 @@ def rotation(n):
     return [(k, (k + 1) % n) for k in range(n)]
 
 
-# Bodies over an axis i of 8 elements with 4 float32 each; what they become on (part) 4 devices of 2 elements each
-# and (full) 8 devices; and what each device must send.  Sizes on a device: 8 elements x 4 x 4 B / devices.
+# Bodies over an axis i of 8 elements with 4 float32 each (16 where they are cut); what they become on (none) one
+# device, (part) 4 devices of 2 elements each and (full) 8 devices; and what each device must send.
+# Sizes on a device: 8 elements x 4 x 4 B / devices.
+GROUPS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 COLLECTIVES = {
     "psum": (
         lambda x: lax.psum(x, "i"),
+        ("local sum", 0),
         ("local sum, all-reduce over x", 2 * 3 * 16 // 4),
         ("all-reduce over x, y", 2 * 7 * 16 // 8),
     ),
     "pmax": (
         lambda x: lax.pmax(x, "i"),
+        ("local max", 0),
         ("local max, all-reduce over x", 2 * 3 * 16 // 4),
         ("all-reduce over x, y", 2 * 7 * 16 // 8),
     ),
+    "pmin": (
+        lambda x: lax.pmin(x, "i"),
+        ("local min", 0),
+        ("local min, all-reduce over x", 2 * 3 * 16 // 4),
+        ("all-reduce over x, y", 2 * 7 * 16 // 8),
+    ),
+    "psum, and of a dimension": (
+        lambda x: lax.psum(x, ("i", 0)),
+        ("local sum", 0),
+        ("local sum, all-reduce over x", 2 * 3 * 4 // 4),
+        ("local sum, all-reduce over x, y", 2 * 4),
+    ),
+    "psum of what does not vary": (
+        lambda x: lax.psum(jnp.float32(2) + 0 * jnp.ones(4), "i"),
+        *[("times 8", 0)] * 3,
+    ),
     "all_gather": (
-        lambda x: lax.all_gather(x, "i"),
-        ("a local dimension moves, all-gather over x", 3 * 32),
-        ("all-gather over x, y", 7 * 16),
+        lambda x: lax.all_gather(x, "i", axis=1),
+        ("local transposition", 0),
+        ("all-gather over x, local transposition", 3 * 32),
+        ("all-gather over x, y, local transposition", 7 * 16),
     ),
     "ppermute": (
         lambda x: lax.ppermute(x, "i", rotation(8)),
-        ("one ppermute of 1 slab over x, the rest by local indexing", 16),
-        ("one ppermute of 1 slab over x, y", 16),
+        ("local indexing", 0),
+        ("local indexing, ppermute of 1 slab over x", 16),
+        ("ppermute of 1 slab over x, y", 16),
+    ),
+    "ppermute to themselves": (
+        lambda x: lax.ppermute(x, "i", [(k, k) for k in range(8)]),
+        ("nothing to do", 0),
+        ("nothing to do", 0),
+        ("ppermute of 1 slab over x, y", 16),
+    ),
+    "pshuffle": (
+        lambda x: lax.pshuffle(x, "i", [1, 0, 3, 2, 5, 4, 7, 6]),
+        *[("local indexing", 0)] * 2,
+        ("ppermute of 1 slab over x, y", 16),
     ),
     "psum_scatter": (
-        lambda x: lax.psum_scatter(jnp.concatenate([x, x]), "i"),
-        ("local sum, reduce-scatter over x", 3 * 32 // 4),
-        ("reduce-scatter over x, y", 7 * 32 // 8),
+        lambda x: lax.psum_scatter(x, "i", tiled=True),
+        ("local sum", 0),
+        ("local sum, reduce-scatter over x", 3 * 64 // 4),
+        ("reduce-scatter over x, y", 7 * 64 // 8),
     ),
     "all_to_all": (
-        lambda x: lax.all_to_all(jnp.concatenate([x, x]), "i", 0, 0),
-        ("all-to-all over x, local transposition", 3 * 64 // 4),
-        ("all-to-all over x, y", 7 * 32 // 8),
+        lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
+        ("local transposition", 0),
+        ("local transposition, all-to-all over x", 3 * 128 // 4),
+        ("all-to-all over x, y", 7 * 64 // 8),
     ),
-    "axis_index": (lambda x: lax.axis_index("i"), ("index arithmetic", 0), ("index arithmetic", 0)),
+    "pbroadcast": (
+        lambda x: lax.pbroadcast(x, "i", 3),
+        ("index arithmetic, local sum", 0),
+        ("index arithmetic, local sum, all-reduce over x", 2 * 3 * 16 // 4),
+        ("index arithmetic, all-reduce over x, y", 2 * 7 * 16 // 8),
+    ),
+    "pdot": (
+        lambda x: pdot(x, x, "i"),
+        ("local dot", 0),
+        ("local dot, all-reduce over x", 2 * 3 * 64 // 4),
+        ("local dot, all-reduce over x, y", 2 * 7 * 64 // 8),
+    ),
+    "axis_index": (lambda x: lax.axis_index("i"), *[("index arithmetic", 0)] * 3),
+    "psum in groups": (
+        lambda x: lax.psum(x, "i", axis_index_groups=GROUPS),
+        ("index arithmetic, local indexing, local sum", 0),
+        ("all-gather over x, index arithmetic, local indexing, local sum", 3 * 32),
+        ("all-gather over x, y, index arithmetic, local indexing, local sum", 7 * 16),
+    ),
+}
+PRIMITIVES = {
+    **{name: name.partition(" ")[0].rstrip(",") for name in COLLECTIVES},
+    "pshuffle": "ppermute",
+}
+PLACES = {"none": None, "part": "x", "full": ("x", "y")}
+CASES = [(name, place) for name in COLLECTIVES for place in PLACES]
+
+
+def plan_and_lowered(name, place, mesh):
+    """One collective by itself: its plan, and what JAX lowers the call to."""
+    body, *_ = COLLECTIVES[name]
+    size = 16 if name in ("psum_scatter", "all_to_all") else 4
+    resources = {} if PLACES[place] is None else {"i": PLACES[place]}
+    reduces = PRIMITIVES[name] in ("psum", "pmax", "pmin", "pdot", "all_gather", "pbroadcast") and "groups" not in name
+    # A result that varies as it comes needs no operation where it leaves.
+    f = xmap(body, ["i", ...], [...] if reduces else ["i", ...], axis_resources=resources)
+    with mesh:
+        return f.plan(shaped(8, size)), f.lower(shaped(8, size)).as_text()
+
+
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_each_collective_says_what_it_became(name, place, mesh42):
+    became, sent = COLLECTIVES[name][1 + list(PLACES).index(place)]
+    plan, _ = plan_and_lowered(name, place, mesh42)
+    collective = by_primitive(plan)[PRIMITIVES[name]]
+    assert (collective.axes, collective.became, collective.bytes_sent) == (("i",), became, sent)
+
+
+# The words of a plan, and the operations of StableHLO that they stand for.
+LOWERED = {
+    "local sum": r"stablehlo\.reduce\(.*applies stablehlo\.add across dimensions = \[\d",
+    "local max": r"stablehlo\.reduce\(.*applies stablehlo\.maximum",
+    "local min": r"stablehlo\.reduce\(.*applies stablehlo\.minimum",
+    "local dot": r"stablehlo\.dot_general",
+    "local transposition": r"stablehlo\.transpose",
+    "local indexing": r"stablehlo\.(slice|dynamic_slice|gather|concatenate|reverse)",
+    "index arithmetic": r"stablehlo\.(iota|partition_id)",
+}
+MOVES = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ppermute": "collective_permute",
 }
 
 
-@pytest.mark.parametrize("resources", ["x", ("x", "y")], ids=["part", "full"])
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_each_collective_says_what_it_became(name, resources, mesh42):
-    body, part, full = COLLECTIVES[name]
-    became, sent = part if resources == "x" else full
+def lowered_moves(text):
+    """``(kind, type on a device)`` of each collective in a StableHLO program."""
+    for kind, name in MOVES.items():
+        for found in re.finditer(rf'"stablehlo\.{name}"', text):
+            shape, dtype = re.compile(r": \(tensor<((?:\d+x)*)(\w+)>").search(text, found.end()).groups()
+            yield kind, dtype, [n for n in map(int, shape.split("x")[:-1]) if n != 1]
 
-    def f(x):
-        return lax.all_gather(body(x), "i") if name != "all_gather" else body(x)
 
-    with mesh42:
-        plan = xmap(f, ["i", ...], [...], axis_resources={"i": resources}).plan(shaped(8, 4))
-    collective = by_primitive(plan)[name]
-    assert (collective.axes, collective.became, collective.bytes_sent) == (("i",), became, sent)
+def planned_moves(plan):
+    for transfer in (t for c in plan.collectives for t in c.transfers for _ in range(t.times)):
+        dtype, shape = re.fullmatch(r"(\w+)\[(.*)\]", transfer.operand).groups()
+        yield transfer.kind, dtype, [n for n in map(int, filter(None, shape.split(","))) if n != 1]
+
+
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_the_words_are_what_the_call_is_lowered_to(name, place, mesh42):
+    plan, text = plan_and_lowered(name, place, mesh42)
+    (collective,) = plan.collectives
+    said = {word for word in LOWERED if word in collective.became.split(", ")}
+    assert said == {word for word, pattern in LOWERED.items() if re.search(pattern, text)}
+    assert sorted(planned_moves(plan)) == sorted(lowered_moves(text))
 
 
 def test_collectives_name_the_line_of_the_user(mesh42):
@@ -284,16 +391,6 @@ def test_collectives_over_several_axes_keep_the_order_of_the_user(mesh42):
     assert [(t.kind, set(t.mesh_axes), t.devices) for t in collective.transfers] == [("all-reduce", {"x", "y"}, 8)]
 
 
-def test_what_does_not_vary_is_multiplied_not_sent(mesh42):
-    with mesh42:
-        f = xmap(
-            lambda x: x + lax.psum(jnp.float32(2) + 0 * jnp.ones(()), "i"), ["i"], ["i"], axis_resources={"i": "x"}
-        )
-        plan = f.plan(shaped(8))
-    assert [(c.became, c.transfers) for c in plan.collectives] == [("times 8", ())]
-    assert plan.bytes_sent == 0
-
-
 def in_scan(x):
     return lax.scan(lambda c, t: (c + lax.psum(t, "i"), None), jnp.zeros(()), x)[0]
 
@@ -306,6 +403,14 @@ def in_cond(x):
     return lax.cond(lax.pmax(x[0], ("i", "j")) > 0, lambda v: lax.psum(v, "i"), lambda v: lax.pmax(v, "i"), x)
 
 
+# What a plan adds to the words of the transfers of a case.
+TURN_WORDS = {
+    "scan": "all-reduce over x (3 times)",
+    "while": "all-reduce over x (each turn)",
+    "cond": "all-reduce over x (in a branch)",
+    "serial loop": "all-reduce over x (5 times)",
+    "serial loop and scan": "all-reduce over x (15 times)",
+}
 TURNS = {
     "scan": (in_scan, {}, {"psum": (3, False)}),
     "while": (in_while, {}, {"pmax": (1, False)}),
@@ -333,6 +438,7 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert "in each turn of a while loop" in str(plan)
     else:
         assert plan.bytes_sent == sum(t.bytes_sent * t.times for c in plan.collectives for t in c.transfers)
+    assert TURN_WORDS.get(case, "all-reduce over x") in by_primitive(plan)["psum"].became.split(", ")
     if case == "called twice":
         assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
 
@@ -417,6 +523,78 @@ def test_the_program_is_listed_with_named_shapes():
     assert scan.where.line == line_of(f, "lax.scan")
 
 
+def names_of(program):
+    """Every name that a listing gives to a value."""
+    yield from (name for name, _ in program.inputs)
+    for eqn in program.equations:
+        yield from (name for name, _ in eqn.results)
+        for _, inner in eqn.inner:
+            yield from names_of(inner)
+
+
+def test_no_two_values_of_a_listing_have_one_name():
+    constant = np.arange(3.0, dtype=np.float32)
+
+    def f(c, const0, b, *a):
+        total, _ = lax.scan(lambda d, x: (d * jnp.cos(x) + constant.sum(), None), jnp.sin(c) + const0, b)
+        return total + a[0]
+
+    plan = xmap(f, (["i"], ["i"], ["i", ...], ["i"]), ["i", ...]).plan(*[shaped(2)] * 2, shaped(2, 3), shaped(2))
+    names = list(names_of(plan.program))
+    assert [name for name, _ in plan.program.inputs if not name.startswith("const1")] == ["c", "const0", "b", "a[0]"]
+    assert len(set(names)) == len(names) > 8
+
+
+# ---------------------------------------------------------------------------- nested calls
+
+INNER = {
+    "none": ({}, ((), ()), ("vmap",)),
+    "mesh": ({"k": "y"}, (("y",), ()), ("shard_map", "vmap")),
+    "loop": ({"k": SerialLoop(3)}, ((), (3,)), ("loop", "vmap")),
+    "mesh and loop": ({"k": ("y", SerialLoop(3))}, (("y",), (3,)), ("shard_map", "loop")),
+}
+
+
+def nested_in(resources):
+    """A function with two calls of an xmapped one in its body, one of them in another jitted function."""
+    inner = xmap(lambda v: v * 2, ["k"], ["k"], axis_resources=resources)
+    return inner, lambda v: jax.jit(lambda w: inner(w) + 1)(v) + inner(v)
+
+
+def test_nested_calls_are_in_the_plan_of_the_outer_one(mesh42):
+    plans = {}
+    for case, (resources, (mesh_axes, loop_sizes), executed_by) in INNER.items():
+        _, body = nested_in(resources)
+        outer = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+        with mesh42:
+            jax.eval_shape(outer, shaped(4, 6))  # then inner functions come from the cache
+            plan = plans[case] = outer.plan(shaped(4, 6))
+        assert [a.name for a in plan.axes] == ["i"]
+        assert len(plan.nested) == 2
+        for call in plan.nested:
+            (axis,) = call.axes
+            assert (axis.name, axis.size, axis.mesh_axes, axis.loop_sizes) == ("k", 6, mesh_axes, loop_sizes)
+            assert axis.executed_by == executed_by
+            assert call.where.line == line_of(nested_in, "lambda v: jax.jit")
+        assert re.search(r"(?m)^k of <lambda> +6 ", str(plan))
+        assert len(re.findall(r"= xmap\[<lambda>\] ", str(plan.program))) >= 1
+    assert len(set(plans.values())) == len(INNER)
+
+
+def test_a_nested_call_is_found_wherever_it_is():
+    inner = xmap(lambda v: v * 3, ["k"], ["k"], axis_resources={"k": SerialLoop(2)})
+    middle = xmap(lambda v: inner(v).sum(), ["j", ...], ["j"])
+
+    def f(v):
+        in_gradient = jax.grad(lambda w: jax.vmap(middle)(jnp.stack([w, w])).sum())(v)
+        return lax.scan(lambda c, row: (c + inner(row), None), in_gradient[0], v)[0]
+
+    plan = xmap(f, ["i", ...], ["i", ...]).plan(shaped(2, 3, 4))
+    assert {tuple(a.name for a in call.axes) for call in plan.nested} == {("j",), ("k",)}
+    (looped,) = {call.axes for call in plan.nested if call.axes[0].name == "k"}
+    assert looped[0].loop_sizes == (2,)
+
+
 # ---------------------------------------------------------------------------- the report
 
 
@@ -434,10 +612,66 @@ def wide_plan(mesh):
         return f.plan({"a long name of a layer": [shaped(12345, 6)] * 12}, shaped(8, 12345, 6))
 
 
-def test_reports_fit_a_terminal(mesh42):
+@pytest.mark.parametrize("width", [70, 100, 160])
+def test_reports_fit_the_terminal(mesh42, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
     plan = wide_plan(mesh42)
     for shown in (str(plan), plan.picture(), str(plan.program)):
-        assert max(map(len, shown.splitlines())) <= 100
+        assert max(map(len, shown.splitlines())) <= width
+    assert max(map(len, str(plan).splitlines())) > width - 20
+
+
+def training_step(count):
+    """A step with so many parameters, of five shapes, and the mean of every gradient over a batch."""
+
+    def step(params, x):
+        loss = lambda p: sum(jnp.vdot(w[: len(x)], x) ** 2 for w in p.values())
+        means = jax.tree.map(lambda g: lax.pmean(g, "batch"), jax.grad(loss)(params))
+        return jax.tree.map(jnp.subtract, params, means)
+
+    params = {f"w{k:03}": shaped(8 + k % 5) for k in range(count)}
+    return xmap(step, ({}, ["batch", ...]), {}, axis_resources={"batch": "x"}), params, shaped(8, 4)
+
+
+def test_a_plan_with_a_hundred_parameters_fits_a_screen(mesh42):
+    f, params, x = training_step(100)
+    with mesh42:
+        plan = f.plan(params, x)
+    report = str(plan)
+    assert len(report.splitlines()) <= 60
+    words = re.sub(r"\s+", " ", report)
+    for k in range(5):
+        assert f"params['w{k:03}'] and 19 like it f32[{8 + k}] f32[{8 + k}] P() [.]" in words
+    sent = sum(2 * math.ceil(4 * (8 + k % 5) * 3 / 4) for k in range(100))
+    assert (len(plan.collectives), plan.bytes_sent) == (100, sent)
+    assert f"100 x psum over batch test_plan.py:{line_of(training_step, 'lax.pmean')}" in words
+    assert "program (101 arguments) a: " in words
+    assert plan.picture().count("and 19 like it") == plan.svg().count("and 19 like it") == 10
+    assert plan.picture().count("┌") == 12  # the mesh, five kinds of parameters and of results, and x
+
+
+def test_one_sum_of_many_arrays_is_one_row(mesh42, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with mesh42:
+        f = xmap(lambda *a: lax.psum(a, "i"), ["i", ...], {}, axis_resources={"i": "x"})
+        report = str(f.plan(*[shaped(8, 3 + k % 4) for k in range(8)]))
+    words = re.sub(r"\s+", " ", report)
+    assert words.count("local sum") == words.count("all-reduce") == 1
+    assert "2 x f32[3]{i}, 2 x f32[4]{i}, and 2 more types" in words
+
+
+def test_without_a_terminal_reports_have_a_hundred_columns(mesh42, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr("sys.__stdout__", None)
+    assert 90 < max(map(len, str(wide_plan(mesh42)).splitlines())) <= 100
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_positions_are_whole(mesh42, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    where = f"test_plan.py:{line_of(wide, 'softmax')}"
+    report = str(wide_plan(mesh42)).partition("\nprogram")[0]
+    assert len(re.findall(rf"(?<!\S){where}(?!\S)", report)) == 3
 
 
 def test_the_report_says_it_all(mesh42):
@@ -465,7 +699,10 @@ def test_shared_loops_are_named_in_the_report():
             lambda a, b: (a * 2, b * 3), (["i"], ["j"]), (["i"], ["j"]), axis_resources={"i": "chunks", "j": "chunks"}
         )
         plan = f.plan(shaped(4), shaped(6))
-    assert [(a.loops, a.loop_sizes, a.vmap_size) for a in plan.axes] == [(("chunks",), (2,), 2), (("chunks",), (2,), 3)]
+    assert [(a.loops, a.loop_sizes, a.local_size) for a in plan.axes] == [
+        (("chunks",), (2,), 2),
+        (("chunks",), (2,), 3),
+    ]
     assert "chunks" in str(plan)
 
 
@@ -635,6 +872,33 @@ def test_the_notebook_form_is_one_piece_of_html(mesh42):
     assert (reader.open, reader.addresses) == ([], [])
     assert {"shard_map over x, vmap of 2", "P('x', 'y')", "local dot, all-reduce over y"} <= set(reader.cells)
     assert plan.svg() in plan._repr_html_()
+
+
+BYTES = {
+    None: "unknown",
+    0: "0 B",
+    999: "999 B",
+    1000: "1 kB",
+    1499: "1.5 kB",
+    999_499: "999 kB",
+    999_500: "1 MB",
+    12_345_678: "12.3 MB",
+    10**15: "1 PB",
+}
+
+
+@pytest.mark.parametrize("count", BYTES)
+def test_bytes_have_three_digits(count):
+    assert show_bytes(count) == BYTES[count]
+
+
+def test_no_number_is_broken():
+    text = "a_module_with_a_long_name.py:12345 x 67890"
+    for width in range(5, 40):
+        lines = wrapped(text, width)
+        assert re.findall(r"\d+", " ".join(lines)) == ["12345", "67890"]
+        assert max(map(len, lines)) <= width
+    assert wrapped("1234567", 3) == ["123", "456", "7"]
 
 
 def test_long_cells_are_broken_after_commas():

@@ -339,7 +339,14 @@ REFUSED = {
     "size and resources": (X[:6], ROWS, {"i": ("x", "y")}, None, r"axis i \(6\) is not divisible"),
     "size and loop": (X, ROWS, {"i": ("x", SerialLoop(3))}, None, r"axis i \(8\) is not divisible"),
     "rank": (X[0], ["i", "k"], {"i": "x"}, None, "asserts that it should be of rank 2, but the argument has rank 1"),
-    "not a prefix": ((X, X), (ROWS,), {}, None, "must be a tree prefix"),
+    "not a prefix": (
+        (X, X),
+        (ROWS,),
+        {},
+        None,
+        r"^The in_axes of global_array must be a tree prefix of local, got specification \(\['i', ...\],\) for value "
+        r"tree PyTreeDef\(\(\*, \*\)\). They part at local: there the specification has a tuple of length 1, ",
+    ),
     "two arrays": ((X, X[:4]), ROWS, {"i": "x"}, None, "The size of axis i was previously inferred to be 8"),
     "another size given": (X, ROWS, {"i": "x"}, {"i": 16}, "global_shape"),
 }

@@ -31,7 +31,7 @@ from typing import Any
 # The subcommands: module and function, called with the arguments that follow; it returns the exit code.
 COMMANDS = {
     "check": ("xmap_compat.check", "main"),
-    "explain": ("xmap_compat.explain", "main"),
+    "explain": ("xmap_compat.tools.explain", "main"),
 }
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import operator
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 
-from xmap_compat import _jax, errors, lowering, plan
+from xmap_compat import _jax, errors, lowering
 from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.resources import SerialLoop, known_axes, parse_axis_resources
+
+if TYPE_CHECKING:
+    from xmap_compat.tools.plan import CallPlan
 
 
 def xmap(
@@ -48,7 +53,7 @@ def xmap(
 
     Returns:
       A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``, ...), and
-      ``.plan(*args)``, which says how a call would be executed: see :mod:`xmap_compat.plan`.
+      ``.plan(*args)``, which says how a call would be executed: see :mod:`xmap_compat.tools.plan`.
 
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call; see the migration guide.
@@ -147,8 +152,29 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
     jitted.__wrapped__ = declared.fun
-    jitted.plan = functools.partial(plan.describe, declared)
+    jitted.plan = Planner(declared)
     return jitted
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """``f.plan`` of an xmapped function: ``f.plan(*args)`` is the plan of a call.
+
+    Attributes:
+      declared: what the user asked of xmap.
+    """
+
+    declared: lowering.Declaration
+
+    def __call__(self, *args: Any, **kwargs: Any) -> CallPlan:
+        """The plan of one call, which is traced but neither compiled nor executed."""
+        return importlib.import_module("xmap_compat.tools.plan").describe(self.declared, *args, **kwargs)
+
+
+def declaration_of(xmapped: Any) -> lowering.Declaration | None:
+    """What the user asked of xmap when the function was made; None of anything else."""
+    planner = getattr(xmapped, "plan", None)
+    return planner.declared if isinstance(planner, Planner) else None
 
 
 def _name(fun: Callable[..., Any]) -> str:

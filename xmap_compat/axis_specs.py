@@ -76,8 +76,12 @@ def spec_names(specs: Any) -> list[AxisName]:
     return list(dict.fromkeys(name for spec in leaves for _, name in spec.names))
 
 
-def broadcast_specs(where: str, specs: Any, tree: Any, source: Any) -> list[AxisSpec]:
-    """One spec per leaf of ``tree``, which the parsed ``specs`` are a prefix of."""
+def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
+    """One spec per leaf of ``tree``, which the parsed ``specs`` are a prefix of.
+
+    Args:
+      root: what ``tree`` is, for messages; by default the tuple of all arguments, or the result.
+    """
 
     flat: list[AxisSpec] = []
 
@@ -87,8 +91,8 @@ def broadcast_specs(where: str, specs: Any, tree: Any, source: Any) -> list[Axis
     try:
         jax.tree.map(repeat, specs, tree)
     except (ValueError, TypeError):
-        parting = _parting(specs, tree, "args" if where == "in_axes" else "result")
-        raise errors.not_a_prefix(where, source, jax.tree.structure(tree), parting) from None
+        parting = _parting(specs, tree, root or ("args" if where == "in_axes" else "result"))
+        raise errors.not_a_prefix(where, source, jax.tree.structure(tree), parting, root) from None
     return flat
 
 
@@ -120,8 +124,15 @@ def _describe_node(node):
 
 
 def argument_path(args_path: Sequence[Any], root: str) -> str:
-    """``args[0]['w']`` for a leaf of the arguments (or results)."""
-    return root + jax.tree_util.keystr(tuple(args_path))
+    """``args[0]['w']`` for a leaf of the arguments (or results).
+
+    A class that was registered without keys only numbers its children: ``args[0].<child 1>``.
+    """
+    return root + "".join(map(_key_text, args_path))
+
+
+def _key_text(key):
+    return f".<child {key.key}>" if isinstance(key, jax.tree_util.FlattenedIndexKey) else jax.tree_util.keystr((key,))
 
 
 def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:

@@ -100,19 +100,25 @@ def no_results() -> ValueError:
     return ValueError("xmapped functions cannot have no return values")
 
 
-def not_a_prefix(where: str, specs: Any, tree: Any, parting: tuple[str, str, str] | None) -> ValueError:
-    """``parting``: where the two trees part, what the specification has there, and what the value has."""
+def not_a_prefix(
+    where: str, specs: Any, tree: Any, parting: tuple[str, str, str] | None, argument: str = ""
+) -> ValueError:
+    """``parting``: where the two trees part, what the specification has there, and what the value has.
+
+    ``argument``: the one argument of ``global_array`` that the specification is for, if it is not one of xmap's.
+    """
     place, asked, found = parting or ("", "", "")
     parted = f" They part at {place}: there the specification has {asked}, and the value {found}." if parting else ""
     advice = " Write {} for what is not mapped." if asked == "None" else ""
     hint = (
         " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
         "the argument list."
-        if where == "in_axes"
+        if where == "in_axes" and not argument
         else ""
     )
+    asking = f"The {where} of global_array" if argument else f"xmap {where} specification"
     return ValueError(
-        f"xmap {where} specification must be a tree prefix of the corresponding value, got specification "
+        f"{asking} must be a tree prefix of {argument or 'the corresponding value'}, got specification "
         f"{show(specs)} for value tree {tree}.{hint}{parted}{advice}"
     )
 

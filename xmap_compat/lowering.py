@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, devices, errors
+from xmap_compat import _jax, devices, errors, nested_marks
 from xmap_compat.axis_specs import (
     AxisName,
     AxisSpec,
@@ -257,6 +257,16 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
     Args:
       evaluator: makes what evaluates the program; a report on the plan watches with one of its own.
     """
+    with nested_marks.mark(_nested_call(plan)) if plan.nested else contextlib.nullcontext():
+        return _execute(plan, leaves, evaluator)
+
+
+def _nested_call(plan: Plan) -> nested_marks.NestedCall:
+    own = tuple(p for name, p in plan.placements.items() if not isinstance(name, DeviceAxis))
+    return nested_marks.NestedCall(plan.fun_name, own)
+
+
+def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
     if not plan.uses_mesh:
         loc = Locality(plan.placements, foreign=_jax.in_manual_region())
         with _explained_types(plan, leaves):

@@ -59,7 +59,7 @@ def global_array(
     """
     paths = [argument_path(path, "local") for path, _ in jax.tree_util.tree_leaves_with_path(local)]
     leaves = [x if hasattr(x, "shape") else np.asarray(x) for x in jax.tree.leaves(local)]
-    specs = broadcast_specs("in_axes", parse_specs("in_axes", in_axes), local, in_axes)
+    specs = broadcast_specs("in_axes", parse_specs("in_axes", in_axes), local, in_axes, root="local")
     for spec, leaf, path in zip(specs, leaves, paths):
         check_argument(spec, leaf.shape, path, is_scalar=False)
     scope = current_scope()

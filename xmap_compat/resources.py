@@ -180,6 +180,13 @@ class Placement:
         """Elements computed at once on one device: the dimension that is vectorized."""
         return self.device_size // math.prod(self.loop_sizes)
 
+    @property
+    def executed_by(self) -> tuple[str, ...]:
+        """``'shard_map'``, ``'loop'`` and ``'vmap'``, those that apply, outermost first."""
+        split = bool(self.mesh_axes or self.loops)
+        used = (self.mesh_axes, "shard_map"), (self.loops, "loop"), (self.local_size != 1 or not split, "vmap")
+        return tuple(word for applies, word in used if applies)
+
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 

@@ -39,7 +39,7 @@ from xmap_compat.source_text import (
 )
 
 if TYPE_CHECKING:
-    from xmap_compat.plan import CallPlan
+    from xmap_compat.tools.plan import CallPlan
 
 RESERVED = ("P", "Mesh", "jax", "jnp", "lax", "mesh", "np", "primitives")
 
@@ -194,8 +194,10 @@ def _rewritten(plan: CallPlan, reasons: Sequence[str]) -> tuple[str, dict[str, A
     if plan.staged.plan.nested or mentions_any(plan.staged.plan.program.jaxpr, devices):
         raise NotWritable("nested calls of xmap")
     looped = [a for a in plan.axes if a.loops]
-    if len(looped) > 1 or any(looped[0].name not in r.axes for r in plan.results if looped):
-        raise NotWritable("loops that are not around all results")
+    if len(looped) > 1:
+        raise NotWritable("several axes on loops")
+    if any(looped[0].name not in r.axes for r in plan.results if looped):
+        raise NotWritable("a loop that is not around all results")
     _check_hazards(plan)
     names = AxisNames(
         {a.name: a.mesh_axes for a in plan.axes},
@@ -479,7 +481,7 @@ class _Wrapper:
 
         slices = scanned[0] if len(scanned) == 1 else self.fresh.like("slices")
         out.block(f"def {chunk}({slices}):", write)
-        batch = f", batch_size={axis.vmap_size}" if axis.vmap_size != 1 else ""
+        batch = f", batch_size={axis.local_size}" if axis.local_size != 1 else ""
         out.add(f"result = lax.map({chunk}, {packed_scanned}{batch})")
         positions = [self._position(r, axis, []) for r in self.plan.results]
         if any(positions):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax, lowering
-from xmap_compat.api import xmap
+from xmap_compat.api import declaration_of, xmap
 from xmap_compat.axis_specs import AxisName, argument_path
 from xmap_compat.collectives import collectives_in
 from xmap_compat.resources import DeviceAxis, Mesh, SerialLoop
@@ -178,10 +178,10 @@ def _features(assignment):
 
 
 def _declaration_of(xmapped) -> lowering.Declaration:
-    arguments = getattr(getattr(xmapped, "plan", None), "args", ())
-    if not arguments or not isinstance(arguments[0], lowering.Declaration):
+    declared = declaration_of(xmapped)
+    if declared is None:
         raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}")
-    return arguments[0]
+    return declared
 
 
 def _assigned(declared, resources):

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from xmap_compat import api
-from xmap_compat.plan import describe_made
 from xmap_compat.resources import enclosing_bodies
+from xmap_compat.tools.plan import describe_made
 
 ASSIGNMENTS = 2
 # It looks at the attributes of the xmapped function itself.

@@ -2,13 +2,12 @@
 
 An array is a grid of the blocks that devices hold, coloured by device; the mesh stands beside it in the same
 colours.  A block with several holders is striped in their colours, and the array is drawn as a stack.
-:func:`svg` draws it, :func:`text` writes it for a terminal, :func:`html` puts it beside the tables of a plan.
+:func:`svg` draws it, :func:`text` writes it for a terminal.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import html as html_module
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmap_compat.tools.text import MANY, escape, show_spec, terminal_width, with_more, wrapped
+
 if TYPE_CHECKING:
     import jax
 
-    from xmap_compat.plan import Array, CallPlan
+    from xmap_compat.tools.plan import Array, CallPlan
 
 Block = tuple[int, ...]
 
@@ -131,6 +132,14 @@ def arrange(array: Array, mesh: jax.sharding.Mesh | None) -> Grid:
     return Grid(at(row), at(column), tuple(panels), tuple(dims[k] for k in others))
 
 
+def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
+    """What to draw, with a name for it: each array, or of many those that lie alike once."""
+    groups: dict[Any, list[Array]] = {}
+    for k, array in enumerate(arrays):
+        groups.setdefault(dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else k, []).append(array)
+    return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
+
+
 def _parts(dims, k):
     return 1 if k is None else dims[k].parts
 
@@ -160,7 +169,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 # --------------------------------------------------------------------------- characters
 
-WIDTH, MAX_ROWS = 96, 20
+MAX_ROWS = 20
 
 
 def text(plan: CallPlan) -> str:
@@ -172,9 +181,9 @@ def text(plan: CallPlan) -> str:
     else:
         parts.append("\n".join(["mesh", *_indent(_mesh_text(plan.mesh))]))
     for arrays in (plan.arguments, plan.results):
-        for array in arrays:
-            head = f"{array.path}: {array.type}, on each device {array.device_type}"
-            parts.append("\n".join([head, *_indent(_array_text(array, plan.mesh, ids))]))
+        for name, array in alike(arrays):
+            head = f"{name}: {array.type}, on each device {array.device_type}"
+            parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, plan.mesh, ids))]))
     return "\n\n".join(parts)
 
 
@@ -212,7 +221,7 @@ def _others(grid: Grid) -> str:
 
 def _boxes(cells: Sequence[Sequence[str]], row_label: str, column_label: str) -> Iterator[str]:
     """A grid of boxes with a label over it and one to the left of it."""
-    room = WIDTH - len(row_label)
+    room = terminal_width() - 4 - len(row_label)
     width = max(len(cell) for row in cells for cell in row) + 2
     cells = _elided([_elided(row, max(room // (width + 1), 3), "..") for row in cells], MAX_ROWS, None)
     cells = [row or [".."] * len(cells[0]) for row in cells]
@@ -297,7 +306,7 @@ class _Canvas:
         self.prefix = prefix
 
     def rect(self, x, y, w, h, fill, stroke=LINE, width=1.0, radius=0.0, title="", opacity=1.0):
-        tip = f"<title>{_escape(title)}</title>" if title else ""
+        tip = f"<title>{escape(title)}</title>" if title else ""
         self.elements.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{radius:g}" fill="{fill}"'
             f' stroke="{stroke}" stroke-width="{width:g}" opacity="{opacity:g}"' + (f">{tip}</rect>" if tip else "/>")
@@ -314,7 +323,7 @@ class _Canvas:
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
         self.elements.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-family="{family}" font-size="{size:g}" font-weight="{weight}"'
-            f' fill="{fill}" text-anchor="{anchor}"{turn}>{_escape(content)}</text>'
+            f' fill="{fill}" text-anchor="{anchor}"{turn}>{escape(content)}</text>'
         )
 
     def fill(self, holders: Sequence[int], extent: float = 0.0) -> str:
@@ -338,10 +347,6 @@ class _Canvas:
                 f' patternTransform="rotate(45)">{bars}</pattern>'
             )
         return f"<defs>{''.join(drawn)}</defs>" if drawn else ""
-
-
-def _escape(content: Any) -> str:
-    return html_module.escape(str(content))
 
 
 def _text_width(content: str, size: float, mono: bool = False, bold: bool = False) -> float:
@@ -372,7 +377,7 @@ def svg(plan: CallPlan) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
-        f"<title>{_escape(plan.function)}: arrays on devices</title>"
+        f"<title>{escape(plan.function)}: arrays on devices</title>"
         f'{canvas.pattern_definitions()}<rect width="{width:.0f}" height="{height:.0f}" fill="{PAPER}" rx="8"/>'
         f"{''.join(canvas.elements)}</svg>\n"
     )
@@ -442,7 +447,7 @@ SHEET = 5.0
 HEAD = 56.0
 
 
-def _card(array: Array, mesh, ids) -> _Card:
+def _card(name: str, array: Array, mesh, ids) -> _Card:
     grid = arrange(array, mesh)
     cells = grid.panels[0].cells
     labels = [ranges(ids[k] for k in holders) for panel in grid.panels for row in panel.cells for holders in row]
@@ -452,9 +457,9 @@ def _card(array: Array, mesh, ids) -> _Card:
     cell_h = max(_extent(grid.rows, 34, 180) / rows, min(24, MAX_TALL / rows)) if grid.rows else 34.0
     if grid.columns is None:
         cell_w = max(widest, 40)
-    spec = "" if array.spec is None else f"P({', '.join(map(repr, array.spec))})"
+    spec = "" if array.spec is None else show_spec(array.spec)
     each = "" if array.spec is None else f", {array.device_type} on each device"
-    captions = (array.path, f"{array.type}{each}", spec)
+    captions = (name, f"{array.type}{each}", spec)
     left = 24.0 if grid.rows else 0.0
     above = 20.0 if grid.columns else 0.0
     across = columns * cell_w + left + SHEET * min(grid.copies - 1, 3)
@@ -485,17 +490,18 @@ def _overhang(grid, height):
 def _draw_arrays(canvas, arrays, mesh, ids, left, y) -> tuple[float, float]:
     """Draw arrays side by side, in as many lines as needed; the bottom and right edge."""
     x, line_bottom, right = left, y, left
-    for array in arrays[:MAX_ARRAYS]:
-        card = _card(array, mesh, ids)
+    drawn = alike(arrays)
+    for name, array in drawn[:MAX_ARRAYS]:
+        card = _card(name, array, mesh, ids)
         if x > left and x + card.width > PAGE - MARGIN:
             x, y = left, line_bottom + 22
         _draw_card(canvas, card, ids, x, y)
         line_bottom = max(line_bottom, y + card.height)
         right = max(right, x + card.width)
         x += card.width + GAP
-    if len(arrays) > MAX_ARRAYS:
+    if len(drawn) > MAX_ARRAYS:
         line_bottom += 22
-        canvas.text(left, line_bottom, f"... and {len(arrays) - MAX_ARRAYS} more", 12, FAINT)
+        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds", 12, FAINT)
     return line_bottom, right
 
 
@@ -563,34 +569,3 @@ def _draw_elements(canvas, card: _Card, x, y):
             at = extent * k / each
             ends = (x + at, y, x + at, y + card.cell_h) if across else (x, y + at, x + card.cell_w, y + at)
             canvas.line(*ends, "#ffffff", 0.7)
-
-
-# --------------------------------------------------------------------------------- HTML
-
-_STYLE = (
-    "font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;font-size:13px;color:#1f2430;background:#ffffff;"
-    "padding:12px;border-radius:8px"
-)
-_CELL = "text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid #e5e7eb;vertical-align:top"
-
-
-def html(title: str, tables: Sequence[Sequence[Sequence[str]]], total: str, program: str, drawing: str) -> str:
-    """A plan for a notebook: the drawing, the tables, and the program to unfold."""
-    shown = "".join(map(_html_table, (rows for rows in tables if len(rows) > 1)))
-    return (
-        f'<div style="{_STYLE}"><div style="font-weight:bold;font-size:15px">{_escape(title)}</div>'
-        f'<div style="overflow-x:auto">{drawing}</div>{shown}'
-        f'<div style="margin:6px 0">{_escape(total)}</div>'
-        f'<details><summary style="cursor:pointer">program over named axes</summary>'
-        f'<pre style="color:#1f2430;background:#ffffff">{_escape(program)}</pre></details></div>'
-    )
-
-
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    cells = "".join(f'<th style="{_CELL};color:#6b7280;font-weight:bold">{_escape(c)}</th>' for c in head)
-    lines = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL};font-family:monospace">{_escape(c)}</td>' for c in row) + "</tr>"
-        for row in body
-    )
-    return f'<table style="border-collapse:collapse;margin:10px 0"><tr>{cells}</tr>{lines}</table>'

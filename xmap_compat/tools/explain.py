@@ -21,7 +21,7 @@ from xmap_compat.__main__ import install_with_jax, run_program
 
 if TYPE_CHECKING:
     from xmap_compat.lowering import Declaration, Plan
-    from xmap_compat.plan import CallPlan
+    from xmap_compat.tools.plan import CallPlan
 
 USAGE = """usage: python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]
        python -m xmap_compat explain [--source DIR] -m MODULE [ARGS...]"""
@@ -78,7 +78,7 @@ class Report:
             return  # a part of the program of the outer call
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
-            plan = importlib.import_module("xmap_compat.plan").describe_made(declared, made, args)
+            plan = importlib.import_module("xmap_compat.tools.plan").describe_made(declared, made, args)
             # What the plan was read from may hold tracers, which must not outlive their trace.
             key = dataclasses.replace(plan, staged=None)
             with self._lock:
@@ -127,4 +127,5 @@ class Report:
 
 def _titled(title: str, text: str) -> str:
     """A text under a rule with a title."""
-    return f"---- {title} ".ljust(100, "-") + f"\n{text}\n"
+    width = importlib.import_module("xmap_compat.tools.text").terminal_width()
+    return f"---- {title} ".ljust(width, "-") + f"\n{text}\n"

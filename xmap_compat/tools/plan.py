@@ -1,0 +1,263 @@
+"""``f.plan(*args)``: what an xmapped call decides and does, as a value that can be read, printed and drawn.
+
+Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an evaluator that
+marks what each equation of the named program leaves behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from xmap_compat import _jax, errors, lowering, nested_marks, source
+from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
+from xmap_compat.resources import DeviceAxis, Placement
+from xmap_compat.tools import picture, report
+from xmap_compat.tools.listing import Listing, Position, Program, position_of
+from xmap_compat.tools.text import short_type
+from xmap_compat.tools.transfers import Collective, Site, Sites, Watching, collectives, itemsize
+
+# ---------------------------------------------------------------------------- the value
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An argument or a result.
+
+    Attributes:
+      root: the argument that it is (in): ``params``; ``result`` for results.
+      keys: the way from there, as in ``jax.tree_util.tree_flatten_with_path``.
+      dtype: its element type.
+      shape: its global shape.
+      axes: for each dimension the named axis, or None where it is positional.
+      spec: how it is partitioned over the mesh; None where no mesh is used.
+      device_shape: the shape of the part on each device.
+    """
+
+    root: str
+    keys: tuple[Any, ...]
+    dtype: Any
+    shape: tuple[int, ...]
+    axes: tuple[AxisName | None, ...]
+    spec: PartitionSpec | None
+    device_shape: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """``params['w1']``"""
+        return argument_path(self.keys, self.root)
+
+    @property
+    def type(self) -> str:
+        return short_type(self.dtype, self.shape)
+
+    @property
+    def device_type(self) -> str:
+        return short_type(self.dtype, self.device_shape)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on each device."""
+        return math.prod(self.device_shape) * itemsize(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """A call of an xmapped function in the body.
+
+    Attributes:
+      function: its name.
+      axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer call.
+      where: the call.
+    """
+
+    function: str
+    axes: tuple[Placement, ...]
+    where: Position | None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CallPlan:
+    """Everything that is decided about one call of an xmapped function.
+
+    Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`; :meth:`source` writes the
+    equivalent program without xmap.
+
+    Attributes:
+      function: the name of the xmapped function.
+      mesh: the mesh that the call is split over; None where it runs on one device.
+      axes: the named axes.
+      nested: the calls of xmapped functions in the body, outer ones first.
+      arguments, results: one entry for each array.
+      program: the function over named axes.
+      collectives: in the order of the program.
+    """
+
+    function: str
+    mesh: jax.sharding.Mesh | None
+    axes: tuple[Placement, ...]
+    nested: tuple[Nested, ...]
+    arguments: tuple[Array, ...]
+    results: tuple[Array, ...]
+    program: Program
+    collectives: tuple[Collective, ...]
+    staged: Staged = dataclasses.field(compare=False, hash=False)
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """What each device sends in a call; None if that depends on a while loop."""
+        sent = [c.bytes_sent for c in self.collectives]
+        return None if None in sent else sum(n for n in sent if n)
+
+    def __str__(self) -> str:
+        return report.text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return report.html(self)
+
+    def picture(self) -> str:
+        """How each array lies on the devices, in characters."""
+        return picture.text(self)
+
+    def svg(self) -> str:
+        """The same as an SVG drawing."""
+        return picture.svg(self)
+
+    def save_svg(self, path: str | os.PathLike[str]) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.svg())
+
+    def source(self, staged: bool = False) -> str:
+        """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
+
+        The user's functions are kept and their collectives rewritten where that can be done; else, or if
+        ``staged`` is true, every operation of a device is written out.
+
+        Raises:
+          NotImplementedError: the program holds something that has no source, as a callback.
+        """
+        return source.write(self, staged)
+
+    def constants(self, staged: bool = False) -> dict[str, Any]:
+        """The arrays that the source declares and leaves to be assigned, because they are too large to be written."""
+        return source.values(self, staged)
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """What the plan was read from.
+
+    Attributes:
+      declared: what the user asked of xmap.
+      plan: what the call decided.
+      jaxpr: the call as it runs, staged out: ``shard_map`` and what is in it.
+      in_tree: the structure of the arguments.
+      sites: the equations that may have left collectives.
+    """
+
+    declared: lowering.Declaration
+    plan: lowering.Plan
+    jaxpr: Any
+    in_tree: Any
+    sites: tuple[Site, ...]
+
+
+# ---------------------------------------------------------------------------- making it
+
+
+def describe(declared: lowering.Declaration, *args: Any, **kwargs: Any) -> CallPlan:
+    """The plan of one call, which is traced but neither compiled nor executed.
+
+    Args:
+      args: as for the call; arrays may be ``jax.ShapeDtypeStruct``.
+    """
+    if kwargs:
+        raise errors.keyword_arguments(kwargs)
+    return describe_made(declared, None, args)
+
+
+def describe_made(declared: lowering.Declaration, made: lowering.Plan | None, args: tuple[Any, ...]) -> CallPlan:
+    """The same for a call that is being traced, whose plan has been made: no function of the user is run again."""
+    staged = _stage(declared, made, args)
+    plan = staged.plan
+    mesh = plan.scope.mesh if plan.uses_mesh else None
+    arguments = _arguments(plan, declared, args)
+    return CallPlan(
+        declared.name,
+        mesh,
+        tuple(p for p in plan.placements.values() if not isinstance(p.name, DeviceAxis)),
+        tuple(dict.fromkeys(_nested_in(plan.program.jaxpr, None))),
+        arguments,
+        _results(plan, staged.jaxpr.out_avals),
+        Listing(plan, [a.path for a in arguments]).program(),
+        collectives(staged.jaxpr, staged.sites, plan.placements, mesh),
+        staged,
+    )
+
+
+def _stage(declared, made, args) -> Staged:
+    plans: list[lowering.Plan] = []
+    sites = Sites()
+
+    def call(*args):
+        plan = lowering.make_plan(declared, args) if made is None else made
+        plans.append(plan)
+        return lowering.execute(plan, jax.tree.leaves(args), functools.partial(Watching, sites=sites))
+
+    jaxpr = jax.make_jaxpr(call)(*args)
+    return Staged(declared, plans[-1], jaxpr, jax.tree.structure(args), tuple(sites.found.values()))
+
+
+def _nested_in(jaxpr: Any, where: Position | None) -> Iterator[Nested]:
+    """The nested calls that the equations of a program come from; ``where`` is that of the program itself."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        for call in nested_marks.marked(_jax.name_stack(eqn)):
+            yield Nested(call.function, call.axes, where)
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _nested_in(sub, position_of(eqn) or where)
+
+
+def _arguments(plan, declared, args):
+    roots = _parameter_names(declared.fun, len(args))
+    arrays = []
+    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(args), plan.in_specs):
+        aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+        arrays.append(_array(roots[path[0].idx], path[1:], aval, spec, plan))
+    return tuple(arrays)
+
+
+def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
+    """What the function calls its positional arguments; ``args[2]`` where it does not say."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    single = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
+    more = [f"{rest}[{k}]" if rest else f"args[{k + len(single)}]" for k in range(count - len(single))]
+    return [*single, *more][:count]
+
+
+def _results(plan, avals):
+    tree = jax.tree.unflatten(plan.program.out_tree, range(len(avals)))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return tuple(_array("result", p, a, s, plan) for p, a, s in zip(paths, avals, plan.out_specs))
+
+
+def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: lowering.Plan) -> Array:
+    named = spec.name_at()
+    axes = tuple(named.get(k) for k in range(len(aval.shape)))
+    parts = [plan.placements[n].devices if n is not None else 1 for n in axes]
+    partition = lowering.partition_spec(spec, plan.placements) if plan.uses_mesh else None
+    device_shape = tuple(size // part for size, part in zip(aval.shape, parts))
+    return Array(root, tuple(keys), aval.dtype, tuple(aval.shape), axes, partition, device_shape)
