@@ -97,7 +97,7 @@ def custom_vjp(ev: Evaluator, params, operands, eqn):
 
     def bwd(residuals, cotangents):
         cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        found = {names: backward(residuals, cotangents, names) for names in {names for _, names, _ in layouts}}
+        found = {names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)}
         parts = [[outs[k] for outs in found[names]] for k, (_, names, _) in enumerate(layouts)]
         return tuple(_add([_cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts))
 
