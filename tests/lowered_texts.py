@@ -25,10 +25,15 @@ from xmap_compat import Mesh, SerialLoop, einsum, serial_loop, xmap
 # ------------------------------------------------------------------------------- bodies
 
 
+@jax.jit
+def called_often(x):
+    return jnp.tanh(x) * x
+
+
 def many_values(a, b, c):
     """Many values over many combinations of axes, of which several leave each loop."""
     values = [jnp.sin(a * k) + jnp.cos(b * k) for k in range(1, 5)]
-    values += [jnp.tanh(c * k) * v for k, v in enumerate(values, 1)]
+    values += [called_often(c * k) * v for k, v in enumerate(values, 1)]
     return [v * w for v, w in zip(values, reversed(values))], [jnp.exp(a), jnp.exp(b), jnp.exp(c)]
 
 

@@ -40,12 +40,11 @@ def test_the_text_is_the_same_in_every_process(tmp_path):
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     children = [
         subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(k)}, stdout=subprocess.PIPE)
-        for k in range(3)
+        for k in range(2)
     ]
-    first, *others = (json.loads(child.communicate(timeout=300)[0]) for child in children)
+    first, second = (json.loads(child.communicate(timeout=300)[0]) for child in children)
     assert len(first) > RANDOM_PROGRAMS
-    for texts in others:
-        assert texts.keys() == first.keys()
-        for name, text in texts.items():
-            lines = difflib.unified_diff(first[name].splitlines(), text.splitlines(), lineterm="", n=1)
-            assert text == first[name], "\n".join([name, *list(lines)[:40]])
+    assert second.keys() == first.keys()
+    for name, text in second.items():
+        lines = difflib.unified_diff(first[name].splitlines(), text.splitlines(), lineterm="", n=1)
+        assert text == first[name], "\n".join([name, *list(lines)[:40]])

@@ -540,14 +540,12 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
 
 
 def custom_jvp_rule(params: Mapping[str, Any]) -> Callable[..., Any]:
-    """The user's rule of a ``custom_jvp_call``: ``(*primals, *tangents) -> (*outs, *out_tangents)``."""
+    """The user's rule of a ``custom_jvp_call``: ``(*primals, *tangents) -> (*outs, *out_tangents)``.
+
+    Among the tangents may be symbolic zeros: of the arguments if the rule asked for them, and of the results.
+    """
     _, jvp = _bind_params(custom_derivatives.custom_jvp_call_p, params)["subfuns"]
-
-    def rule(*args):
-        outs = jvp.call_wrapped(*args)
-        return [_instantiate(x) for x in outs]
-
-    return rule
+    return lambda *args: list(jvp.call_wrapped(*args))
 
 
 def custom_vjp_rules(params: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], Any]]:
@@ -581,6 +579,20 @@ def _bind_params(primitive, params):
 def _bwd_returns_logs(out) -> bool:
     """Since 0.10 the flattened backward rule may return ``(cotangents, logs)``."""
     return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+
+
+def is_symbolic_zero(x: Any) -> bool:
+    """Whether a tangent or cotangent is one that a rule knows to be zero."""
+    return isinstance(x, SymbolicZero)
+
+
+def symbolic_zero(primal: Any) -> Any:
+    """The tangent of a value that is known to be zero."""
+    return SymbolicZero(core.typeof(primal).to_tangent_aval())
+
+
+def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
+    return SymbolicZero(core.ShapedArray(shape, dtype))
 
 
 def instantiate_symbolic(x: Any) -> Any:
