@@ -79,7 +79,12 @@ squared.defjvp(lambda primals, tangents: (squared(*primals), sum(tangents) * squ
 
 def custom_rules(a, b, c):
     own = jax.grad(lambda a: jnp.sum(scaled(a, b, c) ** 2))(a)
-    return scaled(a, b, c), squared(a, b, c), own, lax.custom_root(lambda x: x - a * b, c, _newton, lambda g, y: y / g(1.0))
+    return (
+        scaled(a, b, c),
+        squared(a, b, c),
+        own,
+        lax.custom_root(lambda x: x - a * b, c, _newton, lambda g, y: y / g(1.0)),
+    )
 
 
 def _newton(f, x):
@@ -97,7 +102,9 @@ def nested(a, b, c):
     resources = {"delta": "x", "epsilon": SerialLoop(2)}
     axes = (["delta"], ["epsilon"]), ["delta", "epsilon"]
     placed = xmap(lambda x, y: (x * a + y * b) * c + lax.pmean(x, "delta"), *axes, axis_resources=resources)
-    summed = xmap(lambda x, y: lax.psum(x * a + y * b, ("delta", "epsilon")), axes[0], {}, axis_resources={"delta": "x"})
+    summed = xmap(
+        lambda x, y: lax.psum(x * a + y * b, ("delta", "epsilon")), axes[0], {}, axis_resources={"delta": "x"}
+    )
     return placed(jnp.arange(4.0), jnp.arange(2.0)), summed(jnp.arange(8.0), jnp.arange(3.0))
 
 

@@ -24,7 +24,9 @@ def drawn_programs(count):
     pairs = []
 
     @seed(1)
-    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=HealthCheck)
+    @settings(
+        max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=HealthCheck
+    )
     @given(st.data())
     def collect(data):
         program = data.draw(programs())
@@ -39,7 +41,9 @@ def test_the_text_is_the_same_in_every_process(tmp_path):
     command = [sys.executable, str(HERE / "lowered_texts.py"), str(tmp_path / "pairs")]
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     children = [
-        subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(k)}, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(k)}, stdout=subprocess.PIPE
+        )
         for k in range(2)
     ]
     first, second = (json.loads(child.communicate(timeout=300)[0]) for child in children)

@@ -667,7 +667,9 @@ def plain_vjp_rule_of_pytrees(x, u, w):
 
 def vjp_rule_with_symbolic_zeros(x, u, w):
     constant = perturbation_aware(x * w, jnp.float32(2.0))
-    return constant.sum() + perturbation_aware(w, u).sum() + cotangent_aware(x)[0].sum() + sum(cotangent_aware(u * w))[0]
+    return (
+        constant.sum() + perturbation_aware(w, u).sum() + cotangent_aware(x)[0].sum() + sum(cotangent_aware(u * w))[0]
+    )
 
 
 @jax.custom_gradient

@@ -100,7 +100,9 @@ def custom_vjp(ev: Evaluator, params, operands, eqn):
     def bwd(residuals, cotangents):
         if not params["symbolic_zeros"]:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        found = {names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)}
+        found = {
+            names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)
+        }
         parts = [[outs[k] for outs in found[names]] for k, (_, names, _) in enumerate(layouts)]
         return tuple(_add([_cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts))
 
@@ -332,7 +334,8 @@ def _no_tangent(value):
 
 def custom_vmap(ev: Evaluator, params, operands, eqn):
     """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
-    ev._refuse_names(eqn)
+    if ev.named_axes(eqn):
+        return ev.over_names(eqn, operands)
     names = frozenset().union(*(v.names for v in operands))
     if ev.loc.local_names(names) or not ev.loc.typed:
         return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
