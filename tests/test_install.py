@@ -569,11 +569,27 @@ def test_outside_of_xmap_values_have_no_named_axes(maps, transform):
     seen = []
 
     def look(x):
-        seen.append((x.named_shape, (x * 2).named_shape))
+        seen.append((x.named_shape, (x * 2).named_shape, x.aval.named_shape))
         return x
 
     transform(look)(jnp.ones(1) if transform is not jax.grad else 1.0)
-    assert seen == [({}, {})]
+    assert seen == [({}, {}, {})]
+
+
+def test_types_outside_of_xmap_have_no_named_axes_and_do_not_pretend_inside(maps):
+    def body(v):
+        for read in (
+            lambda: v.aval.named_shape,
+            lambda: "i" in v.aval.named_shape,
+            lambda: X.sum() + len(v.aval.named_shape),
+        ):
+            with pytest.raises(TypeError, match=r"Write x\.named_shape"):
+                read()
+        return v * len(v.named_shape)
+
+    out = maps.xmap(body, ["i", ...], ["i", ...])(X)
+    np.testing.assert_allclose(out, X)
+    assert out.aval.named_shape == jnp.ones(3).aval.named_shape == {}
 
 
 # ------------------------------------------------------------------- programs as they were

@@ -1381,6 +1381,12 @@ MISUSES = {
         TypeError,
         "named_shape expects an array or a scalar, but got a value of type str",
     ),
+    "named_shape of a type": (
+        lambda: over_i(lambda v: v * len(v.aval.named_shape)),
+        TypeError,
+        "x.aval.named_shape is not known inside an xmapped function: the type float32[3] does not tell which named "
+        "axes a value varies over. Write x.named_shape, or xmap_compat.named_shape(x)",
+    ),
     "named_shape of an argument of a jitted function": (
         lambda: over_i(jax.jit(lambda v: v * len(named_shape(v)))),
         ValueError,

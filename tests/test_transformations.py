@@ -514,12 +514,26 @@ def zero_aware(v, t):
 
 
 def _zero_aware_jvp(primals, tangents):
-    """A rule that skips what is symbolically zero, and is off by a factor otherwise."""
+    """A rule whose factor tells how many tangents are not symbolically zero."""
     known = [t for t in tangents if type(t) is not jax.custom_derivatives.SymbolicZero]
-    return zero_aware(*primals), 10.0 * sum(known)
+    return zero_aware(*primals), 10.0 ** len(known) * sum(known)
 
 
 zero_aware.defjvp(_zero_aware_jvp, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def partly_constant(v):
+    return 2 * v, jnp.int32(3), v + 1
+
+
+def _partly_constant_jvp(primals, tangents):
+    """The tangent of an integer, and one that the rule declares to be zero."""
+    zero = jax.custom_derivatives.SymbolicZero(jax.typeof(primals[0]).to_tangent_aval())
+    return partly_constant(*primals), (2 * tangents[0], np.zeros((), jax.dtypes.float0), zero)
+
+
+partly_constant.defjvp(_partly_constant_jvp, symbolic_zeros=True)
 
 
 def jvp_rules(x, u, w):
@@ -533,7 +547,9 @@ def jvp_rules_with_static_arguments(x, u, w):
 
 
 def jvp_rule_with_symbolic_zeros(x, u, w):
-    return zero_aware(x, jnp.ones(3)).sum() + zero_aware(x, w * u).sum() + zero_aware(2.0, u)
+    varying, number, constant = partly_constant(x)
+    aware = zero_aware(x, jnp.ones(3)).sum() + zero_aware(x, w * u).sum() + zero_aware(2.0, u)
+    return aware + zero_aware(constant, varying * number).sum() + zero_aware(x, jnp.cos(jnp.arange(3))).sum()
 
 
 @jax.custom_vjp
@@ -606,6 +622,20 @@ def _perturbation_bwd(residuals, ct):
 perturbation_aware.defvjp(_perturbation_fwd, _perturbation_bwd, symbolic_zeros=True)
 
 
+@jax.custom_vjp
+def cotangent_aware(v):
+    return 2 * v, 3 * v
+
+
+def _cotangent_aware_bwd(_, cotangents):
+    """Far off unless it is told which cotangents are zero."""
+    known = [ct for ct in cotangents if type(ct) is not jax.custom_derivatives.SymbolicZero]
+    return (10.0 ** len(known) * sum(known),)
+
+
+cotangent_aware.defvjp(lambda v: (cotangent_aware(v.value), None), _cotangent_aware_bwd, symbolic_zeros=True)
+
+
 def vjp_rules(x, u, w):
     return clipped(x * u).sum() + clipped(w).sum()
 
@@ -637,7 +667,9 @@ def plain_vjp_rule_of_pytrees(x, u, w):
 
 def vjp_rule_with_symbolic_zeros(x, u, w):
     constant = perturbation_aware(x * w, jnp.float32(2.0))
-    return constant.sum() + perturbation_aware(w, u).sum()
+    return (
+        constant.sum() + perturbation_aware(w, u).sum() + cotangent_aware(x)[0].sum() + sum(cotangent_aware(u * w))[0]
+    )
 
 
 @jax.custom_gradient
@@ -1316,3 +1348,34 @@ def test_derivatives_of_interpreted_pallas_kernels(rng):
             value, tangent = jax.jvp(f, (x, w), (w + 0 * x, w * 2))
         np.testing.assert_allclose(value, np.sin(x) * w, rtol=1e-5)
         np.testing.assert_allclose(tangent, np.cos(x) * w * w + 2 * np.sin(x) * w, rtol=1e-4, atol=1e-6)
+
+
+def _on_a_tpu(v):
+    """It cannot be lowered for a CPU, nor differentiated."""
+    double = lambda source, target: target.__setitem__(..., 2 * source[...])
+    return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(v.shape, v.dtype))(v)
+
+
+def by_platform(x, u, w):
+    def elsewhere(v):
+        return lax.platform_dependent(v, cpu=jnp.sin, tpu=jnp.cos, default=jnp.tan) * u
+
+    fixed = lax.stop_gradient((w, x))
+    kernel = lax.platform_dependent(*fixed, cpu=jnp.add, tpu=lambda w, x: _on_a_tpu(x))
+    return elsewhere(x) + jax.vmap(elsewhere)(w) + kernel * x
+
+
+def on_a_cpu(x, u, w):
+    return jnp.sin(x) * u + jnp.sin(w) * u + lax.stop_gradient(w + x) * x
+
+
+@pytest.mark.parametrize("placement", [*KINDS_OF_PLACEMENT, *LOOPED_PLACEMENTS])
+def test_branches_for_other_platforms_are_not_lowered(placement):
+    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
+    args = arguments(a, b)
+    with mesh42():
+        mapped = xmapped(resources)(by_platform)
+        outside = jax.grad(lambda x: mapped(x, *args[1:]).sum())(args[0])
+        assert_same(mapped(*args), vmapped(on_a_cpu)(*args))
+        assert "cosine" not in mapped.lower(*args).as_text()
+    assert_same(outside, jax.grad(lambda x: vmapped(on_a_cpu)(x, *args[1:]).sum())(args[0]))

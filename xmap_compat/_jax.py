@@ -335,12 +335,8 @@ def frame_of(x: Any) -> Any:
     return getattr(x, "_trace", None)
 
 
-def tracer_property(getter: Callable[[Any], Any]) -> Any:
-    """An attribute for the types of tracers that is computed from the tracer."""
-    return core.aval_property(fget=getter)
-
-
-TRACER_TYPES = core.ShapedArray
+TRACER_TYPE = jax.core.Tracer
+ARRAY_TYPE = core.ShapedArray
 
 # ------------------------------------------------------------- batching a primitive
 
@@ -357,6 +353,7 @@ def bind_batched(
     params: Mapping[str, Any],
     sizes: Sequence[int],
     positions: Sequence[Sequence[int | None]],
+    names: Sequence[Hashable | None] | None = None,
 ) -> tuple[list[Any], list[list[int | None]]]:
     """Bind a primitive under one batching level per entry of ``sizes``.
 
@@ -367,20 +364,61 @@ def bind_batched(
       sizes: size of each level, outermost first.
       positions: per level, per operand, the operand's dimension that this level maps
         (counted after the outer levels removed theirs), or None.
+      names: the named axis that each level binds, or None.
 
     Returns:
       The results, and per level, per result, the dimension that the level added, or None.
     """
     if not sizes:
         return bind(primitive, operands, params), []
-    with core.take_current_trace() as parent:
-        trace = batching.BatchTrace(parent, core.TraceTag(), batching.AxisData(core.no_axis_name, sizes[0], None, None))
+    name, *inner_names = names or [None] * len(sizes)
+    axis = batching.AxisData(core.no_axis_name if name is None else name, sizes[0], None, None)
+    with core.take_current_trace() as parent, core.extend_axis_env_nd([] if name is None else [(name, sizes[0])]):
+        trace = batching.BatchTrace(parent, core.TraceTag(), axis)
         with core.set_current_trace(parent):
             tracers = [x if d is None else batching.BatchTracer(trace, x, d) for x, d in zip(operands, positions[0])]
         with core.set_current_trace(trace):
-            outs, inner = bind_batched(primitive, tracers, params, sizes[1:], positions[1:])
+            outs, inner = bind_batched(primitive, tracers, params, sizes[1:], positions[1:], inner_names)
         infos: list[Any] = [trace.to_batch_info(out) for out in outs]
     return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
+
+
+def names_after_batching(
+    eqn: Any, sizes: Mapping[Hashable, int], operands: Sequence[frozenset[Hashable]]
+) -> list[frozenset[Hashable]] | None:
+    """Over which of the named axes ``sizes`` the results of an equation vary, by its primitive's batching rule.
+
+    Args:
+      operands: for each operand the axes that it varies over.
+
+    Returns:
+      For each result its axes; None if the primitive has no rule for them, or one that leaves an axis unresolved.
+    """
+    positions = [[0 if name in varies else None for varies in operands] for name in sizes]
+    found: list[list[int | None]] = []
+
+    def bound(*data):
+        outs, found[:] = bind_batched(eqn.primitive, data, eqn.params, list(sizes.values()), positions, list(sizes))
+        return outs
+
+    avals = [
+        jax.ShapeDtypeStruct((*(sizes[n] for n in sizes if n in varies), *v.aval.shape), v.aval.dtype)
+        for v, varies in zip(eqn.invars, operands)
+    ]
+    try:
+        with plain_context():
+            closed = jax.make_jaxpr(bound)(*avals)
+    except NotImplementedError:
+        return None
+    if not axes_of_effects(closed).isdisjoint(sizes):
+        return None
+    levels = list(zip(sizes, found))
+    return [frozenset(n for n, added in levels if added[k] is not None) for k in range(len(eqn.outvars))]
+
+
+def axes_of_effects(program: Any) -> frozenset[Hashable]:
+    """The named axes that an equation or a jaxpr says it depends on."""
+    return frozenset(effect.name for effect in program.effects if isinstance(effect, NamedAxisEffect))
 
 
 def local_operation(eqn: Any, mesh_axes: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
@@ -540,14 +578,12 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
 
 
 def custom_jvp_rule(params: Mapping[str, Any]) -> Callable[..., Any]:
-    """The user's rule of a ``custom_jvp_call``: ``(*primals, *tangents) -> (*outs, *out_tangents)``."""
+    """The user's rule of a ``custom_jvp_call``: ``(*primals, *tangents) -> (*outs, *out_tangents)``.
+
+    Among the tangents may be symbolic zeros: of the arguments if the rule asked for them, and of the results.
+    """
     _, jvp = _bind_params(custom_derivatives.custom_jvp_call_p, params)["subfuns"]
-
-    def rule(*args):
-        outs = jvp.call_wrapped(*args)
-        return [_instantiate(x) for x in outs]
-
-    return rule
+    return lambda *args: list(jvp.call_wrapped(*args))
 
 
 def custom_vjp_rules(params: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], Any]]:
@@ -581,6 +617,20 @@ def _bind_params(primitive, params):
 def _bwd_returns_logs(out) -> bool:
     """Since 0.10 the flattened backward rule may return ``(cotangents, logs)``."""
     return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], (list, tuple))
+
+
+def is_symbolic_zero(x: Any) -> bool:
+    """Whether a tangent or cotangent is one that a rule knows to be zero."""
+    return isinstance(x, SymbolicZero)
+
+
+def symbolic_zero(primal: Any) -> Any:
+    """The tangent of a value that is known to be zero."""
+    return SymbolicZero(core.typeof(primal).to_tangent_aval())
+
+
+def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
+    return SymbolicZero(core.ShapedArray(shape, dtype))
 
 
 def instantiate_symbolic(x: Any) -> Any:

@@ -219,21 +219,15 @@ max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lambda info: in
 min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lambda info: info.min))
 
 
-def _reduction_rule(over: Callable, positional_reduce: Callable, identity: Callable[[Any], Any]) -> Rule:
+def _reduction_rule(over: Callable, positional_reduce: Callable, neutral: Callable[[Any], Any]) -> Rule:
+    """The rule of a reduction; ``neutral(own value)`` is what changes nothing if it is reduced as well."""
+
     def translate(loc, params, value):
         if params.get("axis_index_groups") is not None:
-            return _reduce_in_groups(loc, params, value, positional_reduce, identity)
+            return _reduce_in_groups(loc, params, value, positional_reduce, neutral)
         return over(loc, value, axis_names(params), _positions(params))
 
     return Rule(_reduced, translate)
-
-
-def _lowest(dtype):
-    return -np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).min
-
-
-def _highest(dtype):
-    return np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).max
 
 
 # ------------------------------------------------------------------- indices and gathers
@@ -325,7 +319,7 @@ def _group_members(loc: Locality, value: NamedValue, params: Params):
     return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)
 
 
-def _reduce_in_groups(loc, params, value, reduce, identity):
+def _reduce_in_groups(loc, params, value, reduce, neutral):
     """A reduction within groups, which may differ in size: of everything gathered, the members of one's group."""
     names, groups = axis_names(params), params["axis_index_groups"]
     size = loc.place(names[0]).size
@@ -335,7 +329,7 @@ def _reduce_in_groups(loc, params, value, reduce, identity):
 
     def reduce_members(everything, index):
         members = jnp.asarray(together)[index].reshape(size, *(1,) * (everything.ndim - 1))
-        return reduce(jnp.where(members, everything, np.asarray(identity(everything.dtype), everything.dtype)), (0,))
+        return reduce(jnp.where(members, everything, neutral(everything[index])), (0,))
 
     return apply_positional(loc, reduce_members, gather_over(loc, value, names), index_of(loc, names))
 
@@ -426,9 +420,10 @@ def _take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> Nam
 # --------------------------------------------------------------------------- table
 
 RULES: dict[str, Rule] = {
-    "psum": _reduction_rule(sum_over, lax.reduce_sum, lambda dtype: 0),
-    "pmax": _reduction_rule(max_over, lax.reduce_max, _lowest),
-    "pmin": _reduction_rule(min_over, lax.reduce_min, _highest),
+    "psum": _reduction_rule(sum_over, lax.reduce_sum, jnp.zeros_like),
+    # Every type has a largest value with itself, though not an infinity, as some of 8 bits.
+    "pmax": _reduction_rule(max_over, lax.reduce_max, lambda own: own),
+    "pmin": _reduction_rule(min_over, lax.reduce_min, lambda own: own),
     "axis_index": Rule(_spread, _axis_index),
     "all_gather": Rule(_reduced, _all_gather),
     "reduce_scatter": Rule(_spread, _reduce_scatter),
@@ -463,7 +458,12 @@ def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
 def collectives_of(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that one equation mentions, if it is a collective or some collective is inside of it."""
     own = mentioned_names(eqn.params) if eqn.primitive.name in RULES else ()
-    return frozenset(own).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
+    return _jax.axes_of_effects(eqn).union(own, *map(collectives_in, _jax.subjaxprs(eqn.params)))
+
+
+def names_used(eqn: Any) -> frozenset[AxisName]:
+    """Every axis name that an equation mentions, also by a primitive that is in no table."""
+    return collectives_of(eqn).union(mentioned_names(eqn.params))
 
 
 # One jaxpr may stand in many equations, which may stand in many jaxprs.

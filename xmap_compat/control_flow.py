@@ -103,9 +103,22 @@ def cond(ev: Evaluator, params, operands, eqn):
     def branch(jaxpr):
         return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
 
+    if params.get("branches_platforms") is not None:
+        return _by_platform(params["branches_platforms"], [branch(b) for b in branches], operands)
     # What differs inside differs before: a cast within a branch would become a sum within a branch of the gradient.
     operands = [vary_over(ev.loc, v, index.names) for v in operands]
     return lax.switch(index.data, [branch(b) for b in branches], *operands)
+
+
+def _by_platform(platforms, branches, operands):
+    """``lax.platform_dependent``: of the branches only that of the platform is lowered, for others may not lower there.
+
+    Args:
+      platforms: for each branch the platforms that take it, or None for all others.
+    """
+    named = {name: branch for taken_by, branch in zip(platforms, branches) for name in taken_by or ()}
+    default = next((branch for taken_by, branch in zip(platforms, branches) if taken_by is None), None)
+    return lax.platform_dependent(*operands, default=default, **named)
 
 
 def _must_stay_together(ev, branches):

@@ -49,7 +49,7 @@ def custom_jvp(ev: Evaluator, params, operands, eqn):
     def fun(*values):
         return list(itertools.compress(values_of(values), inexact))
 
-    @fun.defjvp
+    @functools.partial(fun.defjvp, symbolic_zeros=params["symbolic_zeros"])
     def jvp(primals, tangents):
         outs = _evaluate_callable(ev, rule, [*primals, *tangents])
         out_primals = itertools.compress(ev.conformed(outs[: len(names)], names), inexact)
@@ -66,6 +66,8 @@ def custom_jvp(ev: Evaluator, params, operands, eqn):
 
 
 def _tangent_like(ev, primal, tangent, eqn):
+    if tangent is None:
+        return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return conform(ev.loc, tangent, primal.dims, primal.names)
@@ -96,8 +98,11 @@ def custom_vjp(ev: Evaluator, params, operands, eqn):
         return [_apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
 
     def bwd(residuals, cotangents):
-        cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        found = {names: backward(residuals, cotangents, names) for names in {names for _, names, _ in layouts}}
+        if not params["symbolic_zeros"]:
+            cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
+        found = {
+            names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)
+        }
         parts = [[outs[k] for outs in found[names]] for k, (_, names, _) in enumerate(layouts)]
         return tuple(_add([_cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts))
 
@@ -117,12 +122,12 @@ def _cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[i
 
     Returns:
       Cases, each with cotangents by the number of their result; those that are missing are zero.  There is one at
-      least; cotangents of integers are in none.
+      least; cotangents of integers, and those known to be zero, are in none.
     """
     together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
     cases: dict[Names, dict[int, NamedValue]] = {}
     for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
-        if not is_float0(ct):
+        if not _is_no_array(ct):
             summed = together - ct.names
             cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
     return list(cases.values()) or [{}]
@@ -131,25 +136,28 @@ def _cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[i
 def _apply_rule(ev, rule, residuals, cotangents, case):
     """The results of a backward rule; where some cotangents are zero, by the linearity of the rule without them."""
     marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
-    zeros = {k: np.zeros(_positional_shape(ct), ct.data.dtype) for k, ct in enumerate(cotangents)}
+    zeros = {k: _positional_zero(ct) for k, ct in enumerate(cotangents)}
 
     def rule_of_case(*args):
         fixed, given = args[: len(residuals)], args[len(residuals) :]
-        apply, restore = _without_integers(lambda *given: rule(*fixed, *{**zeros, **dict(zip(case, given))}.values()))
-        if all(is_float0(ct) for k, ct in enumerate(cotangents) if k not in case):
+        apply, restore = _only_arrays(lambda *given: rule(*fixed, *{**zeros, **dict(zip(case, given))}.values()))
+        if all(_is_no_array(ct) for k, ct in enumerate(cotangents) if k not in case):
             return restore(apply(*given))
         return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
 
     return _evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *marked])
 
 
-def _without_integers(fun):
-    """A function without those results that are tangents of integers (or None), and how to put them back as None."""
+def _only_arrays(fun):
+    """A function without those results that are no arrays, and how to put them back as None.
+
+    These are tangents of integers, and zeros that are known to be zero.
+    """
     kept: list[bool] = []
 
     def apply(*args):
         outs = fun(*args)
-        kept[:] = [x is not None and getattr(x, "dtype", None) != _jax.float0 for x in outs]
+        kept[:] = [x is not None and not _jax.is_symbolic_zero(x) and _dtype(x) != _jax.float0 for x in outs]
         return list(itertools.compress(outs, kept))
 
     def restore(outs):
@@ -157,6 +165,10 @@ def _without_integers(fun):
         return [next(rest) if keep else None for keep in kept]
 
     return apply, restore
+
+
+def _dtype(x):
+    return getattr(x, "dtype", None)
 
 
 def _add(values):
@@ -209,18 +221,30 @@ def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Nam
 def _evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:
     """Trace a callable that a custom rule holds on positional types, then evaluate it on named values.
 
-    Tangents of integers (float0) are no operands of any equation: they are passed as constants, and
-    stand as None in the results.
+    Tangents of integers (float0) and symbolic zeros are no operands of any equation: they are passed as constants,
+    and stand as None in the results.
     """
-    dynamic = [v for v in values if not is_float0(v)]
+    dynamic = [v for v in values if not _is_no_array(v)]
 
     def on_dynamic(*args):
         rest = iter(args)
-        return fun(*(np.zeros(_positional_shape(v), _jax.float0) if is_float0(v) else next(rest) for v in values))
+        return fun(*(_positional_zero(v) if _is_no_array(v) else next(rest) for v in values))
 
-    traced, restore = _without_integers(on_dynamic)
+    traced, restore = _only_arrays(on_dynamic)
     jaxpr = ev.trace(traced, [_positional_type(v) for v in dynamic])
     return restore(ev.evaluate(jaxpr, dynamic))
+
+
+def _is_no_array(value: NamedValue) -> bool:
+    """Whether a tangent or cotangent is one of integers, or known to be zero."""
+    return is_float0(value) or _jax.is_symbolic_zero(value.data)
+
+
+def _positional_zero(value: NamedValue) -> Any:
+    """Zero for one element of the named axes, in the form that a rule expects."""
+    if _jax.is_symbolic_zero(value.data):
+        return _jax.symbolic_zero_of(_positional_shape(value), value.data.dtype)
+    return np.zeros(_positional_shape(value), value.data.dtype)
 
 
 def _positional_shape(value: NamedValue) -> tuple[int, ...]:
@@ -310,7 +334,8 @@ def _no_tangent(value):
 
 def custom_vmap(ev: Evaluator, params, operands, eqn):
     """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
-    ev._refuse_names(eqn)
+    if ev.named_axes(eqn):
+        return ev.over_names(eqn, operands)
     names = frozenset().union(*(v.names for v in operands))
     if ev.loc.local_names(names) or not ev.loc.typed:
         return bind_named(ev.loc, eqn.primitive, operands, eqn.params)

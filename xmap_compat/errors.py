@@ -441,7 +441,8 @@ def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str)
     return NotImplementedError(
         f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
         f"{_names(names)} at {where}. Write it with the collectives of jax.lax (psum, all_gather, ppermute, ...), "
-        "or apply it outside of the xmapped function"
+        "apply it outside of the xmapped function, or, if it has a batching rule for these axes, leave them without "
+        "mesh resources"
     )
 
 
@@ -650,6 +651,13 @@ def named_shape_unknown(reason: str) -> ValueError:
     return ValueError(
         f"named_shape cannot tell which named axes this value varies over: {reason}. Ask outside of that function, for "
         "the value that is passed to it"
+    )
+
+
+def named_shape_of_type(aval: Any) -> TypeError:
+    return TypeError(
+        f"x.aval.named_shape is not known inside an xmapped function: the type {aval.str_short()} does not tell which "
+        "named axes a value varies over. Write x.named_shape, or xmap_compat.named_shape(x)"
     )
 
 

@@ -45,9 +45,9 @@ def evaluate_in_loops(
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
     names = ev.checker.variables(jaxpr, [v.names for v in args])
     env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
-    wanted = {v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)}
+    wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     nest = _Nest(ev, loops, _loops_of_variables(ev.loc, jaxpr, names))
-    env = nest.run(_needed(jaxpr, wanted), wanted, env, tuple(loops))
+    env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
     results = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
     return [positional(v.val) if isinstance(v, _jax.Literal) else results[v] for v in jaxpr.outvars]
 
@@ -99,7 +99,7 @@ class _Nest:
     inside: Mapping[Any, frozenset[Loop]]
 
     def run(self, eqns, wanted, env, loops):
-        """Evaluate equations within scans over ``loops``; ``env`` with the wanted variables added."""
+        """Evaluate equations within scans over ``loops``; ``env`` with the variables in ``wanted`` added."""
         outer = [e for e in eqns if self._loops_of(e).isdisjoint(loops)]
         env = self._run_here(outer, env)
         eqns = [e for e in eqns if not self._loops_of(e).isdisjoint(loops)]
@@ -108,7 +108,7 @@ class _Nest:
         loop, *inner = loops
         aside = [e for e in eqns if loop not in self._loops_of(e)]
         within = [e for e in eqns if loop in self._loops_of(e)]
-        env = self.run(aside, {*wanted, *_all_read(within)}, env, tuple(inner)) if aside else env
+        env = self.run(aside, wanted | _all_read(within), env, tuple(inner)) if aside else env
         return self._scan(loop, within, wanted, env, tuple(inner)) if within else env
 
     def _loops_of(self, eqn):
@@ -120,15 +120,15 @@ class _Nest:
         return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
 
     def _scan(self, loop, eqns, wanted, env, inner):
-        defined = {v for e in eqns for v in e.outvars}
-        outputs = [v for v in defined if v in wanted]
+        # In the order of the program: that of sets of variables is another one in each process.
+        outputs = [v for e in eqns for v in e.outvars if v in wanted]
         read = _all_read(eqns)
         scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
         variables = list(scanned)
 
         def turn(carry, slices):
             current = {v: _Chunked(x, scanned[v].loops[1:]) for v, x in zip(variables, slices)}
-            done = self.run(eqns, set(outputs), {**env, **current}, inner)
+            done = self.run(eqns, frozenset(outputs), {**env, **current}, inner)
             return carry, [done[v] for v in outputs]
 
         _, stacked = lax.scan(turn, (), [scanned[v].value for v in variables], length=self.lengths[loop])
@@ -136,7 +136,7 @@ class _Nest:
 
 
 def _all_read(eqns):
-    return {v for eqn in eqns for v in _variables_read(eqn)}
+    return frozenset(v for eqn in eqns for v in _variables_read(eqn))
 
 
 def _first_of_equal(loc, chunked):

@@ -134,7 +134,7 @@ def _check_outer_names(program, placements):
         return
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if outer:
-        raise errors.outer_names(outer)
+        raise errors.outer_names(sorted(outer, key=str))
 
 
 def _device_axes(scope):

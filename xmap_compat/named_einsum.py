@@ -343,7 +343,7 @@ def _canonical_path(optimize, count):
 
 def _mentions(spec, terms) -> Mentions | None:
     """What the type check must know: axes that an operand skips while another one mentions them."""
-    mentioned = {axis: _describe(t) for t in reversed(terms) for axis in t.names}
+    mentioned = {axis: _describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
     skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
     return Mentions(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None
 

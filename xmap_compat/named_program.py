@@ -116,6 +116,13 @@ def _is_name(axis: Any) -> bool:
         return False
 
 
+def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
+    """``x.aval.named_shape``: empty, as it was for all values outside of bodies; inside a type does not know it."""
+    if _in_body():
+        raise errors.named_shape_of_type(aval)
+    return {}
+
+
 def _extremum_tangent(x, tangent, out, axes):
     """Ties share alike.  Integers among the axes are positional dimensions, which the extremum has no more."""
     kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
@@ -128,7 +135,8 @@ def _make_restoration() -> _jax.Restoration:
     for name, function in vocabulary.REMOVED_FROM_LAX.items():
         restoration.attribute(jax.lax, name, function)
     restoration.attribute(jax.numpy, "einsum", vocabulary.einsum_or(jax.numpy.einsum))
-    restoration.attribute(_jax.TRACER_TYPES, "named_shape", _jax.tracer_property(named_types.named_shape))
+    restoration.attribute(_jax.TRACER_TYPE, "named_shape", property(named_types.named_shape))
+    restoration.attribute(_jax.ARRAY_TYPE, "named_shape", property(_named_shape_of_type))
     _jax.restore_named_reductions(restoration, _is_name)
     _jax.restore_collective_transposes(restoration)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)

@@ -15,7 +15,7 @@ from jax import lax
 
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
-from xmap_compat.collectives import RULES, check_parameters, mentioned_names, result_names
+from xmap_compat.collectives import RULES, check_parameters, mentioned_names, names_used, result_names
 from xmap_compat.resources import Placement
 
 Names = frozenset[AxisName]
@@ -71,7 +71,7 @@ class Checker:
             finally:
                 self._around.pop()
         else:
-            outs = [_union(inputs)] * len(eqn.outvars)
+            outs = self._ordinary(eqn, inputs)
         for names in outs:
             self.check_distinct_resources(
                 names,
@@ -93,6 +93,21 @@ class Checker:
                 if resource in owner:
                     raise errors.names_meet(owner[resource], name, resource, place())
                 owner[resource] = name
+
+    def _ordinary(self, eqn, inputs):
+        """An operation that is in no table.  One that names axes, by its batching rule: where no device is involved."""
+        over = names_used(eqn) & self.own
+        if not over:
+            return [_union(inputs)] * len(eqn.outvars)
+        sizes = {n: self.placements[n].size for n in self.placements if n in over}
+        for name in sizes:
+            if self.placements[name].loops:
+                raise errors.loop_collective(name, self.where(eqn))
+        split = any(self.placements[n].mesh_axes for n in sizes)
+        kept = None if split else _jax.names_after_batching(eqn, sizes, [names & over for names in inputs])
+        if kept is None:
+            raise errors.unsupported_primitive(eqn.primitive.name, list(sizes), self.where(eqn))
+        return [(_union(inputs) - over) | names for names in kept]
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)

@@ -371,6 +371,30 @@ def bind_named(
     return [_batched_result(loc, x, levels, [level[k] for level in added], names) for k, x in enumerate(outs)]
 
 
+def bind_over_names(
+    loc: Locality, eqn: Any, operands: Sequence[NamedValue], over: frozenset[AxisName], results: Sequence[frozenset]
+) -> list[NamedValue]:
+    """Bind a primitive that names axes of which every device has all elements, by its batching rule.
+
+    Args:
+      over: the axes that it names.
+      results: what each result varies over.
+    """
+    names = frozenset().union(*(v.names for v in operands))
+    levels = [n for n in loc.placements if n in over or (n in names and loc.has_local_dim(n))]
+    sizes = [loc.placements[n].local_size for n in levels]
+    data = [vary_over(loc, v, names).data for v in vary_alike(loc, operands)]
+    bound = [n if n in over else None for n in levels]
+    outs, added = _jax.bind_batched(eqn.primitive, data, eqn.params, sizes, _level_positions(operands, levels), bound)
+    values = []
+    for k, (x, kept) in enumerate(zip(outs, results, strict=True)):
+        dims = _batched_dims(jnp.ndim(x), levels, [level[k] for level in added])
+        single = [d for d, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
+        x = lax.squeeze(x, single) if single else x
+        values.append(_typed_result(loc, x, tuple(n for d, n in enumerate(dims) if d not in single), kept))
+    return values
+
+
 def bind_per_element(
     loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
@@ -401,11 +425,15 @@ def _level_positions(operands, levels):
 
 
 def _batched_result(loc, data, levels, added, names):
-    dims: list[AxisName | None] = [None] * (jnp.ndim(data) - sum(d is not None for d in added))
+    return _typed_result(loc, data, _batched_dims(jnp.ndim(data), levels, added), names)
+
+
+def _batched_dims(ndim, levels, added) -> Dims:
+    dims: list[AxisName | None] = [None] * (ndim - sum(d is not None for d in added))
     for name, d in reversed(list(zip(levels, added))):
         if d is not None:
             dims.insert(d, name)
-    return _typed_result(loc, data, tuple(dims), names)
+    return tuple(dims)
 
 
 def _typed_result(loc, data, dims, names):

@@ -16,12 +16,14 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax, control_flow, custom_rules, errors
-from xmap_compat.collectives import RULES, collectives_in, mentioned_names
+from xmap_compat.axis_specs import AxisName
+from xmap_compat.collectives import RULES, collectives_in, names_used
 from xmap_compat.named_shapes import Checker, Names
 from xmap_compat.named_values import (
     Locality,
     NamedValue,
     bind_named,
+    bind_over_names,
     conform_to_names,
     is_float0,
     positional,
@@ -119,8 +121,8 @@ class Evaluator:
             return self._collective(primitive, eqn.params, operands)
         if primitive in STRUCTURED:
             return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
-        if primitive not in DIRECT:
-            self._refuse_names(eqn)
+        if primitive not in DIRECT and self.named_axes(eqn):
+            return self.over_names(eqn, operands)
         return self.ordinary(eqn, operands)
 
     def ordinary(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
@@ -131,12 +133,15 @@ class Evaluator:
         primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names))
         return evaluate_primitive(self.loc, primitive, operands, params)
 
-    def _refuse_names(self, eqn):
-        """Named axes in a primitive that no rule translates: a worded refusal, never a guess."""
-        hidden = [n for sub in _jax.subjaxprs(eqn.params) for n in collectives_in(sub)]
-        names = [n for n in dict.fromkeys([*mentioned_names(eqn.params), *hidden]) if n in self.loc.placements]
-        if names:
-            raise errors.unsupported_primitive(eqn.primitive.name, names, _jax.where_in_user_code(eqn))
+    def named_axes(self, eqn: Any) -> frozenset[AxisName]:
+        """The axes of this xmap that an operation in no table names."""
+        return self.loc.own(names_used(eqn))
+
+    def over_names(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of an operation that names axes and has a batching rule for them; refused over devices."""
+        operands = [_as_array(v) for v in operands]
+        results = self.checker.equation(eqn, [v.names for v in operands])
+        return bind_over_names(self.loc, eqn, operands, self.named_axes(eqn), results)
 
     def _collective(self, primitive, params, operands):
         translate = RULES[primitive].translate
