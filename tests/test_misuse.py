@@ -1641,7 +1641,7 @@ def test_results_that_are_no_arrays_are_refused_as_by_jit(result):
 
 @pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.all_gather], ids=lambda f: f.__name__)
 def test_collectives_that_do_not_find_an_axis_with_an_integer_for_a_name(collective):
-    with pytest.raises(ValueError, match="out.of.bounds") as raised:
+    with pytest.raises(ValueError, match=r"out.of.bounds") as raised:
         xmap(lambda v: collective(v, 0), {0: 0}, {0: 0})(np.ones(8))
     note = (
         "This xmap has axes that are named by integers (0). Collectives read an integer as a position (dimension), "

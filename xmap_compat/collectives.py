@@ -243,7 +243,7 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
 
 
 def _where(which, yes, no):
-    """``jnp.where`` without its ``jit``, in which JAX (to 0.12) mistypes constants under ``vmap(spmd_axis_name=...)``."""
+    """``jnp.where`` without its ``jit``, where JAX (to 0.12) mistypes constants of ``vmap(spmd_axis_name=...)``."""
     return lax.select_n(which, no, yes)
 
 

@@ -76,7 +76,7 @@ def _elementwise(loc, primitive, operands, params):
 
 
 def _staged(scalar):
-    """A scalar that is no literal: JAX (to 0.12) cannot map ``select_n`` of literals by ``vmap(spmd_axis_name=...)``."""
+    """Not a literal: JAX (to 0.12) cannot map ``select_n`` of literals by ``vmap(spmd_axis_name=...)``."""
     return lax.squeeze(lax.broadcast_in_dim(scalar, (1,), ()), (0,))
 
 
