@@ -703,8 +703,8 @@ def cond(w):
     return w.let(text, v.shape, everything)
 
 
-def while_loop(w):
-    v, n = w.float_var(lambda v: math.prod(v.shape) <= 16), w.int_var(lambda n: n.shape == ())
+def while_loop(w, n=None):
+    v, n = w.float_var(lambda v: math.prod(v.shape) <= 16), n or w.int_var(lambda n: n.shape == ())
     if v is None or n is None or not w.shared.while_loops:
         return None
     everything = w.all_names()
@@ -741,6 +741,22 @@ def wrapped(w):
     return _mapped(w, v, at, out, call, w.shared.vmapped)
 
 
+def vmapped_while(w):
+    """A loop that turns as often as the index of a vmap says: JAX stages one loop with an array for a predicate."""
+    v = w.float_var(lambda v: v.shape and math.prod(v.shape) <= 16)
+    if v is None or not w.shared.while_loops:
+        return None
+    at, out = w.number(0, len(v.shape) - 1), w.number(0, len(v.shape) - 1)
+
+    def call(body, name):
+        return f"jax.vmap({body}, in_axes={at}, out_axes={out}, axis_name={name!r})"
+
+    def first(inner, name):
+        while_loop(inner, inner.let(f"lax.axis_index({name!r})", (), {name}, "int"))
+
+    return _mapped(w, v, at, out, call, w.shared.vmapped, first)
+
+
 def inner_xmap(w):
     v = w.float_var(lambda v: v.shape and math.prod(v.shape) <= 24)
     if v is None:
@@ -753,8 +769,12 @@ def inner_xmap(w):
     return _mapped(w, v, at, out, call, w.shared.inner)
 
 
-def _mapped(w, v, at, out, call, registry):
-    """A function mapped over a dimension of v by vmap or an inner xmap; its axis has a name inside."""
+def _mapped(w, v, at, out, call, registry, first=lambda inner, name: None):
+    """A function mapped over a dimension of v by vmap or an inner xmap; its axis has a name inside.
+
+    Args:
+      first: writes statements at the start of the function.
+    """
     everything = w.all_names()
     name = w.fresh("m")
     registry.add(name)
@@ -765,6 +785,7 @@ def _mapped(w, v, at, out, call, registry):
 
     def write(inner):
         inner.axes = [*inner.axes, name]
+        first(inner, name)
         return inner.inner_value(rest)
 
     text = call(w.define([param], write), name)
@@ -837,15 +858,21 @@ AXES = ("a", "b", "c")
 
 
 @st.composite
-def programs(draw, while_loops=True, backward_rules=True):
-    """A program; with while loops (not for reverse mode) and custom_vjp rules (not for forward mode) if allowed."""
+def programs(draw, while_loops=True, backward_rules=True, operations=()):
+    """A program; with while loops (not for reverse mode) and custom_vjp rules (not for forward mode) if allowed.
+
+    Args:
+      operations: what every program has.
+    """
     sizes = {n: draw(st.sampled_from([4, 2, 8, 3, 6])) for n in AXES[: draw(st.integers(1, 3))]}
     shared = Shared(dict(sizes), while_loops, backward_rules)
     w = Writer(draw, shared, [], list(sizes))
     args = [_argument(w, k, sizes) for k in range(w.number(2, 4))]
     arg_tree, in_axes, unpack = _group(w, args, "arg")
     w.env.extend(leaf.var for leaf in args)
-    w.statements(w.number(2, 8))
+    for operation in operations:
+        operation(w)
+    w.statements(w.number(0 if operations else 2, 2 if operations else 8))
     results = [_result(w, var, sizes) for var in dict.fromkeys([w.env[-1], *w.some(w.env, 0)][:3])]
     result_tree, out_axes = _result_group(w, results)
     returned = _text_of(result_tree, [leaf.var.text for leaf in results])

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.ode import odeint
 from jax.extend.core import jaxprs_in_params
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, all_around, arguments, mesh42, together
 
@@ -247,6 +248,46 @@ def loop_with_early_exit(x, u, w):
     return root, count
 
 
+def vmapped_fori_loops(x, u, w):
+    """A bound for each turn of a vmap is a predicate with a positional dimension; carries have others after it."""
+    count = lambda n: lax.fori_loop(0, n, lambda k, c: c + 1.0, 0.0)
+    powers = lambda n: lax.fori_loop(0, n, lambda k, c: c * u + x[:2], jnp.ones(2))
+    return (
+        jax.vmap(count)(jnp.arange(3)) * u,
+        jax.vmap(powers, out_axes=1)(jnp.arange(3)),
+        jax.vmap(powers)(jnp.array([2, 0])),
+    )
+
+
+def vmapped_while_whose_predicate_is_mapped_as_well(x, u, w):
+    loop = lambda n: lax.while_loop(lambda c: (c[0] < n * u) & (c[1] < 5), lambda c: (c[0] + 1, c[1] + 1), (x[0], 0))
+    return jax.vmap(loop)(jnp.arange(3.0))
+
+
+def vmapped_while_in_vmapped_while(x, u, w):
+    def outer(m):
+        inner = lambda n, v: lax.fori_loop(0, n + m, lambda k, c: c / 2 + u, v)
+        return lax.while_loop(lambda v: v.sum() < 4, lambda v: jax.vmap(inner)(jnp.arange(3), v) + 1, w)
+
+    return jax.vmap(outer)(jnp.arange(2))
+
+
+def vmapped_newton(x, u, w):
+    root = lambda a: lax.while_loop(lambda r: jnp.abs(r * r - a) > 1e-3, lambda r: (r + a / r) / 2, 1 + jnp.abs(u))
+    return jax.vmap(root)(1 + jnp.abs(x))
+
+
+def loops_of_special_functions(x, u, w):
+    special = jax.scipy.special
+    return special.exp1(1 + jnp.abs(x)), special.expi(1 + jnp.abs(u) + w**2), special.hyp1f1(1 + jnp.abs(x), 2.0, 0.5)
+
+
+def loops_of_libraries(x, u, w):
+    draw = lambda k: jax.random.poisson(jax.random.fold_in(jax.random.key(1), k), 12 + jnp.abs(u))
+    solve = lambda y: odeint(lambda y, t: -y * (1 + u), y, jnp.array([0.0, 0.2]), rtol=1e-3)
+    return jax.vmap(draw)(jnp.arange(2)), jax.vmap(solve)(w)
+
+
 LOCAL = {
     "scan": (
         scan_carry_becomes_mapped,
@@ -270,6 +311,13 @@ LOCAL = {
         while_in_scan,
         loop_with_early_exit,
     ),
+    "vmapped while": (
+        vmapped_fori_loops,
+        vmapped_while_whose_predicate_is_mapped_as_well,
+        vmapped_while_in_vmapped_while,
+        vmapped_newton,
+    ),
+    "loops of libraries": (loops_of_special_functions, loops_of_libraries),
     "cond": (
         cond_on_what_all_share,
         cond_on_what_differs,
@@ -571,6 +619,38 @@ def numpy_while_sum_in_the_condition(x, u, w):
     return _run_while(going, lambda s: (s[0] + np.abs(x) + 0.5,), (x,))[0]
 
 
+def while_an_element_goes_on_again(x, u, w):
+    """An element that is the largest stands still until another one is larger."""
+    going = lambda s: (s[0] < lax.pmax(s[0], "a")) & (s[1] < 10)
+    return lax.while_loop(going, lambda s: (s[0] + 3, s[1] + 1), (u, 0))
+
+
+def numpy_while_an_element_goes_on_again(x, u, w):
+    start = np.broadcast_to(u[:, None], x.shape[:2])
+    going = lambda s: (s[0] < s[0].max(0)) & (s[1] < 10)
+    return _run_while(going, lambda s: (s[0] + 3, s[1] + 1), (start, 0 * _ones(x)))
+
+
+def while_an_element_of_a_vmap_goes_on_again(x, u, w):
+    """The same for each turn of a vmap, and with a sum that those who stand still take part in."""
+
+    def loop(n):
+        going = lambda s: (s[0] < lax.pmax(s[0], "a") + n) & (s[1] < 6)
+        return lax.while_loop(going, lambda s: (s[0] + 3, s[1] + 1, s[2] / 2 + lax.pmean(s[2], "b")), (u, 0, x))
+
+    return jax.vmap(loop)(jnp.array([0.0, -2.0]))
+
+
+def numpy_while_an_element_of_a_vmap_goes_on_again(x, u, w):
+    def loop(n):
+        start = np.broadcast_to(u[:, None], x.shape[:2])
+        going = lambda s: (s[0] < s[0].max(0) + np.float32(n)) & (s[1] < 6)
+        step = lambda s: (s[0] + 3, s[1] + 1, s[2] / 2 + s[2].mean(1, keepdims=True))
+        return _run_while(going, step, (start, 0 * _ones(x), x))
+
+    return tuple(np.stack(results, 2) for results in zip(loop(0.0), loop(-2.0)))
+
+
 def while_sums_over_both(x, u, w):
     turns = lax.axis_index("b")
     step = lambda s: (s[0] + 1, s[1] * 0.5 + lax.pmean(s[1], ("a", "b")) + lax.axis_index("a"))
@@ -794,6 +874,8 @@ DIVERGENT = {
         while_sum_in_the_body,
         while_differs_over_another_axis,
         while_sum_in_the_condition,
+        while_an_element_goes_on_again,
+        while_an_element_of_a_vmap_goes_on_again,
         while_sums_over_both,
         fori_until_an_own_bound,
         while_then_a_sum,
@@ -833,6 +915,25 @@ def test_predicates_that_differ_select_and_never_hang(group):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "every placement agrees"
+
+
+@pytest.mark.parametrize("resources", [{}, {"b": "y"}, {"b": ("x", "y")}], ids=str)
+def test_a_loop_that_asks_an_axis_outside(resources):
+    """The condition has a collective over an axis of the vmap, or the xmap, around the xmap."""
+    a, b = 3, 8
+    start = np.arange(a * b, dtype=np.float32).reshape(a, b) * 7 % 11
+
+    def loop(v):
+        going = lambda s: (s[0] < lax.pmax(s[0], "a")) & (s[1] < 10)
+        return lax.while_loop(going, lambda s: (s[0] + 3, s[1] + 1), (v, 0))[0]
+
+    going = lambda s: (s[0] < s[0].max(0)) & (s[1] < 10)
+    expected = _run_while(going, lambda s: (s[0] + 3, s[1] + 1), (start, np.zeros((a, b), int)))[0]
+    inner = xmap(loop, ["b"], ["b"], axis_resources=resources)
+    with mesh42():
+        if not resources:  # a vmap's axis cannot be reached from a mesh
+            np.testing.assert_array_equal(jax.vmap(inner, axis_name="a")(start), expected)
+        np.testing.assert_array_equal(xmap(inner, ["a", ...], ["a", ...])(start), expected)
 
 
 # -------------------------------------------------------------------------- rematerialization

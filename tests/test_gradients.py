@@ -1158,3 +1158,34 @@ def test_the_communication_parser_reads_what_is_known():
     assert communication(total, np.ones((4, 3), np.float32)) == {("all-reduce", 2, 4, 12): 1}
     moved = by_hand(lambda v: lax.ppermute(v, "y", [(0, 1), (1, 0)]), P("y"), P("y"))
     assert communication(moved, np.ones((2, 5), np.float32)) == {("collective-permute", 8, 2, 20): 1}
+
+
+# ------------------------------------------------------------------ extrema of complex numbers, and bounds
+
+FULL = [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": ("y", "x")}]
+
+
+@pytest.mark.parametrize("resources", FULL, ids=str)
+def test_extrema_of_complex_numbers(resources):
+    """The order is that of the real parts, then of the imaginary ones, as NumPy's; ties share the gradient."""
+    z = np.array([1 + 2j, 3 - 1j, 3 + 1j, 3 + 1j, -1, -1 - 2j, 2j, 1], np.complex64)
+    functions = [lambda v: lax.pmax(v, "i"), lambda v: jnp.max(v, axis="i"), lambda v: lax.pmin(v, "i")]
+    mapped = xmap(lambda v: [f(v) for f in functions], ["i"], [], axis_resources=resources)
+    with mesh42():
+        highest, same, lowest = mapped(z)
+        slope = jax.grad(lambda v: mapped(v)[0].real + 2 * mapped(v)[2].imag)(z)
+    assert (highest, same, lowest) == (z.max(), z.max(), z.min())
+    np.testing.assert_allclose(slope, [0, 0, 0.5, 0.5, 0, -2j, 0, 0])
+
+
+@pytest.mark.parametrize("resources", FULL, ids=str)
+def test_bounds_that_are_scalars_on_each_device(resources):
+    low, high = np.linspace(-2, 1.9, 8, dtype=np.float32), np.linspace(0.6, 3, 8, dtype=np.float32)
+    x = np.arange(3.0, dtype=np.float32)
+    clamped = lambda low, high: (lax.clamp(low, x, high) * (1 + x)).sum()
+    clipped = lambda low, high: (jnp.minimum(jnp.maximum(x, low[:, None]), high[:, None]) * (1 + x)).sum()
+    mapped = xmap(clamped, (["i"], ["i"]), ["i"], axis_resources=resources)
+    with mesh42():
+        slopes = jax.grad(lambda low, high: mapped(low, high).sum(), (0, 1))(low, high)
+    for got, want in zip(slopes, jax.grad(clipped, (0, 1))(low, high)):
+        np.testing.assert_allclose(got, want)

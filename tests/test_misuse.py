@@ -265,6 +265,12 @@ MISUSES = {
         "('a', 'b') cannot be used as an axis name in xmap in_axes, in the specification {0: ('a', "
         "'b')}: JAX reads a tuple as several names. Use a string instead",
     ),
+    "a truth value as a name": (
+        lambda: xmap(identity, ({0: True},), {}),
+        TypeError,
+        "True cannot be used as an axis name in xmap in_axes, in the specification {0: True} (it is "
+        "in_axes[0]): JAX reads a truth value as the position 0 or 1. Use a string instead",
+    ),
     "None as a name in a dictionary": (
         lambda: xmap(identity, ({0: None},), {}),
         TypeError,
@@ -1014,6 +1020,18 @@ MISUSES = {
         "The permutation of ppermute at HERE has the source index 0 more than once. Each element can be sent "
         "once and received once",
     ),
+    "an integer for the name in a permutation": (
+        lambda: xmap(lambda v: lax.ppermute(v, 0, [(0, 1)]), {0: 0}, {0: 0})(np.ones(8)),
+        NameError,
+        "ppermute at HERE got 0 for an axis name. Collectives read an integer as a position (dimension), never as a "
+        "name, and ppermute takes names only: name the axis by a string",
+    ),
+    "an integer for the name in an index": (
+        lambda: xmap(lambda v: v + lax.axis_index(0), {0: 0}, {0: 0})(np.ones(8)),
+        NameError,
+        "axis_index at HERE got 0 for an axis name. Collectives read an integer as a position (dimension), never as a "
+        "name, and axis_index takes names only: name the axis by a string",
+    ),
     "a permutation that leaves the axis": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 8)])),
         ValueError,
@@ -1625,3 +1643,19 @@ def test_results_that_are_no_arrays_are_refused_as_by_jit(result):
     with pytest.raises(TypeError) as by_xmap:
         xmap(fun, I, {})(ones(3))
     assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
+
+
+@pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.all_gather], ids=lambda f: f.__name__)
+def test_collectives_that_do_not_find_an_axis_with_an_integer_for_a_name(collective):
+    with pytest.raises(ValueError, match=r"out.of.bounds") as raised:
+        xmap(lambda v: collective(v, 0), {0: 0}, {0: 0})(np.ones(8))
+    note = (
+        "This xmap has axes that are named by integers (0). Collectives read an integer as a position (dimension), "
+        "never as a name: name an axis by a string if the function has a collective over it"
+    )
+    assert note in raised.value.__notes__
+
+
+def test_integers_name_axes_without_collectives_and_are_positions_in_them():
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(xmap(lambda v: lax.psum(v, 0) + v.sum(axis=0), {0: 0}, {0: 0})(x), 2 * x.sum(1))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
-from random_programs import assignments, programs
+from random_programs import assignments, programs, vmapped_while, widen
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -104,7 +104,15 @@ def scanned(function, arrays):
 
 @random_examples(60)
 def test_values(data):
-    program = data.draw(programs())
+    check_values(data, data.draw(programs()))
+
+
+@random_examples(6)
+def test_values_of_loops_in_vmaps(data):
+    check_values(data, data.draw(programs(operations=(widen, vmapped_while))))
+
+
+def check_values(data, program):
     model = program.modelled()
     want = model(*program.arrays())
     for call in (plain, data.draw(st.sampled_from([plain, jitted, batched, scanned]))):

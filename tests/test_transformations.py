@@ -1261,6 +1261,34 @@ def test_vmap_with_spmd_axis_name_around(placement, free):
     assert_same(result, (mapped(vmapped(mixing))(stacked, u, w), loss(vmapped(mixing))(stacked, u, w)))
 
 
+SPMD_EXTREMA = {
+    "softmax": (lambda v: jax.nn.softmax(v, axis="i"), lambda v: jax.nn.softmax(v, axis=1)),
+    "logsumexp": (
+        lambda v: v * jax.nn.logsumexp(v, axis="i"),
+        lambda v: v * jax.nn.logsumexp(v, axis=1, keepdims=True),
+    ),
+    "max": (lambda v: v * jnp.max(v, axis="i"), lambda v: v * v.max(1, keepdims=True)),
+    "pmin": (lambda v: v * lax.pmin(v, "i"), lambda v: v * v.min(1, keepdims=True)),
+    "select": (
+        lambda v: v * lax.select(lax.pmean(v, "i") > 0, lax.pmean(v, "i"), jnp.float32(0.5)),
+        lambda v: v * jnp.where(v.mean(1, keepdims=True) > 0, v.mean(1, keepdims=True), 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("resources", [{"i": "x"}, {}], ids=str)
+def test_gradients_of_extrema_in_vmap_with_spmd_axis_name(resources, rng):
+    x, w = rng.normal(size=(2, 2, 12)).astype(np.float32)
+    together = lambda v: [named(v) for named, _ in SPMD_EXTREMA.values()]
+    losses = lambda results: sum(jnp.sum(w * r) for r in results)
+    positional = lambda v: [function(v) for _, function in SPMD_EXTREMA.values()]
+    mapped = xmap(together, ["i"], ["i"], axis_resources=resources)
+    with mesh42():
+        for run in (jax.vmap(mapped, spmd_axis_name="y"), jax.jit(jax.vmap(mapped, spmd_axis_name="y"))):
+            assert_same(run(x), positional(x))
+            assert_same(jax.grad(lambda v, run=run: losses(run(v)))(x), jax.grad(lambda v: losses(positional(v)))(x))
+
+
 # ------------------------------------------------------------------------------- modes of JAX
 
 

@@ -1016,6 +1016,35 @@ def _plain_type(aval):
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
+    """A primitive ``(out, x) -> out`` that carries a derivative: ``tangent(out, x, tangent of x, **params)``.
+
+    ``out`` must have been computed of ``x`` without derivatives.  A parameter ``reduced`` holds the dimensions of ``x``
+    that ``out`` does not have.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(lambda out, x, **params: out)
+    primitive.def_abstract_eval(lambda out, x, **params: out)
+    mlir.register_lowering(primitive, lambda ctx, out, x, **params: [out])
+
+    def jvp(primals, tangents, **params):
+        out, x = primals
+        t = tangents[1]
+        result = primitive.bind(out, x, **params)
+        if type(t) is ad_util.Zero:
+            return result, ad_util.Zero(core.typeof(result).to_tangent_aval())
+        return result, tangent(out, x, t, **params)
+
+    def batch(operands, positions, *, reduced, **params):
+        (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
+        out, x = (batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions))
+        return primitive.bind(out, x, reduced=tuple(d + 1 for d in reduced), **params), 0
+
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
 def define_dual_primitives(
     names: tuple[str, str],
     shapes: tuple[Callable[..., tuple[int, ...]], Callable[..., tuple[int, ...]]],

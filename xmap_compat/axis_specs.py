@@ -264,7 +264,7 @@ def _make_spec(where, pairs, rank, source, path):
 def _check_name(where, name, path="", source=None):
     if isinstance(name, jax.sharding.PartitionSpec):
         raise errors.partition_spec(where, name, path, source)
-    if name is None or name is ... or isinstance(name, tuple):
+    if name is None or name is ... or isinstance(name, (bool, np.bool_, tuple)):
         raise errors.bad_axis_name(where, name, path, source)
     try:
         hash(name)

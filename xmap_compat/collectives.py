@@ -95,8 +95,13 @@ def _is_position(axis):
 # ------------------------------------------------------------------- what they may hold
 
 
+_WITH_POSITIONS = ("psum", "pmax", "pmin")  # they reduce positional dimensions too
+
+
 def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
-    """Raise if indices in a collective's parameters do not fit axes of ``size`` elements together."""
+    """Raise if names or indices in a collective's parameters are no such, or do not fit ``size`` elements together."""
+    if _positions(params) and primitive not in _WITH_POSITIONS:
+        raise errors.integer_in_collective(primitive, _positions(params)[0], where)
     if primitive == "ppermute":
         _check_permutation(params["perm"], size, where)
     if primitive == "pbroadcast" and not 0 <= params["source"] < size:
@@ -105,7 +110,7 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
     if groups is not None:
         if sorted(itertools.chain.from_iterable(groups)) != list(range(size)):
             raise errors.groups_do_not_cover(primitive, groups, size, where)
-        equal = primitive in ("psum", "pmax", "pmin") or len({len(group) for group in groups}) == 1
+        equal = primitive in _WITH_POSITIONS or len({len(group) for group in groups}) == 1
         if len(axis_names(params)) != 1 or not equal:
             raise errors.unsupported_groups(primitive, where)
 
@@ -167,18 +172,21 @@ def _extremum_over(reduce: Callable, across: Callable):
         local = lambda x: reduce(x, dims) if dims else x  # noqa: E731
         if not mesh_axes:
             data = local(value.data)
-        elif jnp.issubdtype(value.data.dtype, jnp.inexact):
-            data = _differentiable_extremum(loc, lambda x: across(local(x), mesh_axes), dims, mesh_axes)(value.data)
         else:
-            data = across(local(value.data), mesh_axes)
+            data = _across_devices(loc, lambda x: across(loc, local(x), mesh_axes), value.data, dims, mesh_axes)
         return _drop(value, names, data, positions)
 
     return translate
 
 
-def _differentiable_extremum(loc: Locality, extremum: Callable, dims: Sequence[int], mesh_axes: tuple[str, ...]):
+def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
     """JAX has no derivative for pmax and pmin: ties share it, over devices as within one."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return extremum(x)
+    if loc.typed and set(mesh_axes) <= set(loc.mesh_axes):
+        return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, reduced=tuple(dims), mesh_axes=mesh_axes)
 
+    # An xmap around this one, or the user's vmap, has yet to translate what is made of axes outside.
     @jax.custom_jvp
     def fun(x):
         return extremum(x)
@@ -187,36 +195,60 @@ def _differentiable_extremum(loc: Locality, extremum: Callable, dims: Sequence[i
     def jvp(primals, tangents):
         (x,), (t,) = primals, tangents
         out = fun(x)
-        ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
-        total = lambda v: sum_devices(loc, lax.reduce_sum(v, dims) if dims else v, mesh_axes)  # noqa: E731
-        return out, total(t * ties) / total(ties)
+        across = lambda x: spread(loc, x, mesh_axes)  # noqa: E731
+        return out, _tangent_of_ties(x, t, out, dims, across, lambda v: sum_devices(loc, v, mesh_axes))
 
-    return fun
+    return fun(x)
 
 
-def _keeping_nan(across: Callable, nan_as: Callable[[Any], Any]) -> Callable:
+def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
+    """The tangent of an extremum over ``dims`` and devices: that of all elements which are equal to it, on average."""
+    ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)
+    shared = lambda v: total(lax.reduce_sum(v, dims) if dims else v)  # noqa: E731
+    return shared(t * ties) / shared(ties)
+
+
+def _tangent_on_mesh(out, x, t, *, reduced, mesh_axes):
+    across = lambda x: lax.pcast(x, mesh_axes, to="varying")  # noqa: E731
+    return _tangent_of_ties(x, t, out, reduced, across, lambda v: lax.psum(v, mesh_axes))
+
+
+# A primitive and no custom_jvp, whose rule JAX (to 0.12) cannot map with ``vmap(spmd_axis_name=...)``.
+extremum_tangent_p = _jax.define_attached_tangent("extremum_tangent", _tangent_on_mesh)
+
+
+def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any]) -> Callable:
     """An extremum over devices that is NaN where any value is, as within a device; XLA's all-reduce may drop NaN.
 
-    Floats are compared as the integers of the same order, with NaN beyond all of them.
+    Floats are compared as the integers of the same order, with NaN beyond all of them.  Complex numbers XLA does not
+    compare between devices at all: they are gathered.
     """
 
-    def extremum(x, mesh_axes):
+    def extremum(loc, x, mesh_axes):
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            return reduce(gather_devices(loc, x, mesh_axes), tuple(range(len(mesh_axes))))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
         integer = np.dtype(f"int{8 * x.dtype.itemsize}")
         magnitude = np.asarray(jnp.iinfo(integer).max, integer)
+        beyond = np.asarray(nan_as(jnp.iinfo(integer)), integer)
         bits = lax.bitcast_convert_type(x, integer)
-        ordered = jnp.where(bits < 0, bits ^ magnitude, bits)
-        ordered = across(jnp.where(jnp.isnan(x), np.asarray(nan_as(jnp.iinfo(integer)), integer), ordered), mesh_axes)
-        bits = jnp.where(ordered < 0, ordered ^ magnitude, ordered)
-        nan = ordered == np.asarray(nan_as(jnp.iinfo(integer)), integer)
-        return jnp.where(nan, np.asarray(np.nan, x.dtype), lax.bitcast_convert_type(bits, x.dtype))
+        ordered = _where(bits < 0, bits ^ magnitude, bits)
+        ordered = across(_where(x != x, lax.full_like(bits, beyond), ordered), mesh_axes)
+        bits = _where(ordered < 0, ordered ^ magnitude, ordered)
+        found = lax.bitcast_convert_type(bits, x.dtype)
+        return _where(ordered == beyond, lax.full_like(found, np.nan), found)
 
     return extremum
 
 
-max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lambda info: info.max))
-min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lambda info: info.min))
+def _where(which, yes, no):
+    """``jnp.where`` without its ``jit``, where JAX (to 0.12) mistypes constants of ``vmap(spmd_axis_name=...)``."""
+    return lax.select_n(which, no, yes)
+
+
+max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max, lambda info: info.max))
+min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min))
 
 
 def _reduction_rule(over: Callable, positional_reduce: Callable, neutral: Callable[[Any], Any]) -> Rule:

@@ -1,13 +1,13 @@
 """Control flow of a named program, rebuilt around the evaluation of its bodies.
 
-Where elements of named axes go different ways, branches become selections and loops run until all are done; where
+Where elements of named axes go different ways, branches become selections and loops run until none goes on; where
 devices do, and their ways hold collectives, devices stay together.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.collectives import collectives_in
-from xmap_compat.named_shapes import scan_carry_names, while_names
+from xmap_compat.named_shapes import Names, scan_carry_names, while_names
 from xmap_compat.named_values import NamedValue, bind_named, conform, is_inexact, split, vary_over
 
 if TYPE_CHECKING:
@@ -55,41 +55,69 @@ def while_loop(ev: Evaluator, params, operands, eqn):
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts, init = split(operands, num_cond, num_body)
     names, varying = while_names(ev.checker, params, [v.names for v in operands])
-    condition = lambda carry: ev.evaluate(params["cond_jaxpr"], [*cond_consts, *carry])[0]  # noqa: E731
-    step = lambda carry: ev.conformed(ev.evaluate(params["body_jaxpr"], [*body_consts, *carry]), names)  # noqa: E731
+    predicate, body = params["cond_jaxpr"], params["body_jaxpr"]
+    condition = lambda carry: ev.evaluate(predicate, [*cond_consts, *carry])[0]  # noqa: E731
+    step = lambda carry: ev.conformed(ev.evaluate(body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.conformed(init, names)
-    together = ev.communicates(params["cond_jaxpr"], params["body_jaxpr"])
-    if not ev.loc.local_names(varying) and not (varying and together):
+    together = ev.communicates(predicate, body)
+    batched = predicate.out_avals[0].shape or ev.loc.local_names(varying)
+    if not batched and not (varying and together):
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    return _while_any(ev, condition, step, first, varying, together)
+    asked_again = any(not ev.loc.is_own(n) for n in collectives_in(predicate))
+    return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
 
 
-def _while_any(ev, condition, step, first, varying, together):
-    """Run until every element is done; elements that are done keep their value.
+@dataclasses.dataclass(frozen=True)
+class _Condition:
+    """The condition of a loop in which some elements go on while others do not.
 
-    Where the loop communicates, all devices must agree to go on: whether any is left is then an
+    Where the loop communicates, all devices must agree to go on: whether any element is left is then an
     all-reduce; otherwise each device stops by itself.
     """
 
-    def state(pending, carry):
+    ev: Evaluator
+    condition: Callable[[Sequence[NamedValue]], NamedValue]
+    varying: Names
+    together: bool
+
+    def __call__(self, carry: Sequence[NamedValue]) -> tuple[Any, NamedValue]:
+        """Whether any element goes on, and which do."""
+        (pending,) = self.ev.conformed([self.condition(carry)], [self.varying])
         left = pending.data.any()
-        if together:
-            axes = ev.loc.mesh_axes_of(varying)
-            left = lax.pmax(left.astype(np.int32), axes) > 0 if axes else left
-        return left, pending, carry
+        axes = self.ev.loc.mesh_axes_of(self.varying) if self.together else ()
+        return lax.pmax(left.astype(np.int32), axes) > 0 if axes else left, pending
+
+
+def _while_any(condition: _Condition, step, first, asked_again: bool):
+    """Run until no element goes on; those that do not in a turn keep their value, and are asked again after it.
+
+    A loop (or ``vmap``) around this one may have to ask elements that stand still, if the condition has a collective
+    over its axes: then the condition is computed where the loop asks for it, and once more for the selection.
+    """
+
+    def advance(pending, carry):
+        stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
+        return [conform(condition.ev.loc, new, old.dims, old.names) for old, new in zip(carry, stepped)]
+
+    if asked_again:
+        return lax.while_loop(lambda c: condition(c)[0], lambda c: advance(condition(c)[1], c), first)
 
     def body(current):
         _, pending, carry = current
-        stepped = [_select(ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
-        carry = [conform(ev.loc, new, old.dims, old.names) for old, new in zip(carry, stepped)]
-        again = ev.conformed([condition(carry)], [varying])[0]
-        return state(NamedValue(pending.data & again.data, again.dims, again.names), carry)
+        carry = advance(pending, carry)
+        return *condition(carry), carry
 
-    pending = ev.conformed([condition(first)], [varying])[0]
-    return lax.while_loop(lambda current: current[0], body, state(pending, first))[2]
+    return lax.while_loop(lambda current: current[0], body, (*condition(first), first))[2]
 
 
 def _select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
+    """The cases that ``which`` chooses; its positional dimensions are the first ones of each case."""
+    shape = [np.shape(cases[0].data)[k] for k in cases[0].positional_dims()]
+    trailing = shape[which.dims.count(None) :] if None in which.dims else []
+    if trailing:
+        full = (*which.data.shape, *trailing)
+        data = lax.broadcast_in_dim(which.data, full, range(which.data.ndim))
+        which = NamedValue(data, (*which.dims, *(None for _ in trailing)), which.names)
     return bind_named(ev.loc, lax.select_n_p, [which, *cases], {})[0]
 
 

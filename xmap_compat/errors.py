@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 
 def _names(names: Iterable[Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
@@ -67,8 +69,11 @@ def misplaced_ellipsis(where: str, spec: Any, path: str) -> ValueError:
 
 
 def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
-    tuples = "JAX reads a tuple as several names"
-    reason = tuples if isinstance(name, tuple) else "it must be hashable, and neither None nor an ellipsis"
+    reason = "it must be hashable, and neither None nor an ellipsis"
+    if isinstance(name, tuple):
+        reason = "JAX reads a tuple as several names"
+    if isinstance(name, (bool, np.bool_)):
+        reason = "JAX reads a truth value as the position 0 or 1"
     read = f", in the specification {show(spec)}{_below(where, path)}" if spec is not None else ""
     return TypeError(
         f"{show(name)} cannot be used as an axis name in xmap {where}{read}: {reason}. Use a string instead"
@@ -348,6 +353,22 @@ def loop_collective(name: Hashable, where: str) -> RuntimeError:
         "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation "
         f"(e.g. in collectives), but `{name}` violates that rule at {where}. Remove the loop from its axis_resources, "
         "or the collective from the function"
+    )
+
+
+def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
+    return NameError(
+        f"{primitive} at {where} got {axis} for an axis name. Collectives read an integer as a position (dimension), "
+        f"never as a name, and {primitive} takes names only: name the axis by a string"
+    )
+
+
+def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
+    """Say why a collective does not find an axis whose name is an integer."""
+    listed = ", ".join(str(name) for name in names)
+    error.add_note(
+        f"This xmap has axes that are named by integers ({listed}). Collectives read an integer as a position "
+        "(dimension), never as a name: name an axis by a string if the function has a collective over it"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax, errors, named_types, vocabulary
@@ -74,6 +75,11 @@ def _trace(fun, types, body, return_shape):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
             error.args = errors.unbound_name(str(error), sizes_in_scope()).args
+            raise
+        except ValueError as error:
+            integers = [name for name in body.sizes if isinstance(name, (int, np.integer))]
+            if integers and "out of bounds" in str(error).replace("-", " "):
+                errors.note_on_integer_names(error, integers)
             raise
 
 

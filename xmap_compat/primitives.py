@@ -70,18 +70,30 @@ def _elementwise(loc, primitive, operands, params):
         x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims, shape)
         for v, x in ((v, vary_over(loc, v, names).data) for v in operands)
     ]
+    if loc.foreign and primitive.name in _NO_SCALARS:
+        data = [_staged(x) if not np.ndim(x) else x for x in data]
     return _bind(loc, primitive, data, params, dims, names)
 
 
+def _staged(scalar):
+    """Not a literal: JAX (to 0.12) cannot map ``select_n`` of literals by ``vmap(spmd_axis_name=...)``."""
+    return lax.squeeze(lax.broadcast_in_dim(scalar, (1,), ()), (0,))
+
+
 def _clamp(loc, primitive, operands, params):
-    """Bounds may be scalars, but one that has named axes must take the operand's whole shape."""
+    """Bounds may be scalars, but one that has named axes must take the operand's whole shape.
+
+    So must any that may have a derivative, which JAX (to 0.12) knows for bounds of the operand's shape only: one whose
+    axes have no local dimensions is a scalar as well.
+    """
     _, x, _ = operands
     names = frozenset().union(*(v.names for v in operands))
     dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
     shape = tuple(np.shape(x.data)[k] for k in x.positional_dims())
     varied = [vary_over(loc, v, names) for v in operands]
     data = [
-        v.data if not v.dims and k != 1 else _aligned(loc, v.data, v.dims, dims, shape) for k, v in enumerate(varied)
+        _aligned(loc, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data
+        for k, v in enumerate(varied)
     ]
     return _bind(loc, primitive, data, params, dims, names)
 
