@@ -7,6 +7,7 @@ import contextlib
 import copy
 import io
 import pickle
+import sys
 import threading
 import types
 import warnings
@@ -614,6 +615,130 @@ def test_our_mesh_leaves_other_programs_alone():
     )
     with mesh(SQUARE, ("x", "y")):
         np.testing.assert_allclose(jax.jit(by_shard_map)(X), CENTRED)
+
+
+# ------------------------------------------------------- arrays committed to devices
+
+ONE_DEVICE = lambda k, x=X: jax.device_put(x, DEVICES[k])
+ON_THE_MESH = lambda: jax.device_put(X, NamedSharding(mesh(SQUARE, ("x", "y")), P("x")))
+ON_ANOTHER_MESH = lambda: jax.device_put(X, NamedSharding(mesh(DEVICES[:2], "x"), P("x")))
+ROWS = ["i", ...]
+
+
+def weighted(resources=(("i", "x"),), **options):
+    return xmap(
+        lambda tree, w: tree["v"] * w - lax.pmean(tree["v"], "i"),
+        ({"v": ROWS}, ROWS),
+        ROWS,
+        axis_resources=dict(resources),
+        **options,
+    )
+
+
+COMMITTED = {
+    "the first device": lambda: (ONE_DEVICE(0), X),
+    "another device": lambda: (ONE_DEVICE(5), X),
+    "a jitted function's result": lambda: (jax.jit(lambda x: x + 0)(ONE_DEVICE(2)), jnp.asarray(X)),
+    "two devices": lambda: (ONE_DEVICE(1), ONE_DEVICE(6)),
+    "one device and the mesh": lambda: (ON_THE_MESH(), ONE_DEVICE(3)),
+    "a mesh of one device": lambda: (jax.device_put(X, NamedSharding(mesh(DEVICES[4:5], "z"), P("z"))), X),
+}
+
+
+@pytest.mark.parametrize("arguments", COMMITTED.values(), ids=COMMITTED.keys())
+def test_arrays_committed_to_one_device_are_moved_to_the_mesh(arguments):
+    fun = weighted()
+    v, w = arguments()
+    with mesh(SQUARE, ("x", "y")):
+        for _ in range(2):
+            assert_lies(fun({"v": v}, w), SQUARE, ("x", "y"), P("x"), X * X - X.mean(0))
+        assert_lies(fun({"v": X}, X), SQUARE, ("x", "y"), P("x"), X * X - X.mean(0))
+
+
+@pytest.mark.parametrize("context", ["set_mesh Auto", "set_mesh Explicit", "with Mesh"])
+def test_committed_arrays_are_moved_to_meshes_of_jax(context):
+    with THEIRS[context]():
+        np.testing.assert_allclose(weighted()({"v": ONE_DEVICE(3)}, ONE_DEVICE(0)), X * X - X.mean(0))
+
+
+def test_committed_arrays_of_a_nested_xmap_keys_and_donated_ones_are_moved():
+    inner = xmap(lambda v: v * 2, ["j"], ["j"], axis_resources={"j": "y"})
+    keys = jax.random.split(jax.random.key(0), 8)
+    draw = xmap(jax.random.uniform, ["i"], ["i"], axis_resources={"i": "x"})
+    with mesh(SQUARE, ("x", "y")):
+        np.testing.assert_array_equal(xmap(inner, ROWS, ROWS)(ONE_DEVICE(7)), 2 * X)
+        np.testing.assert_array_equal(draw(jax.device_put(keys, DEVICES[5])), jax.vmap(jax.random.uniform)(keys))
+        np.testing.assert_allclose(weighted(donate_argnums=1)({"v": X}, ONE_DEVICE(3)), X * X - X.mean(0))
+
+
+NOTE = (
+    "An array that is committed to one device is moved to the mesh only where an xmapped function is called with "
+    "it directly. Under jax.grad, jax.jit and the like, and if it is spread over another mesh, move it first: "
+    "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+)
+REFUSED = {
+    "grad": lambda: jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3)),
+    "vmap": lambda: jax.vmap(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3, np.stack([X, X]))),
+    "jit": lambda: jax.jit(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3)),
+    "jit of grad": lambda: jax.jit(jax.grad(lambda v: (weighted()({"v": v}, X) ** 2).sum()))(ONE_DEVICE(3)),
+    "another mesh": lambda: weighted()({"v": ON_ANOTHER_MESH()}, X),
+    "another mesh and one device": lambda: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3)),
+    "ahead of time": lambda: weighted().lower({"v": ONE_DEVICE(3)}, X),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED.keys())
+def test_where_committed_arrays_are_refused_a_note_says_what_to_do(call):
+    with pytest.raises(ValueError, match="Received incompatible devices") as caught, mesh(SQUARE, ("x", "y")):
+        call()
+    assert [note for note in caught.value.__notes__ if "committed" in note] == [NOTE]
+    if call is REFUSED["grad"]:
+        moved = jax.device_put(ONE_DEVICE(3), NamedSharding(mesh(SQUARE, ("x", "y")), P()))
+        with mesh(SQUARE, ("x", "y")):
+            grad = jax.grad(lambda v: weighted()({"v": v}, X).sum())(moved)
+        np.testing.assert_allclose(grad, X - 1)
+
+
+def test_under_set_mesh_the_note_comes_from_the_function():
+    with pytest.raises(ValueError, match="Received incompatible devices") as caught, THEIRS["set_mesh Auto"]():
+        jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3))
+    assert NOTE in caught.value.__notes__
+
+
+def test_without_mesh_resources_arrays_on_several_devices_are_refused_as_by_jit():
+    fun = weighted(())
+    with pytest.raises(ValueError, match="Received incompatible devices"):
+        fun({"v": ONE_DEVICE(3)}, ONE_DEVICE(4))
+    assert fun({"v": ONE_DEVICE(3)}, ONE_DEVICE(3)).devices() == {DEVICES[3]}
+
+
+def test_an_xmapped_function_is_a_function_of_jit():
+    """What is done for committed arrays costs other calls nothing: they take the compiled fast path."""
+    fun, by_jit = centre(), jax.jit(lambda x: x)
+    assert type(fun) is type(by_jit)
+    with mesh(SQUARE, ("x", "y")):
+        x = ON_THE_MESH()
+        fun(x)
+        seen = []
+        sys.setprofile(lambda frame, event, arg: seen.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            fun(x)
+        finally:
+            sys.setprofile(None)
+    assert seen == []
+
+
+def test_an_error_of_the_body_is_raised_once():
+    calls = []
+
+    def body(v):
+        calls.append(v)
+        raise ValueError("Received incompatible devices, said the body")
+
+    fun = xmap(body, ROWS, ROWS, axis_resources={"i": "x"})
+    with mesh(SQUARE, ("x", "y")), pytest.raises(ValueError, match="said the body"):
+        fun(ONE_DEVICE(3))
+    assert len(calls) == 1
 
 
 # ---------------------------------------------------------------- missing and changed meshes

@@ -608,6 +608,40 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
+Recovery = Callable[[Exception, tuple[Any, ...]], tuple[Any, ...] | None]
+
+
+def recovering(jitted: Any, recovery: Recovery) -> Any:
+    """The same jitted function, but a call that fails is made once more with other arguments.
+
+    ``recovery(error, args)`` gives them, or None where the error stands.  Calls whose program is known do not
+    pass here: like JAX's own Python code, it is called where the compiled fast path of ``jax.jit`` misses.
+    """
+    state = jitted.__getstate__()
+    missed = state["cache_miss"]
+
+    @traceback_util.api_boundary
+    def cache_miss(*args, **kwargs):
+        try:
+            return missed(*args, **kwargs)
+        except ValueError as error:
+            others = recovery(error, args)
+            if others is None:
+                raise
+        outs, _, *rest = missed(*others, **kwargs)
+        return (outs, None, *rest)  # the fast path would be for the arguments that failed
+
+    made = type(jitted).__new__(type(jitted))
+    made.__setstate__({**state, "cache_miss": cache_miss})
+    made.__dict__.update(vars(jitted))
+    return made
+
+
+def is_device_mismatch(error: BaseException) -> bool:
+    """Whether an error of JAX says that arrays or programs in one computation are on different devices."""
+    return isinstance(error, ValueError) and "Received incompatible devices" in str(error)
+
+
 # -------------------------------------------------------------------- the mesh
 
 

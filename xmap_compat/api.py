@@ -132,10 +132,14 @@ def observe(observer: Observer) -> Callable[[], None]:
 
 
 def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
+    uses_mesh = False
+
     def xmapped(*args, **kwargs):
+        nonlocal uses_mesh
         if kwargs:
             raise errors.keyword_arguments(kwargs)
         made = lowering.make_plan(declared, args)
+        uses_mesh |= made.uses_mesh
         for observer in _observers:
             observer(declared, made, args)
         return lowering.run(made, args)
@@ -146,6 +150,17 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     backend = declared.backend if all(isinstance(r, SerialLoop) for r in entries) else None
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
+
+    def moved(error, args):
+        """Arrays that are committed to one device belong on the mesh as others do, but jit refuses them."""
+        if not uses_mesh or not _jax.is_device_mismatch(error):
+            return None
+        others = lowering.moved_to_mesh(declared, args)
+        if others is None:
+            errors.note_once(error, errors.committed_elsewhere_note())
+        return others
+
+    jitted = _jax.recovering(jitted, moved)
     jitted.__wrapped__ = declared.fun
     jitted.plan = functools.partial(plan.describe, declared)
     return jitted

@@ -220,6 +220,21 @@ def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
     )
 
 
+def committed_elsewhere_note() -> str:
+    """A note for an error of JAX."""
+    return (
+        "An array that is committed to one device is moved to the mesh only where an xmapped function is called with "
+        "it directly. Under jax.grad, jax.jit and the like, and if it is spread over another mesh, move it first: "
+        "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+    )
+
+
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note to an error of JAX or of the user, which may pass several functions that would add it."""
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
 def no_mesh_of_devices(value: Any) -> TypeError:
     return TypeError(
         f"The mesh of global_array should be a Mesh (of xmap_compat or of jax.sharding) of devices, but got {value!r}"

@@ -155,6 +155,27 @@ def _mesh_axes_of_nested(program, placements, device_axes):
     return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in device_axes.items()}
 
 
+def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of a call at top level, with those on one device moved to the mesh in scope.
+
+    None if there are no such arguments, or others that are committed to other devices.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    scope = current_scope()
+    if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return None
+    homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
+    on_one_device = [len(home) == 1 for home in homes]
+    elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
+    if any(elsewhere) or not any(on_one_device):
+        return None
+    in_specs, sizes = _bind_arguments(declared, args)
+    placements = _placements(declared, sizes, scope)
+    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in in_specs]
+    moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
+    return jax.tree.unflatten(tree, moved)
+
+
 def _bind_arguments(declared, args):
     leaves = jax.tree_util.tree_leaves_with_path(args)
     in_specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
