@@ -608,14 +608,15 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
-Recovery = Callable[[Exception, tuple[Any, ...]], tuple[Any, ...] | None]
+Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
 
 
 def recovering(jitted: Any, recovery: Recovery) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
-    ``recovery(error, args)`` gives them, or None where the error stands.  Calls whose program is known do not
-    pass here: like JAX's own Python code, it is called where the compiled fast path of ``jax.jit`` misses.
+    ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
+    Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
+    fast path of ``jax.jit`` misses.
     """
     state = jitted.__getstate__()
     missed = state["cache_miss"]
@@ -624,14 +625,15 @@ def recovering(jitted: Any, recovery: Recovery) -> Any:
     def cache_miss(*args, **kwargs):
         try:
             return missed(*args, **kwargs)
-        except ValueError as error:
-            others = recovery(error, args)
+        except (TypeError, ValueError) as error:
+            others = recovery(error, args, kwargs)
             if others is None:
                 raise
         outs, _, *rest = missed(*others, **kwargs)
         return (outs, None, *rest)  # the fast path would be for the arguments that failed
 
-    made = type(jitted).__new__(type(jitted))
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
     made.__dict__.update(vars(jitted))
     return made

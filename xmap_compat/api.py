@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 import jax
 
 from xmap_compat import _jax, errors, lowering, plan
-from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.axis_specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.resources import SerialLoop, known_axes, parse_axis_resources
 
 
@@ -151,8 +151,10 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
 
-    def moved(error, args):
-        """Arrays that are committed to one device belong on the mesh as others do, but jit refuses them."""
+    def recovery(error, args, kwargs):
+        """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
+        if isinstance(error, TypeError):
+            _check_values(args, kwargs)
         if not uses_mesh or not _jax.is_device_mismatch(error):
             return None
         others = lowering.moved_to_mesh(declared, args)
@@ -160,10 +162,21 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
             errors.note_once(error, errors.committed_elsewhere_note())
         return others
 
-    jitted = _jax.recovering(jitted, moved)
+    jitted = _jax.recovering(jitted, recovery)
     jitted.__wrapped__ = declared.fun
     jitted.plan = functools.partial(plan.describe, declared)
     return jitted
+
+
+def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise for arguments that are no arrays, which jit advises to make static."""
+    if kwargs:
+        raise errors.keyword_arguments(kwargs) from None
+    for path, value in jax.tree_util.tree_leaves_with_path(args):
+        try:
+            jax.typeof(value)
+        except TypeError:
+            raise errors.no_array_argument(argument_path(path, "args"), value) from None
 
 
 def _name(fun: Callable[..., Any]) -> str:

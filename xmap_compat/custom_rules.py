@@ -220,6 +220,7 @@ def _evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[
 
     traced, restore = _without_integers(on_dynamic)
     jaxpr = ev.trace(traced, [_positional_type(v) for v in dynamic])
+    ev.checker.check(jaxpr, [v.names for v in dynamic])
     return restore(ev.evaluate(jaxpr, dynamic))
 
 

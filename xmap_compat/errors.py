@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jax.errors import JAXTypeError
+
 
 def _names(names: Iterable[Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
@@ -127,6 +129,16 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
     return TypeError(
         f"xmapped functions take positional arguments only, but got the keyword arguments: {listed}. "
         "Pass them by position, or bind them with functools.partial before xmap"
+    )
+
+
+def no_array_argument(path: str, value: Any) -> TypeError:
+    found = (
+        f"an array of dtype {value.dtype}" if hasattr(value, "dtype") else f"{value!r} of type {type(value).__name__}"
+    )
+    return TypeError(
+        f"The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {path} is {found}. What is "
+        "static is not an argument of the xmapped function: bind it with functools.partial before xmap"
     )
 
 
@@ -398,24 +410,24 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
     )
 
 
-def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
-    nested = [name for name in (first, second) if hasattr(name, "mesh_axis")]
-    if nested:
-        # A mesh axis that an xmap nested in this one takes for axes of its own.
-        (taken,) = (name for name in (first, second) if name not in nested)
-        return TypeError(
-            f"Axis `{taken}` and an axis of an xmap nested in this one are both mapped to the resource `{resource}`, "
-            f"but they coincide in the named_shape of a value that varies over `{taken}` there. Map one of them to "
-            f"another resource, or reduce over `{taken}` before the nested call"
-        )
-    return TypeError(
+def _resource_conflict(message: str) -> JAXTypeError:
+    """The type that these errors had, without the link to a page of JAX's that does not speak of them."""
+    error = JAXTypeError(message)
+    error.args = (message,)
+    return error
+
+
+def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> JAXTypeError:
+    first, second = sorted((first, second), key=str)
+    resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
+    return _resource_conflict(
         f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
         f"named_shape of {place}. Map one of them to another resource, or reduce over one before they meet"
     )
 
 
-def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
-    return TypeError(
+def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> JAXTypeError:
+    return _resource_conflict(
         f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
         f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
         f"`{present}`. It is {path}. Map one of them to another resource, or reduce over `{present}` in the function"

@@ -202,7 +202,7 @@ class Placement:
 
     def on_device_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
-        return dataclasses.replace(self, mesh_axes=tuple(map(DeviceAxis, self.mesh_axes)))
+        return dataclasses.replace(self, mesh_axes=tuple(DeviceAxis(axis, self.name) for axis in self.mesh_axes))
 
     @property
     def resources(self) -> frozenset[Hashable]:
@@ -211,9 +211,15 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAxis:
-    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over."""
+    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over.
+
+    Attributes:
+      mesh_axis: the mesh axis.
+      taken_by: the axis of a nested xmap that is split over it, for messages.
+    """
 
     mesh_axis: str
+    taken_by: AxisName = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.mesh_axis} (taken by a nested xmap)"
