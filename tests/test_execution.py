@@ -136,7 +136,6 @@ OTHER_LAYOUTS = {
     "other shape, same devices per element": (DEVICES.reshape(8, 1), P("u")),
     "other order of devices": (DEVICES[::-1].reshape(4, 2), P("u")),
     "fewer devices": (DEVICES[:2].reshape(2, 1), P("u")),
-    "one device": (DEVICES[3:4].reshape(1, 1), P()),
 }
 
 
@@ -947,3 +946,100 @@ def test_named_shapes_inside_inner_functions_are_right_or_refused(call, expected
     xmap(body, (["a", ...], ["b", ...]), {})(np.ones((2, 4)), np.ones((3, 4)))
     assert seen
     assert all(shape == expected or "named_shape cannot tell" in shape for shape in seen)
+
+
+# ------------------------------------------------- one resource for axes of xmaps that are nested, and in custom rules
+
+CUBE = np.arange(64, dtype=np.float32).reshape(4, 4, 4)
+
+
+def split(fun, name, resources):
+    return xmap(fun, [name, ...], [name, ...], axis_resources={name: resources})
+
+
+def thrice(i, j, k):
+    """Three nested xmaps; the innermost multiplies what it is given with what it closes over."""
+
+    def middle(v):
+        return split(lambda u: u * v[1], "k", k)(v)
+
+    return split(split(middle, "j", j), "i", i)(CUBE)
+
+
+def backward_by_xmap(i, k):
+    """A gradient whose backward rule is an xmap."""
+
+    @jax.custom_vjp
+    def cube(v):
+        return v**3
+
+    cube.defvjp(lambda v: (v**3, v), lambda v, ct: (split(lambda u: 3 * u**2, "k", k)(v) * ct,))
+    return jax.grad(lambda x: split(cube, "i", i)(x).sum())(CUBE[0])
+
+
+def backward_by_product(i, j):
+    """A backward rule in which two axes meet that do not meet in the function."""
+
+    @jax.custom_vjp
+    def apart(u, v):
+        return lax.psum(u, "i"), lax.psum(v, "j")
+
+    def backward(kept, ct):
+        u, v = kept
+        return lax.psum(u * v, "j") * ct[0], v * ct[1]
+
+    apart.defvjp(lambda u, v: (apart(u, v), (u, v)), backward)
+    fun = xmap(apart, (["i"], ["j"]), ({}, {}), axis_resources={"i": i, "j": j})
+    u, v = CUBE[0, 1], CUBE[1, 2]
+    return jax.grad(lambda u, v: sum(fun(u, v)), argnums=(0, 1))(u, v)
+
+
+NESTINGS = {
+    "three": (thrice, CUBE * CUBE[..., 1:2], [("", "x", "y"), ("x", "", "y"), ("y", "x", ""), ("", "", "x")]),
+    "a rule": (backward_by_xmap, 3 * CUBE[0] ** 2, [("x", "y"), ("x", ""), ("", "x")]),
+}
+TAKEN = [
+    (thrice, ("", "x", "x")),
+    (thrice, ("x", "", "x")),
+    (thrice, ("y", "x", "x")),
+    (backward_by_xmap, ("x", "x")),
+    (backward_by_product, ("x", "x")),
+]
+name_of = lambda value: getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize("fun, expected, assignments", NESTINGS.values(), ids=NESTINGS.keys())
+def test_nested_xmaps_on_different_resources(fun, expected, assignments, mesh42):
+    with mesh42:
+        for assignment in assignments:
+            np.testing.assert_allclose(fun(*(a or () for a in assignment)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("fun", "assignment"), TAKEN, ids=name_of)
+def test_axes_that_meet_on_one_resource_are_refused_wherever_they_meet(fun, assignment, mesh42):
+    with mesh42, pytest.raises(jax.errors.JAXTypeError, match=r"Axes `.` and `.` are both mapped to the resource `.`"):
+        fun(*(a or () for a in assignment))
+
+
+def test_a_result_of_a_nested_xmap_may_be_broadcast_along_a_taken_resource(mesh42):
+    """It is whole on each device: nothing of it is partitioned twice."""
+    tile = xmap(lambda v: v, {}, ["k", ...], axis_sizes={"k": 4}, axis_resources={"k": "x"})
+    with mesh42:
+        out = split(tile, "i", "x")(CUBE)
+    np.testing.assert_array_equal(out, np.broadcast_to(CUBE[:, None], (4, 4, 4, 4)))
+
+
+SHARDED = NamedSharding(MESH42, P("x"))
+HINTS = {
+    "in_shardings": lambda v: jax.jit(double, in_shardings=SHARDED)(v),
+    "out_shardings": lambda v: jax.jit(double, out_shardings=SHARDED)(v),
+    "with_sharding_constraint": lambda v: 2 * lax.with_sharding_constraint(v, SHARDED),
+    "device_put": lambda v: 2 * jax.device_put(v, SHARDED),
+}
+
+
+@pytest.mark.parametrize("body", HINTS.values(), ids=HINTS.keys())
+@pytest.mark.parametrize("resources", [(), "x", "y"], ids=str)
+def test_shardings_in_a_body_over_taken_and_free_mesh_axes_change_nothing(resources, body, mesh42):
+    with mesh42:
+        np.testing.assert_array_equal(split(body, "i", resources)(CUBE), 2 * CUBE)

@@ -4,7 +4,12 @@ Results are compared with NumPy, placements with the shards that ``jax.device_pu
 """
 
 import contextlib
+import copy
+import io
+import pickle
+import sys
 import threading
+import types
 import warnings
 
 import jax
@@ -15,7 +20,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import Mesh, mesh, xmap
+from xmap_compat import Mesh, _jax, global_array, mesh, xmap
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -67,11 +72,13 @@ LAYOUTS = {
 @pytest.mark.parametrize(("devices", "names", "array", "tuple_of_names"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_the_context_gives_a_mesh_of_jax(make, devices, names, array, tuple_of_names):
     expected = jax.sharding.Mesh(array, tuple_of_names)
-    with make(devices, names) as m:
+    ours = make(devices, names)
+    with ours as m:
+        assert m is ours
         assert isinstance(m, jax.sharding.Mesh)
         assert m == expected
         assert dict(m.shape) == dict(zip(tuple_of_names, array.shape))
-    assert make(devices, names).physical_mesh == expected
+    assert ours.physical_mesh is expected
 
 
 def test_the_context_object_has_the_attributes_of_the_mesh():
@@ -85,6 +92,209 @@ def test_the_context_object_has_the_attributes_of_the_mesh():
     assert repr(ours) == repr(theirs)
     with pytest.raises(AttributeError):
         _ = ours.nonsense
+
+
+# ------------------------------------------------------------- our mesh where JAX expects its own
+
+THEIR_MESH = lambda: jax.sharding.Mesh(SQUARE, ("x", "y"))
+DOUBLE = lambda x: 2 * x
+
+
+def under_set_mesh(m):
+    with jax.set_mesh(m):
+        return jax.jit(DOUBLE, in_shardings=P("x"))(X), jax.sharding.get_mesh().devices
+
+
+# What a program does with a mesh; its results by JAX's own mesh are the expected ones.
+USES_OF_A_MESH = {
+    "device_put": lambda m: jax.device_put(X, NamedSharding(m, P("x"))),
+    "a jitted function of a sharded array": lambda m: jax.jit(DOUBLE)(jax.device_put(X, NamedSharding(m, P("x", "y")))),
+    "in_shardings": lambda m: jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))(X),
+    "out_shardings": lambda m: jax.jit(DOUBLE, out_shardings=NamedSharding(m, P(None, "y")))(X),
+    "with_sharding_constraint": lambda m: jax.jit(
+        lambda x: lax.with_sharding_constraint(x, NamedSharding(m, P(("x", "y"))))
+    )(X),
+    "shard_map": lambda m: jax.shard_map(DOUBLE, mesh=m, in_specs=P("x"), out_specs=P("x"))(X),
+    "shard_map under jit": lambda m: jax.jit(
+        jax.shard_map(lambda x: lax.psum(x, "x"), mesh=m, in_specs=P("x"), out_specs=P())
+    )(jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))),
+    "shard_map of an array on JAX's mesh": lambda m: jax.shard_map(DOUBLE, mesh=m, in_specs=P("y"), out_specs=P("y"))(
+        jax.device_put(X, NamedSharding(THEIR_MESH(), P("y")))
+    ),
+    "set_mesh": under_set_mesh,
+    "make_array_from_callback": lambda m: jax.make_array_from_callback(
+        X.shape, NamedSharding(m, P("x")), lambda index: X[index]
+    ),
+    "make_array_from_process_local_data": lambda m: jax.make_array_from_process_local_data(NamedSharding(m, P("y")), X),
+    "global_array": lambda m: global_array(X, ["i", ...], {"i": "x"}, mesh=m),
+    "arrays on both meshes": lambda m: (
+        jax.device_put(X, NamedSharding(m, P("x"))) + jax.device_put(X, NamedSharding(THEIR_MESH(), P("x")))
+    ),
+    "eval_shape of a sharded type": lambda m: (
+        jax.jit(DOUBLE, in_shardings=NamedSharding(m, P("x")))
+        .lower(jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(m, P("x"))))
+        .compile()(X)
+    ),
+    "its parts": lambda m: (m.devices, m.device_ids, m.local_mesh.devices, m.abstract_mesh.axis_sizes, m.axis_sizes),
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_A_MESH.values(), ids=USES_OF_A_MESH.keys())
+def test_our_mesh_is_accepted_wherever_jaxs_is(use):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = jax.tree.leaves(use(Mesh(SQUARE, ("x", "y"))))
+    theirs = jax.tree.leaves(use(THEIR_MESH()))
+    for mine, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+        if isinstance(expected, jax.Array):
+            assert type(mine.sharding) is type(expected.sharding)
+            assert mine.sharding == expected.sharding
+            assert mine.sharding.mesh == THEIR_MESH()
+            assert mine.sharding.spec == expected.sharding.spec
+
+
+def test_our_mesh_equals_jaxs_both_ways():
+    ours, theirs = Mesh(SQUARE, ("x", "y")), THEIR_MESH()
+    assert isinstance(ours, jax.sharding.Mesh)
+    assert ours == theirs
+    assert theirs == ours
+    assert hash(ours) == hash(theirs)
+    assert {ours: 1}[theirs] == {theirs: 1}[ours] == 1
+    assert NamedSharding(ours, P("x")) == NamedSharding(theirs, P("x"))
+    assert NamedSharding(theirs, P("x")) == NamedSharding(ours, P("x"))
+    assert type(theirs) is jax.sharding.Mesh
+    for other in (mesh(SQUARE, ("y", "x")), jax.sharding.Mesh(SQUARE.T, ("x", "y")), "x", None, ours.abstract_mesh):
+        assert ours != other
+        assert other != ours
+
+
+def test_a_function_is_traced_and_compiled_once_for_our_mesh_and_jaxs():
+    traces, compilations = [], []
+
+    @jax.jit
+    def fun(x):
+        traces.append(x)
+        return x * 3
+
+    meshes = Mesh(SQUARE, ("x", "y")), THEIR_MESH(), mesh(SQUARE, ("x", "y"))
+    arrays = [jax.device_put(X, NamedSharding(m, P("x"))) for m in meshes]
+
+    def listen(event, duration, **kwargs):
+        if "backend_compile" in event:
+            compilations.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for x in arrays:
+            np.testing.assert_array_equal(fun(x), 3 * X)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert (len(traces), len(compilations)) == (1, 1)
+
+
+def test_programs_that_make_the_mesh_anew_keep_no_more():
+    fun = jax.jit(lambda x: x * 5)
+    for _ in range(5):
+        fun(jax.device_put(X, NamedSharding(Mesh(SQUARE, ("x", "y")), P("x"))))
+    assert fun._cache_size() == 1
+
+
+class DevicesByNumber(pickle.Pickler):
+    """JAX's devices cannot be pickled; everything else of a mesh can."""
+
+    def persistent_id(self, obj):
+        return obj.id if isinstance(obj, jax.Device) else None
+
+
+class DevicesFromNumbers(pickle.Unpickler):
+    def persistent_load(self, number):
+        return DEVICES[number]
+
+
+def pickled(value):
+    file = io.BytesIO()
+    DevicesByNumber(file).dump(value)
+    return DevicesFromNumbers(io.BytesIO(file.getvalue())).load()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_copies_of_our_mesh_are_equal_to_it_and_contexts(copied):
+    ours = Mesh(SQUARE, ("x", "y"), (AxisType.Auto, AxisType.Explicit))
+    again = copied(ours)
+    assert isinstance(again, Mesh)
+    assert again == ours == jax.sharding.Mesh(SQUARE, ("x", "y"), (AxisType.Auto, AxisType.Explicit))
+    assert again.axis_types == (AxisType.Auto, AxisType.Explicit)
+    sharding = copied(NamedSharding(Mesh(SQUARE, ("x", "y")), P("x")))
+    assert sharding == NamedSharding(THEIR_MESH(), P("x"))
+    with copied(Mesh(SQUARE, ("x", "y"))):
+        np.testing.assert_allclose(centre()(X), CENTRED)
+
+
+def test_xmap_leaves_jaxs_mesh_and_its_class_alone():
+    before = dict(vars(jax.sharding.Mesh))
+    with Mesh(SQUARE, ("x", "y")):
+        assert dict(vars(jax.sharding.Mesh)) == before
+    assert type(THEIR_MESH()) is jax.sharding.Mesh
+    assert not hasattr(THEIR_MESH(), "physical_mesh")
+
+
+EMPTY = {
+    "ours": lambda: Mesh(np.empty((), object), ()),
+    "mesh": lambda: mesh(np.array(None), []),
+}
+
+
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY.keys())
+def test_the_empty_mesh_is_no_mesh_in_scope(empty):
+    theirs = jax.sharding.Mesh(np.empty((), object), ())
+    assert empty() == theirs
+    assert empty().empty
+    assert (repr(empty()), dict(empty().shape)) == (repr(theirs), {})
+    with empty():
+        assert_no_mesh()
+        np.testing.assert_allclose(centre(())(X), CENTRED)
+    with mesh(SQUARE, ("x", "y")):
+        with empty():
+            assert_no_mesh()
+            np.testing.assert_allclose(centre(())(X), CENTRED)
+            with mesh(DEVICES, "x"):
+                assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
+            assert_no_mesh()
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+    with jax.set_mesh(THEIR_MESH()):
+        with empty():
+            assert_no_mesh()
+        np.testing.assert_allclose(centre()(X), CENTRED)
+    np.testing.assert_array_equal(global_array(X, ["i", ...], mesh=empty()), X)
+
+
+def without(module, *names):
+    """A module as a JAX would have it that has removed some names."""
+    return types.SimpleNamespace(**{k: v for k, v in vars(module).items() if k not in names})
+
+
+@pytest.fixture
+def no_mesh_contexts(monkeypatch):
+    """What ``with Mesh`` sets is gone from JAX, as far as this package can see."""
+    monkeypatch.setattr(_jax, "mesh_lib", without(_jax.mesh_lib, "thread_resources", "ResourceEnv", "EMPTY_ENV"))
+    monkeypatch.setattr(_jax, "config", without(_jax.config, "mesh_context_manager"))
+
+
+def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):
+    with mesh(SQUARE, ("x", "y")) as m:
+        assert jax.sharding.get_mesh() == m
+        assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
+        with mesh(DEVICES, "x"):
+            assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
+        out = jax.jit(lambda x: lax.with_sharding_constraint(x * 2, P("y", "x")))(X[:, [0, 1, 0, 1]])
+        assert out.sharding == NamedSharding(m, P("y", "x"))
+        with EMPTY["ours"]():
+            assert_no_mesh()
+    assert_no_mesh()
+    with pytest.raises(KeyError), mesh(DEVICES, "x"):
+        raise KeyError
+    assert jax.sharding.get_mesh().empty
 
 
 @pytest.mark.parametrize(
@@ -405,6 +615,130 @@ def test_our_mesh_leaves_other_programs_alone():
     )
     with mesh(SQUARE, ("x", "y")):
         np.testing.assert_allclose(jax.jit(by_shard_map)(X), CENTRED)
+
+
+# ------------------------------------------------------- arrays committed to devices
+
+ONE_DEVICE = lambda k, x=X: jax.device_put(x, DEVICES[k])
+ON_THE_MESH = lambda: jax.device_put(X, NamedSharding(mesh(SQUARE, ("x", "y")), P("x")))
+ON_ANOTHER_MESH = lambda: jax.device_put(X, NamedSharding(mesh(DEVICES[:2], "x"), P("x")))
+ROWS = ["i", ...]
+
+
+def weighted(resources=(("i", "x"),), **options):
+    return xmap(
+        lambda tree, w: tree["v"] * w - lax.pmean(tree["v"], "i"),
+        ({"v": ROWS}, ROWS),
+        ROWS,
+        axis_resources=dict(resources),
+        **options,
+    )
+
+
+COMMITTED = {
+    "the first device": lambda: (ONE_DEVICE(0), X),
+    "another device": lambda: (ONE_DEVICE(5), X),
+    "a jitted function's result": lambda: (jax.jit(lambda x: x + 0)(ONE_DEVICE(2)), jnp.asarray(X)),
+    "two devices": lambda: (ONE_DEVICE(1), ONE_DEVICE(6)),
+    "one device and the mesh": lambda: (ON_THE_MESH(), ONE_DEVICE(3)),
+    "a mesh of one device": lambda: (jax.device_put(X, NamedSharding(mesh(DEVICES[4:5], "z"), P("z"))), X),
+}
+
+
+@pytest.mark.parametrize("arguments", COMMITTED.values(), ids=COMMITTED.keys())
+def test_arrays_committed_to_one_device_are_moved_to_the_mesh(arguments):
+    fun = weighted()
+    v, w = arguments()
+    with mesh(SQUARE, ("x", "y")):
+        for _ in range(2):
+            assert_lies(fun({"v": v}, w), SQUARE, ("x", "y"), P("x"), X * X - X.mean(0))
+        assert_lies(fun({"v": X}, X), SQUARE, ("x", "y"), P("x"), X * X - X.mean(0))
+
+
+@pytest.mark.parametrize("context", ["set_mesh Auto", "set_mesh Explicit", "with Mesh"])
+def test_committed_arrays_are_moved_to_meshes_of_jax(context):
+    with THEIRS[context]():
+        np.testing.assert_allclose(weighted()({"v": ONE_DEVICE(3)}, ONE_DEVICE(0)), X * X - X.mean(0))
+
+
+def test_committed_arrays_of_a_nested_xmap_keys_and_donated_ones_are_moved():
+    inner = xmap(lambda v: v * 2, ["j"], ["j"], axis_resources={"j": "y"})
+    keys = jax.random.split(jax.random.key(0), 8)
+    draw = xmap(jax.random.uniform, ["i"], ["i"], axis_resources={"i": "x"})
+    with mesh(SQUARE, ("x", "y")):
+        np.testing.assert_array_equal(xmap(inner, ROWS, ROWS)(ONE_DEVICE(7)), 2 * X)
+        np.testing.assert_array_equal(draw(jax.device_put(keys, DEVICES[5])), jax.vmap(jax.random.uniform)(keys))
+        np.testing.assert_allclose(weighted(donate_argnums=1)({"v": X}, ONE_DEVICE(3)), X * X - X.mean(0))
+
+
+NOTE = (
+    "An array that is committed to one device is moved to the mesh only where an xmapped function is called with "
+    "it directly. Under jax.grad, jax.jit and the like, and if it is spread over another mesh, move it first: "
+    "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+)
+REFUSED = {
+    "grad": lambda: jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3)),
+    "vmap": lambda: jax.vmap(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3, np.stack([X, X]))),
+    "jit": lambda: jax.jit(lambda v: weighted()({"v": v}, X))(ONE_DEVICE(3)),
+    "jit of grad": lambda: jax.jit(jax.grad(lambda v: (weighted()({"v": v}, X) ** 2).sum()))(ONE_DEVICE(3)),
+    "another mesh": lambda: weighted()({"v": ON_ANOTHER_MESH()}, X),
+    "another mesh and one device": lambda: weighted()({"v": ON_ANOTHER_MESH()}, ONE_DEVICE(3)),
+    "ahead of time": lambda: weighted().lower({"v": ONE_DEVICE(3)}, X),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED.keys())
+def test_where_committed_arrays_are_refused_a_note_says_what_to_do(call):
+    with pytest.raises(ValueError, match="Received incompatible devices") as caught, mesh(SQUARE, ("x", "y")):
+        call()
+    assert [note for note in caught.value.__notes__ if "committed" in note] == [NOTE]
+    if call is REFUSED["grad"]:
+        moved = jax.device_put(ONE_DEVICE(3), NamedSharding(mesh(SQUARE, ("x", "y")), P()))
+        with mesh(SQUARE, ("x", "y")):
+            grad = jax.grad(lambda v: weighted()({"v": v}, X).sum())(moved)
+        np.testing.assert_allclose(grad, X - 1)
+
+
+def test_under_set_mesh_the_note_comes_from_the_function():
+    with pytest.raises(ValueError, match="Received incompatible devices") as caught, THEIRS["set_mesh Auto"]():
+        jax.grad(lambda v: weighted()({"v": v}, X).sum())(ONE_DEVICE(3))
+    assert NOTE in caught.value.__notes__
+
+
+def test_without_mesh_resources_arrays_on_several_devices_are_refused_as_by_jit():
+    fun = weighted(())
+    with pytest.raises(ValueError, match="Received incompatible devices"):
+        fun({"v": ONE_DEVICE(3)}, ONE_DEVICE(4))
+    assert fun({"v": ONE_DEVICE(3)}, ONE_DEVICE(3)).devices() == {DEVICES[3]}
+
+
+def test_an_xmapped_function_is_a_function_of_jit():
+    """What is done for committed arrays costs other calls nothing: they take the compiled fast path."""
+    fun, by_jit = centre(), jax.jit(lambda x: x)
+    assert type(fun) is type(by_jit)
+    with mesh(SQUARE, ("x", "y")):
+        x = ON_THE_MESH()
+        fun(x)
+        seen = []
+        sys.setprofile(lambda frame, event, arg: seen.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            fun(x)
+        finally:
+            sys.setprofile(None)
+    assert seen == []
+
+
+def test_an_error_of_the_body_is_raised_once():
+    calls = []
+
+    def body(v):
+        calls.append(v)
+        raise ValueError("Received incompatible devices, said the body")
+
+    fun = xmap(body, ROWS, ROWS, axis_resources={"i": "x"})
+    with mesh(SQUARE, ("x", "y")), pytest.raises(ValueError, match="said the body"):
+        fun(ONE_DEVICE(3))
+    assert len(calls) == 1
 
 
 # ---------------------------------------------------------------- missing and changed meshes

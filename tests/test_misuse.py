@@ -71,6 +71,10 @@ def split_on_x(v):
     return xmap(identity, ["n", ...], ["n", ...], axis_resources={"n": "x"})(v)
 
 
+def closing_over(v):
+    return xmap(lambda u: u * v[0], ["n"], ["n"], axis_resources={"n": "x"})(jnp.ones(4))
+
+
 def shard_map_in_body(v):
     mesh = grid().physical_mesh
     return jax.shard_map(lambda u: u, mesh=mesh, in_specs=PartitionSpec("y"), out_specs=PartitionSpec("y"))(v)
@@ -794,49 +798,49 @@ MISUSES = {
         lambda: on_grid(
             lambda tree: 1.0, ({"w": ["a", "b", ...]},), {}, {"w": ones((4, 4))}, axis_resources={"a": "x", "b": "x"}
         ),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape "
         "of an input to an xmapped function <lambda> (args[0]['w']). Map one of them to another "
         "resource, or reduce over one before they meet",
     ),
     "two axes on one resource in an operation": (
         lambda: over_i_and_j(lambda u, v: u * v, resources={"i": "x", "j": "x"}),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
         "of a value returned from a primitive mul created at HERE. Map one of them to another "
         "resource, or reduce over one before they meet",
     ),
     "two axes that share one of their resources": (
         lambda: over_i_and_j(lambda u, v: jnp.dot(u, v), resources={"i": ("x", "y"), "j": "y"}),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `i` and `j` are both mapped to the resource `y`, but they coincide in the named_shape "
         "of a value returned from a primitive dot_general created at HERE. Map one of them to "
         "another resource, or reduce over one before they meet",
     ),
     "two axes on one loop": (
         lambda: in_loop("l", 2, lambda: over_i_and_j(lambda u, v: u + v, resources={"i": ("x", "l"), "j": "l"})),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape "
         "of a value returned from a primitive add created at HERE. Map one of them to another "
         "resource, or reduce over one before they meet",
     ),
     "two axes that meet in the carry of a scan": (
         lambda: over_i_and_j(lambda u, v: lax.fori_loop(0, 2, lambda _, c: c + v, u), resources={"i": "x", "j": "x"}),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
         "of a value returned from a primitive add created at HERE. Map one of them to another "
         "resource, or reduce over one before they meet",
     ),
     "two axes that meet in a predicate and a branch": (
         lambda: over_i_and_j(lambda u, v: lax.cond(u[0] > 0, lambda: v, lambda: 2 * v), resources={"i": "x", "j": "x"}),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
         "of a value returned from a primitive cond created at HERE. Map one of them to another "
         "resource, or reduce over one before they meet",
     ),
     "an output broadcast over a taken resource": (
         lambda: on_grid(identity, ["a"], ["a", "b"], ones(4), axis_sizes={"b": 4}, axis_resources={"a": "x", "b": "x"}),
-        TypeError,
+        jax.errors.JAXTypeError,
         "One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to "
         "resources `x`, but the output is already partitioned along `x`, because its named shape "
         "contains `a`. It is result. Map one of them to another resource, or reduce over `a` in the function",
@@ -845,17 +849,31 @@ MISUSES = {
         lambda: on_grid(
             lambda: {"c": 1.0}, (), {"c": ["a", "b"]}, axis_sizes={"a": 4, "b": 4}, axis_resources={"a": "x", "b": "x"}
         ),
-        TypeError,
+        jax.errors.JAXTypeError,
         "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape "
         "of an output of an xmapped function (result['c']). Map one of them to another resource, or "
         "reduce over one before they meet",
     ),
     "two axes that meet across nested xmaps": (
         lambda: over_i(split_on_x, shape=(4,), resources={"i": "x"}),
-        TypeError,
-        "Axis `i` and an axis of an xmap nested in this one are both mapped to the resource `x`, but "
-        "they coincide in the named_shape of a value that varies over `i` there. Map one of them to "
-        "another resource, or reduce over `i` before the nested call",
+        jax.errors.JAXTypeError,
+        "Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape of an input to an "
+        "xmapped function identity (xmap called at HERE). Map one of them to another resource, or reduce "
+        "over one before they meet",
+    ),
+    "two axes that meet where a nested xmap closes over a value": (
+        lambda: over_i(lambda v: closing_over(v), shape=(4,), resources={"i": "x"}),
+        jax.errors.JAXTypeError,
+        "Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape of a value that an "
+        "xmapped function <lambda> uses at HERE. Map one of them to another resource, "
+        "or reduce over one before they meet",
+    ),
+    "two axes that meet in the third of nested xmaps": (
+        lambda: over_i(xmap(split_on_x, ["m", ...], ["m", ...], axis_resources={"m": "x"}), shape=(4, 4)),
+        jax.errors.JAXTypeError,
+        "Axes `m` and `n` are both mapped to the resource `x`, but they coincide in the named_shape of an input to an "
+        "xmapped function identity (xmap called at HERE). Map one of them to another resource, or reduce "
+        "over one before they meet",
     ),
     "an undeclared axis of the result": (
         lambda: over_i(lambda v: v * 2, out_axes={}),
@@ -1578,7 +1596,7 @@ def lines_of(code):
     return {line for *_, line in code.co_lines() if line}.union(*map(lines_of, inner))
 
 
-HELPER_LINES = lines_of(split_on_x.__code__) | lines_of(shard_map_in_body.__code__)
+HELPER_LINES = set().union(*(lines_of(f.__code__) for f in (split_on_x, closing_over, shard_map_in_body)))
 
 # A place as messages show it: file, line, perhaps a column, and the function.
 PLACE = re.compile(re.escape(__file__) + r":(\d+)(?::\d+)? \([^)]*\)")
@@ -1605,28 +1623,58 @@ def without_addresses(error):
     return re.sub(r"0x[0-9a-f]+", "0x", str(error))
 
 
+STATIC = (
+    "The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {} is {}. What is static is not "
+    "an argument of the xmapped function: bind it with functools.partial before xmap"
+)
 FOREIGN_ARGUMENTS = {
-    "a string": "abc",
-    "an object": object(),
-    "a function": len,
-    "an array of strings": np.array(["a", "b"]),
-    "an array of objects": np.array([object()]),
-    "dates": np.array(["2020-01-01"], dtype="datetime64[D]"),
-    "a type of an array": jax.ShapeDtypeStruct((3,), np.float32),
-    "a string in a tree": {"w": [1.0, "abc"]},
+    "a string": ("abc", "args[0]", "'abc' of type str"),
+    "a function": (len, "args[0]", "<built-in function len> of type builtin_function_or_method"),
+    "an array of strings": (np.array(["a", "b"]), "args[0]", "an array of dtype <U1"),
+    "an array of objects": (np.array([object()]), "args[0]", "an array of dtype object"),
+    "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "args[0]", "an array of dtype datetime64[D]"),
+    "a string in a tree": ({"w": [1.0, "abc"]}, "args[0]['w'][1]", "'abc' of type str"),
 }
 
 
 @pytest.mark.parametrize("in_axes", [I, {}], ids=["mapped", "not mapped"])
-@pytest.mark.parametrize("argument", FOREIGN_ARGUMENTS.values(), ids=FOREIGN_ARGUMENTS.keys())
-def test_arguments_that_are_no_arrays_are_refused_as_by_jit(argument, in_axes):
+@pytest.mark.parametrize(("argument", "path", "found"), FOREIGN_ARGUMENTS.values(), ids=FOREIGN_ARGUMENTS.keys())
+def test_arguments_that_are_no_arrays_are_refused(argument, path, found, in_axes):
+    with pytest.raises(TypeError) as caught:
+        xmap(lambda x: x, in_axes, in_axes)(argument)
+    assert str(caught.value) == STATIC.format(path, found)
+
+
+def test_what_is_static_is_bound_before_xmap():
+    def body(v, how):
+        return {"id": v, "double": 2 * v}[how]
+
+    with pytest.raises(TypeError) as caught:
+        xmap(body, (I, {}), I)(ones(3), "double")
+    assert str(caught.value) == STATIC.format("args[1]", "'double' of type str")
+    np.testing.assert_array_equal(xmap(functools.partial(body, how="double"), I, I)(ones(3)), 2 * np.ones(3))
+
+
+@pytest.mark.parametrize("positional", ["abc", np.ones(3)], ids=["a string", "an array"])
+@pytest.mark.parametrize("keyword", ["abc", len, np.ones(3), jnp.ones(3)], ids=["str", "function", "numpy", "jax"])
+def test_keyword_arguments_are_refused_before_arguments_are_read(positional, keyword):
+    with pytest.raises(TypeError) as caught:
+        xmap(lambda v, how: v, (I, {}), I)(positional, how=keyword)
+    assert str(caught.value) == (
+        "xmapped functions take positional arguments only, but got the keyword arguments: how. Pass them by position, "
+        "or bind them with functools.partial before xmap"
+    )
+
+
+def test_a_type_of_an_array_is_refused_as_by_jit():
     def fun(x):
         return x
 
+    argument = jax.ShapeDtypeStruct((3,), np.float32)
     with pytest.raises(TypeError) as by_jit:
         jax.jit(fun)(argument)
     with pytest.raises(TypeError) as by_xmap:
-        xmap(fun, in_axes, in_axes)(argument)
+        xmap(fun, I, I)(argument)
     assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
 
 

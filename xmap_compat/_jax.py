@@ -658,15 +658,51 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
+Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
+
+
+def recovering(jitted: Any, recovery: Recovery) -> Any:
+    """The same jitted function, but a call that fails is made once more with other arguments.
+
+    ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
+    Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
+    fast path of ``jax.jit`` misses.
+    """
+    state = jitted.__getstate__()
+    missed = state["cache_miss"]
+
+    @traceback_util.api_boundary
+    def cache_miss(*args, **kwargs):
+        try:
+            return missed(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            others = recovery(error, args, kwargs)
+            if others is None:
+                raise
+        outs, _, *rest = missed(*others, **kwargs)
+        return (outs, None, *rest)  # the fast path would be for the arguments that failed
+
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
+    made.__setstate__({**state, "cache_miss": cache_miss})
+    made.__dict__.update(vars(jitted))
+    return made
+
+
+def is_device_mismatch(error: BaseException) -> bool:
+    """Whether an error of JAX says that arrays or programs in one computation are on different devices."""
+    return isinstance(error, ValueError) and "Received incompatible devices" in str(error)
+
+
 # -------------------------------------------------------------------- the mesh
 
 
 def ambient_mesh() -> jax.sharding.Mesh | None:
     """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
-    resources = mesh_lib.thread_resources
-    physical = resources.env.physical_mesh
     concrete = mesh_lib.get_concrete_mesh()
-    if physical.empty:
+    resources = getattr(mesh_lib, "thread_resources", None)
+    physical = resources.env.physical_mesh if resources is not None else mesh_lib.empty_concrete_mesh
+    if resources is None or physical.empty:
         return None if concrete is None or concrete.empty else concrete
     # Only our own contexts know what jax.set_mesh had set when they were entered.
     outer = _entered_meshes.around.get(len(resources.stack), concrete)
@@ -677,6 +713,7 @@ class _EnteredMeshes(threading.local):
     def __init__(self):
         self.around: dict[int, Any] = {}
         self.come_back: dict[int, Callable[[], None]] = {}
+        self.set: list[Any] = []
 
 
 _entered_meshes = _EnteredMeshes()
@@ -686,15 +723,29 @@ def enter_mesh(mesh: jax.sharding.Mesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning.
 
     The warning came with 0.10.1; the state that it guards is still part of jit's cache key and
-    still lets bare PartitionSpecs be used in ``with_sharding_constraint``.
+    still lets bare PartitionSpecs be used in ``with_sharding_constraint``.  Should a release remove that
+    state, the mesh is set by ``jax.set_mesh``.
     """
+    if not _has_mesh_contexts():
+        context: Any = jax.set_mesh(None if mesh.empty else mesh)
+        context.__enter__()
+        _entered_meshes.set.append(context)
+        return
     _push_mesh(mesh)
     _bare_specs_in_jit.enter()
 
 
 def exit_mesh(mesh: jax.sharding.Mesh) -> None:
+    if not _has_mesh_contexts():
+        _entered_meshes.set.pop().__exit__(None, None, None)
+        return
     _bare_specs_in_jit.exit()
     _pop_mesh()
+
+
+def _has_mesh_contexts() -> bool:
+    """Whether this JAX still has what its own ``with Mesh(...)`` sets."""
+    return hasattr(mesh_lib, "thread_resources") and hasattr(config, "mesh_context_manager")
 
 
 def _push_mesh(mesh):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import jax
 
 from xmap_compat import _jax, errors, lowering
-from xmap_compat.axis_specs import AxisName, is_single_spec, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.axis_specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 from xmap_compat.resources import SerialLoop, known_axes, parse_axis_resources
 
 if TYPE_CHECKING:
@@ -137,10 +137,14 @@ def observe(observer: Observer) -> Callable[[], None]:
 
 
 def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
+    uses_mesh = False
+
     def xmapped(*args, **kwargs):
+        nonlocal uses_mesh
         if kwargs:
             raise errors.keyword_arguments(kwargs)
         made = lowering.make_plan(declared, args)
+        uses_mesh |= made.uses_mesh
         for observer in _observers:
             observer(declared, made, args)
         return lowering.run(made, args)
@@ -151,9 +155,33 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
     backend = declared.backend if all(isinstance(r, SerialLoop) for r in entries) else None
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
+
+    def recovery(error, args, kwargs):
+        """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
+        if isinstance(error, TypeError):
+            _check_values(args, kwargs)
+        if not uses_mesh or not _jax.is_device_mismatch(error):
+            return None
+        others = lowering.moved_to_mesh(declared, args)
+        if others is None:
+            errors.note_once(error, errors.committed_elsewhere_note())
+        return others
+
+    jitted = _jax.recovering(jitted, recovery)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted
+
+
+def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise for arguments that are no arrays, which jit advises to make static."""
+    if kwargs:
+        raise errors.keyword_arguments(kwargs) from None
+    for path, value in jax.tree_util.tree_leaves_with_path(args):
+        try:
+            jax.typeof(value)
+        except TypeError:
+            raise errors.no_array_argument(argument_path(path, "args"), value) from None
 
 
 @dataclasses.dataclass(frozen=True)

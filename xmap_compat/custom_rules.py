@@ -232,6 +232,7 @@ def _evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[
 
     traced, restore = _only_arrays(on_dynamic)
     jaxpr = ev.trace(traced, [_positional_type(v) for v in dynamic])
+    ev.checker.check(jaxpr, [v.names for v in dynamic])
     return restore(ev.evaluate(jaxpr, dynamic))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.errors import JAXTypeError
 
 
 def _names(names: Iterable[Any]) -> str:
@@ -141,6 +142,16 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
     )
 
 
+def no_array_argument(path: str, value: Any) -> TypeError:
+    found = (
+        f"an array of dtype {value.dtype}" if hasattr(value, "dtype") else f"{value!r} of type {type(value).__name__}"
+    )
+    return TypeError(
+        f"The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {path} is {found}. What is "
+        "static is not an argument of the xmapped function: bind it with functools.partial before xmap"
+    )
+
+
 def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
@@ -229,6 +240,21 @@ def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
         f"The type of an argument says that it is sharded over {mesh_axes!r} along the named axis `{name}`, which has "
         f"no mesh axes in axis_resources. Give it {mesh_axes!r} there, or jax.sharding.reshard the argument"
     )
+
+
+def committed_elsewhere_note() -> str:
+    """A note for an error of JAX."""
+    return (
+        "An array that is committed to one device is moved to the mesh only where an xmapped function is called with "
+        "it directly. Under jax.grad, jax.jit and the like, and if it is spread over another mesh, move it first: "
+        "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+    )
+
+
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note to an error of JAX or of the user, which may pass several functions that would add it."""
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def no_mesh_of_devices(value: Any) -> TypeError:
@@ -410,24 +436,24 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
     )
 
 
-def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> TypeError:
-    nested = [name for name in (first, second) if hasattr(name, "mesh_axis")]
-    if nested:
-        # A mesh axis that an xmap nested in this one takes for axes of its own.
-        (taken,) = (name for name in (first, second) if name not in nested)
-        return TypeError(
-            f"Axis `{taken}` and an axis of an xmap nested in this one are both mapped to the resource `{resource}`, "
-            f"but they coincide in the named_shape of a value that varies over `{taken}` there. Map one of them to "
-            f"another resource, or reduce over `{taken}` before the nested call"
-        )
-    return TypeError(
+def _resource_conflict(message: str) -> JAXTypeError:
+    """The type that these errors had, without the link to a page of JAX's that does not speak of them."""
+    error = JAXTypeError(message)
+    error.args = (message,)
+    return error
+
+
+def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> JAXTypeError:
+    first, second = sorted((first, second), key=str)
+    resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
+    return _resource_conflict(
         f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
         f"named_shape of {place}. Map one of them to another resource, or reduce over one before they meet"
     )
 
 
-def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> TypeError:
-    return TypeError(
+def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> JAXTypeError:
+    return _resource_conflict(
         f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
         f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
         f"`{present}`. It is {path}. Map one of them to another resource, or reduce over `{present}` in the function"

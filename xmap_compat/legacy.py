@@ -3,10 +3,9 @@
 Nothing changes before :func:`install` is called, and :func:`uninstall` puts back exactly what was
 there.  No JAX backend is initialised, so that programs can still choose devices (``XLA_FLAGS``).
 
-``maps.Mesh`` is ``jax.sharding.Mesh`` itself, as it was then.  JAX keeps one instance per mesh and
-compares meshes by identity, so neither a subclass nor a wrapper would be accepted, or be equal, where
-programs pass it on (``NamedSharding``, ``jit``, ``shard_map``).  What modern JAX lacks is only its
-``with``: while installed it does what it did then, without JAX's deprecation warning.
+``maps.Mesh`` is ``jax.sharding.Mesh`` itself, as it was then: programs compare and import the two.  What
+modern JAX lacks is only its ``with``: while installed it does what it did then, without JAX's deprecation
+warning.
 """
 
 from __future__ import annotations
@@ -105,13 +104,11 @@ class ThreadResources:
     @env.setter
     def env(self, env: Any) -> None:
         mesh, loops = getattr(env, "physical_mesh", None), getattr(env, "loops", ())
-        if isinstance(mesh, resources.Mesh):
-            mesh = mesh.physical_mesh
         if not isinstance(mesh, jax.sharding.Mesh) or isinstance(env, resources.Mesh):
             raise errors.bad_resource_env(env)
         if loops and loops != self.env.loops:
             raise errors.assigned_loops(loops)
-        _jax.assign_mesh(mesh)
+        _jax.assign_mesh(resources.mesh_of_jax(mesh))
 
 
 thread_resources = ThreadResources()

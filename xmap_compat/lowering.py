@@ -117,9 +117,10 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     input_names = [frozenset(spec.position_of()) for spec in in_specs]
     program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
     out_specs = _bind_results(declared, program, sizes)
-    if not nested and (mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes)):
-        placements = {**placements, **mesh_axes}
-        checker = Checker(placements, declared.name)
+    if mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes):
+        # They are axes of the outermost xmap, but two that are nested in each other must not need the same one either.
+        checker = Checker({**placements, **mesh_axes}, declared.name)
+        placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
     results = checker.results(program.jaxpr, input_names)
     _check_results(checker, program, out_specs, results)
@@ -153,6 +154,27 @@ def _mesh_axes_of_nested(program, placements, device_axes):
     if not used:
         return {}
     return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in device_axes.items()}
+
+
+def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of a call at top level, with those on one device moved to the mesh in scope.
+
+    None if there are no such arguments, or others that are committed to other devices.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    scope = current_scope()
+    if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return None
+    homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
+    on_one_device = [len(home) == 1 for home in homes]
+    elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
+    if any(elsewhere) or not any(on_one_device):
+        return None
+    in_specs, sizes = _bind_arguments(declared, args)
+    placements = _placements(declared, sizes, scope)
+    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in in_specs]
+    moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
+    return jax.tree.unflatten(tree, moved)
 
 
 def _bind_arguments(declared, args):
@@ -333,7 +355,8 @@ def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequenc
 
 def _evaluate(plan, loc, consts, args, evaluator):
     body = plan.body if loc.mesh_axes else dataclasses.replace(plan.body, device_axes={})
-    checker = Checker(loc.placements, plan.fun_name)
+    hidden = {axis: Placement(axis, size, (axis,), (size,)) for axis, size in body.device_axes.items()}
+    checker = Checker(loc.placements, plan.fun_name, hidden if loc.nested else {})
     ev = evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body), RepeatedCalls(plan.program.jaxpr))
     values = [positional(c) for c in consts]
     if loop_lengths(loc.placements):
@@ -374,7 +397,8 @@ def _in_outer_body(plan: Plan, leaves: Sequence[Any], evaluator) -> list[Any]:
     Each device takes its part of the arguments, and the parts of results are gathered again.
     """
     placements = {n: p.on_device_axes() for n, p in plan.placements.items()}
-    sizes = plan.body.device_axes
+    taken_by = {axis: p.name for p in plan.placements.values() for axis in p.mesh_axes}
+    sizes = {DeviceAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in plan.body.device_axes.items()}
     loc = Locality(placements, tuple(sizes), dict(sizes), nested=True)
     boundary = _without_loops(loc)
     args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]

@@ -16,7 +16,7 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.axis_specs import AxisName
 from xmap_compat.collectives import RULES, check_parameters, mentioned_names, names_used, result_names
-from xmap_compat.resources import Placement
+from xmap_compat.resources import DeviceAxis, Placement
 
 Names = frozenset[AxisName]
 NONE: Names = frozenset()
@@ -29,12 +29,16 @@ class Checker:
     Attributes:
       placements: this xmap's axes.
       fun: the name of the function, for messages.
+      device_axes: mesh axes that belong to the outermost xmap around this one: known where a program is checked
+        only, not where it is evaluated.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
+    device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
+    _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def own(self) -> Names:
@@ -48,6 +52,11 @@ class Checker:
             outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
             self._known[key] = outs, jaxpr  # which keeps its id
         return list(self._known[key][0])
+
+    def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The same of a program that was traced late, by a custom rule, and that nobody has checked."""
+        placements = {**self.placements, **self.device_axes}
+        return dataclasses.replace(self, placements=placements).results(jaxpr, inputs)
 
     def variables(self, jaxpr: Any, inputs: Sequence[Names]) -> dict[Any, Names]:
         """The named axes of every variable of a jaxpr."""
@@ -73,11 +82,17 @@ class Checker:
         else:
             outs = self._ordinary(eqn, inputs)
         for names in outs:
-            self.check_distinct_resources(
-                names,
-                lambda: f"a value returned from a primitive {primitive} created at {self.where(eqn)}",
-            )
+            self.check_distinct_resources(names, lambda: self._place(eqn))
         return outs
+
+    def _place(self, eqn):
+        if eqn.primitive.name not in ("device_take", "device_vary"):
+            return f"a value returned from a primitive {eqn.primitive.name} created at {self.where(eqn)}"
+        # How a nested xmap takes its part of an argument, or of a value that it closes over.
+        nested = self._around[-1].params.get("name", "") if self._around else ""
+        if eqn.primitive.name == "device_take":
+            return f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
+        return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
 
     def where(self, eqn: Any) -> str:
         """The user's line of an equation.  Inside a jitted function of JAX it may have none: then that of the call."""
@@ -91,7 +106,8 @@ class Checker:
         for name in sorted(names, key=str):
             for resource in sorted(self.placements[name].resources, key=str):
                 if resource in owner:
-                    raise errors.names_meet(owner[resource], name, resource, place())
+                    first, second = (self._taken_by.get(n, n) for n in (owner[resource], name))
+                    raise errors.names_meet(first, second, resource, place())
                 owner[resource] = name
 
     def _ordinary(self, eqn, inputs):
@@ -111,6 +127,7 @@ class Checker:
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
+        self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, DeviceAxis))
         if len(set(mentioned)) < len(mentioned):
             raise errors.repeated_collective_axis(eqn.primitive.name, mentioned, self.where(eqn))
         for name in mentioned:

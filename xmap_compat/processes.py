@@ -21,7 +21,7 @@ from xmap_compat.axis_specs import (
     spec_names,
 )
 from xmap_compat.lowering import partition_spec
-from xmap_compat.resources import Mesh, Scope, current_scope, parse_axis_resources, place_axes
+from xmap_compat.resources import Scope, current_scope, mesh_of_jax, parse_axis_resources, place_axes
 
 
 def global_array(
@@ -29,7 +29,7 @@ def global_array(
     in_axes: Any,
     axis_resources: Mapping[AxisName, Any] | None = None,
     *,
-    mesh: Mesh | jax.sharding.Mesh | None = None,
+    mesh: jax.sharding.Mesh | None = None,
     axis_sizes: Mapping[AxisName, int] | None = None,
 ) -> Any:
     """Make global arrays of what this process has of them, laid out as an xmapped function wants them.
@@ -43,7 +43,7 @@ def global_array(
       local: NumPy or JAX arrays of this process; a pytree of them.
       in_axes: which of their dimensions are named: what the ``in_axes`` of :func:`xmap` say of this argument.
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
-      mesh: the mesh of all processes; by default the one in scope.
+      mesh: the mesh of all processes; by default the one in scope.  The empty mesh is none.
       axis_sizes: global sizes of axes.  Of such an axis ``local`` may also have the whole, where the process
         needs a part (each process has read the same file, say).
 
@@ -80,11 +80,9 @@ def global_array(
 
 
 def _mesh_of_devices(mesh):
-    if isinstance(mesh, Mesh):
-        return mesh.physical_mesh
     if not isinstance(mesh, jax.sharding.Mesh):
         raise errors.no_mesh_of_devices(mesh)
-    return mesh
+    return None if mesh.empty else mesh_of_jax(mesh)
 
 
 def _global_shape(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,59 +20,76 @@ from xmap_compat.axis_specs import AxisName
 # ----------------------------------------------------------------- the user's side
 
 
-class Mesh:
+class Mesh(jax.sharding.Mesh):
     """An array of devices with a name for each of its dimensions, usable as a context.
 
     ``with Mesh(devices, names) as m:`` makes the names available as resources for
     ``axis_resources`` and lets bare PartitionSpecs be used in ``jax.jit`` and
-    ``jax.lax.with_sharding_constraint``.  ``m`` is the ``jax.sharding.Mesh``.  The context can be
-    entered again, nested, and used as a decorator.
+    ``jax.lax.with_sharding_constraint``.  The context can be entered again, nested, and used as a
+    decorator.
+
+    It is a ``jax.sharding.Mesh``, equal to JAX's of the same devices and names, and accepted wherever
+    that is; only its ``with`` differs, which JAX has deprecated.
 
     Args:
-      devices: an array (or list) of JAX devices.
+      devices: an array (or list) of JAX devices; ``np.empty((), object)`` with no names is the empty
+        mesh, in whose scope there are no mesh axes.
       axis_names: one name for each dimension of ``devices``; a single string for one dimension.
+      axis_types: as for ``jax.sharding.Mesh``.
 
-    Source: ``jax.experimental.maps.Mesh``.  It delegates every other attribute to the
-    ``jax.sharding.Mesh`` in ``physical_mesh`` (pass that one to ``NamedSharding``).
+    Attributes:
+      physical_mesh: JAX's own mesh of the same devices and names.
+
+    Source: ``jax.experimental.maps.Mesh``.
     """
 
-    def __init__(self, devices: Any, axis_names: Any):
+    physical_mesh: jax.sharding.Mesh
+
+    def __new__(cls, devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
         names = _mesh_names(axis_names)
         devices = np.asarray(devices, dtype=object)
-        _check_devices(devices, names)
-        self.physical_mesh = jax.sharding.Mesh(devices, names)
+        if not _is_empty(devices, names):
+            _check_devices(devices, names)
+        # JAX keeps one mesh for each array of devices, and compares meshes by identity.  So do we: ours has all
+        # attributes of JAX's, and is compared by it.
+        physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
+        made = _meshes.get(physical_mesh)
+        if made is None:
+            made = object.__new__(cls)
+            made.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
+            _meshes[physical_mesh] = made
+        return made
 
-    def __enter__(self) -> jax.sharding.Mesh:
-        shadowed = [name for name, _ in _loops_in_scope.value if name in self.physical_mesh.shape]
+    def __enter__(self) -> Mesh:
+        shadowed = [name for name, _ in _loops_in_scope.value if name in self.shape]
         if shadowed:
             raise errors.mesh_shadows_loops(shadowed)
         _jax.enter_mesh(self.physical_mesh)
-        return self.physical_mesh
+        return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         _jax.exit_mesh(self.physical_mesh)
-
-    def __call__(self, fun: Callable) -> Callable:
-        @functools.wraps(fun)
-        def with_mesh(*args, **kwargs):
-            with self:
-                return fun(*args, **kwargs)
-
-        return with_mesh
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__") or attribute == "physical_mesh":
-            raise AttributeError(attribute)
-        return getattr(self.physical_mesh, attribute)
+        if error is not None and _jax.is_device_mismatch(error):
+            errors.note_once(error, errors.committed_elsewhere_note())
 
     def __eq__(self, other: Any) -> bool:
-        return self.physical_mesh == getattr(other, "physical_mesh", other)
+        return isinstance(other, jax.sharding.Mesh) and self.physical_mesh is mesh_of_jax(other)
 
     def __hash__(self) -> int:
         return hash(self.physical_mesh)
 
-    def __repr__(self) -> str:
-        return repr(self.physical_mesh)
+
+_meshes: weakref.WeakValueDictionary[jax.sharding.Mesh, Mesh] = weakref.WeakValueDictionary()
+
+
+def mesh_of_jax(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """JAX's own mesh, of one that may be ours."""
+    return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
+
+
+def _is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
+    """Whether it is JAX's way to write that there is no mesh."""
+    return not names and devices.shape == () and devices.item() is None
 
 
 def _mesh_names(axis_names):
@@ -192,7 +209,7 @@ class Placement:
 
     def on_device_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
-        return dataclasses.replace(self, mesh_axes=tuple(map(DeviceAxis, self.mesh_axes)))
+        return dataclasses.replace(self, mesh_axes=tuple(DeviceAxis(axis, self.name) for axis in self.mesh_axes))
 
     @property
     def resources(self) -> frozenset[Hashable]:
@@ -201,9 +218,15 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAxis:
-    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over."""
+    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over.
+
+    Attributes:
+      mesh_axis: the mesh axis.
+      taken_by: the axis of a nested xmap that is split over it, for messages.
+    """
 
     mesh_axis: str
+    taken_by: AxisName = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.mesh_axis} (taken by a nested xmap)"
@@ -232,7 +255,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
 
 def _check_resource(name, resource):
     """Any hashable may name a mesh axis or a loop, but some surely mean something else."""
-    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh, Mesh)
+    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh)
     if resource is None or resource is ... or isinstance(resource, others):
         raise errors.bad_resource(name, resource)
     try:
@@ -259,7 +282,8 @@ class Scope:
 
 
 def current_scope() -> Scope:
-    return Scope(_jax.ambient_mesh(), tuple(_loops_in_scope.value))
+    ambient = _jax.ambient_mesh()
+    return Scope(mesh_of_jax(ambient) if ambient is not None else None, tuple(_loops_in_scope.value))
 
 
 def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope) -> dict[AxisName, Placement]:
