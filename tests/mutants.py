@@ -91,7 +91,7 @@ found_by(
         "if name in loops or (ambient is not None and name in ambient.shape):": "if name in loops:",
         "if device in seen:": "if False:",
         "if entries[: len(mesh_axes)] != mesh_axes:": "if False:",
-        "return self.physical_mesh == getattr(other, \"physical_mesh\", other)": "return self is other",
+        'return self.physical_mesh == getattr(other, "physical_mesh", other)': "return self is other",
         "if enclosing and enclosing[-1].scope.mesh != scope.mesh:": "if False:",
         "if size % total:": "if False:",
         "if len(set(named)) != len(named):": "if False:",
@@ -139,20 +139,16 @@ found_by(
         "data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data": "",
         "order = [have.index(part) for part in want]": "order = list(range(len(want)))",
         "gathered = move_positional(gathered, 0, at)": "",
-        "kept = jnp.where(i == params[\"source\"], x, jnp.zeros_like(x))": "kept = jnp.where(i == 0, x, jnp.zeros_like(x))",
+        'kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))': "kept = jnp.where(i == 0, x, jnp.zeros_like(x))",
         "if name not in value.names and loc.is_own(name):": "if False:",
-        "ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": (
-            "ties = jnp.ones_like(x)"
-        ),
+        "ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": ("ties = jnp.ones_like(x)"),
         "return out, total(t * ties) / total(ties)": "return out, total(t * ties)",
         "repeats = loc.total_size(own - names)": "repeats = 1",
-        "mesh_axes = loc.mesh_axes_of(n for n in params[\"axes\"] if n in own & names)": (
-            "mesh_axes = loc.mesh_axes_of(n for n in params[\"axes\"] if n in own)"
+        'mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own & names)': (
+            'mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own)'
         ),
         "return result if tiled else squeeze_positional(result, position)\n    value": "return result\n    value",
-        "front = [at + parts.index(part) for part in (*mesh, *local)]": (
-            "front = [at + k for k in range(len(parts))]"
-        ),
+        "front = [at + parts.index(part) for part in (*mesh, *local)]": ("front = [at + k for k in range(len(parts))]"),
         "source = [at[part] for part in loc.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
@@ -309,8 +305,8 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        "mine = [loop for loop in loops if (\"loop\", loop) in labels]": (
-            "mine = [loop for kind, loop in labels if kind == \"loop\"]"
+        'mine = [loop for loop in loops if ("loop", loop) in labels]': (
+            'mine = [loop for kind, loop in labels if kind == "loop"]'
         ),
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
@@ -343,7 +339,7 @@ found_by(
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
-        "if not all(loc.is_own(axis) for axis in params[\"axes\"]):": "if False:",
+        'if not all(loc.is_own(axis) for axis in params["axes"]):': "if False:",
     },
 )
 
@@ -361,7 +357,7 @@ found_by(
         "key = (id(jaxpr), id(ev.loc))": "key = id(jaxpr)",
         "lax.optimization_barrier((outs, anchor))[0] if anchor else outs": "outs",
         "value.remember_cast(names, varied)\n": "\n",
-        "if eqn.primitive.name in (\"jit\", \"pjit\"):\n                counts[id(sub)] += 1": "pass",
+        'if eqn.primitive.name in ("jit", "pjit"):\n                counts[id(sub)] += 1': "pass",
     },
 )
 
@@ -375,11 +371,11 @@ found_by(
         '", ".join(phrases) or "nothing to do"': '", ".join(phrases)',
         'branching = conditional or primitive == "cond"': "branching = conditional",
         "while value >= 999.5:": "while value >= 1000:",
-        "return f\"{value:.3g} {unit}\"": "return f\"{value:.4g} {unit}\"",
+        'return f"{value:.3g} {unit}"': 'return f"{value:.4g} {unit}"',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
         "inner = None if times is None or turns is None else times * turns": "inner = times",
-        "\"all-gather\": size * (devices - 1)": "\"all-gather\": size * devices",
-        "return [f\"times {count}\"] if word == \"sum\" and count != 1 else []": "return []",
+        '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
+        'return [f"times {count}"] if word == "sum" and count != 1 else []': "return []",
     },
 )
 found_by(

@@ -107,6 +107,7 @@ BETWEEN = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "outer,inner",
     [({}, {}), ({"a": "x"}, {"k": "y"}), ({}, {"k": ("y", "x")}), ({"a": "y"}, {"k": "x"}), ({"a": "y"}, {})],
@@ -214,6 +215,7 @@ def losses_and_gradients(functions, mapped):
     return jax.jit(lambda *args: {name: one(function, args) for name, function in functions.items()})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y", "b:x"])
 def test_sums_in_forward_rules(placement, mesh42):
     a, b, resources = PLACEMENTS[placement]
@@ -287,7 +289,12 @@ NESTS = [
 def test_loops_nest_in_the_order_given(resources, lengths, mesh42):
     """Of one axis as listed, of several in the order of the axes; elements keep their places."""
     u, v = numbers(24, 2), numbers(36)
-    f = xmap(lambda u, v: (jnp.sin(u * v), u + 1), (["i", ...], ["j"]), (["j", "i", ...], ["i", ...]), axis_resources=resources)
+    f = xmap(
+        lambda u, v: (jnp.sin(u * v), u + 1),
+        (["i", ...], ["j"]),
+        (["j", "i", ...], ["i", ...]),
+        axis_resources=resources,
+    )
     with mesh42, serial_loop("z", 2), serial_loop("c", 3):
         table, column = f(u, v)
         assert list(nest_of(jax.make_jaxpr(f)(u, v).jaxpr)) == [lengths]

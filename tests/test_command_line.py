@@ -245,6 +245,7 @@ EARLY_IMPORTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("imports", EARLY_IMPORTS.values(), ids=EARLY_IMPORTS.keys())
 def test_an_unmodified_legacy_script_runs(program, tmp_path, imports):
     program(LEGACY.format(imports=imports))

@@ -257,6 +257,7 @@ def test_meshes_entered_by_jax_are_seen_under_jit(context):
         outer(X)
 
 
+@pytest.mark.sampled
 @their_contexts
 @pytest.mark.parametrize("spec", [P(), P("x"), P("x", "y"), P(None, "y"), P(("y", "x"))], ids=str)
 def test_arguments_sharded_otherwise_under_meshes_of_jax(spec, context):
@@ -287,6 +288,7 @@ GRADIENT_CONTEXTS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("context", "transform"), GRADIENT_CONTEXTS)
 @pytest.mark.parametrize("spec", [None, P("x")], ids=str)
 def test_gradients_under_meshes_of_jax(spec, context, transform):

@@ -102,8 +102,7 @@ def scanned(function, arrays):
     return [r[1] for r in jax.lax.scan(body, None, pairs)[1]]
 
 
-@random_examples(60)
-def test_values(data):
+def check_values(data):
     program = data.draw(programs())
     model = program.modelled()
     want = model(*program.arrays())
@@ -160,16 +159,25 @@ def check_derivative(data, program, derivative):
     assert_near(got, want, GRADIENT_TOLERANCE, lambda factor: reference([f * np.float32(factor) for f in floats]))
 
 
-@random_examples(30)
-def test_reverse_mode(data):
+def check_reverse_mode(data):
     check_derivative(data, data.draw(programs(while_loops=False)), reverse)
 
 
-@random_examples(20)
-def test_forward_mode(data):
+def check_forward_mode(data):
     check_derivative(data, data.draw(programs(backward_rules=False)), forward)
 
 
-@random_examples(15)
-def test_second_order(data):
+def check_second_order(data):
     check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
+
+
+test_values = random_examples(15)(check_values)
+test_reverse_mode = random_examples(8)(check_reverse_mode)
+test_forward_mode = random_examples(6)(check_forward_mode)
+test_second_order = random_examples(4)(check_second_order)
+
+# The first programs are those of the tests above.
+test_more_values = pytest.mark.slow(random_examples(60)(check_values))
+test_more_of_reverse_mode = pytest.mark.slow(random_examples(30)(check_reverse_mode))
+test_more_of_forward_mode = pytest.mark.slow(random_examples(20)(check_forward_mode))
+test_more_of_second_order = pytest.mark.slow(random_examples(15)(check_second_order))
