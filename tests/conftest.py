@@ -80,10 +80,7 @@ def _mark_unsampled(items):
             groups[item.nodeid.partition("[")[0]].append(item)
     for name, group in groups.items():
         (count,) = group[0].get_closest_marker("sampled").args or (None,)
-        if count is None:
-            kept = covering([item.callspec.params for item in group])
-        else:
-            kept = spread(len(group), count, name)
+        kept = spread(len(group), count, name) if count else covering([item.callspec.params for item in group])
         for k, item in enumerate(group):
             if k not in kept:
                 item.add_marker("slow")

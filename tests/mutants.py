@@ -116,7 +116,7 @@ found_by(
             "return [n for n in names if self.has_local_dim(n)]"
         ),
         "return (*own, *outer)": "return own",
-        "return math.prod(self.place(n).size for n in names)": "return math.prod(self.place(n).device_size for n in names)",
+        "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
         "for name, d in reversed(list(zip(levels, added))):": "for name, d in zip(levels, added):",
         "        outer = levels[: levels.index(name)]\n": "        outer = ()\n",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
@@ -139,7 +139,9 @@ found_by(
         "data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data": "",
         "order = [have.index(part) for part in want]": "order = list(range(len(want)))",
         "gathered = move_positional(gathered, 0, at)": "",
-        'kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))': "kept = jnp.where(i == 0, x, jnp.zeros_like(x))",
+        'kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))': (
+            "kept = jnp.where(i == 0, x, jnp.zeros_like(x))"
+        ),
         "if name not in value.names and loc.is_own(name):": "if False:",
         "ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": ("ties = jnp.ones_like(x)"),
         "return out, total(t * ties) / total(ties)": "return out, total(t * ties)",
@@ -171,7 +173,9 @@ found_by(
             "return RULES[primitive].names(union, axes)"
         ),
         "return -np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).min": "return 0",
-        "if not jnp.issubdtype(x.dtype, jnp.floating):\n            return across(x, mesh_axes)": "return across(x, mesh_axes)",
+        "if not jnp.issubdtype(x.dtype, jnp.floating):\n            return across(x, mesh_axes)": (
+            "return across(x, mesh_axes)"
+        ),
         "if len(set(mentioned)) < len(mentioned):": "if False:",
         "if indices.count(index) > 1:": "if False:",
         "kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])": "kept = out",
@@ -199,15 +203,11 @@ found_by(
 found_by(
     "test_einsum",
     edits={
-        "return result if preferred_element_type is None else lax.convert_element_type(result, preferred_element_type)": (
-            "return result"
-        ),
+        "else lax.convert_element_type(result, preferred_element_type)": "else result",
         "once = sorted(x for x in set(letters) if letters.count(x) == 1)": (
             "once = [x for x in letters if letters.count(x) == 1]"
         ),
-        "return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))": (
-            "return None if preferred_element_type is None else np.dtype(preferred_element_type)"
-        ),
+        "else np.dtype(jnp.promote_types(dtype, preferred_element_type))": "else np.dtype(preferred_element_type)",
         "operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]": "pass",
         "return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)": "return total(x)",
         "return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))": "return out",
@@ -288,7 +288,7 @@ found_by(
         'reverse=params["reverse"]': "reverse=False",
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
         "return [names | varying for names in checker": "return [names for names in checker",
-        "return [_union([index, *names]) for names in zip(*branches)]": "return [_union(names) for names in zip(*branches)]",
+        "[_union([index, *names]) for names in zip(*branches)]": "[_union(names) for names in zip(*branches)]",
         "operands = [vary_over(ev.loc, v, index.names) for v in operands]\n": "\n",
     },
 )
@@ -299,8 +299,8 @@ found_by(
     "test_combinations",
     "test_execution",
     edits={
-        "return {loop: n for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)}": (
-            "return dict(sorted(((loop, n) for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)), key=str))"
+        "for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)}": (
+            "for p in placements.values() for loop, n in sorted(zip(p.loops, p.loop_sizes), key=str)}"
         ),
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"

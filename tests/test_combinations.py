@@ -302,6 +302,17 @@ def test_loops_nest_in_the_order_given(resources, lengths, mesh42):
     np.testing.assert_array_equal(column, u + 1)
 
 
+def test_axes_may_have_the_same_loops_in_other_orders():
+    """Each axis is cut in its own order, whichever loop is the outer one."""
+    u, v = numbers(12, 2), numbers(18)
+    resources = {"i": ("z", "c"), "j": ("c", "z")}
+    f = xmap(lambda u, v: (u + 1, v * 2), (["i", ...], ["j"]), ([None, "i"], ["j"]), axis_resources=resources)
+    with serial_loop("z", 2), serial_loop("c", 3):
+        first, second = f(u, v)
+    np.testing.assert_array_equal(first, u.T + 1)
+    np.testing.assert_array_equal(second, v * 2)
+
+
 @pytest.mark.parametrize(
     "resources", [{"i": SerialLoop(2), "j": SerialLoop(4)}, {"j": SerialLoop(2)}, {"i": SerialLoop(8)}], ids=str
 )
@@ -410,7 +421,21 @@ def test_gathered_keys_keep_their_implementation(implementation, mesh42):
     np.testing.assert_array_equal(jax.random.key_data(gathered), jax.random.key_data(keys))
 
 
-# --------------------------------------------------------------------------- control flow
+# ------------------------------------------------------------------------- rules that hide names
+
+
+def test_a_root_varies_over_an_axis_that_only_its_equation_names(mesh42):
+    """Newton's method for ``r ** 2 == 2 + index``, from one unmapped guess."""
+
+    def root(guess):
+        f = lambda r: r**2 - 2 - lax.axis_index("i")
+        newton = lambda f, r: lax.fori_loop(0, 30, lambda _, r: r - f(r) / (2 * r), r)
+        return lax.custom_root(f, guess, newton, lambda g, y: y / g(jnp.float32(1)))
+
+    for resources in ({}, {"i": "x"}):
+        with mesh42:
+            found = xmap(root, {}, ["i"], axis_sizes={"i": 8}, axis_resources=resources)(jnp.float32(1))
+        np.testing.assert_allclose(found, np.sqrt(2 + np.arange(8)), rtol=1e-6)
 
 
 def test_a_function_with_a_batching_rule_hides_no_names():

@@ -422,6 +422,8 @@ LINES = {
     "from xmap_compat import xmap; xmap; x.named_shape": [(WORKS, "named_shape")],
     "x.named_shape": [],
     "from .maps import xmap; xmap(f, [], [])": [],
+    "from .jax.lax import pdot": [],
+    "from .jax import lax; lax.pdot(x, y, 'i')": [],
     "from flax import maps; maps.xmap": [],
     "maps.xmap; thread_resources.env": [],
     "": [],

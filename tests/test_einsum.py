@@ -380,6 +380,23 @@ def test_dimensions_of_one_element_broadcast_as_in_numpy(rng):
     np.testing.assert_allclose(fun(x, y), np.einsum("in,in->...n", x, y), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ba", [(2, 3)]),
+        ("zc,a", [(2, 3), (4,)]),
+        ("ki,jk", [(2, 3), (4, 2)]),
+        ("...ba,c", [(5, 2, 3), (4,)]),
+        ("cc,ba", [(2, 2), (3, 4)]),
+    ],
+)
+def test_without_an_arrow_the_letters_of_the_output_are_sorted_as_in_numpy(spec, shapes, rng):
+    operands = [rng.normal(size=(6, *shape)).astype(np.float32) for shape in shapes]
+    result = xmap(lambda *xs: einsum(spec, *xs), ["rows", ...], ["rows", ...])(*operands)
+    expected = np.stack([np.einsum(spec, *(x[k] for x in operands)) for k in range(6)])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [lambda: np.array([[0, 1], [0, 1]]), lambda: opt_einsum.RandomGreedy(max_repeats=4)])
 def test_paths_may_be_arrays_and_optimizers(make, rng):
     args = arguments("three", rng)
