@@ -396,7 +396,7 @@ def home_of(old: str, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return [file for file in files for _ in range(file.read_text(encoding="utf-8").count(old))]
 
 
-def test_files(mutant: Mutant, root: pathlib.Path) -> list[str]:
+def modules_of(mutant: Mutant, root: pathlib.Path) -> list[str]:
     """The tests of a mutant as pytest takes them, wherever their modules lie."""
     found = []
     for test in mutant.tests:
@@ -419,7 +419,7 @@ def run(mutant: Mutant, timeout: float) -> tuple[bool, str]:
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
-        command = [sys.executable, "-m", "pytest", *options, *test_files(mutant, root)]
+        command = [sys.executable, "-m", "pytest", *options, *modules_of(mutant, root)]
         # The package comes from the copy: python -m puts the working directory first.
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
         try:

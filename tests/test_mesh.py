@@ -335,7 +335,7 @@ def test_a_loop_and_a_mesh_axis_of_one_name(context):
     square, use = (xmap(lambda v: v**2, ["i"], ["i"], axis_resources={"i": r}) for r in ("y", "x"))
     with serial_loop("x", 2), THEIRS[context]():
         np.testing.assert_array_equal(square(np.arange(8.0)), np.arange(8.0) ** 2)
-        with pytest.raises(ValueError, match="`?x`?.*loop"):
+        with pytest.raises(ValueError, match=r"`?x`?.*loop"):
             use(np.arange(8.0))
 
 

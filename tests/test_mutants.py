@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from mutants import MOST_SURVIVORS, MUTANTS, ROOT, chosen, home_of, test_files
+from mutants import MOST_SURVIVORS, MUTANTS, ROOT, chosen, home_of, modules_of
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=range(len(MUTANTS)))
@@ -17,7 +17,7 @@ def test_every_edit_applies(mutant):
 
 def test_every_edit_has_tests():
     for mutant in MUTANTS:
-        assert all((ROOT / test.partition("::")[0]).is_file() for test in test_files(mutant)), mutant
+        assert all((ROOT / test.partition("::")[0]).is_file() for test in modules_of(mutant)), mutant
 
 
 def test_the_edits_are_many_and_survivors_have_reasons():
