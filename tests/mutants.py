@@ -396,7 +396,7 @@ def home_of(old: str, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return [file for file in files for _ in range(file.read_text(encoding="utf-8").count(old))]
 
 
-def modules_of(mutant: Mutant, root: pathlib.Path) -> list[str]:
+def modules_of(mutant: Mutant, root: pathlib.Path = ROOT) -> list[str]:
     """The tests of a mutant as pytest takes them, wherever their modules lie."""
     found = []
     for test in mutant.tests:
