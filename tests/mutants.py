@@ -242,6 +242,12 @@ found_by(
         "repeats = 1 if COTANGENT in value.names else loc.total_size(names)": "repeats = loc.total_size(names)",
         "if repeats != 1 and COTANGENT not in names:": "if repeats != 1:",
         "names=ct.names | {COTANGENT})": "names=ct.names)",
+        "return jax.ShapeDtypeStruct(_positional_shape(value), aval.dtype, weak_type=aval.weak_type)": (
+            "return jax.ShapeDtypeStruct(_positional_shape(value), aval.dtype)"
+        ),
+        "types.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))": (
+            "types.append(jax.ShapeDtypeStruct(shape, aval.dtype))"
+        ),
         "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
         "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])": (
             "return restore(apply(*given))"
@@ -339,6 +345,8 @@ found_by(
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
+        "return [_gather_parts(boundary, out, spec, t.weak_type)": "return [_gather_parts(boundary, out, spec, False)",
+        "x.dtype, weak_type=x.weak_type)": "x.dtype)",
         'if not all(loc.is_own(axis) for axis in params["axes"]):': "if False:",
     },
 )

@@ -446,3 +446,40 @@ def test_a_function_with_a_batching_rule_hides_no_names():
     total.def_vmap(lambda size, batched, x: (lax.psum(x, "i"), batched[0]))
     with pytest.raises(NotImplementedError, match=r"custom_vmap_call.*`i`"):
         xmap(total, ["i"], ["i"])(np.ones(4))
+
+
+def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42):
+    """Cotangents vary over what the body knows nothing of."""
+    helper = jax.jit(lambda v: lax.scan(lambda carry, t: (carry + jnp.sin(t), None), jnp.float32(0), v)[0] * v)
+    function = jax.custom_vjp(lambda v: helper(v) + helper(2 * v))
+    function.defvjp(lambda v: (helper(v) + helper(2 * v), v), lambda v, ct: (helper(ct) + helper(ct * v),))
+    x = numbers(8, 3)
+
+    def gradient(f):
+        return jax.grad(lambda x: (f(x) * numbers(8, 3)).sum())(x)
+
+    for resources in ({}, {"a": "x"}):
+        with mesh42:
+            result = gradient(xmap(lambda v: function(v) + helper(v), ["a", ...], ["a", ...], axis_resources=resources))
+        assert_same(result, gradient(jax.vmap(lambda v: function(v) + helper(v))))
+
+
+@pytest.mark.parametrize("resources", [{}, {"k": "y"}], ids=str)
+def test_python_scalars_stay_weak_through_nested_xmaps_and_rules(resources, mesh42):
+    """Else a product with bfloat16 would be float32."""
+    scale = jax.custom_vjp(lambda v, s: v * s)
+    scale.defvjp(lambda v, s: (v * s, (v, s)), lambda r, ct: (ct * r[1], (ct * r[0]).sum().astype(jnp.float32)))
+    inner = lambda t, s: (scale(t, s) * s, s + 1)
+
+    def body(x):
+        mapped = xmap(inner, (["k"], {}), (["k"], {}), axis_resources=resources)
+        first, second = mapped(x, 2.0)
+        slope = jax.grad(lambda x: scale(x, 3.0).sum().astype(jnp.float32))(x)
+        return first, x * second, slope * second
+
+    x = numbers(8, 4).astype(jnp.bfloat16)
+    with mesh42:
+        results = xmap(body, ["a", ...], ["a", ...], axis_resources={"a": "x"})(x)
+    for result, factor in zip(results, (4 * x, 3 * x, 9 * jnp.ones_like(x))):
+        assert result.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(result, factor)
