@@ -46,7 +46,7 @@ def smoke(session, jax):
 @nox.session
 @nox.parametrize("python,jax", PAIRS)
 def full(session, jax):
-    """Everything: the slow tests too, and all cells of the matrix (1.5 hours for each pair); weekly, and for releases."""
+    """The slow tests too, and all cells of the matrix (1.5 hours for each pair): weekly, and for releases."""
     install_and_test(session, jax, "--slow", XMAP_COMPAT_MATRIX="1")
 
 
