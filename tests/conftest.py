@@ -16,7 +16,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 import pytest
-from sampling import covering, part_of, spread
+from sampling import covering, part, part_of, spread
 
 import xmap_compat
 
@@ -32,32 +32,18 @@ def pytest_addoption(parser):
     group.addoption(
         "--slow-part",
         metavar="K/N",
-        type=_part,
+        type=part,
         help="run a part of the slow tests too: K is taken modulo N, and may be the hash of a commit, in hexadecimal",
     )
-
-
-def _part(text):
-    """``(k, n)`` of ``3/8`` or ``9a5e62e/8``."""
-    k, slash, n = text.partition("/")
-    try:
-        number = int(k, 16) if not k.isdecimal() or len(k) >= 7 else int(k)
-        if not slash or int(n) < 1:
-            raise ValueError
-    except ValueError:
-        raise pytest.UsageError(f"--slow-part expects K/N, as in 3/8 or 9a5e62e/8, but got {text}") from None
-    return number % int(n), int(n)
 
 
 def pytest_report_header(config):
     if config.getoption("--slow"):
         return "slow tests: all"
-    part = config.getoption("--slow-part")
-    return (
-        f"slow tests: part {part[0]} of {part[1]} (--slow-part {part[0]}/{part[1]})"
-        if part
-        else ("slow tests: left out (--slow runs them)")
-    )
+    chosen = config.getoption("--slow-part")
+    if chosen is None:
+        return "slow tests: left out (--slow runs them)"
+    return "slow tests: part {} of {} (--slow-part {}/{})".format(*chosen, *chosen)
 
 
 @pytest.hookimpl(tryfirst=True)

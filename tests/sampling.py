@@ -3,6 +3,13 @@
 import zlib
 
 
+def part(text):
+    """``(k, n)`` of ``3/8``; the k may also be the hash of a commit, of which it is the remainder."""
+    k, _, n = text.partition("/")
+    number = int(k, 10 if len(k) < 7 else 16)
+    return number % int(n), int(n)
+
+
 def part_of(nodeid, parts):
     """Which part of the slow tests a test belongs to: the same on every machine."""
     return zlib.crc32(nodeid.encode()) % parts
