@@ -1,5 +1,12 @@
-"""Eight fake CPU devices for every test, set before JAX is imported."""
+"""Eight fake CPU devices for every test, set before JAX is imported; and which tests are left out, unless asked for.
 
+``slow`` marks what takes long and finds little that a quick test does not.  ``sampled`` marks a test of many
+combinations: some of them, in which each value of each parameter occurs, are quick, and the others are slow;
+``sampled(n)`` keeps n of them, others in each test, for what many tests repeat under the same placements.
+``--slow`` runs all tests, and ``--slow-part K/N`` the quick ones with the K-th of N parts of the slow ones.
+"""
+
+import collections
 import faulthandler
 import os
 
@@ -10,11 +17,63 @@ os.environ["COLUMNS"] = "100"  # plans fit the terminal
 import jax
 import numpy as np
 import pytest
+from sampling import covering, part, part_of, spread
 
 import xmap_compat
 
 # Several multi-device programs in flight can deadlock XLA's CPU rendezvous on few cores.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+# --------------------------------------------------------------------------- slow tests
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("xmap_compat")
+    group.addoption("--slow", action="store_true", help="run the slow tests too")
+    group.addoption(
+        "--slow-part",
+        metavar="K/N",
+        type=part,
+        help="run a part of the slow tests too: K is taken modulo N, and may be the hash of a commit, in hexadecimal",
+    )
+
+
+def pytest_report_header(config):
+    if config.getoption("--slow"):
+        return "slow tests: all"
+    chosen = config.getoption("--slow-part")
+    if chosen is None:
+        return "slow tests: left out (--slow runs them)"
+    return "slow tests: part {} of {} (--slow-part {}/{})".format(*chosen, *chosen)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    _mark_unsampled(items)
+    # Who names a test, or the mark, means it.
+    if config.getoption("--slow") or "slow" in config.option.markexpr or any("::" in arg for arg in config.args):
+        return
+    k, n = config.getoption("--slow-part") or (0, 0)
+    left_out = [item for item in items if item.get_closest_marker("slow") and not (n and part_of(item.nodeid, n) == k)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _mark_unsampled(items):
+    groups = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            groups[item.nodeid.partition("[")[0]].append(item)
+    for name, group in groups.items():
+        (count,) = group[0].get_closest_marker("sampled").args or (None,)
+        kept = spread(len(group), count, name) if count else covering([item.callspec.params for item in group])
+        for k, item in enumerate(group):
+            if k not in kept:
+                item.add_marker("slow")
+
+
+# ------------------------------------------------------------------------------ fixtures
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def cases_named(*names):
     return [pytest.param(found[name], id=name) for name in names]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "case",
     cases_named(

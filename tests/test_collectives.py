@@ -480,6 +480,7 @@ def difference(result, oracle):
     return None if close.all() else f"{(~close).sum()} of {close.size} elements differ"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("family", "placement"), CELLS, ids=str)
 def test_collectives_equal_numpy(family, placement):
     cases = FAMILIES[family]
@@ -512,6 +513,7 @@ def test_every_rule_has_a_case():
 # ----------------------------------------------------------------- constants, containers, long names
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", FEW_PLACEMENTS, ids=str)
 def test_sums_of_python_numbers_are_python_numbers(placement):
     A, B = placement.sizes
@@ -527,6 +529,7 @@ def test_sums_of_python_numbers_are_python_numbers(placement):
     assert [type(value) for value in found] == [int, float, int, int]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", FEW_PLACEMENTS, ids=str)
 def test_collectives_of_constants(placement):
     """Arrays that the function closes over are not traced; JAX treats some of them specially."""
@@ -573,6 +576,7 @@ ON_TREES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", FEW_PLACEMENTS, ids=str)
 def test_collectives_map_over_containers(placement):
     """A dictionary of tuples, with None in it, comes back as one, each leaf by itself."""
@@ -592,6 +596,7 @@ def test_collectives_map_over_containers(placement):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), results[name], oracle)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("names", [("rows", "columns"), (0.5, frozenset("c")), (np.float32, "b c")], ids=str)
 @pytest.mark.parametrize("function", [*NUMPY, "logsumexp"])
 def test_any_name_works_in_numpy_reductions(function, names, mesh42):
@@ -611,6 +616,7 @@ def test_any_name_works_in_numpy_reductions(function, names, mesh42):
         np.testing.assert_allclose(result, reduce(x, axis), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", FEW_PLACEMENTS[:5], ids=str)
 @pytest.mark.parametrize("name", ["psum", "pmax", "pmin"])
 def test_groups_of_unequal_length(name, placement):
@@ -787,6 +793,7 @@ def positional_derivatives():
     return run(derivatives(functions), *outside_arguments())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", FEW_PLACEMENTS[:5], ids=str)
 def test_outside_derivatives_are_those_of_the_positional_function(placement):
     """To first and second order, forward and reverse, for operands over both axes, over one, and over none."""
@@ -970,12 +977,14 @@ def gradients_inside_that_differ(cases, placement):
     return [name for name in cases if not np.allclose(results[name], expected[name], rtol=1e-4, atol=1e-4)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_gradients_inside_follow_the_convention_of_legacy(placement):
     """The transpose of psum is psum, of all_gather psum_scatter; pdot uses its cotangent as it is."""
     assert gradients_inside_that_differ(INSIDE, placement) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", FEW_PLACEMENTS, ids=str)
 @pytest.mark.parametrize("name", INSIDE_BEYOND_JAX)
 def test_gradients_inside_that_jax_itself_cannot_take(name, placement):

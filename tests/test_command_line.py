@@ -245,6 +245,7 @@ EARLY_IMPORTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("imports", EARLY_IMPORTS.values(), ids=EARLY_IMPORTS.keys())
 def test_an_unmodified_legacy_script_runs(program, tmp_path, imports):
     program(LEGACY.format(imports=imports))
@@ -421,6 +422,8 @@ LINES = {
     "from xmap_compat import xmap; xmap; x.named_shape": [(WORKS, "named_shape")],
     "x.named_shape": [],
     "from .maps import xmap; xmap(f, [], [])": [],
+    "from .jax.lax import pdot": [],
+    "from .jax import lax; lax.pdot(x, y, 'i')": [],
     "from flax import maps; maps.xmap": [],
     "maps.xmap; thread_resources.env": [],
     "": [],

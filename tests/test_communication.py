@@ -119,6 +119,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.sampled
 @over_placements
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_reduction_is_one_all_reduce_of_what_is_left(name, resources):
@@ -178,6 +179,7 @@ def slab_elements(resources):
     return per_device(resources, of="b")
 
 
+@pytest.mark.sampled
 @over_placements
 @pytest.mark.parametrize("name", PERMUTATIONS)
 def test_a_permutation_sends_exactly_the_slabs_that_change_device(name, resources):
@@ -188,6 +190,7 @@ def test_a_permutation_sends_exactly_the_slabs_that_change_device(name, resource
     assert sent == crossing_slabs(resources, PERMUTATIONS[name]) * slab_elements(resources)
 
 
+@pytest.mark.sampled
 @over_placements
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 15])
 def test_a_rotation_takes_at_most_two_permutes(k, resources):
@@ -318,6 +321,7 @@ CONSTANT = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", [{"a": "x"}, {"a": ("y", "x")}, {"a": "x", "b": "y"}], ids=str)
 @pytest.mark.parametrize("name", CONSTANT)
 def test_values_that_do_not_vary_over_an_axis_need_no_communication(name, resources):
@@ -329,6 +333,7 @@ def test_only_the_axis_that_a_value_varies_over_communicates():
     assert transfers(hlo) == [Transfer("all-reduce", int(np.prod(SLAB)), groups_over(["y"]))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", [{}, {"b": "x"}, {"b": ("y", "x")}], ids=str)
 @pytest.mark.parametrize("name", CONSTANT)
 def test_axes_without_resources_need_no_communication(name, resources):

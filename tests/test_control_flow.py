@@ -468,6 +468,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
 @pytest.mark.parametrize("family", LOCAL)
 def test_control_flow_inside(family, placement):
@@ -477,6 +478,7 @@ def test_control_flow_inside(family, placement):
     assert_same(result, by_vmap(LOCAL[family], a, b))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", NAMED)
 def test_control_flow_with_collectives_inside(family, placement):
@@ -898,20 +900,30 @@ DIVERGENT_DERIVATIVES = {
 }
 
 
-def check_divergent_group(group):
-    """Run one group under every placement; called in a process of its own."""
+# Together, they hold what devices and elements of one device disagree about in every way.
+FEW_PLACEMENTS = ["a:yx", "a:x,b:y", "b:x"]
+
+
+def check_divergent_group(group, placements):
+    """Run one group under several placements; called in a process of its own."""
     transform, programs = DIVERGENT_DERIVATIVES.get(group) or (lambda f: f, DIVERGENT[group])
     oracle = transform(oracles("numpy" if group in DIVERGENT else "positional", programs))
-    for a, b, resources in PLACEMENTS.values():
+    for a, b, resources in map(PLACEMENTS.get, placements):
         print(group, resources, flush=True)
         with mesh42():
             result = jax.block_until_ready(transform(xmapped(together(programs), resources))(*arguments(a, b)))
         assert_same(result, oracle(*arguments(a, b)))
 
 
+OTHER_PLACEMENTS = [name for name in PLACEMENTS if name not in FEW_PLACEMENTS]
+
+
+@pytest.mark.parametrize(
+    "placements", [FEW_PLACEMENTS, pytest.param(OTHER_PLACEMENTS, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("group", [*DIVERGENT, *DIVERGENT_DERIVATIVES])
-def test_predicates_that_differ_select_and_never_hang(group):
-    command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), group]
+def test_predicates_that_differ_select_and_never_hang(group, placements):
+    command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), group, *placements]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "every placement agrees"
@@ -971,6 +983,7 @@ def gradients(body, over):
     return lambda *args: (inside(*args), outside(*args))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_remat_changes_no_gradient(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -991,6 +1004,7 @@ def count(primitive, function, args):
     return inside(jax.make_jaxpr(function)(*args).jaxpr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", [{}, {"a": "x", "b": "y"}], ids=str)
 @pytest.mark.parametrize("policy", ["none", "everything", "nothing", "names", "all but names"])
 def test_remat_policy_decides_what_is_computed_again(policy, resources):
@@ -1072,6 +1086,7 @@ def around_vmap(uses, a, b):
     return all_around(uses, vmapped(mixing))(*arguments(a, b))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("uses", AROUND)
 def test_control_flow_around(uses, placement):
@@ -1083,5 +1098,5 @@ def test_control_flow_around(uses, placement):
 
 if __name__ == "__main__":
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    check_divergent_group(sys.argv[1])
+    check_divergent_group(sys.argv[1], sys.argv[2:])
     print("every placement agrees")

@@ -113,6 +113,7 @@ def mesh(mesh42):
         yield mesh42
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_equal_positional_einsum(case, resources, mesh, rng):
@@ -167,6 +168,7 @@ def test_contraction_is_one_dot_and_one_all_reduce(case, resources, mesh, rng):
 SEVERAL = ["three", "four", "five", "bilinear"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("case", SEVERAL)
 def test_several_operands_need_one_all_reduce_at_most(case, resources, mesh, rng):
@@ -197,6 +199,7 @@ def test_the_path_is_chosen_for_what_a_device_holds(mesh, rng):
     assert result_of_the_first_dot({}) != result_of_the_first_dot({"i": ("x", "y")})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "optimize", ["auto", "greedy", True, False, [(0, 1), (0, 1)], [(0, 1, 2)], ((1, 2), (0, 1))], ids=str
 )
@@ -266,6 +269,7 @@ TRUTH = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", SPLITS, ids=str)
 @pytest.mark.parametrize("density", [0.0, 0.2, 0.7])
 def test_truth_values_are_alike_on_every_device(density, resources, mesh, rng):
@@ -279,6 +283,7 @@ def test_truth_values_are_alike_on_every_device(density, resources, mesh, rng):
         np.testing.assert_array_equal(got, np.einsum(positional, *(a.astype(int) for a in args)) > 0, err_msg=spec)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", SPLITS, ids=str)
 @pytest.mark.parametrize("of", ["einsum", "pdot", "one operand", "alone", "three"])
 def test_a_narrower_preferred_type_rounds_once(of, resources, mesh):
@@ -324,6 +329,7 @@ MANUAL = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(("fun", "oracle"), [m[1:] for m in MANUAL], ids=[m[0] for m in MANUAL])
 def test_braces_name_the_axes_of_a_shard_map(fun, oracle, jit, mesh):
@@ -374,6 +380,23 @@ def test_dimensions_of_one_element_broadcast_as_in_numpy(rng):
     np.testing.assert_allclose(fun(x, y), np.einsum("in,in->...n", x, y), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ba", [(2, 3)]),
+        ("zc,a", [(2, 3), (4,)]),
+        ("ki,jk", [(2, 3), (4, 2)]),
+        ("...ba,c", [(5, 2, 3), (4,)]),
+        ("cc,ba", [(2, 2), (3, 4)]),
+    ],
+)
+def test_without_an_arrow_the_letters_of_the_output_are_sorted_as_in_numpy(spec, shapes, rng):
+    operands = [rng.normal(size=(6, *shape)).astype(np.float32) for shape in shapes]
+    result = xmap(lambda *xs: einsum(spec, *xs), ["rows", ...], ["rows", ...])(*operands)
+    expected = np.stack([np.einsum(spec, *(x[k] for x in operands)) for k in range(6)])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [lambda: np.array([[0, 1], [0, 1]]), lambda: opt_einsum.RandomGreedy(max_repeats=4)])
 def test_paths_may_be_arrays_and_optimizers(make, rng):
     args = arguments("three", rng)
@@ -381,6 +404,7 @@ def test_paths_may_be_arrays_and_optimizers(make, rng):
     np.testing.assert_allclose(got, oracle("three")(*args), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("contract", ["psum", "pdot", "einsum"])
 @pytest.mark.parametrize("resources", SPLITS, ids=str)
 def test_a_backward_rule_may_sum_its_cotangent_by_a_contraction(contract, resources, mesh):
@@ -481,6 +505,7 @@ ATTENTION_PLACEMENTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("resources", ATTENTION_PLACEMENTS, ids=str)
 def test_attention_equals_positional(resources, mesh, rng):
     q, k, v = (rng.normal(size=(4, 4, 8, 5)).astype(np.float32) for _ in range(3))

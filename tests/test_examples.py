@@ -46,6 +46,7 @@ def test_digits_learns_the_same_thing_under_three_assignments():
     ]
 
 
+@pytest.mark.slow
 def test_digits_fails_when_it_has_not_learnt():
     done = run_digits("--steps", "1")
     assert done.returncode == 1
@@ -109,6 +110,7 @@ def losses_of(run):
     return [float(x) for x in re.findall(r"loss ([\d.]+)", run)]
 
 
+@pytest.mark.slow
 def test_megatron_block_has_the_losses_of_plain_jax():
     done = run_example("megatron", "--steps", "30")
     assert done.returncode == 0, done.stdout + done.stderr

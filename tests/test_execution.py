@@ -552,6 +552,7 @@ def impure(log):
     return lambda v: io_callback(functools.partial(tell, log), like, v)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("placement", "spec", "copies"), CALLBACK_PLACEMENTS, ids=COPIES.keys())
 @pytest.mark.parametrize("make_body", [printing, pure, impure])
 def test_callbacks_run_once_for_each_element_and_device(make_body, placement, spec, copies, mesh42):
@@ -625,6 +626,7 @@ def scope_of(loops):
         yield
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("out_axes", [["i", "j", ...], ["j", None, "i"]], ids=str)
 @pytest.mark.parametrize(("loops", "resources", "lengths"), LOOPS, ids=str)
 def test_loops_compute_chunk_by_chunk(loops, resources, lengths, out_axes, mesh42):
@@ -821,6 +823,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sampled
 @over(["none", "part", "full"])
 @pytest.mark.parametrize("make", [with_arguments, closing_over])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
@@ -835,6 +838,7 @@ def test_xmap_inside_transforms(transform, make, placement, spec, mesh42, rng):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled
 @over(["loop", "part and loop"])
 @pytest.mark.parametrize("name", ["jit", "scan over carries", "grad", "vmap"])
 def test_loops_inside_transforms(name, placement, spec, mesh42, rng):

@@ -17,6 +17,7 @@ import warnings
 
 import jax
 import numpy as np
+import pytest
 from fuzz_model import Call, Constant, Index, Leaf, Refused, Total, body_of, is_container
 from hypothesis import HealthCheck, event, given, note, seed, settings
 from hypothesis import strategies as st
@@ -385,11 +386,17 @@ def fuzz(strategy, few):
     return decorate
 
 
-@fuzz(calls(), 500)
-def test_calls_are_right_or_refused(call):
+def judge_call(call):
     judge(call)
 
 
-@fuzz(strange_calls(), 500)
-def test_strange_calls_are_right_or_refused(call):
+def judge_strange_call(call):
     judge(call)
+
+
+test_calls_are_right_or_refused = fuzz(calls(), 120)(judge_call)
+test_strange_calls_are_right_or_refused = fuzz(strange_calls(), 200)(judge_strange_call)
+
+# The first calls are those of the tests above.
+test_more_calls_are_right_or_refused = pytest.mark.slow(fuzz(calls(), 500)(judge_call))
+test_more_strange_calls_are_right_or_refused = pytest.mark.slow(fuzz(strange_calls(), 500)(judge_strange_call))

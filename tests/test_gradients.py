@@ -389,6 +389,7 @@ def test_every_program_is_in_a_family():
     assert sorted(name for names in FAMILIES.values() for name in names) == sorted(PROGRAMS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_value_vjp_and_jvp(family, placement):
@@ -414,6 +415,7 @@ def positional_jacobians(names, a, b):
     return jacobians(positional_functions(names))(*arguments(a, b))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_jacobians(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -479,6 +481,7 @@ def positional_hessians(a, b):
     return ((uu, uw), (wu, ww)), ww
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_products_with_the_hessian(placement):
     """Every order of forward and reverse mode gives one symmetric matrix: that of the positional function."""
@@ -490,6 +493,7 @@ def test_products_with_the_hessian(placement):
     assert_same(result, expected, tolerance=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_hessians(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -537,6 +541,7 @@ def linear_loss(layer):
     return lambda x, u, matrix: jnp.sin(layer(x * u, matrix)).sum()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_backward_rules_that_sum_and_that_do_not_give_the_true_gradient(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -551,6 +556,7 @@ def test_backward_rules_that_sum_and_that_do_not_give_the_true_gradient(placemen
     assert_same(result, dict.fromkeys(LINEAR_RULES, gradients(positional)(x, u, weights(a))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", ["vectorized", "a:xy", "a:x,b:y", "b:x"])
 def test_backward_rules_with_collectives_in_scan_remat_and_jit(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -603,6 +609,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SEVERAL_RESULTS)
 @pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
 def test_a_rule_with_several_results_of_different_named_shapes(name, placement):
@@ -659,6 +666,7 @@ def gradients_of_sines(f):
     return jax.value_and_grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_megatron_pair_from_outside(placement):
     """All gradients are those of the positional layer, that of the image too.
@@ -673,6 +681,7 @@ def test_megatron_pair_from_outside(placement):
     assert_same(result, gradients_of_sines(positional_layer)(*args))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_megatron_pair_inside(placement):
     """Each element of the batch has its own gradients; those of a hidden unit's weights stay with the unit."""
@@ -697,6 +706,7 @@ def _stable_logsumexp_jvp(primals, tangents):
     return out, lax.psum(jnp.exp(primals[0] - out) * tangents[0], "b")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_custom_jvp_with_collectives(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -763,6 +773,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("a,resources", [(a, r) for a, b, r in PLACEMENTS.values() if "b" not in r], ids=str)
 def test_convention_inside(a, resources):
     x, c = elements(a)
@@ -772,6 +783,7 @@ def test_convention_inside(a, resources):
     assert_same(result, {name: gradient(x, c).astype(np.float32) for name, (_, gradient) in INSIDE.items()})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_vjp_inside_with_varying_cotangents(placement):
     """The pullback of psum sums cotangents; that of all_gather scatters their sum."""
@@ -797,6 +809,7 @@ def test_vjp_inside_with_varying_cotangents(placement):
     assert_same(result, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_extremum_of_names_and_positions_inside(placement):
     """Ties share the gradient of every element's loss; all elements have the same loss."""
@@ -809,6 +822,7 @@ def test_extremum_of_names_and_positions_inside(placement):
     assert_same(result, (2 * a * ties / ties.sum((0, 2), keepdims=True)).astype(np.float32))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_extremum_of_names_and_the_last_position_inside(placement):
     """The extremum of a square matrix over its columns must be compared with its rows."""
@@ -823,6 +837,7 @@ def test_extremum_of_names_and_the_last_position_inside(placement):
     assert_same(result, (a * (ties * weights).sum(3) / ties.sum((0, 3))[None]).astype(np.float32))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_gradient_inside_differentiated_from_outside(placement):
     """A gradient penalty: the inner gradient is part of the program like any other value."""
@@ -915,6 +930,7 @@ def reverse_derivatives(functions):
 # --------------------------------------------------------------------- kinds of arguments
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_gradient_of_a_closed_over_value(placement):
     """The xmapped function closes over tracers of the outer gradient."""
@@ -932,6 +948,7 @@ def test_gradient_of_a_closed_over_value(placement):
     assert_same(result, gradients(positional)(u, w))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_integer_and_low_precision_arguments(placement):
     """Labels have float0 tangents; gradients keep the dtype of what they belong to."""
@@ -959,6 +976,7 @@ def test_integer_and_low_precision_arguments(placement):
     assert_same(result, derivatives(positional), tolerance=2e-2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_complex_and_pytree_arguments(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1143,6 +1161,7 @@ NETWORK_PLACEMENTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("resources", NETWORK_PLACEMENTS, ids=str)
 def test_tutorial_network_can_be_trained_under_every_placement(resources):
     args = network_arguments()

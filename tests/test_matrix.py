@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from compiled import quick_compilation
 from jax import lax, nn
+from sampling import covering
 
 from xmap_compat import Mesh, SerialLoop, collectives, xmap
 from xmap_compat import lax as xlax
@@ -808,9 +809,18 @@ def program_id(program):
     return f"{DTYPES[dtype].__name__}-{outside}" + (f" of {inside}" if inside != "plain" else "")
 
 
+#: Numbers of the programs in which each mode and dtype occurs, and each placement with and without derivatives.
+QUICK = covering(
+    [{"program": program, "placement": (name, is_smooth(*program[:2]))} for program, name in PROGRAMS_AND_PLACEMENTS]
+)
+
+
 @pytest.mark.parametrize(
     ("program", "placement"),
-    [pytest.param(program, name, id=f"{program_id(program)}-{name}") for program, name in PROGRAMS_AND_PLACEMENTS],
+    [
+        pytest.param(program, name, id=f"{program_id(program)}-{name}", marks=[] if k in QUICK else [pytest.mark.slow])
+        for k, (program, name) in enumerate(PROGRAMS_AND_PLACEMENTS)
+    ],
 )
 def test_cells_equal_the_oracle(program, placement):
     inside, outside, dtype = program
@@ -841,6 +851,18 @@ def test_the_chosen_cells_cover_all_pairs():
     wanted |= {(cell, mode) for cell in cells for mode in MODES if applies(cell, "f") and not is_compound(*mode)}
     wanted |= {(op, mode) for op in OPERATIONS for mode in MODES}
     assert wanted - seen == set()
+
+
+def test_the_quick_programs_use_all_there_is():
+    """Every operation with and without derivatives, placement, mode and dtype, in what runs without ``--slow``."""
+    quick = [PROGRAMS_AND_PLACEMENTS[k] for k in QUICK]
+    assert {program for program, _ in quick} == set(PROGRAMS)
+    placements = {(name, is_smooth(*program[:2])) for program, name in quick}
+    assert placements == {(name, smooth) for name in PLACEMENTS for smooth in [False, True]}
+    seen = {
+        (cell.operation, is_smooth(*program[:2])) for program, name in quick for cell in chosen_cells(name, program)
+    }
+    assert {(operation, smooth) for operation in OPERATIONS for smooth in [False, True]} - seen == set()
 
 
 #: Functions of jax.lax with an ``axis_name`` that say what shard_map is told, and compute nothing over named axes.

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import Mesh, _jax, global_array, mesh, xmap
+from xmap_compat import Mesh, _jax, global_array, mesh, serial_loop, xmap
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -467,6 +467,7 @@ def test_meshes_entered_by_jax_are_seen_under_jit(context):
         outer(X)
 
 
+@pytest.mark.sampled
 @their_contexts
 @pytest.mark.parametrize("spec", [P(), P("x"), P("x", "y"), P(None, "y"), P(("y", "x"))], ids=str)
 def test_arguments_sharded_otherwise_under_meshes_of_jax(spec, context):
@@ -497,6 +498,7 @@ GRADIENT_CONTEXTS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("context", "transform"), GRADIENT_CONTEXTS)
 @pytest.mark.parametrize("spec", [None, P("x")], ids=str)
 def test_gradients_under_meshes_of_jax(spec, context, transform):
@@ -535,6 +537,16 @@ def test_a_mesh_set_for_good_is_seen():
     finally:
         setter.__exit__(None, None, None)
     assert_no_mesh()
+
+
+@pytest.mark.parametrize("context", ["with Mesh", "set_mesh Auto", "set_mesh Explicit"])
+def test_a_loop_and_a_mesh_axis_of_one_name(context):
+    """Our own mesh is refused where it is entered; of those of JAX nobody knows before a call wants the name."""
+    square, use = (xmap(lambda v: v**2, ["i"], ["i"], axis_resources={"i": r}) for r in ("y", "x"))
+    with serial_loop("x", 2), THEIRS[context]():
+        np.testing.assert_array_equal(square(np.arange(8.0)), np.arange(8.0) ** 2)
+        with pytest.raises(ValueError, match=r"`?x`?.*loop"):
+            use(np.arange(8.0))
 
 
 LINE = lambda: mesh(DEVICES, "x")

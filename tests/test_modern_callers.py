@@ -129,6 +129,7 @@ def test_a_linen_module_in_the_body(resources):
 # -------------------------------------------------------------------------------- optax
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make_optimizer", ["sgd", "adamw", "lion", "clipped", "accumulated"])
 @pytest.mark.parametrize("resources", ASSIGNMENTS, ids=str)
 def test_optimizers_around_an_xmapped_loss(make_optimizer, resources):
@@ -356,6 +357,7 @@ SHARDINGS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", ["x", ("x", "y"), ()], ids=str)
 @pytest.mark.parametrize(("given", "wanted"), SHARDINGS, ids=str)
 def test_shardings_of_a_jit_around(given, wanted, placement):
@@ -372,6 +374,7 @@ def test_shardings_of_a_jit_around(given, wanted, placement):
 SPECS = [P(), P("x"), P(("x", "y")), P("y"), "numpy"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec_of_rows", SPECS, ids=str)
 @pytest.mark.parametrize("spec_of_weights", SPECS, ids=str)
 def test_arguments_that_lie_anywhere(spec_of_rows, spec_of_weights):
@@ -436,6 +439,7 @@ def by_hand(placement, on):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("placement", ["x", "y", ("x", "y"), ("y", "x")], ids=str)
 @pytest.mark.parametrize("spec", [P(), P("x"), P(None, "y")], ids=str)
@@ -597,6 +601,7 @@ PLACING = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 @pytest.mark.parametrize("spec", [P(), P("y")], ids=str)
 @pytest.mark.parametrize("name", PLACING)

@@ -443,6 +443,53 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert [c.primitive for c in plan.collectives] == ["psum", "psum"]
 
 
+def test_equal_transfers_of_one_collective_are_counted_together(mesh42):
+    """Every device sends one slab to the next and one to the one before: two rounds alike."""
+    to = {2 * d: (2 * d + 2) % 8 for d in range(4)} | {2 * d + 1: (2 * d - 1) % 8 for d in range(4)}
+    with mesh42:
+        f = xmap(lambda x: lax.ppermute(x, "i", list(to.items())), ["i", ...], ["i", ...], axis_resources={"i": "x"})
+        plan = f.plan(shaped(8, 3))
+    (collective,) = plan.collectives
+    assert [(t.kind, t.slabs, t.times, t.bytes_sent) for t in collective.transfers] == [("ppermute", 1, 2, 3 * 4)]
+    assert collective.became.startswith("one ppermute of 1 slab over x (2 times)")
+    assert collective.bytes_sent == plan.bytes_sent == 2 * 3 * 4
+
+
+def test_what_happens_in_a_branch_and_what_does_not_happen_at_all_are_said(mesh42):
+    with mesh42:
+        plan = xmap(in_cond, ["i", "j", ...], ["j", ...], axis_resources={"i": "x"}).plan(shaped(4, 5, 3))
+        idle = xmap(lambda x: lax.psum(x, "k"), ["i", "k"], ["i"], axis_resources={"i": "x"}).plan(shaped(4, 1))
+    became = {c.primitive: c.became for c in plan.collectives if c.axes == ("i",)}
+    assert became == {"psum": "all-reduce over x (in a branch)", "pmax": "all-reduce over x (in a branch)"}
+    (outer,) = (c.became for c in plan.collectives if c.axes == ("i", "j"))
+    assert outer == "local max, all-reduce over x"
+    assert [c.became for c in idle.collectives] == ["nothing to do"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "unknown"),
+        *((0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (1236, "1.24 kB"), (96_400, "96.4 kB")),
+        *((999_499, "999 kB"), (999_500, "1 MB"), (12_000_000, "12 MB"), (999_500_000, "1 GB"), (2.5e12, "2.5 TB")),
+    ],
+)
+def test_bytes_are_rounded_to_three_digits(count, text):
+    assert show_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("resources", "size", "expected"),
+    [({"i": "x"}, 4, 2 * 3), ({"i": ("x", "y")}, 8, 2 * 4), ({"i": "y"}, 2, 2 * 2)],
+    ids=str,
+)
+def test_parts_of_bytes_are_rounded_up(resources, size, expected, mesh42):
+    """Each of n devices sends (n - 1) / n of 4 bytes, twice."""
+    with mesh42:
+        plan = xmap(lambda x: lax.psum(x, "i"), ["i"], [], axis_resources=resources).plan(shaped(size))
+    assert plan.bytes_sent == expected
+
+
 HLO_KINDS = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"}
 
 

@@ -102,17 +102,15 @@ def scanned(function, arrays):
     return [r[1] for r in jax.lax.scan(body, None, pairs)[1]]
 
 
-@random_examples(60)
-def test_values(data):
-    check_values(data, data.draw(programs()))
+def check_values(data):
+    check_program(data, data.draw(programs()))
 
 
-@random_examples(6)
-def test_values_of_loops_in_vmaps(data):
-    check_values(data, data.draw(programs(operations=(widen, vmapped_while))))
+def check_loops_in_vmaps(data):
+    check_program(data, data.draw(programs(operations=(widen, vmapped_while))))
 
 
-def check_values(data, program):
+def check_program(data, program):
     model = program.modelled()
     want = model(*program.arrays())
     for call in (plain, data.draw(st.sampled_from([plain, jitted, batched, scanned]))):
@@ -168,16 +166,26 @@ def check_derivative(data, program, derivative):
     assert_near(got, want, GRADIENT_TOLERANCE, lambda factor: reference([f * np.float32(factor) for f in floats]))
 
 
-@random_examples(30)
-def test_reverse_mode(data):
+def check_reverse_mode(data):
     check_derivative(data, data.draw(programs(while_loops=False)), reverse)
 
 
-@random_examples(20)
-def test_forward_mode(data):
+def check_forward_mode(data):
     check_derivative(data, data.draw(programs(backward_rules=False)), forward)
 
 
-@random_examples(15)
-def test_second_order(data):
+def check_second_order(data):
     check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
+
+
+test_values = random_examples(15)(check_values)
+test_values_of_loops_in_vmaps = random_examples(4)(check_loops_in_vmaps)
+test_reverse_mode = random_examples(8)(check_reverse_mode)
+test_forward_mode = random_examples(6)(check_forward_mode)
+test_second_order = random_examples(4)(check_second_order)
+
+# The first programs are those of the tests above.
+test_more_values = pytest.mark.slow(random_examples(60)(check_values))
+test_more_of_reverse_mode = pytest.mark.slow(random_examples(30)(check_reverse_mode))
+test_more_of_forward_mode = pytest.mark.slow(random_examples(20)(check_forward_mode))
+test_more_of_second_order = pytest.mark.slow(random_examples(15)(check_second_order))

@@ -408,6 +408,7 @@ def with_rules(x):
     return lax.psum(total * x, "i") * product
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_rules_of_derivatives_are_kept(place):
     x = normal(8, 3) - np.float32(0.1)
@@ -515,6 +516,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form, place", [(REWRITTEN, "none"), (REWRITTEN, "full"), *((f, "part") for f in FORMS)])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_each_collective_in_each_place(name, form, place):
@@ -526,6 +528,7 @@ def test_each_collective_in_each_place(name, form, place):
 NOT_DIFFERENTIABLE = ("pargmax",)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form, place", [(REWRITTEN, "none"), (REWRITTEN, "full"), *((f, "part") for f in FORMS)])
 @pytest.mark.parametrize("name", [n for n in COLLECTIVES if n not in NOT_DIFFERENTIABLE])
 def test_the_gradient_of_each_collective_in_each_place(name, form, place):
@@ -541,6 +544,7 @@ def test_the_gradient_of_each_collective_in_each_place(name, form, place):
     np.testing.assert_allclose(np.sum(np.float64(found) * along), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", ["none", "part", "full"])
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("contract", ["pdot", "einsum"])
@@ -582,6 +586,7 @@ OF_EXTREMA = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", OF_EXTREMA)
 def test_the_gradients_of_extrema_and_what_is_made_of_them(name, place):
@@ -666,6 +671,7 @@ CONTROL_FLOW = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_control_flow(name, place):

@@ -321,6 +321,12 @@ def test_the_index_over_an_axis_only_in_axis_sizes(placement, mesh42):
         np.testing.assert_array_equal(fun(), np.arange(8))
 
 
+def test_an_axis_of_axis_sizes_may_have_no_elements():
+    count = xmap(lambda: (lax.axis_index("i"), lax.psum(1, "i")), (), (["i"], []), axis_sizes={"i": 0})
+    index, size = count()
+    assert (index.shape, index.dtype, int(size)) == ((0,), np.int32, 0)
+
+
 @over(MESH_PLACEMENTS)
 def test_an_unused_axis_of_axis_sizes(placement, mesh42):
     fun = xmap(lambda x: x + 1, {}, {}, axis_sizes={"i": 8}, axis_resources={"i": placement})

@@ -458,18 +458,21 @@ def check_inside(programs, placement):
     assert_same(result, by_vmap(programs, a, b))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
 @pytest.mark.parametrize("family", LOCAL)
 def test_inside(family, placement):
     check_inside(LOCAL[family], placement)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", [*KINDS_OF_PLACEMENT, *LOOPED_PLACEMENTS])
 @pytest.mark.parametrize("family", LIBRARIES)
 def test_libraries_inside(family, placement):
     check_inside(LIBRARIES[family], placement)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", NAMED)
 def test_inside_with_collectives(family, placement):
@@ -744,12 +747,14 @@ def check_rules(programs, placement):
     assert_same(result, value_and_gradients_by_vmap(programs, a, b))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", RULES)
 def test_custom_rules(family, placement):
     check_rules(RULES[family], placement)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", KINDS_OF_PLACEMENT)
 def test_rules_of_solvers(placement):
     check_rules((rules_of_solvers,), placement)
@@ -770,6 +775,7 @@ def rules_that_close_over_named_values(x, u, w):
     return jax.value_and_grad(loss)(x), jax.grad(loss)(w)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
 def test_custom_rules_that_close_over_named_values(placement):
     a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
@@ -824,6 +830,7 @@ def positional_rules_with_collectives(x, u, w):
     return sum(positional_averaged(t * u) + positional_averaged(u) * positional_centered(t) for t in steps)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_custom_rules_with_collectives(placement):
     """From outside the positional rules; inside those of vmap."""
@@ -857,6 +864,7 @@ def draws(key, u):
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:xy", "a:yx", *LOOPED_PLACEMENTS])
 def test_random_numbers_from_mapped_keys(placement):
     """Typed and raw keys; each element draws what it would draw alone."""
@@ -876,6 +884,7 @@ def test_random_numbers_from_mapped_keys(placement):
     assert_same(jax.random.key_data(keys), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_random_numbers_from_one_key(placement):
     """An unmapped key draws the same for all; folding in the index of the element makes it its own."""
@@ -914,6 +923,7 @@ def replicas(resources):
     return 8 // int(np.prod([sizes[m] for m in used])) if used else 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_debug_print_and_callback_once_per_element_and_device(placement, capsys):
     a, b, resources = PLACEMENTS[placement]
@@ -935,6 +945,7 @@ def test_debug_print_and_callback_once_per_element_and_device(placement, capsys)
     assert printed == {f"n={n} i={n // b}": times for n in range(a * b)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_io_callback(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -956,6 +967,7 @@ def test_io_callback(placement):
 # --------------------------------------------------------------------------------- shardings
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_sharding_constraints_inside_have_no_effect_on_the_result(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -980,6 +992,7 @@ def test_sharding_constraints_inside_have_no_effect_on_the_result(placement):
     assert_same(result, (x * 2, x + u[:, None, None], {"x": x, "total": total}, x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_sharding_constraints_around(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1078,6 +1091,7 @@ NESTED = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_nested_xmap(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1090,6 +1104,7 @@ def test_nested_xmap(placement):
 FREE_MESH_AXES = {"vectorized": ("x", ("x", "y")), "a:x": ("y",), "b:y": ("x",), "b:x": ("y",)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement,own", [(p, own) for p, free in FREE_MESH_AXES.items() for own in free], ids=str)
 def test_nested_xmap_with_its_own_resources(placement, own):
     """The inner axis lives on mesh axes that the outer one leaves free; values and both gradients are positional."""
@@ -1225,6 +1240,7 @@ def around_vmap(uses, a, b):
     return all_around(uses, vmapped(mixing))(*arguments(a, b))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("uses", AROUND)
 def test_around(uses, placement):
@@ -1234,6 +1250,7 @@ def test_around(uses, placement):
     assert_same(result, around_vmap(AROUND[uses], a, b))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:x,b:y", "b:x"])
 def test_callbacks_around(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1292,6 +1309,7 @@ def test_gradients_of_extrema_in_vmap_with_spmd_axis_name(resources, rng):
 # ------------------------------------------------------------------------------- modes of JAX
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y"])
 def test_strict_promotion_and_leak_checks(placement):
     """Nothing that xmap adds promotes types implicitly, and no tracer survives a call."""
@@ -1314,6 +1332,7 @@ def test_strict_promotion_and_leak_checks(placement):
     assert_same(slopes, jax.grad(lambda *args: vmapped(body)(*args)[2].sum())(*args))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:yx", "a:x,b:y"])
 def test_double_precision(placement):
     a, b, resources = PLACEMENTS[placement]

@@ -76,6 +76,7 @@ def test_the_recording_is_of_these_programs():
     assert len(PROGRAMS) >= 150
 
 
+@pytest.mark.sampled
 @over_cells(SAME)
 def test_as_recorded(name, assignment):
     expected = recorded(name, assignment)

@@ -1,0 +1,477 @@
+"""Single-line edits of the package that a test must find, and what runs them.
+
+    python tests/mutants.py            each edit, and at the end those that no test found
+    python tests/mutants.py 3/8        a rotating eighth of them
+    python tests/mutants.py words      those whose old or new text contains the words
+
+Each edit is made in a copy of the repository, in which the tests most likely to find it run until the first one fails.
+An edit is found by its text and not by its place, so that code may move between files; ``test_every_edit_applies``
+says when a text is gone.  ``nox -s mutants`` runs all of them on the newest JAX.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = "xmap_compat"
+MOST_SURVIVORS = 0.02  # of all
+
+
+class Mutant(NamedTuple):
+    """An edit.
+
+    Attributes:
+      old: a text that the package has once.
+      new: what stands in its place.
+      tests: test modules, or single tests (``module::function``).
+      survives: why no test finds it, if so.
+    """
+
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    survives: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.old!r} -> {self.new!r}"
+
+
+MUTANTS: list[Mutant] = []
+
+
+def found_by(*tests, edits):
+    MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
+
+
+# ----------------------------------------------------------------- specs, sizes, placements
+
+found_by(
+    "test_specs",
+    edits={
+        "if size < 0:": "if size <= 0:",
+        "return 1 + max((position for position, _ in self.names), default=-1)": (
+            "return max((position for position, _ in self.names), default=-1)"
+        ),
+        "if known != shape[dim]:": "if False:",
+        "if any(k < 0 for k in spec):": "if False:",
+        "[(int(k), spec[k]) for k in sorted(spec)]": "[(int(k), spec[k]) for k in spec]",
+        "None if open_ended else len(entries), spec, path)": "None, spec, path)",
+        "if len({name for _, name in pairs}) != len(pairs):": "if False:",
+        "shape.insert(position, sizes[name])": "shape.append(sizes[name])",
+        "if spec.rank is not None and spec.rank != len(shape):": "if False:",
+        "_check_broadcast(checker, path, names, wanted - names)": "pass",
+    },
+)
+found_by(
+    "test_execution",
+    "test_misuse",
+    edits={
+        "            tuple(self.sizes.items()),\n": "",
+        "            tuple(self.resources.items()),\n": "",
+        "if owner is not fun:": "if False:",
+        "keep_unused=bool(donated)": "keep_unused=False",
+        "entries[position] = axes[0] if len(axes) == 1 else axes or None": "entries[position] = axes or None",
+        "return dataclasses.replace(self, loops=(), loop_sizes=())": "return self",
+    },
+)
+found_by(
+    "test_mesh",
+    "test_misuse",
+    edits={
+        "shadowed = [name for name, _ in _loops_in_scope.value if name in self.physical_mesh.shape]": "shadowed = []",
+        "if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:": "if shadowed := []:",
+        "if name in loops or (ambient is not None and name in ambient.shape):": "if name in loops:",
+        "if device in seen:": "if False:",
+        "if entries[: len(mesh_axes)] != mesh_axes:": "if False:",
+        'return self.physical_mesh == getattr(other, "physical_mesh", other)': "return self is other",
+        "if enclosing and enclosing[-1].scope.mesh != scope.mesh:": "if False:",
+        "if size % total:": "if False:",
+        "if len(set(named)) != len(named):": "if False:",
+    },
+)
+
+# ------------------------------------------------------------------ named values, evaluation
+
+found_by(
+    "test_combinations",
+    "test_walking_skeleton",
+    "test_collectives",
+    edits={
+        "lambda major, minor, size=loc.place(name).size: major": (
+            "lambda major, minor, size=loc.place(name).device_size: major"
+        ),
+        "local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)": (
+            "local = lax.iota(np.int32, place.local_size)"
+        ),
+        "index = index * np.int32(size) + lax.axis_index(mesh_axis)": "index = lax.axis_index(mesh_axis)",
+        "return [n for n in self.placements if n in names and self.has_local_dim(n)]": (
+            "return [n for n in names if self.has_local_dim(n)]"
+        ),
+        "return (*own, *outer)": "return own",
+        "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
+        "for name, d in reversed(list(zip(levels, added))):": "for name, d in zip(levels, added):",
+        "        outer = levels[: levels.index(name)]\n": "        outer = ()\n",
+        "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
+        "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
+        "return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)": (
+            "return value"
+        ),
+        "missing = [n for n in loc.local_names(names) if n not in dims]": "missing = []",
+    },
+)
+
+# ------------------------------------------------------------------------- collectives
+
+found_by(
+    "test_matrix",
+    "test_collectives",
+    edits={
+        "if repeats != 1 and COTANGENT not in value.names:": "if False:",
+        "repeats = loc.total_size(n for n in names if n not in present)": "repeats = loc.total_size(names)",
+        "data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data": "",
+        "order = [have.index(part) for part in want]": "order = list(range(len(want)))",
+        "gathered = move_positional(gathered, 0, at)": "",
+        'kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))': (
+            "kept = jnp.where(i == 0, x, jnp.zeros_like(x))"
+        ),
+        "if name not in value.names and loc.is_own(name):": "if False:",
+        "ties = (x == spread(loc, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": ("ties = jnp.ones_like(x)"),
+        "return out, total(t * ties) / total(ties)": "return out, total(t * ties)",
+        "repeats = loc.total_size(own - names)": "repeats = 1",
+        'mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own & names)': (
+            'mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own)'
+        ),
+        "return result if tiled else squeeze_positional(result, position)\n    value": "return result\n    value",
+        "front = [at + parts.index(part) for part in (*mesh, *local)]": ("front = [at + k for k in range(len(parts))]"),
+        "source = [at[part] for part in loc.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
+        "received[[destination for _, destination in perm]] = True": "received[:] = True",
+        "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
+        "if (table == table[:1]).all():": "if True:",
+        "taken[taken < 0] = nothing": "taken[taken < 0] = 0",
+        "return lax.rev(data, (0,))": "return data",
+        "if source not in senders and destination not in receivers:": "if source not in senders:",
+        "nothing += width": "nothing += 1",
+        "copies = lax.broadcast(chunk.data, (loc.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
+    },
+)
+found_by(
+    "test_collectives",
+    "test_regressions",
+    "test_misuse",
+    edits={
+        "together[np.ix_(group, group)] = True": "together[:] = True",
+        "ranks[member] = rank": "pass",
+        "return _spread(union, axes) if grouped else RULES[primitive].names(union, axes)": (
+            "return RULES[primitive].names(union, axes)"
+        ),
+        "return -np.inf if jnp.issubdtype(dtype, np.inexact) else jnp.iinfo(dtype).min": "return 0",
+        "if not jnp.issubdtype(x.dtype, jnp.floating):\n            return across(x, mesh_axes)": (
+            "return across(x, mesh_axes)"
+        ),
+        "if len(set(mentioned)) < len(mentioned):": "if False:",
+        "if indices.count(index) > 1:": "if False:",
+        "kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])": "kept = out",
+        "if _jax.draws_from_rbg(primitive, operands):": "if False:",
+    },
+)
+found_by(
+    "test_combinations",
+    "test_communication",
+    edits={
+        "if devices > 1 and slots == 1:": "if False:",
+        "if len(runs) <= 4:": "if False:",
+        "if received.all():": "if False:",
+        "pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))": (
+            "pending = sorted(pairs)"
+        ),
+        "natural = tuple(c for c in dict.fromkeys(itertools.chain.from_iterable(inputs)) if c in kept)": (
+            "natural = tuple(kept)"
+        ),
+    },
+)
+
+# --------------------------------------------------------------------- contraction, einsum
+
+found_by(
+    "test_einsum",
+    edits={
+        "else lax.convert_element_type(result, preferred_element_type)": "else result",
+        "once = sorted(x for x in set(letters) if letters.count(x) == 1)": (
+            "once = [x for x in letters if letters.count(x) == 1]"
+        ),
+        "else np.dtype(jnp.promote_types(dtype, preferred_element_type))": "else np.dtype(preferred_element_type)",
+        "operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]": "pass",
+        "return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)": "return total(x)",
+        "return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))": "return out",
+        "preferred_element_type = x.dtype if len(operands) == 2 else ct.dtype": "pass",
+        "optimize=copy.deepcopy(optimize)": "optimize=optimize",
+        "while len(operands) > 2:": "while False:",
+        "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
+        "return (*letters[:at], *range(-count, 0), *letters[at + 1 :])": (
+            "return (*letters[:at], *range(count), *letters[at + 1 :])"
+        ),
+        "if axis == name and does:": "if False:",
+        "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
+        "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
+            "skipped = tuple(() for t in terms)"
+        ),
+        "return out * np.asarray(size).astype(out.dtype) if inputs == subscripts.inputs else out, None": (
+            "return out, None"
+        ),
+        "path.append(tuple(range(left)[operator.index(k)] for k in step))": "path.append(tuple(step))",
+    },
+)
+
+# ------------------------------------------------------------------------- custom rules
+
+found_by(
+    "test_combinations",
+    "test_gradients",
+    edits={
+        "_at_first_element(loc, ct, summed - collectives)": "_at_first_element(loc, ct, summed)",
+        " - {COTANGENT} - own_names": " - {COTANGENT}",
+        "cases.setdefault(summed & collectives, {})[k]": "cases.setdefault(NONE, {})[k]",
+        "repeats = 1 if COTANGENT in value.names else loc.total_size(names)": "repeats = loc.total_size(names)",
+        "if repeats != 1 and COTANGENT not in names:": "if repeats != 1:",
+        "names=ct.names | {COTANGENT})": "names=ct.names)",
+        "return jax.ShapeDtypeStruct(_positional_shape(value), aval.dtype, weak_type=aval.weak_type)": (
+            "return jax.ShapeDtypeStruct(_positional_shape(value), aval.dtype)"
+        ),
+        "types.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))": (
+            "types.append(jax.ShapeDtypeStruct(shape, aval.dtype))"
+        ),
+        "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
+        "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])": (
+            "return restore(apply(*given))"
+        ),
+        "collectives_of(eqn).union(*map(read, eqn.invars))": "collectives_of(eqn)",
+        "lax.convert_element_type(cotangent.data, dtype)": "cotangent.data",
+    },
+)
+found_by(
+    "test_combinations",
+    "test_transformations::test_custom_rules",
+    "test_transformations::test_rules_of_solvers",
+    edits={
+        "    ev._refuse_names(eqn)\n    names": "    names",
+        "return _union([*inputs, *checker.results(root.solve_jaxpr, inputs[: num_consts + num_roots])])": (
+            "return _union(inputs)"
+        ),
+        "negative = [dataclasses.replace(v, data=-v.data) for v in x_dot]": "negative = x_dot",
+        "if not tangent.names <= primal.names:": "if False:",
+        "return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]": (
+            "return constant"
+        ),
+        "if len(outs) > len(rhs) else outs": "if False else outs",
+    },
+)
+
+# ------------------------------------------------------------------------- control flow
+
+found_by(
+    "test_combinations",
+    "test_control_flow",
+    edits={
+        "NamedValue(pending.data & again.data, again.dims, again.names)": "again",
+        "stepped = [_select(ev, pending, [old, new]) for old, new in zip(carry, step(carry))]": "stepped = step(carry)",
+        "left = lax.pmax(left.astype(np.int32), axes) > 0 if axes else left": "pass",
+        "if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):": (
+            "if ev.loc.local_names(index.names):"
+        ),
+        "return ev.communicates(*branches) or any(map(has_custom_rule, branches))": "return ev.communicates(*branches)",
+        "if collectives_in(branch) or has_custom_rule(branch):": "if has_custom_rule(branch):",
+        "clamped = lax.clamp(np.int32(0), index.data.astype(np.int32), np.int32(len(branches) - 1))": (
+            "clamped = index.data.astype(np.int32)"
+        ),
+        'reverse=params["reverse"]': "reverse=False",
+        "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
+        "return [names | varying for names in checker": "return [names for names in checker",
+        "[_union([index, *names]) for names in zip(*branches)]": "[_union(names) for names in zip(*branches)]",
+        "operands = [vary_over(ev.loc, v, index.names) for v in operands]\n": "\n",
+    },
+)
+
+# ------------------------------------------------------------------------------- loops
+
+found_by(
+    "test_combinations",
+    "test_execution",
+    edits={
+        "for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)}": (
+            "for p in placements.values() for loop, n in sorted(zip(p.loops, p.loop_sizes), key=str)}"
+        ),
+        "order.extend(loops.index(loop) for loop in place.loops)": (
+            "order.extend(sorted(loops.index(loop) for loop in place.loops))"
+        ),
+        'mine = [loop for loop in loops if ("loop", loop) in labels]': (
+            'mine = [loop for kind, loop in labels if kind == "loop"]'
+        ),
+        "inside.update(dict.fromkeys(eqn.outvars, together))": (
+            "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
+        ),
+        "aside = [e for e in eqns if loop not in self._loops_of(e)]\n        within = [e for e in eqns if loop in": (
+            "aside = []\n        within = [e for e in eqns if True or loop in"
+        ),
+        "if _jax.has_side_effect(eqn) or not live": "if not live",
+        "index = tuple(slice(None) if loop in own else 0 for loop in loops)": (
+            "index = tuple(slice(None) for loop in loops)"
+        ),
+        "return _Chunked(NamedValue(lax.transpose(data, (*front, *rest)), dims, value.names), tuple(mine))": (
+            "return _Chunked(NamedValue(data, dims, value.names), tuple(mine))"
+        ),
+    },
+)
+
+# ------------------------------------------------------------------------- nested xmaps
+
+found_by(
+    "test_combinations",
+    "test_transformations::test_nested_xmap",
+    edits={
+        "return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)": (
+            "return (operand, dim - 1) if dim else (operand, 0)"
+        ),
+        "return operand, dim + 1": "return operand, dim",
+        "return (math.prod(sizes), *shape)": "return (sizes[0], *shape)",
+        "at = value.positional_dims()[0]\n    index": "at = 0\n    index",
+        "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
+        "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
+        "axes = tuple(m for m in axes if m not in have)": "axes = ()",
+        "return [_gather_parts(boundary, out, spec, t.weak_type)": "return [_gather_parts(boundary, out, spec, False)",
+        "x.dtype, weak_type=x.weak_type)": "x.dtype)",
+        'if not all(loc.is_own(axis) for axis in params["axes"]):': "if False:",
+    },
+)
+
+# ------------------------------------------------------------------------- types and traces
+
+found_by(
+    "test_combinations",
+    "test_primitives",
+    "test_regressions",
+    edits={
+        '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
+        "scalars_broadcast = not loc.foreign and (": "scalars_broadcast = (",
+        "v.data if not v.dims and k != 1 else": "v.data if not v.dims else",
+        "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
+        "key = (id(jaxpr), id(ev.loc))": "key = id(jaxpr)",
+        "lax.optimization_barrier((outs, anchor))[0] if anchor else outs": "outs",
+        "value.remember_cast(names, varied)\n": "\n",
+        'if eqn.primitive.name in ("jit", "pjit"):\n                counts[id(sub)] += 1': "pass",
+    },
+)
+
+# ---------------------------------------------------------------------------- the tools
+
+found_by(
+    "test_plan",
+    edits={
+        "counted[key] = None if t.times is None or before is None else before + t.times": "counted[key] = t.times",
+        '(" (in a branch)" if transfer.conditional else "")': '""',
+        '", ".join(phrases) or "nothing to do"': '", ".join(phrases)',
+        'branching = conditional or primitive == "cond"': "branching = conditional",
+        "while value >= 999.5:": "while value >= 1000:",
+        'return f"{value:.3g} {unit}"': 'return f"{value:.4g} {unit}"',
+        "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
+        "inner = None if times is None or turns is None else times * turns": "inner = times",
+        '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
+        'return [f"times {count}"] if word == "sum" and count != 1 else []': "return []",
+    },
+)
+found_by(
+    "test_command_line",
+    edits={
+        "elif isinstance(node, ast.ImportFrom) and not node.level:": "elif isinstance(node, ast.ImportFrom):",
+        "advice = None if node.level else _advice(name)": "advice = _advice(name)",
+        "while before != len(self._names):": "for _ in range(1):",
+    },
+)
+
+# ------------------------------------------------------------------------------ running
+
+
+def home_of(old: str, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    """The files of the package that have a text, each as often as it has it."""
+    files = sorted((root / PACKAGE).rglob("*.py"))
+    return [file for file in files for _ in range(file.read_text(encoding="utf-8").count(old))]
+
+
+def modules_of(mutant: Mutant, root: pathlib.Path = ROOT) -> list[str]:
+    """The tests of a mutant as pytest takes them, wherever their modules lie."""
+    found = []
+    for test in mutant.tests:
+        module, _, function = test.partition("::")
+        (file,) = (root / "tests").rglob(f"{module}.py")
+        found.append(f"{file.relative_to(root)}{'::' * bool(function)}{function}")
+    return found
+
+
+def copy_of_the_repository(target: pathlib.Path) -> pathlib.Path:
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "venv*")
+    return shutil.copytree(ROOT, target, ignore=left_out)
+
+
+def run(mutant: Mutant, timeout: float) -> tuple[bool, str]:
+    """Whether a test finds a mutant, and the line that says how."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        root = copy_of_the_repository(pathlib.Path(folder) / "repository")
+        (file,) = home_of(mutant.old, root)
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *options, *modules_of(mutant, root)]
+        # The package comes from the copy: python -m puts the working directory first.
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
+        try:
+            done = subprocess.run(
+                command, cwd=root, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return True, f"no end in {timeout:.0f} s"
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode in (0, 1):
+        return done.returncode == 1, (lines or [""])[0]
+    if "end_a_hang" in done.stderr or "Timeout" in done.stderr:
+        return True, "a hang"
+    return True, f"pytest ended with {done.returncode}: {(lines or done.stdout.splitlines() or ['?'])[-1]}"
+
+
+def chosen(words: str) -> list[Mutant]:
+    part, slash, parts = words.partition("/")
+    if slash and part.isdigit() and parts.isdigit():
+        return MUTANTS[int(part) % int(parts) :: int(parts)]
+    return [m for m in MUTANTS if words in m.old or words in m.new or words in m.tests]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", nargs="?", default="", help="k/n for a part, or words of an edit")
+    parser.add_argument("-n", type=int, default=os.cpu_count(), help="how many at once")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for the tests of one edit")
+    asked = parser.parse_args()
+    mutants = chosen(asked.which)
+    survivors = []
+    with concurrent.futures.ThreadPoolExecutor(asked.n) as pool:
+        started = time.monotonic()
+        for mutant, (found, how) in zip(mutants, pool.map(lambda m: run(m, asked.timeout), mutants)):
+            word = "found" if found else "SURVIVES"
+            print(f"[{time.monotonic() - started:5.0f} s] {word}: {mutant}\n          {how}", flush=True)
+            if not found:
+                survivors.append(mutant)
+    print(f"\n{len(mutants) - len(survivors)} of {len(mutants)} found")
+    for mutant in survivors:
+        print(f"survives: {mutant}: {mutant.survives or 'no reason is known'}")
+    unexplained = [m for m in survivors if not m.survives]
+    return 1 if unexplained or len(survivors) > MOST_SURVIVORS * len(MUTANTS) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
