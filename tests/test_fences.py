@@ -20,7 +20,11 @@ from xmap_compat import _jax
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
-SOURCES = {path.stem: path.read_text() for path in sorted(PACKAGE.glob("*.py"))}
+MODULES = {
+    path: path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".") for path in PACKAGE.rglob("*.py")
+}
+# By their dotted names; a folder's own file has that of the folder.
+SOURCES = {name.removesuffix(".__init__"): path.read_text() for path, name in sorted(MODULES.items())}
 OTHERS = {name: source for name, source in SOURCES.items() if name != "_jax"}
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 
@@ -303,11 +307,13 @@ ORDER = [
     "loops",
     "lowering",  # 6, 7: shard_map and jit
     "picture",
-    "source_text",
-    "source_helpers",
-    "source_jaxpr",
-    "source_body",
-    "source",  # the equivalent program for plain JAX
+    "tools",
+    "tools.source.text",
+    "tools.source.helpers",
+    "tools.source.staged",
+    "tools.source.body",
+    "tools.source.program",  # the equivalent program for plain JAX
+    "tools.source",
     "plan",  # what the stages decided, as a value
     "api",  # xmap
     "processes",  # its arguments, when several processes share a mesh
@@ -337,8 +343,9 @@ def stages_imported(source):
     for name in imported_modules(without_type_checking(ast.parse(source))):
         package, _, rest = name.partition(".")
         if package == "xmap_compat":
-            module = rest.split(".")[0]
-            yield module if module in SOURCES else "__init__"
+            parts = rest.split(".")
+            modules = (".".join(parts[:k]) for k in range(len(parts), 0, -1))
+            yield next((module for module in modules if module in SOURCES), "__init__")
 
 
 def misplaced_imports(sources, order):
@@ -480,7 +487,16 @@ def test_every_message_is_used_and_every_used_message_exists():
 
 WRITTEN = [
     path
-    for pattern in ("xmap_compat/*", "tests/**/*.py", "examples/*", "benchmarks/*", ".ci/*", "*.md", "*.cfg", "*.toml")
+    for pattern in (
+        "xmap_compat/**/*",
+        "tests/**/*.py",
+        "examples/*",
+        "benchmarks/*",
+        ".ci/*",
+        "*.md",
+        "*.cfg",
+        "*.toml",
+    )
     for path in sorted(ROOT.glob(pattern))
     if path.is_file() and path.suffix not in (".pyc", ".png")
 ]

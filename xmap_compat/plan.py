@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors, lowering, picture, source
+from xmap_compat import _jax, errors, lowering, picture
 from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
 from xmap_compat.collectives import RULES, mentioned_names
 from xmap_compat.contraction import Subscripts
@@ -30,6 +30,7 @@ from xmap_compat.named_shapes import Checker, read_names
 from xmap_compat.named_values import Locality, NamedValue
 from xmap_compat.resources import DeviceAxis, Placement
 from xmap_compat.substitution import STRUCTURED, Evaluator
+from xmap_compat.tools import source
 
 WIDTH = 100
 MAX_LISTING = 80

@@ -23,10 +23,10 @@ from xmap_compat.collectives import RULES, collectives_in, mentioned_names, ment
 from xmap_compat.named_program import trace_flat
 from xmap_compat.named_shapes import Checker, while_names
 from xmap_compat.resources import DeviceAxis
-from xmap_compat.source_body import AxisNames, Body
-from xmap_compat.source_helpers import HELPERS
-from xmap_compat.source_jaxpr import Writer, vjp_rules
-from xmap_compat.source_text import (
+from xmap_compat.tools.source.body import AxisNames, Body
+from xmap_compat.tools.source.helpers import HELPERS
+from xmap_compat.tools.source.staged import Writer, vjp_rules
+from xmap_compat.tools.source.text import (
     WIDTH,
     Lines,
     Names,

@@ -26,8 +26,8 @@ from jax import lax
 
 from xmap_compat import _jax, named_einsum, named_lax, vocabulary
 from xmap_compat.collectives import RULES, mentioned_names
-from xmap_compat.source_helpers import HELPERS
-from xmap_compat.source_text import NotWritable, array, axes, literal
+from xmap_compat.tools.source.helpers import HELPERS
+from xmap_compat.tools.source.text import NotWritable, array, axes, literal
 
 MAX_LITERAL = 64
 

@@ -20,7 +20,7 @@ from jax.extend.core import primitives
 
 from xmap_compat import _jax
 from xmap_compat.collectives import mentioned_names
-from xmap_compat.source_text import (
+from xmap_compat.tools.source.text import (
     Lines,
     Names,
     NotWritable,
