@@ -310,8 +310,10 @@ ORDER = [
     "tools",
     "tools.source.text",
     "tools.source.helpers",
-    "tools.source.staged",
-    "tools.source.body",
+    "tools.source.rewrite",
+    "tools.source.module",
+    "tools.source.proof",
+    "tools.source.hazards",
     "tools.source.program",  # the equivalent program for plain JAX
     "tools.source",
     "plan",  # what the stages decided, as a value
