@@ -314,11 +314,14 @@ ORDER = [
     "tools.listing",
     "tools.transfers",
     "tools.report",
-    "source_text",
-    "source_helpers",
-    "source_jaxpr",
-    "source_body",
-    "source",  # the equivalent program for plain JAX
+    "tools.source.text",
+    "tools.source.helpers",
+    "tools.source.rewrite",
+    "tools.source.module",
+    "tools.source.proof",
+    "tools.source.hazards",
+    "tools.source.program",  # the equivalent program for plain JAX
+    "tools.source",
     "tools.plan",  # what the stages decided, as a value
     "api",  # xmap
     "processes",  # its arguments, when several processes share a mesh

@@ -96,7 +96,7 @@ class Report:
     def _written(self, plan: CallPlan) -> str:
         """Write the modern program of a plan; a line that says where, or why not."""
         assert self.directory is not None
-        source = importlib.import_module("xmap_compat.source")
+        source = importlib.import_module("xmap_compat.tools.source")
         try:
             text, values = source.written(plan)
         except Exception as error:

@@ -17,10 +17,10 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors, lowering, nested_marks, source
+from xmap_compat import _jax, errors, lowering, nested_marks
 from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
 from xmap_compat.resources import DeviceAxis, Placement
-from xmap_compat.tools import picture, report
+from xmap_compat.tools import picture, report, source
 from xmap_compat.tools.listing import Listing, Position, Program, position_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import Collective, Site, Sites, Watching, collectives, itemsize
@@ -137,20 +137,20 @@ class CallPlan:
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg())
 
-    def source(self, staged: bool = False) -> str:
+    def source(self) -> str:
         """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
 
-        The user's functions are kept and their collectives rewritten where that can be done; else, or if
-        ``staged`` is true, every operation of a device is written out.
+        The user's functions are kept, with their collectives rewritten.  What is written is staged and compared with
+        the program of this plan.
 
         Raises:
-          NotImplementedError: the program holds something that has no source, as a callback.
+          NotImplementedError: something cannot be written, or what is written computes something else; says what.
         """
-        return source.write(self, staged)
+        return source.write(self)
 
-    def constants(self, staged: bool = False) -> dict[str, Any]:
+    def constants(self) -> dict[str, Any]:
         """The arrays that the source declares and leaves to be assigned, because they are too large to be written."""
-        return source.values(self, staged)
+        return source.values(self)
 
 
 @dataclasses.dataclass(frozen=True)

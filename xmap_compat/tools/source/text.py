@@ -1,17 +1,16 @@
-"""Python source as text: literals, pytrees and statements laid out as formatters (ruff, black) leave them."""
+"""Python source as text: literals, pytrees and statements."""
 
 from __future__ import annotations
 
-import ast
 import keyword
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-WIDTH = 88
+WIDTH = 120
 INDENT = "    "
 
 
@@ -171,102 +170,11 @@ def _one_level(structure):
     return jax.tree.unflatten(structure, [0] * structure.num_leaves)
 
 
-# ---------------------------------------------------------------------------- statements
-
-
-def statement(text: str, indent: int) -> list[str]:
-    """The lines of one statement, which may be too long for one line."""
-    lead = INDENT * indent
-    bare = _without_parentheses(text)
-    if len(lead) + len(bare) <= WIDTH:
-        return [lead + bare]
-    if len(lead) + len(text) <= WIDTH or "\n" in text:
-        return [lead + text]
-    node = ast.parse(text).body[0]
-    value = getattr(node, "value", None)
-    if value is None:
-        return [lead + text]
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-        names = [_segment(e, text) for e in node.targets[0].elts]
-        call = _segment(value, text)
-        if len(lead) + len(", ".join(names)) + 5 > WIDTH - len(INDENT) and len(lead) + len(call) + 4 <= WIDTH:
-            return [f"{lead}(", *(f"{lead}{INDENT}{name}," for name in names), f"{lead}) = {call}"]
-    start = _column(text, value)
-    broken = _exploded(value, text, lead, len(lead) + start, 0)
-    return (lead + text[:start] + broken).split("\n")
-
-
-def _without_parentheses(text: str) -> str:
-    """``return (a, b)`` -> ``return a, b``"""
-    if not text.startswith("return (") or "\n" in text:
-        return text
-    bare = f"return {text[8:-1]}"
-    try:
-        same = ast.dump(ast.parse(bare)) == ast.dump(ast.parse(text))
-    except SyntaxError:
-        return text
-    value = getattr(ast.parse(text).body[0], "value", None)
-    if not same or not isinstance(value, ast.Tuple) or len(value.elts) < 2:
-        return text
-    return f"return {text[8:-1]}"
-
-
-def _column(text, node):
-    return len(text.encode()[: node.col_offset].decode())
-
-
-def _segment(node, text):
-    return ast.get_source_segment(text, node) or ""
-
-
-def _exploded(node, text, lead, used, after) -> str:
-    """An expression in as many lines as it needs; brackets open at the end of a line, with one item in each."""
-    whole = _segment(node, text)
-    if used + len(whole) + after <= WIDTH:
-        return whole
-    opening, closing, items = _items(node, text)
-    if items is None:
-        return whole
-    inner = lead + INDENT
-    lines = [opening]
-    for label, item in items:
-        head = inner + label
-        lines.append(head + _exploded(item, text, inner, len(head), 1) + ",")
-    return "\n".join([*lines, lead + closing])
-
-
-def _items(node, text) -> tuple[str, str, Any]:
-    """How an expression opens and closes, and its items with what stands before each."""
-    if isinstance(node, ast.Call):
-        items: list[Any] = [
-            *(("", a) for a in node.args),
-            *((f"{k.arg}=" if k.arg else "**", k.value) for k in node.keywords),
-        ]
-        return f"{_segment(node.func, text)}(", ")", items if items else None
-    if isinstance(node, (ast.Tuple, ast.List, ast.Set)) and node.elts:
-        opening, closing = tuple({ast.Tuple: "()", ast.List: "[]", ast.Set: "{}"}[type(node)])
-        return opening, closing, [("", e) for e in node.elts]
-    if isinstance(node, ast.Dict) and node.keys:
-        pairs = zip(node.keys, node.values)
-        return "{", "}", [("**" if k is None else f"{_segment(k, text)}: ", v) for k, v in pairs]
-    return "", "", None
-
-
-def comment(text: str, indent: int) -> str:
-    """A comment in one line, cut if it is too long."""
-    line = f"{INDENT * indent}# {text}"
-    return line if len(line) <= WIDTH else line[: WIDTH - 4].rstrip() + " ..."
-
-
 class Names:
-    """Fresh names: a, b, ..., z, aa, ab, ..., without those that are taken."""
+    """Fresh names, without those that are taken."""
 
     def __init__(self, taken: Sequence[str]):
         self.taken = {*taken, *keyword.kwlist, "l"}
-        self._letters = self._all()
-
-    def fresh(self) -> str:
-        return next(name for name in self._letters if self.take(name))
 
     def take(self, name: str) -> bool:
         """Whether a name was free; it is taken now."""
@@ -283,30 +191,16 @@ class Names:
         yield wanted
         yield from (f"{wanted}_{k}" for k in range(2, 10_000))
 
-    @staticmethod
-    def _all() -> Iterator[str]:
-        for k in range(10**9):
-            letters, n = "", k
-            while True:
-                letters = chr(ord("a") + n % 26) + letters
-                n = n // 26 - 1
-                if n < 0:
-                    break
-            yield letters
-
 
 class Lines:
-    """Source being written."""
+    """Source being written, one statement in a line."""
 
     def __init__(self):
         self.lines: list[str] = []
         self.indent = 0
 
     def add(self, text: str) -> None:
-        self.lines.extend(statement(text, self.indent))
-
-    def comment(self, text: str) -> None:
-        self.lines.append(comment(text, self.indent))
+        self.lines.append(INDENT * self.indent + text)
 
     def raw(self, lines: Sequence[str]) -> None:
         self.lines.extend(lines)
@@ -314,28 +208,13 @@ class Lines:
     def blank(self, count: int = 1) -> None:
         self.lines.extend([""] * count)
 
-    def block(self, head: str, body: Callable[[], None], decorator: str = "") -> None:
+    def block(self, head: str, body: Callable[[], None]) -> None:
         """A function; within another, with an empty line before and after it."""
-        at = len(self.lines)
-        while at and self.lines[at - 1].lstrip().startswith("#"):
-            at -= 1
-        if self.indent and self.lines[at - 1] and not self.lines[at - 1].endswith(":"):
-            self.lines.insert(at, "")
-        if decorator:
-            self.lines.append(INDENT * self.indent + decorator)
-        self.raw(header(head, self.indent))
+        if self.indent and self.lines[-1] and not self.lines[-1].endswith(":"):
+            self.blank()
+        self.add(head)
         self.indent += 1
         body()
         self.indent -= 1
         if self.indent:
             self.blank()
-
-
-def header(text: str, indent: int) -> list[str]:
-    """The first lines of a ``def``; its parameters each in a line if they do not fit in one."""
-    lead = INDENT * indent
-    if len(lead) + len(text) <= WIDTH:
-        return [lead + text]
-    head, _, rest = text.partition("(")
-    parameters = rest.removesuffix("):").split(", ")
-    return [f"{lead}{head}(", *(f"{lead}{INDENT}{p}," for p in parameters), f"{lead}):"]

@@ -1,0 +1,363 @@
+"""``plan.source()`` of functions that are wrapped, bound, decorated or made, and of what they close over.
+
+Each source is executed where xmap_compat cannot be imported, and compared in values and gradients with NumPy or with
+functions of whole arrays.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
+
+from xmap_compat import Mesh, xmap
+from xmap_compat.tools.source import module, proof
+from xmap_compat.tools.source.rewrite import Rewriter
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+PLACES = ["none", "part", "full"]
+
+
+def centred(x):
+    return jnp.sum((x - lax.pmean(x, "i")) ** 3)
+
+
+def doubling(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return 2 * function(*args)
+
+    return wrapper
+
+
+@doubling
+def doubled(x):
+    return x - lax.pmean(x, "i")
+
+
+@jax.grad
+def slope(x):
+    return jnp.sum(jnp.sin(x))
+
+
+@jax.jit
+def jitted(x):
+    return x - lax.pmean(x, "i")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    scale: float
+    axis: str
+
+    def __call__(self, x):
+        return self.scale * x - lax.pmean(x, self.axis)
+
+    def shifted(self, x):
+        return self(x) + lax.psum(1, self.axis)
+
+
+class Centre:
+    def __init__(self, axis, sign=-1):
+        self.axis, self.sign = axis, sign
+
+    def apply(self, x):
+        return x + self.sign * lax.pmean(x, self.axis)
+
+
+def shift(x, name, by=1):
+    n = lax.psum(1, name)
+    return lax.ppermute(x, name, [(k, (k + by) % n) for k in range(n)])
+
+
+def both_ways(x):
+    return shift(x, "i") - shift(x, "i", by=-1)
+
+
+def per_device(x, mesh):
+    return x - mesh
+
+
+def named_as_the_writer_names(x):
+    mesh = lax.pmean(x, "i")
+    return per_device(x, mesh)
+
+
+def minus_mean(x):
+    return x - x.mean(0)
+
+
+def slope_of_centred(x):
+    """By hand: the gradient of each element's own ``centred``, in which the mean is summed over elements."""
+    third = 3 * (x - x.mean(0)) ** 2
+    return third - third.mean(0)
+
+
+WRAPPED = {
+    "jax.grad": (jax.grad(centred), slope_of_centred),
+    "@jax.grad": (slope, np.cos),
+    "jax.vmap": (jax.vmap(lambda v: v - lax.pmean(v, "i")), minus_mean),
+    "jax.jit": (jax.jit(lambda x: x - lax.pmean(x, "i")), minus_mean),
+    "jax.checkpoint": (jax.checkpoint(lambda x: jnp.sin(x - lax.pmean(x, "i"))), lambda x: np.sin(minus_mean(x))),
+    "@jax.jit": (jitted, minus_mean),
+    "a decorator of the user's": (doubled, lambda x: 2 * minus_mean(x)),
+    "a decorator, applied": (doubling(lambda x: x - lax.pmean(x, "i")), lambda x: 2 * minus_mean(x)),
+    "twice": (doubling(doubled), lambda x: 4 * minus_mean(x)),
+    "a partial": (functools.partial(shift, name="i", by=2), lambda x: np.roll(x, 2, 0)),
+    "a callable object": (Layer(3.0, "i"), lambda x: 3 * x - x.mean(0)),
+    "a bound method": (Layer(3.0, "i").shifted, lambda x: 3 * x - x.mean(0) + len(x)),
+    "a method of a plain object": (Centre("i").apply, minus_mean),
+    "an axis as a parameter": (both_ways, lambda x: np.roll(x, 1, 0) - np.roll(x, -1, 0)),
+    "names that the writer uses": (named_as_the_writer_names, minus_mean),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_functions_of_all_kinds(name, place):
+    body, oracle = WRAPPED[name]
+    x = normal(8, 3)
+    text = check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
+    weights = np.arange(24, dtype=np.float32).reshape(8, 3)
+    f = run(text)
+    found = jax.block_until_ready(jax.grad(lambda x: jnp.sum(weights * f(x)))(x))
+    along, step = np.float64(normal(8, 3, seed=1)), 1e-6
+    change = oracle(np.float64(x) + step * along) - oracle(np.float64(x) - step * along)
+    np.testing.assert_allclose(np.sum(found * along), np.sum(weights * change) / (2 * step), rtol=1e-3)
+
+
+# ----------------------------------------------------------------------------- the proof
+
+
+def wrong_axes(self, at, row):
+    return '"i"'
+
+
+def test_what_is_written_wrong_is_refused(monkeypatch):
+    """A writer with a mistake: it forgets the mesh axes of an axis."""
+    monkeypatch.setattr(Rewriter, "_static", wrong_axes)
+    why = refused(minus_all, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),))
+    assert "it lacks psum over i" in why and "it has psum over i" in why
+
+
+def minus_all(x):
+    return x - lax.psum(x, "i")
+
+
+def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
+    monkeypatch.setattr(module.Module, "_decorated", lambda self, value, scope: None)
+    monkeypatch.setattr(module._jax, "transformation_of", lambda fun: None)
+    why = refused(jax.grad(centred), ["i", ...], ["i", ...], {}, (normal(8, 3),))
+    assert "of a library, which has no public name" in why
+
+
+def side(fun, *args):
+    closed = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
+    trace = lambda fun, avals: jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    return proof.Side(*proof._jax.open_jaxpr(closed), trace)
+
+
+@jax.custom_jvp
+def bent(x):
+    return jnp.sin(x)
+
+
+bent.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), tangents[0]))
+
+
+@jax.custom_jvp
+def bent_otherwise(x):
+    return jnp.sin(x)
+
+
+bent_otherwise.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 2 * tangents[0]))
+
+
+def turns(n):
+    return lambda x, y: lax.fori_loop(0, n, lambda k, v: v * y + k, x)
+
+
+def order(x, y):
+    first = jnp.sin(x)
+    second = jnp.cos(y)
+    return first + second
+
+
+def other_order(x, y):
+    second = jax.jit(jnp.cos)(y)
+    _ = jnp.tan(second)
+    return jnp.asarray(second) + jnp.sin(x)
+
+
+DIFFERENT = {
+    "a collective": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.pmax(x, "i")),
+    "its axis": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.psum(x, "j")),
+    "a permutation": (
+        lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 0)]),
+        lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 2)]),
+    ),
+    "a constant": (lambda x, y: x + 1, lambda x, y: x + 2),
+    "an array": (lambda x, y: x + np.arange(3.0), lambda x, y: x + np.arange(3.0) * 2),
+    "an operand": (lambda x, y: x - y, lambda x, y: y - x),
+    "a number of turns": (turns(2), turns(3)),
+    "a branch": (
+        lambda x, y: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+        lambda x, y: lax.cond(x[0] > 0, jnp.sin, jnp.tan, x),
+    ),
+    "a derivative": (lambda x, y: bent(x), lambda x, y: bent_otherwise(x)),
+    "a precision": (lambda x, y: x @ y, lambda x, y: jnp.matmul(x, y, precision="highest")),
+    "a type": (lambda x, y: x.astype(jnp.float16) + y, lambda x, y: x + y),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_the_proof_sees_a_difference_in(case):
+    one, other = DIFFERENT[case]
+    x, y = normal(3), normal(3, seed=1)
+    assert proof.difference(side(one, x, y), side(one, x, y)) is None
+    assert proof.difference(side(one, x, y), side(other, x, y)) is not None
+    assert proof.difference(side(other, x, y), side(one, x, y)) is not None
+
+
+def test_the_proof_sees_no_difference_in_order_in_calls_and_in_what_is_not_used():
+    assert proof.difference(side(order, normal(3), normal(3)), side(other_order, normal(3), normal(3))) is None
+
+
+# ------------------------------------------------------------------ random numbers, solvers
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_random_numbers_are_the_same_or_refused(impl, place):
+    keys = jax.random.split(jax.random.key(0, impl=impl), 8)
+    body = lambda key: jax.random.normal(key, (3,))
+    call = body, ["i"], ["i", ...], resources_of("i", place), (keys,)
+    if impl != "threefry2x32" and place != "full":
+        assert "keys of impl 'rbg' that differ along i" in refused(*call)
+        return
+    expected = np.stack([jax.random.normal(key, (3,)) for key in keys])
+    check(*call, expected)
+
+
+KEY, RAW = jax.random.key(7), jax.random.PRNGKey(7)
+
+
+def noisy(x):
+    own = jax.random.fold_in(KEY, lax.axis_index("i"))
+    return x + jax.random.normal(own, x.shape) * lax.pmean(x, "i") + jax.random.uniform(RAW, x.shape)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_keys_that_a_function_closes_over(place):
+    x = normal(8, 3)
+    noise = np.stack([jax.random.normal(jax.random.fold_in(KEY, k), (3,)) for k in range(8)])
+    expected = x + noise * x.mean(0) + np.asarray(jax.random.uniform(RAW, (3,)))
+    check(noisy, ["i", ...], ["i", ...], resources_of("i", place), (x,), expected)
+
+
+def solved(matrix, b):
+    return jnp.linalg.solve(matrix, b) * lax.psum(1.0, "i")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_gradient_of_a_linear_solve(place):
+    matrix, b = normal(8, 3, 3) + 5 * np.eye(3, dtype=np.float32), normal(8, 3)
+    plain = lambda m, b: 8 * jnp.linalg.solve(m, b[..., None])[..., 0]
+    text = check(solved, (["i", ...], ["i", ...]), ["i", ...], resources_of("i", place), (matrix, b), plain(matrix, b))
+    f, weights = run(text), normal(8, 3, seed=2)
+    found, expected = (jax.grad(lambda *a, g=g: jnp.sum(weights * g(*a)), (0, 1))(matrix, b) for g in (f, plain))
+    assert_close(jax.block_until_ready(found), expected)
+
+
+def test_odeint_is_written_or_refused_in_words():
+    from jax.experimental.ode import odeint
+
+    def falls(x):
+        return odeint(lambda y, t: -y * lax.psum(1.0, "i"), x, jnp.linspace(0.0, 0.1, 3))[-1]
+
+    try:
+        text = source_of(falls, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 2),))
+    except NotImplementedError as error:
+        assert "cannot be written as source" in str(error)
+    else:
+        x = normal(8, 2)
+        np.testing.assert_allclose(run(text)(x), x * np.exp(-0.8), rtol=1e-3)
+
+
+# ------------------------------------------------------------------------ trees of classes
+
+
+def passes_a_pair(k, v):
+    n = lax.psum(1, "i")
+    k, v = lax.ppermute((k, v), "i", [(j, (j + 1) % n) for j in range(n)])
+    return k * v
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_ppermute_of_a_pair(place):
+    k, v = normal(8, 3), normal(8, 3, seed=1)
+    check(passes_a_pair, ["i", ...], ["i", ...], resources_of("i", place), (k, v), np.roll(k * v, 1, 0))
+
+
+class State(NamedTuple):
+    weights: jax.Array
+    count: jax.Array
+
+
+def step(state, x):
+    weights = state.weights - 0.1 * lax.pmean(x, "i")
+    return State(weights, state.count + 1), {"loss": jnp.sum(weights)}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_that_is_a_named_tuple(place):
+    state, x = State(normal(3), np.int32(4)), normal(8, 3)
+    plan = plan_of(step, ([...], ["i", ...]), [...], resources_of("i", place), (state, x))
+    new, metrics = run(plan.source())(state, x)
+    assert_close(new.weights, state.weights - 0.1 * x.mean(0))
+    assert (int(new.count), list(metrics)) == (5, ["loss"])
+
+
+optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
+
+
+def loss(params, x, y):
+    return lax.pmean(jnp.mean((jnp.tanh(x @ params["w"]) + params["b"] - y) ** 2), "batch")
+
+
+def train_step(params, opt_state, x, y):
+    value, grads = jax.value_and_grad(loss)(params, x, y)
+    grads = jax.tree.map(lambda g: lax.pmean(g, "batch"), grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, value
+
+
+@pytest.mark.parametrize("resources", [{}, {"batch": "x"}, {"batch": ("x", "y")}], ids=str)
+def test_a_training_step_with_optax(resources):
+    params = {"w": normal(4, 2), "b": normal(2)}
+    x, y = normal(16, 4), normal(16, 2)
+    opt_state = optimizer.init(params)
+    f = xmap(train_step, ([...], [...], ["batch", ...], ["batch", ...]), [...], axis_resources=resources)
+    with Mesh(grid(4, 2), ("x", "y")):
+        text = f.plan(params, opt_state, x, y).source()
+    assert "optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))" in text
+
+    def plain(params, opt_state):
+        whole = lambda p: jnp.mean((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2)
+        value, grads = jax.value_and_grad(whole)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    f = run(text)
+    state, expected = (params, opt_state), (params, opt_state)
+    for _ in range(2):
+        *state, value = f(*state, x, y)
+        *expected, wanted = plain(*expected)
+        assert_close(jax.block_until_ready((state, value)), (expected, wanted))

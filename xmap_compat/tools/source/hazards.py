@@ -1,0 +1,172 @@
+"""What plain JAX computes otherwise than xmap, although it is written alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xmap_compat import _jax
+from xmap_compat.collectives import RULES, collectives_in, mentioned_names
+from xmap_compat.named_program import trace_flat
+from xmap_compat.named_shapes import Checker, while_names
+from xmap_compat.tools.source.proof import vjp_rules
+from xmap_compat.tools.source.text import NotWritable
+
+if TYPE_CHECKING:
+    from xmap_compat.tools.plan import CallPlan
+
+
+def check(plan: CallPlan) -> None:
+    """Refuse what plain JAX computes otherwise than xmap."""
+    placements = plan.staged.plan.placements
+    _check_rules(plan)
+    _check_random_bits(plan)
+    _check_contractions(plan.staged.plan.program.jaxpr)
+    for site in plan.staged.sites:
+        primitive, params = site.eqn.primitive.name, site.eqn.params
+        held = frozenset().union(*(o.names for o in site.operands))
+        if primitive in RULES:
+            for name in mentioned_names(params):
+                others = {m for n in held if n in placements and n != name for m in placements[n].mesh_axes}
+                if name in placements and name not in held and others & set(placements[name].mesh_axes):
+                    raise NotWritable(f"{primitive} over {name} of a value that does not vary over it")
+        if primitive == "cond":
+            varying = {m for n in site.operands[0].names if n in placements for m in placements[n].mesh_axes}
+            if varying and any(map(collectives_in, params["branches"])):
+                raise NotWritable("a collective in a branch that not all devices take")
+        if primitive == "while" and (collectives_in(params["cond_jaxpr"]) or collectives_in(params["body_jaxpr"])):
+            checker = Checker(placements, plan.function)
+            _, names = while_names(checker, params, [o.names for o in site.operands])
+            if any(placements[n].mesh_axes for n in names if n in placements):
+                raise NotWritable("a collective in a loop that not all devices leave together")
+
+
+def _check_contractions(jaxpr: Any) -> None:
+    """Refuse contractions over names that the body differentiates: in a gradient inside it they sum no cotangents."""
+    operations = list(_operations(jaxpr))
+    contractions = {_call(eqn) for eqn, backward in operations if eqn.primitive.name == "pdot" and not backward}
+    if contractions and any(_call(eqn) in contractions for eqn, backward in operations if backward):
+        raise NotWritable("a contraction over names that is differentiated inside the body")
+
+
+def _check_random_bits(plan: CallPlan) -> None:
+    """Refuse keys of XLA's generator that differ along a vmapped axis: ``jax.vmap`` draws one stream for all."""
+    vmapped = {a.name for a in plan.axes if a.local_size != 1 or not a.mesh_axes}
+    program = plan.staged.plan.program
+    held = [frozenset(n for n in a.axes if n is not None) for a in plan.arguments]
+    for names in _held_by_generators(program.jaxpr, [*(frozenset() for _ in program.consts), *held]):
+        if names & vmapped:
+            raise NotWritable(f"keys of impl 'rbg' that differ along {', '.join(map(str, sorted(names, key=str)))}")
+
+
+def _held_by_generators(jaxpr: Any, names: Sequence[frozenset[Any]]) -> Iterator[frozenset[Any]]:
+    """The names that keys which are drawn from vary over, or more."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    variables = _jax.input_vars(body)
+    env = dict(zip(variables, [*(frozenset() for _ in variables[len(names) :]), *names][-len(variables) :]))
+    for eqn in body.eqns:
+        every = frozenset().union(*(env.get(v, frozenset()) for v in eqn.invars if not isinstance(v, _jax.Literal)))
+        if eqn.primitive.name == "axis_index":
+            every |= frozenset(mentioned_names(eqn.params))
+        if _draws_from_rbg(eqn):
+            yield every
+        for sub in _jax.subjaxprs(eqn.params):
+            inside = _jax.input_vars(_jax.open_jaxpr(sub)[0])
+            exact = len(inside) == len(eqn.invars) and eqn.primitive.name in ("jit", "pjit", "closed_call")
+            given = [env.get(v, frozenset()) if not isinstance(v, _jax.Literal) else frozenset() for v in eqn.invars]
+            yield from _held_by_generators(sub, given if exact else [every] * len(inside))
+        env.update(dict.fromkeys(eqn.outvars, every))
+
+
+def _draws_from_rbg(eqn: Any) -> bool:
+    """Whether an equation draws random bits with XLA's own generator, with which keys of 'unsafe_rbg' are made too."""
+    kind = str(eqn.invars[0].aval.dtype) if eqn.primitive.name.startswith("random_") else ""
+    return (
+        eqn.primitive.name == "rng_bit_generator"
+        or (kind == "key<urbg>" and eqn.primitive.name in ("random_bits", "random_fold_in", "random_split"))
+        or (kind == "key<rbg>" and eqn.primitive.name == "random_bits")
+    )
+
+
+def _call(eqn: Any) -> tuple[Any, ...]:
+    """The user's innermost call that an equation came from."""
+    return tuple(_jax.user_frames(eqn)[:1])
+
+
+def _operations(jaxpr: Any, backward: bool = False) -> Iterator[tuple[Any, bool]]:
+    """The equations of a program, at any depth, and whether they belong to the backward pass of a derivative in it."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    for eqn in body.eqns:
+        transposed = backward or "transpose(" in _jax.name_stack(eqn)
+        yield eqn, transposed
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _operations(sub, transposed)
+
+
+def _check_rules(plan: CallPlan) -> None:
+    """Refuse backward rules to which plain JAX gives other cotangents than xmap.
+
+    Under ``vmap`` it gives each element of an axis the cotangent of a sum, and without types of varying
+    values it gives each device that holds a copy of a result a part of its cotangent.
+    """
+    body = plan.staged.plan.body
+    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
+    parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
+    mesh_shape = plan.mesh.shape if plan.mesh is not None else {}
+    copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
+    rules = (eqn for eqn, _ in _operations(plan.staged.plan.program.jaxpr) if eqn.primitive.name == "custom_vjp_call")
+    for eqn in rules:
+        _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
+        if any(map(collectives_in, (eqn.params["call_jaxpr"], forward, backward))):
+            raise NotWritable("a backward rule with collectives")
+        if copied and not _is_linear(eqn, backward):
+            raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
+
+
+def _axis_of(plan: CallPlan, name: Any) -> Any:
+    return next(a for a in plan.axes if a.name == name)
+
+
+def _is_linear(eqn: Any, backward: Any) -> bool:
+    """Whether a backward rule may be given a part of the cotangents, as rules should be and those that clip are not."""
+    count = sum(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
+    inputs = _jax.open_jaxpr(backward)[0].invars
+    return _linear_outputs(backward, [False] * (len(inputs) - count) + [True] * count) is not None
+
+
+def _linear_outputs(jaxpr: Any, given: Sequence[bool]) -> list[bool] | None:
+    """Which results depend on the given inputs; None if one does not do so linearly, as far as can be told."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    depends: set[Any] = set()
+    depends.update(v for v, is_given in zip(body.invars, given) if is_given)
+    for eqn in body.eqns:
+        flags = [not isinstance(v, _jax.Literal) and v in depends for v in eqn.invars]
+        if not any(flags):
+            continue
+        primitive = eqn.primitive.name
+        if primitive in ("jit", "pjit", "closed_call"):
+            inner = _linear_outputs(next(iter(_jax.subjaxprs(eqn.params))), flags)
+            if inner is None:
+                return None
+            depends.update(v for v, flag in zip(eqn.outvars, inner) if flag)
+            continue
+        bilinear = primitive in _BILINEAR and sum(flags) == 1
+        in_first = primitive in _LINEAR_IN_FIRST and not any(flags[1:])
+        selects = primitive == "select_n" and not flags[0]
+        if primitive not in _LINEAR and not bilinear and not in_first and not selects:
+            return None
+        depends.update(eqn.outvars)
+    return [not isinstance(v, _jax.Literal) and v in depends for v in body.outvars]
+
+
+_BILINEAR = ("mul", "dot_general", "pdot", "conv_general_dilated")
+_LINEAR_IN_FIRST = ("div", "gather", "dynamic_slice")
+_LINEAR = (
+    *("add", "add_any", "sub", "neg", "reduce_sum", "broadcast_in_dim", "reshape", "transpose", "squeeze", "copy"),
+    *("expand_dims", "convert_element_type", "slice", "concatenate", "rev", "cumsum", "psum", "all_gather", "ppermute"),
+    *("reduce_scatter", "all_to_all", "pbroadcast", "real", "imag", "pad"),
+)

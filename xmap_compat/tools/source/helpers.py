@@ -1,0 +1,222 @@
+"""Functions that a written program defines for itself: collectives that JAX lacks, or does otherwise than xmap.
+
+Each is inserted as it stands here, with what it needs of the others.  Their axes are axes of the mesh and of
+``jax.vmap``, in the order in which they count elements, the major one first.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# In a written program: the axes of its mesh, and what executes each named axis.
+MESH_AXES: tuple[str, ...] = ()
+AXES: dict = {}
+
+
+def axes_of(names):
+    """What executes a named axis, or several of them."""
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    return tuple(axis for name in names for axis in AXES.get(name, (name,)))
+
+
+def split_axes(axes):
+    """The axes of the mesh and those of jax.vmap."""
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    across = tuple(axis for axis in axes if axis in MESH_AXES)
+    return across, tuple(axis for axis in axes if axis not in MESH_AXES)
+
+
+def gathered(x, local):
+    """An array with a dimension for each axis of jax.vmap: gathering over one moves a dimension and nothing else."""
+    for name in reversed(local):
+        x = lax.all_gather(x, name)
+    return x
+
+
+def pdot(x, y, axes, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
+    """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over the mesh."""
+    across, local = split_axes(axes)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    if preferred_element_type is None:
+        x, y = x.astype(jnp.result_type(x, y)), y.astype(jnp.result_type(x, y))
+    n = len(local)
+    contract = [(*range(n), *(d % z.ndim + n for d in dims)) for dims, z in zip(pos_contract, (x, y))]
+    batch = [tuple(d % z.ndim + n for d in dims) for dims, z in zip(pos_batch, (x, y))]
+    product = lax.dot_general(
+        gathered(x, local), gathered(y, local), (contract, batch), precision, preferred_element_type
+    )
+    return lax.psum(product, across) if across else product
+
+
+def einsum_over(subscripts, *operands, local={}, across=(), **options):  # noqa: B006
+    """jnp.einsum with letters for axes of jax.vmap, and a sum over axes of the mesh at the end."""
+    inputs, output = subscripts.split("->")
+    terms, arrays = [], []
+    for term, x in zip(inputs.split(","), operands, strict=True):
+        letters = [letter for letter in local if letter in term]
+        terms.append("".join([*letters, *(letter for letter in term if letter not in letters)]))
+        arrays.append(gathered(x, [local[letter] for letter in letters]))
+    result = jnp.einsum(f"{','.join(terms)}->{output}", *arrays, **options)
+    return lax.psum(result, across) if across else result
+
+
+def all_gather(x, axes, axis=0, tiled=False):
+    """lax.all_gather over axes of the mesh and of jax.vmap together: those of one kind that are neighbours at once."""
+    for on_mesh, group in reversed([(k, tuple(g)) for k, g in itertools.groupby(axes, MESH_AXES.__contains__)]):
+        for names in [group] if on_mesh else [(name,) for name in reversed(group)]:
+            x = lax.all_gather(x, names, axis=axis, tiled=tiled)
+            tiled = True
+    return x
+
+
+def ppermute(x, axes, perm):
+    """lax.ppermute over axes of the mesh and of jax.vmap; zeros where nothing is sent to.
+
+    Only what changes device travels: one lax.ppermute for each distance between devices.
+    """
+    across, local = split_axes(axes)
+    devices, slots = (lax.psum(1, names) if names else 1 for names in (across, local))
+    here = lax.axis_index(across) if across else 0
+    moves = [(*divmod(source, slots), *divmod(target, slots)) for source, target in perm]
+    return jax.tree.map(functools.partial(moved, across, local, devices, slots, here, moves), x)
+
+
+def moved(across, local, devices, slots, here, moves, x):
+    """An array after moves from a device and a slot to a device and a slot."""
+    block = gathered(x, local)
+    block = block.reshape(slots, *jnp.shape(x))
+    result = jnp.zeros_like(block)
+    for distance in sorted({(target - source) % devices for source, _, target, _ in moves}):
+        chosen = [move for move in moves if (move[2] - move[0]) % devices == distance]
+        rows = {device: [(slot, place) for d, slot, _, place in chosen if d == device] for device in range(devices)}
+        # Rows are filled up with moves to a place that does not exist.
+        width = max(map(len, rows.values()))
+        table = np.array([[*row, *[(0, slots)] * (width - len(row))] for row in rows.values()])
+        slot, place = np.moveaxis(table, -1, 0)
+        sent = block[jnp.asarray(slot)[here]]
+        if distance:
+            # lax.ppermute counts devices in the order of the mesh.
+            order = sorted(across, key=MESH_AXES.index)
+            sizes = [lax.psum(1, name) for name in order]
+            places = np.arange(devices).reshape(sizes).transpose([order.index(name) for name in across]).ravel()
+            pairs = [(int(places[k]), int(places[(k + distance) % devices])) for k in range(devices)]
+            sent = lax.ppermute(sent, tuple(order), pairs)
+        result = result.at[jnp.asarray(np.roll(place, distance, 0))[here]].set(sent, mode="drop")
+    return result[lax.axis_index(local) if local else 0]
+
+
+def pshuffle(x, axes, perm):
+    """Element i of the result is element perm[i]."""
+    return ppermute(x, axes, list(zip(perm, range(len(perm)))))
+
+
+def pbroadcast(x, axes, source):
+    """The element at an index, at every index."""
+    return lax.psum(jnp.where(lax.axis_index(axes) == source, x, jnp.zeros_like(x)), axes)
+
+
+def psum_scatter(x, axes, scatter_dimension=0, tiled=False):
+    """lax.psum_scatter over axes of the mesh and then of jax.vmap."""
+    across, local = split_axes(axes)
+    d = scatter_dimension
+    total = lax.psum_scatter(lax.psum(x, local), across, scatter_dimension=d, tiled=True)
+    size = total.shape[d] // lax.psum(1, local)
+    part = lax.dynamic_slice_in_dim(total, lax.axis_index(local) * size, size, d)
+    return part if tiled else lax.squeeze(part, (d,))
+
+
+def all_to_all(x, axes, split_axis, concat_axis, tiled=False):
+    """lax.all_to_all over axes of the mesh and then of jax.vmap, with the right derivative."""
+    across, local = split_axes(axes)
+    if tiled and not local:
+        return lax.all_to_all(x, across, split_axis, concat_axis, tiled=True)
+    block = gathered(x, local)
+    devices, slots = lax.psum(1, across), (lax.psum(1, local) if local else 1)
+    block = block.reshape(slots, *jnp.shape(x))
+    at, shape = split_axis + 1, block.shape
+    pieces = (devices, slots, shape[at] // (devices * slots))
+    block = jnp.moveaxis(block.reshape(*shape[:at], *pieces, *shape[at + 1 :]), (at, at + 1), (0, 1))
+    block = lax.all_to_all(block, across, 0, 0, tiled=True)
+    mine = lax.dynamic_index_in_dim(block, lax.axis_index(local) if local else 0, 1, keepdims=False)
+    mine = mine.reshape(devices * slots, *mine.shape[2:])
+    if not tiled:
+        return jnp.moveaxis(mine.squeeze(split_axis + 1), 0, concat_axis)
+    mine = jnp.moveaxis(mine, 0, concat_axis)
+    shape = mine.shape
+    return mine.reshape(*shape[:concat_axis], -1, *shape[concat_axis + 2 :])
+
+
+def pswapaxes(x, axes, axis):
+    """Swap a positional dimension with axes."""
+    return all_to_all(x, axes, axis, axis)
+
+
+def pargmax(x, axes):
+    """The smallest index over axes at which x is largest."""
+    return index_of(x, lax.pmax(lax.stop_gradient(x), axes), axes)
+
+
+def pargmin(x, axes):
+    """The smallest index over axes at which x is smallest."""
+    return index_of(x, lax.pmin(lax.stop_gradient(x), axes), axes)
+
+
+def index_of(x, value, axes):
+    """The smallest index over axes at which x is a value."""
+    return lax.pmin(jnp.where(x == value, lax.axis_index(axes), lax.psum(1, axes)), axes)
+
+
+def split_positions(axes):
+    """The positions among axes, and the rest."""
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
+
+
+def max_over(x, axes):
+    """The maximum over axes and positions, with a derivative, which lax.pmax does not have."""
+    return jax.tree.map(lambda a: extremum(lax.pmax, a, axes), x)
+
+
+def min_over(x, axes):
+    """The minimum over axes and positions, with a derivative, which lax.pmin does not have."""
+    return jax.tree.map(lambda a: extremum(lax.pmin, a, axes), x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
+def extremum(over, x, axes):
+    positions, names = split_positions(axes)
+    return over(x.max(positions) if over is lax.pmax else x.min(positions), names)
+
+
+@extremum.defjvp
+def extremum_jvp(over, axes, primals, tangents):
+    """Ties share the derivative."""
+    (x,), (dx,) = primals, tangents
+    positions, names = split_positions(axes)
+    found = extremum(over, x, axes)
+    ties = (x == jnp.expand_dims(found, positions)).astype(x.dtype)
+    return found, lax.psum((ties * dx).sum(positions), names) / lax.psum(ties.sum(positions), names)
+
+
+def logsumexp_over(x, axes):
+    """logsumexp over axes and positions.  JAX has no derivative of lax.pmax, so it is of constants here."""
+    positions, names = split_positions(axes)
+    top = lax.pmax(lax.stop_gradient(x).max(positions), names)
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    return jnp.log(lax.psum(jnp.exp(x - jnp.expand_dims(top, positions)).sum(positions), names)) + top
+
+
+def softmax_over(x, axes):
+    """softmax over axes.  JAX has no derivative of lax.pmax, so it is of constants here."""
+    unnormalized = jnp.exp(x - lax.pmax(lax.stop_gradient(x), axes))
+    return unnormalized / lax.psum(unnormalized, axes)
+
+
+def log_softmax_over(x, axes):
+    """log_softmax over axes.  JAX has no derivative of lax.pmax, so it is of constants here."""
+    shifted = x - lax.pmax(lax.stop_gradient(x), axes)
+    return shifted - jnp.log(lax.psum(jnp.exp(shifted), axes))

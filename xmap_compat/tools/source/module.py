@@ -1,0 +1,564 @@
+"""The definitions of a written module: the user's functions, rewritten, and every value that they need.
+
+The traced program says which calls are collectives and over what; every one of them must be found in
+the source that is rewritten, or there is no source.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.collectives import mentioned_names
+from xmap_compat.tools.source import helpers
+from xmap_compat.tools.source.rewrite import (
+    AxisNames,
+    Found,
+    Rewriter,
+    Scope,
+    collective_calls,
+    collectives,
+    file_at,
+    source_of,
+    source_of_class,
+)
+from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
+
+MAX_LITERAL = 64
+# Names of modules that are imported where they are used.
+IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A call that was rewritten."""
+
+    file: str
+    line: int
+    old: str
+    new: str
+
+
+class Module:
+    """Rewrites a function and everything of the user's that it needs.
+
+    Attributes:
+      imports: the import statements.
+      definitions: the lines of each definition, in the order of need, by name.
+      helpers: names of functions to be defined beside them.
+      values: arrays too large to be written, by name.
+      name: the function, as an expression.
+      calls: the collectives of each innermost call of the user.
+      handled: calls whose axes were rewritten, or need not be.
+    """
+
+    def __init__(self, fun: Callable[..., Any], jaxpr: Any, names: AxisNames, reserved: Sequence[str]):
+        self.names = names
+        self.imports: dict[str, None] = {}
+        self.definitions: dict[str, list[str]] = {}
+        self.helpers: dict[str, None] = {}
+        self.values: dict[str, Any] = {}
+        self.calls = collective_calls(jaxpr)
+        self.handled: set[Any] = set()
+        self._edits: dict[Edit, None] = {}
+        self._meanings: dict[str, Any] = dict(IMPORTED)
+        self._reserved = {*reserved, *_HELPERS, "AXES", "MESH_AXES"}
+        self.name = self.expression(fun, "body")
+        if not self.name.replace(".", "_").isidentifier():
+            expression, self.name = self.name, self._define("body", object())[0]
+            self.definitions[self.name] = [f"{self.name} = {expression}"]
+        self._check_all_found(jaxpr)
+
+    @property
+    def edits(self) -> list[Edit]:
+        return sorted(self._edits, key=lambda e: (e.file, e.line))
+
+    @property
+    def taken(self) -> list[str]:
+        return [*self._meanings, *self._reserved]
+
+    def edited(self, found: Found, node: ast.Call, new: str) -> None:
+        old = ast.get_source_segment(found.text, node) or ""
+        if _one_line(old).replace("'", '"') != _one_line(new).replace("'", '"'):
+            self._edits[Edit(found.file, node.lineno, _one_line(old), _one_line(new))] = None
+
+    def _check_all_found(self, jaxpr):
+        """Every collective whose axes are called otherwise now must be in a call that was rewritten."""
+        for eqn, spans in collectives(jaxpr):
+            names = mentioned_names(eqn.params)
+            if eqn.params.get("axis_index_groups") is not None:
+                raise NotWritable("axis_index_groups")
+            if any(n not in self.names.mesh for n in names):
+                raise NotWritable(f"{eqn.primitive.name} over {', '.join(map(str, names))}")
+            if eqn.primitive.name != "pdot" and self.names.is_same(names):
+                continue
+            if not any(span in self.handled for span in spans):
+                where = _jax.where_in_user_code(eqn)
+                raise NotWritable(f"{eqn.primitive.name} over {', '.join(map(str, names))} at {where}")
+
+    # ---- names
+
+    def _define(self, wanted: str, meaning: Any) -> tuple[str, bool]:
+        """What a value is called, as near to what is wanted as can be, and whether it was known."""
+        for name in (wanted, *(f"{wanted}_{k}" for k in range(2, 1000))):
+            if name in self._reserved:
+                continue
+            if name not in self._meanings:
+                self._meanings[name] = meaning
+                return name, False
+            if _same(self._meanings[name], meaning):
+                return name, True
+        raise NotWritable(f"a thousand things with the name {wanted}")
+
+    def alias(self, name: str, module: types.ModuleType) -> str:
+        """What a module is called here."""
+        name, known = self._define(name, module)
+        if not known:
+            self.imports[_module_import(name, module)] = None
+        return name
+
+    def helper(self, name: str) -> str:
+        self.helpers[name] = None
+        return name
+
+    def helper_lines(self) -> list[str]:
+        """The helpers, with what they need, and the axes that they ask for."""
+        needed = [name for name in _HELPERS if name in _with_needs(self.helpers)]
+        lines = [line for name in needed for line in ("", "", *_HELPERS[name].lines)]
+        used = {n for name in needed for n in _HELPERS[name].needs}
+        constants = []
+        if "AXES" in used:
+            table = ", ".join(f"{literal(n)}: {literal(self.names.parts(n))}" for n in self.names.mesh)
+            constants.append(f"AXES = {{{table}}}")
+        if "MESH_AXES" in used:
+            constants.append(f"MESH_AXES = {literal(self.names.order)}")
+        return [*constants, *lines]
+
+    # ---- values
+
+    def expression(self, value: Any, wanted: str, scope: Scope | None = None) -> str:
+        """An expression for a value, after everything that it needs has been defined."""
+        if isinstance(value, types.ModuleType):
+            return self.alias(wanted, value)
+        if (public := _public_name(value)) is not None:
+            module, name = public
+            return f"{self.alias(*module)}.{name}"
+        for writes in (self._callable, self._data):
+            if (text := writes(value, wanted, scope)) is not None:
+                return text
+        raise NotWritable(f"{wanted}, a value of type {type(value).__name__}")
+
+    def _callable(self, value, wanted, scope) -> str | None:
+        if _is_xmapped(value):
+            raise NotWritable("a nested call of xmap")
+        if isinstance(value, functools.partial):
+            function = self.expression(value.func, "body", scope)
+            args = [self.expression(a, "value", scope) for a in value.args]
+            args += [f"{k}={self.expression(v, k, scope)}" for k, v in value.keywords.items()]
+            return f"{self.alias('functools', functools)}.partial({', '.join([function, *args])})"
+        if isinstance(value, types.MethodType):
+            return f"{self.expression(value.__self__, 'instance', scope)}.{value.__name__}"
+        if (made := _jax.transformation_of(value)) is not None:
+            name, inner, options = made
+            given = "".join(f", {k}={self.expression(v, k, scope)}" for k, v in options.items())
+            return f"{self.alias('jax', jax)}.{name}({self.expression(inner, 'body', scope)}{given})"
+        if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
+            return self._custom_rule(value.__name__, value)
+        if isinstance(value, types.FunctionType):
+            if hasattr(value, "__wrapped__") and (text := self._decorated(value, scope)) is not None:
+                return text
+            _refuse_library(value.__code__.co_filename, value.__name__)
+            return self._function(value)
+        if isinstance(value, type):
+            return self._class(value)
+        return self._decorated(value, scope)
+
+    def _function(self, fun: types.FunctionType, wanted: str = "body") -> str:
+        """Write a function; its name, which is the wanted one if it is a lambda expression."""
+        found = source_of(fun)
+        name, known = self._define(wanted if isinstance(found.node, ast.Lambda) else found.node.name, fun)
+        if not known:
+            self._write(name, found, Scope.of(fun, found), decorated=False)
+        return name
+
+    def _write(self, name: str, found: Found, scope: Scope, decorated: bool) -> None:
+        """Write a definition after everything that it needs."""
+        rewriter = Rewriter(self, found, scope)
+        lines = rewriter.definition(name, decorated)
+        renamed = self._needs(rewriter, scope)
+        if renamed:
+            lines = Rewriter(self, found, scope, renamed).definition(name, decorated)
+        self.definitions[name] = lines
+
+    def _needs(self, rewriter: Rewriter, scope: Scope) -> dict[str, str]:
+        """Define what a piece of text reads; the names that are other ones here."""
+        written = {free: self._need(free, scope) for free in scope.free_names(rewriter.dropped)}
+        return {free: name for free, name in written.items() if name != free}
+
+    def _need(self, free: str, scope: Scope) -> str:
+        """Define or import what a free name of a piece of text means; what it is called here."""
+        if not (scope.known(free) and not scope.is_bound(free)):
+            return self._assigned(free, scope, object())
+        value = scope.value(free)
+        if _is_ours(value) and not _is_xmapped(value):
+            raise NotWritable(f"a use of {free} of xmap_compat")
+        if not isinstance(value, types.ModuleType) and (statement := self._import(free, value, scope)) is not None:
+            name, known = self._define(free, value)
+            if not known:
+                self.imports[statement if name == free else f"{statement} as {name}"] = None
+            return name
+        if isinstance(value, types.ModuleType):
+            return self.alias(free, value)
+        kept = [dict(d) for d in self._tables]
+        try:
+            text = self.expression(value, free, scope)
+        except NotWritable:
+            for table, old in zip(self._tables, kept):
+                table.clear()
+                table.update(old)
+            if scope.assigned_around(free) is None:
+                raise
+            return self._assigned(free, scope, value)
+        if text in self.values or (callable(value) and text.replace(".", "_").isidentifier()):
+            return text
+        return self._assigned(free, scope, value, text)
+
+    @property
+    def _tables(self) -> list[dict[str, Any]]:
+        return [self.imports, self.definitions, self.values, self._meanings]
+
+    def _assigned(self, free: str, scope: Scope, value: Any, text: str | None = None) -> str:
+        """A variable: assigned as in the file if that says it better, or as there is no other way."""
+        node = scope.assigned_around(free)
+        if node is None and text is None:
+            raise NotWritable(f"{free}, which is not known")
+        name, known = self._define(free, value)
+        if known:
+            return name
+        if node is not None and (text is None or _spells(node, value, scope)):
+            found = scope.found.at(node)
+            inner = Scope(found, scope.globals, scope.closure)
+            rewriter = Rewriter(self, found, inner)
+            text = rewriter.text(node)
+            if renamed := self._needs(rewriter, inner):
+                text = Rewriter(self, found, inner, renamed).text(node)
+            text = f"({text})" if "\n" in text and not text.endswith((")", "]", "}")) else text
+        assert text is not None
+        self.definitions[name] = [f"{name} = {text}"]
+        return name
+
+    def _import(self, free: str, value: Any, scope: Scope) -> str | None:
+        """The statement that imports a value from where the user's file has it."""
+        statement = scope.import_of(free)
+        if statement is not None and self._may_import(statement.split()[1], value):
+            return statement
+        module = str(scope.globals.get("__name__", "__main__"))
+        is_there = free not in scope.closure and getattr(sys.modules.get(module), free, None) is value
+        if is_there and module != "__main__" and not isinstance(value, type) and self._may_import(module, value):
+            return f"from {module} import {free}"
+        return None
+
+    def _may_import(self, module: str, value: Any) -> bool:
+        """Whether a value may stay in its module: one that needs no xmap and has none of its collectives."""
+        there = sys.modules.get(module)
+        file = getattr(there, "__file__", None) or ""
+        if there is None or _needs_us(module, {}):
+            return False
+        return _is_library(file) or not any(span[0] == file for span in self.calls)
+
+    # ---- functions of other kinds
+
+    def _custom_rule(self, name: str, value: Any) -> str:
+        """A function with a rule for its derivatives, which a statement or a decorator attaches."""
+        kind = "custom_vjp" if isinstance(value, jax.custom_vjp) else "custom_jvp"
+        primal = value.__wrapped__
+        _refuse_library(getattr(primal, "__code__", _NO_CODE).co_filename, name)
+        written, known = self._define("function" if name == "<lambda>" else name, value)
+        if known:
+            return written
+        found = source_of(primal)
+        if getattr(found.node, "decorator_list", None) and found.node.name == primal.__name__:
+            self._write(written, found, Scope.of(primal, found), decorated=True)
+        else:
+            nondiff = tuple(value.nondiff_argnums)
+            function = self.expression(primal, f"{written}_primal")
+            more = f", nondiff_argnums={literal(nondiff)}" if nondiff else ""
+            self.definitions[written] = [f"{written} = {self.alias('jax', jax)}.{kind}({function}{more})"]
+        rules = {"fwd": value.fwd, "bwd": value.bwd} if kind == "custom_vjp" else {"jvp": value.jvp}
+        if None in rules.values():
+            raise NotWritable(f"{name}, whose rule is not known")
+        attach = kind.replace("custom_", "def")
+        names = [self._rule(rule, f"{written}_{suffix}") for suffix, rule in rules.items()]
+        if f"@{written}.{attach}" not in "\n".join(self.definitions.get(names[0], ())):
+            more = ", symbolic_zeros=True" if getattr(value, "symbolic_zeros", False) else ""
+            self.definitions[f"{written}.{attach}"] = [f"{written}.{attach}({', '.join(names)}{more})"]
+        return written
+
+    def _rule(self, rule, wanted) -> str:
+        if not isinstance(rule, types.FunctionType):
+            return self.expression(rule, wanted)
+        found = source_of(rule)
+        name, known = self._define(wanted if isinstance(found.node, ast.Lambda) else found.node.name, rule)
+        if not known:
+            self._write(name, found, Scope.of(rule, found), decorated=_attaches(found.node))
+        return name
+
+    def _decorated(self, value: Any, scope: Scope | None) -> str | None:
+        """What a decorator made of a function: with its decorators, or by ``jax.jit``."""
+        inner = inspect.unwrap(value) if callable(getattr(value, "__wrapped__", None)) else None
+        if isinstance(inner, types.FunctionType) and not _is_library(inner.__code__.co_filename):
+            found = source_of(inner)
+            there = inner.__globals__.get(inner.__name__, value)
+            if getattr(found.node, "decorator_list", None) and there is value:
+                name, known = self._define(found.node.name, value)
+                if not known:
+                    self._write(name, found, Scope.of(inner, found), decorated=True)
+                return name
+        if is_jitted(value):
+            return f"{self.alias('jax', jax)}.jit({self.expression(value.__wrapped__, 'body', scope)})"
+        return None
+
+    def _class(self, cls: type) -> str:
+        _refuse_library(getattr(inspect.getmodule(cls), "__file__", None) or "", cls.__name__)
+        name, known = self._define(cls.__name__, cls)
+        if not known:
+            found = source_of_class(cls)
+            self._write(name, found, Scope(found, vars(sys.modules[cls.__module__])), decorated=True)
+        return name
+
+    # ---- data
+
+    def _data(self, value: Any, wanted: str, scope: Scope | None) -> str | None:
+        if isinstance(value, jax.core.Tracer):
+            raise NotWritable(f"{wanted}, a value of a transformation around the call")
+        if isinstance(value, jax.Array) and _jax.is_key(value):
+            data = self._data(jax.random.key_data(value), f"{wanted}_data", scope)
+            impl = quoted(str(jax.random.key_impl(value)))
+            return f"{self.alias('jax', jax)}.random.wrap_key_data({data}, impl={impl})"
+        if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+            return self._array(value, wanted)
+        items = lambda values: [self.expression(v, wanted, scope) for v in values]  # noqa: E731
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            given = ", ".join(f"{f}={x}" for f, x in zip(value._fields, items(value)))
+            return f"{self.expression(type(value), type(value).__name__, scope)}({given})"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [f.name for f in dataclasses.fields(value) if f.init]
+            given = ", ".join(f"{f}={x}" for f, x in zip(fields, items(getattr(value, f) for f in fields)))
+            return f"{self.expression(type(value), type(value).__name__, scope)}({given})"
+        if type(value) is tuple and value:
+            return f"({', '.join(items(value))}{',' if len(value) == 1 else ''})"
+        if type(value) is list:
+            return f"[{', '.join(items(value))}]"
+        if type(value) is dict:
+            return "{" + ", ".join(f"{literal(k)}: {x}" for k, x in zip(value, items(value.values()))) + "}"
+        if isinstance(value, np.dtype):
+            return f"np.dtype({quoted(value.name)})"
+        try:
+            return literal(value)
+        except NotWritable:
+            return self._instance(value, scope)
+
+    def _array(self, value, wanted) -> str:
+        if np.size(value) <= MAX_LITERAL:
+            text = array(value)
+            return f"jnp.asarray({text})" if isinstance(value, jax.Array) else text
+        name, _ = self._define(wanted, value)
+        self.values[name] = value
+        return name
+
+    def _instance(self, value: Any, scope: Scope | None) -> str | None:
+        """An object whose class is given what its attributes are."""
+        if type(value).__module__ in ("builtins", "types", "functools") or not hasattr(value, "__dict__"):
+            return None
+        parameters = list(inspect.signature(type(value)).parameters.values())
+        held = vars(value)
+        if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
+            return None
+        if {p.name for p in parameters} != set(held):
+            return None
+        given = ", ".join(f"{k}={self.expression(v, k, scope)}" for k, v in held.items())
+        return f"{self.expression(type(value), type(value).__name__, scope)}({given})"
+
+
+# ------------------------------------------------------------------------------ what things are
+
+_LIBRARY: list[tuple[types.ModuleType, str]] = [
+    *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
+    *((jax.random, "random"), (jax.scipy.special, "special")),
+]
+_NO_CODE = types.SimpleNamespace(co_filename="")
+
+
+def _public_name(value: Any) -> tuple[tuple[str, types.ModuleType], str] | None:
+    """``(('jnp', jax.numpy), 'sin')`` for a function or class of a library, which is used and not copied."""
+    name = getattr(value, "__name__", "")
+    if not isinstance(name, str) or not callable(value):
+        return None
+    for module, alias in _LIBRARY:
+        if name and vars(module).get(name) is value:
+            return (alias, module), name
+    root = str(getattr(value, "__module__", "") or "").split(".")[0]
+    there = sys.modules.get(root)
+    if there is not None and root not in ("__main__", "xmap_compat", "builtins") and vars(there).get(name) is value:
+        return ((root, there), name) if _is_library(getattr(there, "__file__", None) or "") else None
+    return None
+
+
+def _refuse_library(file: str, name: str) -> None:
+    if _is_library(file):
+        raise NotWritable(f"{name or 'a function'} of a library, which has no public name")
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES)
+
+
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
+
+
+def _needs_us(module: str, seen: dict[str, bool]) -> bool:
+    """Whether importing a module of the user's imports this package, or what it brings back."""
+    if module in seen:
+        return seen[module]
+    seen[module] = False
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    if _is_library(file):
+        return False
+    if not file or module.split(".")[0] in ("xmap_compat", "__main__"):
+        return True
+    for node in ast.walk(file_at(file, module).tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                return True
+            names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+        if any(n.startswith("jax.experimental.maps") for n in names):
+            return True
+        if any(n in sys.modules and _needs_us(n, seen) for n in names):
+            seen[module] = True
+            return True
+    return False
+
+
+def is_jitted(value: Any) -> bool:
+    return isinstance(value, type(jax.jit(len)))
+
+
+def _is_xmapped(value: Any) -> bool:
+    return is_jitted(value) and callable(getattr(value, "plan", None))
+
+
+def _is_ours(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+    return str(module).split(".")[0] == "xmap_compat"
+
+
+def _attaches(node) -> bool:
+    """Whether a rule is attached by its decorator: ``@f.defjvp``."""
+    return any(isinstance(d, ast.Attribute) and d.attr.startswith("def") for d in getattr(node, "decorator_list", ()))
+
+
+def _same(known: Any, value: Any) -> bool:
+    plain = (bool, int, float, complex, str, bytes)
+    return known is value or (type(known) is type(value) and isinstance(value, plain) and known == value)
+
+
+def _spells(node: ast.expr, value: Any, scope: Scope) -> bool:
+    """Whether an expression of the file is a way to write a value: plain data, or arrays made from it."""
+    for n in ast.walk(node):
+        if isinstance(n, ast.Call) and not _is_of_arrays(n.func, scope):
+            return False
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
+            if not (n.id in scope.globals and isinstance(scope.globals[n.id], types.ModuleType)):
+                return False
+        elif not isinstance(n, _PLAIN_NODES):
+            return False
+    try:
+        again = eval(compile(ast.Expression(node), "<spelling>", "eval"), dict(scope.globals))
+        return type(again) is type(value) and bool(np.all(np.asarray(again) == np.asarray(value)))
+    except Exception:
+        return False
+
+
+_PLAIN_NODES = (
+    *(ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp, ast.Call, ast.Attribute, ast.keyword),
+    *(ast.operator, ast.unaryop, ast.expr_context),
+)
+
+
+def _is_of_arrays(node: ast.expr, scope: Scope) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and scope.globals.get(node.id) in (np, jnp)
+
+
+def _module_import(name: str, module: types.ModuleType) -> str:
+    path = module.__name__
+    if path.split(".")[0] == "xmap_compat":
+        raise NotWritable(f"a use of {path}")
+    if _needs_us(path, {}):
+        raise NotWritable(f"a use of {path}, which needs xmap")
+    if path == name:
+        return f"import {path}"
+    parent, _, last = path.rpartition(".")
+    return f"from {parent} import {last}" if last == name and parent else f"import {path} as {name}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Helper:
+    lines: tuple[str, ...]
+    needs: frozenset[str]
+
+
+def _read_helpers() -> Mapping[str, _Helper]:
+    """The functions of ``helpers``, with what each reads; a rule of a derivative belongs to its function."""
+    text = inspect.getsource(helpers)
+    found: dict[str, _Helper] = {}
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        lines = [line.split("  # noqa")[0] for line in text.split("\n")[first - 1 : node.end_lineno]]
+        needs = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        owner = node.name.removesuffix("_jvp")
+        if owner != node.name:
+            lines = [*found[owner].lines, "", "", *lines]
+            needs |= found[owner].needs
+        found[owner] = _Helper(tuple(lines), frozenset(needs - {owner}))
+    return found
+
+
+_HELPERS = _read_helpers()
+
+
+def _with_needs(names: Mapping[str, None]) -> set[str]:
+    needed: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name in _HELPERS and name not in needed:
+            needed.add(name)
+            pending.extend(_HELPERS[name].needs)
+    return needed
