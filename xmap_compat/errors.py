@@ -436,7 +436,7 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
     )
 
 
-def _resource_conflict(message: str) -> JAXTypeError:
+def _resource_conflict(message: str) -> Any:
     """The type that these errors had, without the link to a page of JAX's that does not speak of them."""
     error = JAXTypeError(message)
     error.args = (message,)
