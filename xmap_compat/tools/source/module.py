@@ -102,8 +102,6 @@ class Module:
             names = mentioned_names(eqn.params)
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
-            if any(n not in self.names.mesh for n in names):
-                raise NotWritable(f"{eqn.primitive.name} over {', '.join(map(str, names))}")
             if eqn.primitive.name != "pdot" and self.names.is_same(names):
                 continue
             if not any(span in self.handled for span in spans):

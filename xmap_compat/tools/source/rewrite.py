@@ -52,6 +52,8 @@ class AxisNames:
         return math.prod(self.sizes[n] for n in names)
 
     def parts(self, name: Any) -> tuple[Any, ...]:
+        if name not in self.mesh:
+            return (name,)  # of a vmap of the user's
         own = self.local[name]
         return self.mesh[name] if own is None else (*self.mesh[name], own)
 
@@ -391,7 +393,7 @@ class Rewriter:
         if self.module.calls.get(self.found.span(node)) or _is_of_jax(callee):
             return self._other(node, callee)
         if _is_ours(callee) and callable(callee):
-            raise NotWritable(ast.unparse(node.func))
+            raise NotWritable("a nested call of xmap" if callee.__name__ == "xmap" else f"{ast.unparse(node.func)}")
         return None
 
     def callee(self, node: ast.expr) -> Any:

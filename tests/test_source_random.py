@@ -1,0 +1,124 @@
+"""Sources of random programs, executed where xmap_compat cannot be imported, give what a slow NumPy model gives.
+
+Their derivatives are those of the model over jax.numpy.  How many programs have no source, and for which reasons, is
+printed and bounded.
+"""
+
+import collections
+import linecache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import note
+from random_programs import _fill, _in_order, assignments, programs
+from test_random_programs import (
+    EXAMPLES,
+    GRADIENT_TOLERANCE,
+    VALUE_TOLERANCE,
+    assert_near,
+    functional,
+    random_examples,
+    reverse,
+    scaled,
+    second,
+)
+from test_source import run
+
+import xmap_compat
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+# What random programs hold that has no source: the reason, and the most of a hundred programs that may have it.
+REASONS = {
+    "a nested call of xmap": 20,
+    "nested calls of xmap": 20,
+    "a backward rule": 20,
+    "a contraction over names that is differentiated": 8,
+    "a loop": 8,
+    "loops that": 8,
+    "a collective in a": 8,
+    "psum over": 4,
+}
+outcomes: collections.Counter = collections.Counter()
+
+
+def plan_of(program, assignment):
+    """The plan of a call of a random program, whose text is as if it were in a file."""
+    file = "<random program>"
+    linecache.cache[file] = (len(program.source), None, program.source.splitlines(keepends=True), file)
+    namespace = {name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")}
+    body = program.body({**namespace, "jax": jax, "jnp": jnp, "lax": jax.lax}, assignment)
+    own = {n: program.sizes[n] for n in program.sizes if not any(n in leaf.layout for leaf in program.args)}
+    resources = assignment.of(program.sizes)
+    f = xmap_compat.xmap(body, program.in_axes, program.out_axes, axis_sizes=own, axis_resources=resources)
+    with assignment.context():
+        return f.plan(*_fill(program.arg_tree, program.arrays()))
+
+
+def written(program, assignment):
+    """The source of a program as a function of the list of its arrays; None if it has none."""
+    note(program.script(assignment))
+    try:
+        plan = plan_of(program, assignment)
+        text, values = plan.source(), plan.constants()
+    except NotImplementedError as error:
+        reason = str(error).partition("\n- ")[2]
+        outcomes[next((known for known in REASONS if reason.startswith(known)), reason)] += 1
+        return None
+    note(text)
+    outcomes["written"] += 1
+    f = run(text, **values)
+    return lambda *arrays: _in_order(program.result_tree, f(*_fill(program.arg_tree, arrays)))
+
+
+@random_examples(30)
+def test_values(data):
+    program = data.draw(programs())
+    function = written(program, data.draw(assignments(program)))
+    if function is not None:
+        model = program.modelled()
+        got = jax.block_until_ready(function(*program.arrays()))
+        want = model(*program.arrays())
+        assert_near(got, want, VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor)))
+
+
+def check_derivative(data, program, derivative):
+    function = written(program, data.draw(assignments(program)))
+    if function is None:
+        return
+    take = lambda f: jax.jit(lambda *floats: derivative(functional(program, f)[0], floats))
+    floats = functional(program, None)[1]
+    reference = take(program.modelled(jnp))
+    got, want = jax.block_until_ready(take(function)(*floats)), reference(*floats)
+    assert_near(got, want, GRADIENT_TOLERANCE, lambda factor: reference(*(f * np.float32(factor) for f in floats)))
+
+
+@random_examples(20)
+def test_gradients(data):
+    check_derivative(data, data.draw(programs(while_loops=False)), reverse)
+
+
+@random_examples(10)
+def test_second_derivatives(data):
+    check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
+
+
+def test_how_many_are_refused():
+    """Of the programs of the tests above, and of some more that are only written."""
+
+    @random_examples(max(EXAMPLES // 4, 40))
+    def draw(data):
+        program = data.draw(programs())
+        written(program, data.draw(assignments(program)))
+
+    draw()
+    total = sum(outcomes.values())
+    print(
+        f"\nrandom programs: {outcomes['written']} of {total} written; refused: {dict(outcomes - collections.Counter(written=total))}"
+    )
+    assert {reason for reason in outcomes if reason != "written"} <= set(REASONS)
+    assert outcomes["written"] >= 0.7 * total
+    for reason, most in REASONS.items():
+        assert outcomes[reason] <= max(most * total / 100, 2), reason
