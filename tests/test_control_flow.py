@@ -266,7 +266,7 @@ def vmapped_while_whose_predicate_is_mapped_as_well(x, u, w):
 
 def vmapped_while_in_vmapped_while(x, u, w):
     def outer(m):
-        inner = lambda n, v: lax.fori_loop(0, n + m, lambda k, c: c / 2 + u, v)
+        inner = lambda n, v: lax.fori_loop(0, n + m, lambda k, c: c / 2 + jnp.abs(u), v)
         return lax.while_loop(lambda v: v.sum() < 4, lambda v: jax.vmap(inner)(jnp.arange(3), v) + 1, w)
 
     return jax.vmap(outer)(jnp.arange(2))
