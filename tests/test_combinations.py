@@ -483,3 +483,20 @@ def test_python_scalars_stay_weak_through_nested_xmaps_and_rules(resources, mesh
     for result, factor in zip(results, (4 * x, 3 * x, 9 * jnp.ones_like(x))):
         assert result.dtype == jnp.bfloat16
         np.testing.assert_array_equal(result, factor)
+
+
+def test_python_scalars_stay_weak_in_rules_of_derivatives(mesh42):
+    """A backward rule computes in the precision in which it does under jax.vmap."""
+    seen = []
+
+    def backward(residuals, ct):
+        seen.append((ct * residuals[1]).dtype)
+        return ct * residuals[1], None
+
+    scale = jax.custom_vjp(lambda v, s: v * s)
+    scale.defvjp(lambda v, s: (v * s, (v, s)), backward)
+    x = numbers(8, 4).astype(jnp.bfloat16)
+    for over in (jax.vmap, lambda f: xmap(f, ["a", ...], ["a", ...], axis_resources={"a": "x"})):
+        with mesh42:
+            jax.grad(lambda x, over=over: over(lambda v: scale(v, 3.0))(x).sum().astype(jnp.float32))(x)
+    assert set(seen) == {jnp.dtype(jnp.bfloat16)}
