@@ -21,6 +21,7 @@ from jax import lax
 
 from xmap_compat import _jax, named_einsum, named_lax
 from xmap_compat.collectives import RULES, mentioned_names
+from xmap_compat.contraction import bind_contraction
 from xmap_compat.named_program import trace_flat
 from xmap_compat.resources import Body
 
@@ -140,6 +141,8 @@ class _Walk:
         parts = self.parts_of(eqn) if primitive in RULES else ()
         if primitive == "axis_index" and len(parts) > 1:
             return self._index_over(parts, effects)
+        if primitive == "pdot" and not parts:
+            return self._contraction(eqn, operands, effects)
         if primitive in _COMMUTATIVE:
             operands = sorted(operands)
             if (
@@ -176,6 +179,12 @@ class _Walk:
         finally:
             self.program.side = side
         return result
+
+    def _contraction(self, eqn, operands, effects) -> list[int]:
+        """A contraction over no names is one of positions."""
+        params = {**eqn.params, "mentions": None}
+        traced = self.program.side.trace(lambda *xs: bind_contraction(*xs, **params), [v.aval for v in eqn.invars])
+        return self.jaxpr(traced, operands, effects)
 
     def parts_of(self, eqn) -> tuple[Any, ...]:
         names = mentioned_names(eqn.params)
