@@ -24,8 +24,9 @@ from compiled import quick_compilation
 from jax import lax
 
 import xmap_compat
-from xmap_compat import devices, xmap
-from xmap_compat.collectives import RULES
+from xmap_compat import xmap
+from xmap_compat.core import nested_primitives as devices
+from xmap_compat.core.rules.table import RULES
 
 # ------------------------------------------------------------------------------- placements
 

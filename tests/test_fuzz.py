@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, event, given, note, seed, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from xmap_compat import Mesh, SerialLoop, errors, serial_loop, xmap
+from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
+from xmap_compat.core import errors
 
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_FUZZ", 0))
 SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))

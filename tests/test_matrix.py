@@ -26,9 +26,10 @@ from compiled import quick_compilation
 from jax import lax, nn
 from sampling import covering
 
-from xmap_compat import Mesh, SerialLoop, collectives, xmap
+from xmap_compat import Mesh, SerialLoop, xmap
 from xmap_compat import lax as xlax
 from xmap_compat import numpy as xnp
+from xmap_compat.core.rules import parameters, table
 
 # ------------------------------------------------------------------------------- placements
 
@@ -894,9 +895,9 @@ def spied(monkeypatch):
             used.add(name)
             return rule.translate(*args)
 
-        monkeypatch.setitem(collectives.RULES, name, rule._replace(translate=translate))
+        monkeypatch.setitem(table.RULES, name, rule._replace(translate=translate))
 
-    for name, rule in list(collectives.RULES.items()):
+    for name, rule in list(table.RULES.items()):
         spy(name, rule)
     return used
 
@@ -904,20 +905,20 @@ def spied(monkeypatch):
 def test_every_rule_is_used(spied):
     cells = tuple(Cell(operation, ("a",), "varying") for operation in [*COLLECTIVES, *VOCABULARY])
     results_of(PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells)
-    assert set(collectives.RULES) - spied == set()
+    assert set(table.RULES) - spied == set()
 
 
 @pytest.mark.parametrize("primitive", ["psum", "ppermute", "all_gather"])
 def test_a_wrong_rule_is_found(primitive, monkeypatch):
     """The matrix sees a collective that errs where its axis is split, and names the cells."""
-    rule = collectives.RULES[primitive]
+    rule = table.RULES[primitive]
 
     def translate(loc, params, *operands):
         right = rule.translate(loc, params, *operands)
-        split = loc.mesh_axes_of(collectives.axis_names(params))
+        split = loc.mesh_axes_of(parameters.axis_names(params))
         return collectives.apply_positional(loc, lambda x: x * 2, right) if split else right
 
-    monkeypatch.setitem(collectives.RULES, primitive, rule._replace(translate=translate))
+    monkeypatch.setitem(table.RULES, primitive, rule._replace(translate=translate))
     cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])
     wrong = wrong_cells(PLACEMENTS["partial"], ("plain", "value"), "f", cells)
     assert [text.partition(" over ")[0] for text in wrong] == [f"lax.{primitive}"]

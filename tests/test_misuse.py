@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import Mesh, SerialLoop, einsum, named_shape, pdot, serial_loop, xeinsum, xmap
 from xmap_compat import numpy as xnp
-from xmap_compat.named_types import check_type, f32, i32, typed
+from xmap_compat.annotations import check_type, f32, i32, typed
 
 I = ["i", ...]  # noqa: E741
 Pair = collections.namedtuple("Pair", ["first", "second"])

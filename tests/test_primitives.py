@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from xmap_compat import SerialLoop, xmap
-from xmap_compat.primitives import DIRECT
+from xmap_compat.core.rules.ordinary import DIRECT
 
 SIZES = {"a": 2, "b": 3, "c": 4}
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xmap_compat import Mesh, SerialLoop, collectives, testing, xmap
+from xmap_compat import Mesh, SerialLoop, testing, xmap
+from xmap_compat.core.rules import parameters, table
 
 DEVICES = np.array(jax.devices())
 MESH42 = Mesh(DEVICES.reshape(4, 2), ("x", "y"))
@@ -35,15 +36,15 @@ def wrong_on_devices(monkeypatch):
     """Plant an error in a collective where its axis is split over devices: ``wrong_on_devices('psum', change)``."""
 
     def plant(primitive, change):
-        rule = collectives.RULES[primitive]
+        rule = table.RULES[primitive]
 
         def translate(loc, params, *operands):
             right = rule.translate(loc, params, *operands)
-            if not loc.mesh_axes_of(collectives.axis_names(params)):
+            if not loc.mesh_axes_of(parameters.axis_names(params)):
                 return right
             return collectives.apply_positional(loc, change, right)
 
-        monkeypatch.setitem(collectives.RULES, primitive, rule._replace(translate=translate))
+        monkeypatch.setitem(table.RULES, primitive, rule._replace(translate=translate))
 
     return plant
 

@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from xmap_compat import install, legacy, mesh, named_program, serial_loop, uninstall, xmap
+from xmap_compat import install, legacy, mesh, serial_loop, uninstall, xmap
+from xmap_compat.core import restored
 
 THREADS = 8
 DEVICES = np.array(jax.devices())
@@ -174,7 +175,7 @@ def test_the_innermost_mesh_is_that_of_one_thread():
 def test_what_bodies_find_in_jax_is_there_as_long_as_any_thread_needs_it():
     def work():
         for _ in range(300):
-            with named_program.restored():
+            with restored.restored():
                 assert jax.lax.pdot is xmap_compat.pdot
 
     in_threads(*[work] * THREADS)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from xmap_compat import lax as lax
     from xmap_compat import numpy as numpy
     from xmap_compat.api import xmap
+    from xmap_compat.core.mesh import Mesh, SerialLoop, mesh, serial_loop
+    from xmap_compat.core.named_shape import named_shape
     from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
     from xmap_compat.legacy import install, uninstall
-    from xmap_compat.named_types import named_shape
     from xmap_compat.numpy import einsum
     from xmap_compat.processes import global_array
-    from xmap_compat.resources import Mesh, SerialLoop, mesh, serial_loop
 
 __version__ = "0.1.0"
 

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 
-from xmap_compat import _jax, errors, lowering
-from xmap_compat.axis_specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
-from xmap_compat.resources import SerialLoop, known_axes, parse_axis_resources
+from xmap_compat import _jax
+from xmap_compat.core import call as calls
+from xmap_compat.core import errors, execute
+from xmap_compat.core.mesh import SerialLoop
+from xmap_compat.core.placement import known_axes, parse_axis_resources
+from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -89,7 +92,7 @@ def check_backend(backend: str | None) -> None:
         raise errors.unknown_backend(backend, known) from None
 
 
-def _jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
+def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     """The jitted function; one for equal declarations of one function, so that a fresh xmap of it hits jit's cache."""
     key = (declared.key(), donated)
     made = _made_for(declared.fun)
@@ -114,7 +117,7 @@ def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
 
 # Functions that are told of every call when it is traced.  The tuple is replaced and never changed, so that threads
 # that are reading it are not disturbed.
-Observer = Callable[[lowering.Declaration, lowering.Plan, tuple[Any, ...]], None]
+Observer = Callable[[calls.Declaration, calls.Plan, tuple[Any, ...]], None]
 _observers: tuple[Observer, ...] = ()
 _observers_lock = threading.Lock()
 
@@ -136,18 +139,18 @@ def observe(observer: Observer) -> Callable[[], None]:
     return end
 
 
-def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
+def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     uses_mesh = False
 
     def xmapped(*args, **kwargs):
         nonlocal uses_mesh
         if kwargs:
             raise errors.keyword_arguments(kwargs)
-        made = lowering.make_plan(declared, args)
+        made = calls.make_plan(declared, args)
         uses_mesh |= made.uses_mesh
         for observer in _observers:
             observer(declared, made, args)
-        return lowering.run(made, args)
+        return execute.run(made, args)
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
     # With a mesh its devices say where to run, and they are checked against the backend at the call.
@@ -162,7 +165,7 @@ def _new_jit(declared: lowering.Declaration, donated: tuple[int, ...]) -> Any:
             _check_values(args, kwargs)
         if not uses_mesh or not _jax.is_device_mismatch(error):
             return None
-        others = lowering.moved_to_mesh(declared, args)
+        others = calls.moved_to_mesh(declared, args)
         if others is None:
             errors.note_once(error, errors.committed_elsewhere_note())
         return others
@@ -192,14 +195,14 @@ class Planner:
       declared: what the user asked of xmap.
     """
 
-    declared: lowering.Declaration
+    declared: calls.Declaration
 
     def __call__(self, *args: Any, **kwargs: Any) -> CallPlan:
         """The plan of one call, which is traced but neither compiled nor executed."""
         return importlib.import_module("xmap_compat.tools.plan").describe(self.declared, *args, **kwargs)
 
 
-def declaration_of(xmapped: Any) -> lowering.Declaration | None:
+def declaration_of(xmapped: Any) -> calls.Declaration | None:
     """What the user asked of xmap when the function was made; None of anything else."""
     planner = getattr(xmapped, "plan", None)
     return planner.declared if isinstance(planner, Planner) else None
@@ -225,6 +228,6 @@ def _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend):
     if missing:
         raise errors.names_missing_from_inputs(missing)
     resources = known_axes(parse_axis_resources(axis_resources), names)
-    return lowering.Declaration(
+    return calls.Declaration(
         fun, _name(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend
     )

@@ -1,6 +1,184 @@
-"""``from xmap_compat import lax``: the functions over named axes that ``jax.lax`` lost."""
+"""``from xmap_compat import lax``: the functions over named axes that ``jax.lax`` lost.
 
-from xmap_compat.named_einsum import xeinsum
-from xmap_compat.named_lax import pargmax, pargmin, pdot, pgather
+Inside an xmapped function the same functions are found at their old places (``jax.lax.pdot``);
+they can also be imported from here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.braces import xeinsum
+from xmap_compat.core import errors
+from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bind_contraction, canonical_precision
 
 __all__ = ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"]
+
+
+Positions = tuple[Sequence[int], Sequence[int]]
+
+
+def pdot(
+    x: jax.typing.ArrayLike,
+    y: jax.typing.ArrayLike,
+    axis_name: Hashable | Sequence[Hashable],
+    pos_contract: Positions = ((), ()),
+    pos_batch: Positions = ((), ()),
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> jax.Array:
+    """Contract two arrays over named axes, and over positional ones if asked: one ``dot``, one all-reduce.
+
+    Args:
+      x, y: arrays; each may or may not vary over the axes.
+      axis_name: a name or a tuple of names; each product is summed over all their elements.
+      pos_contract: positional dimensions of ``x`` and of ``y`` to contract as well.
+      pos_batch: positional dimensions of ``x`` and of ``y`` that go together (leading in the result).
+      precision: as in ``jax.lax.dot_general``.
+      preferred_element_type: dtype of the result, and of sums unless the operands have more; it is then rounded once.
+
+    Returns:
+      An array of positional shape ``(*batch, *rest of x, *rest of y)``.  Its named shape is the
+      union of the operands' without ``axis_name``.
+
+    Raises:
+      TypeError, ValueError: the contracted or batched dimensions do not fit.
+      NameError: an axis is not in scope.
+
+    Source: ``jax.lax.pdot`` (until jax 0.4.30).
+    """
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    _check_names("pdot", axes)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    contract = _normalized("pos_contract", pos_contract, x, y)
+    batch = _normalized("pos_batch", pos_batch, x, y)
+    _check_disjoint(contract, batch)
+    dtype = jnp.result_type(x, y)
+    if preferred_element_type is None:
+        x, y = x.astype(dtype), y.astype(dtype)
+    out = bind_contraction(
+        x,
+        y,
+        axes=axes,
+        subscripts=_subscripts(x.ndim, y.ndim, contract, batch),
+        precision=canonical_precision(precision),
+        preferred_element_type=accumulation_type(dtype, preferred_element_type),
+        optimize="auto",
+    )
+    return out if preferred_element_type is None else lax.convert_element_type(out, preferred_element_type)
+
+
+def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
+    """The smallest index over a named axis at which ``x`` is largest; int32, without that axis.
+
+    Source: ``jax.lax.pargmax`` (until jax 0.4.30).
+    """
+    return _index_of_extremum(x, axis_name, lax.pmax)
+
+
+def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
+    """The smallest index over a named axis at which ``x`` is smallest; int32, without that axis."""
+    return _index_of_extremum(x, axis_name, lax.pmin)
+
+
+def _index_of_extremum(x, axis_name, extremum):
+    x = lax.stop_gradient(jnp.asarray(x))
+    size = lax.psum(1, axis_name)
+    candidates = jnp.where(x == extremum(x, axis_name), lax.axis_index(axis_name), size)
+    return lax.pmin(candidates, axis_name)
+
+
+def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> jax.Array:
+    """Look elements of ``src`` up along named and positional axes.
+
+    Args:
+      src: the array to read.
+      idx: integers; each counts row-major through ``axes`` in the order given.  Out-of-range indices clip.
+      axes: axis names and positional dimensions of ``src``; one of them alone may stand without a tuple.
+
+    Returns:
+      An array of positional shape ``(*idx.shape, *the other dimensions of src)``, without the named ``axes``
+      unless ``idx`` varies over them.
+
+    Source: ``jax.lax.pgather`` (until jax 0.4.30), as measured; its docstring said otherwise.
+    """
+    axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    src, idx = jnp.asarray(src), jnp.asarray(idx)
+    axes = tuple(position("pgather", a, "src", src.shape) if isinstance(a, int) else a for a in axes)
+    _check_names("pgather", axes)
+    check_integers("pgather", idx)
+    positional = [a for a in axes if isinstance(a, int)]
+    table = jnp.moveaxis(src, positional, range(len(positional)))
+    order: list[Any] = list(positional)
+    for name in (a for a in axes if not isinstance(a, int)):
+        table = lax.all_gather(table, name)
+        order.insert(0, name)
+    table = lax.transpose(table, (*(order.index(a) for a in axes), *range(len(axes), table.ndim)))
+    table = table.reshape(-1, *table.shape[len(axes) :])
+    return jnp.take(table, idx, axis=0, mode="clip")
+
+
+def check_integers(fun: str, indices: jax.Array) -> None:
+    """Raise unless an array can be used as indices."""
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise errors.integer_indices(fun, indices.dtype)
+
+
+def _check_names(fun, names):
+    """Raise unless all names are bound and distinct."""
+    bound = _jax.bound_axis_names()
+    for name in names:
+        if name is None or not isinstance(name, Hashable):
+            raise errors.axis_name_type(fun, name)
+        if not isinstance(name, int) and name not in bound:
+            sizes = {axis: lax.axis_size(axis) for axis in bound if not hasattr(axis, "mesh_axis")}
+            raise errors.unbound_name(f"unbound axis name: {name}", sizes)
+    if len(set(names)) < len(names):
+        raise errors.repeated_axis(fun, names)
+
+
+def position(fun: str, dim: int, what: str, shape: Sequence[int]) -> int:
+    """A positional dimension counted from the front."""
+    if not -len(shape) <= dim < len(shape):
+        raise errors.dimension_out_of_range(fun, dim, what, shape)
+    return dim % len(shape)
+
+
+def _normalized(option, positions, x, y):
+    try:
+        left, right = (tuple(map(operator.index, side)) for side in positions)
+    except (TypeError, ValueError):
+        raise errors.bad_dot_dimensions(option, positions) from None
+    if len(left) != len(right):
+        raise errors.bad_dot_dimensions(option, positions)
+    left = tuple(position("pdot", d, "x", x.shape) for d in left)
+    right = tuple(position("pdot", d, "y", y.shape) for d in right)
+    for a, b in zip(left, right):
+        if x.shape[a] != y.shape[b]:
+            raise errors.dot_sizes(option, a, b, x.shape, y.shape)
+    return left, right
+
+
+def _check_disjoint(contract, batch):
+    for operand, dims in zip("xy", zip(contract, batch)):
+        taken = [*dims[0], *dims[1]]
+        for dim in taken:
+            if taken.count(dim) > 1:
+                raise errors.dot_overlap(operand, dim)
+
+
+def _subscripts(x_ndim, y_ndim, contract, batch):
+    """The result has the batch dimensions, then the rest of x, then the rest of y."""
+    x, y = list(range(x_ndim)), list(range(x_ndim, x_ndim + y_ndim))
+    for left, right in [*zip(*contract), *zip(*batch)]:
+        y[right] = x[left]
+    shared = [c for c in x if c in y]
+    output = (*(x[d] for d in batch[0]), *(c for c in (*x, *y) if c not in shared))
+    return Subscripts((tuple(x), tuple(y)), output)

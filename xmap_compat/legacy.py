@@ -24,8 +24,10 @@ import jax
 import jax.experimental
 import numpy as np
 
-from xmap_compat import _jax, errors, named_program, resources
+from xmap_compat import _jax
 from xmap_compat.api import xmap
+from xmap_compat.core import errors, placement, restored
+from xmap_compat.core import mesh as meshes
 
 MAPS = "jax.experimental.maps"
 OPTIONS = (
@@ -97,18 +99,18 @@ class ThreadResources:
 
     @property
     def env(self) -> ResourceEnv:
-        scope = resources.current_scope()
+        scope = placement.current_scope()
         env = ResourceEnv(scope.mesh or EMPTY_ENV.physical_mesh, tuple(Loop(*loop) for loop in scope.loops))
         return EMPTY_ENV if env == EMPTY_ENV else env
 
     @env.setter
     def env(self, env: Any) -> None:
         mesh, loops = getattr(env, "physical_mesh", None), getattr(env, "loops", ())
-        if not isinstance(mesh, jax.sharding.Mesh) or isinstance(env, resources.Mesh):
+        if not isinstance(mesh, jax.sharding.Mesh) or isinstance(env, meshes.Mesh):
             raise errors.bad_resource_env(env)
         if loops and loops != self.env.loops:
             raise errors.assigned_loops(loops)
-        _jax.assign_mesh(resources.mesh_of_jax(mesh))
+        _jax.assign_mesh(placement.mesh_of_jax(mesh))
 
 
 thread_resources = ThreadResources()
@@ -123,16 +125,16 @@ def mesh(devices: Any, axis_names: Any) -> jax.sharding.Mesh:
 
 def _maps_module() -> types.ModuleType:
     """``jax.experimental.maps`` with all of its public names."""
-    resource = Hashable | resources.SerialLoop
+    resource = Hashable | meshes.SerialLoop
     module = types.ModuleType(MAPS, "Provided by xmap_compat.install().")
     module.__spec__ = importlib.machinery.ModuleSpec(MAPS, None, origin=__file__)
     names = {
         "xmap": xmap,
         "Mesh": jax.sharding.Mesh,
         "mesh": mesh,
-        "SerialLoop": resources.SerialLoop,
-        "AnonymousSerialLoop": resources.SerialLoop,
-        "serial_loop": resources.serial_loop,
+        "SerialLoop": meshes.SerialLoop,
+        "AnonymousSerialLoop": meshes.SerialLoop,
+        "serial_loop": meshes.serial_loop,
         "Loop": Loop,
         "ResourceEnv": ResourceEnv,
         "EMPTY_ENV": EMPTY_ENV,
@@ -161,7 +163,7 @@ def _new_installation() -> _jax.Restoration:
     installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
     _jax.accept_options(installation, OPTIONS)
     _jax.restore_mesh_context(installation)
-    _jax.hold(installation, named_program.restored)
+    _jax.hold(installation, restored.restored)
     return installation
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from xmap_compat import errors
-from xmap_compat.axis_specs import (
+from xmap_compat.core import errors
+from xmap_compat.core.call import partition_spec
+from xmap_compat.core.placement import Scope, current_scope, mesh_of_jax, parse_axis_resources, place_axes
+from xmap_compat.core.specs import (
     AxisName,
     AxisSpec,
     argument_path,
@@ -20,8 +22,6 @@ from xmap_compat.axis_specs import (
     parse_specs,
     spec_names,
 )
-from xmap_compat.lowering import partition_spec
-from xmap_compat.resources import Scope, current_scope, mesh_of_jax, parse_axis_resources, place_axes
 
 
 def global_array(

@@ -23,11 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import _jax, lowering
+from xmap_compat import _jax
 from xmap_compat.api import declaration_of, xmap
-from xmap_compat.axis_specs import AxisName, argument_path
-from xmap_compat.collectives import collectives_in
-from xmap_compat.resources import DeviceAxis, Mesh, SerialLoop
+from xmap_compat.core import call as calls
+from xmap_compat.core.mesh import Mesh, SerialLoop
+from xmap_compat.core.placement import DeviceAxis
+from xmap_compat.core.rules.table import collectives_in
+from xmap_compat.core.specs import AxisName, argument_path
 
 Resources = dict[AxisName, Any]
 
@@ -177,7 +179,7 @@ def _features(assignment):
 # -------------------------------------------------------------------- about the function
 
 
-def _declaration_of(xmapped) -> lowering.Declaration:
+def _declaration_of(xmapped) -> calls.Declaration:
     declared = declaration_of(xmapped)
     if declared is None:
         raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}")
@@ -211,7 +213,7 @@ def _facts(declared, args, mesh):
     facts = []
 
     def plan(*args):
-        plan = lowering.make_plan(dataclasses.replace(declared, resources={}), args)
+        plan = calls.make_plan(dataclasses.replace(declared, resources={}), args)
         named = collectives_in(plan.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
         sizes = {n: p.size for n, p in plan.placements.items() if not isinstance(n, DeviceAxis)}

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from xmap_compat import named_einsum, named_lax
+from xmap_compat import braces as named_einsum
+from xmap_compat import lax as named_lax
 
 REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
     "pdot": named_lax.pdot,

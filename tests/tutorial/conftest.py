@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from xmap_compat import api
-from xmap_compat.resources import enclosing_bodies
+from xmap_compat.core.placement import enclosing_bodies
 from xmap_compat.tools.plan import describe_made
 
 ASSIGNMENTS = 2

@@ -17,7 +17,7 @@ from jax.scipy.linalg import expm_frechet
 from tutorial_helpers import Assignment, assert_close, normal, run, under
 
 from xmap_compat import named_shape
-from xmap_compat.named_types import ArrayType, bool_, check_type, f32, i32, type_of, typed
+from xmap_compat.annotations import ArrayType, bool_, check_type, f32, i32, type_of, typed
 
 
 def type_by_numpy(array, names, element=f32):

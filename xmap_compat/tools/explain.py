@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from xmap_compat.__main__ import install_with_jax, run_program
 
 if TYPE_CHECKING:
-    from xmap_compat.lowering import Declaration, Plan
+    from xmap_compat.core.call import Declaration, Plan
     from xmap_compat.tools.plan import CallPlan
 
 USAGE = """usage: python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from xmap_compat import _jax, lowering, nested_marks
-from xmap_compat.axis_specs import AxisName
-from xmap_compat.collectives import RULES, mentioned_names
-from xmap_compat.contraction import Subscripts
-from xmap_compat.named_shapes import Checker, read_names
+from xmap_compat import _jax
+from xmap_compat.core import call as calls
+from xmap_compat.core import nested_marks
+from xmap_compat.core.names import Checker, read_names
+from xmap_compat.core.rules.contraction import Subscripts
+from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.table import RULES
+from xmap_compat.core.specs import AxisName
 from xmap_compat.tools.text import short_type, two_columns
 
 
@@ -105,7 +108,7 @@ class Listing:
       paths: what the arguments are called.
     """
 
-    def __init__(self, plan: lowering.Plan, paths: Sequence[str]):
+    def __init__(self, plan: calls.Plan, paths: Sequence[str]):
         self.plan = plan
         self.paths = paths
         self.checker = _Recording(plan.placements, plan.fun_name)

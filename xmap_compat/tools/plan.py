@@ -17,9 +17,11 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors, lowering, nested_marks
-from xmap_compat.axis_specs import AxisName, AxisSpec, argument_path
-from xmap_compat.resources import DeviceAxis, Placement
+from xmap_compat import _jax
+from xmap_compat.core import call as calls
+from xmap_compat.core import errors, execute, nested_marks
+from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools import picture, report, source
 from xmap_compat.tools.listing import Listing, Position, Program, position_of
 from xmap_compat.tools.text import short_type
@@ -165,8 +167,8 @@ class Staged:
       sites: the equations that may have left collectives.
     """
 
-    declared: lowering.Declaration
-    plan: lowering.Plan
+    declared: calls.Declaration
+    plan: calls.Plan
     jaxpr: Any
     in_tree: Any
     sites: tuple[Site, ...]
@@ -175,7 +177,7 @@ class Staged:
 # ---------------------------------------------------------------------------- making it
 
 
-def describe(declared: lowering.Declaration, *args: Any, **kwargs: Any) -> CallPlan:
+def describe(declared: calls.Declaration, *args: Any, **kwargs: Any) -> CallPlan:
     """The plan of one call, which is traced but neither compiled nor executed.
 
     Args:
@@ -186,7 +188,7 @@ def describe(declared: lowering.Declaration, *args: Any, **kwargs: Any) -> CallP
     return describe_made(declared, None, args)
 
 
-def describe_made(declared: lowering.Declaration, made: lowering.Plan | None, args: tuple[Any, ...]) -> CallPlan:
+def describe_made(declared: calls.Declaration, made: calls.Plan | None, args: tuple[Any, ...]) -> CallPlan:
     """The same for a call that is being traced, whose plan has been made: no function of the user is run again."""
     staged = _stage(declared, made, args)
     plan = staged.plan
@@ -206,13 +208,13 @@ def describe_made(declared: lowering.Declaration, made: lowering.Plan | None, ar
 
 
 def _stage(declared, made, args) -> Staged:
-    plans: list[lowering.Plan] = []
+    plans: list[calls.Plan] = []
     sites = Sites()
 
     def call(*args):
-        plan = lowering.make_plan(declared, args) if made is None else made
+        plan = calls.make_plan(declared, args) if made is None else made
         plans.append(plan)
-        return lowering.execute(plan, jax.tree.leaves(args), functools.partial(Watching, sites=sites))
+        return execute.execute(plan, jax.tree.leaves(args), functools.partial(Watching, sites=sites))
 
     jaxpr = jax.make_jaxpr(call)(*args)
     return Staged(declared, plans[-1], jaxpr, jax.tree.structure(args), tuple(sites.found.values()))
@@ -254,10 +256,10 @@ def _results(plan, avals):
     return tuple(_array("result", p, a, s, plan) for p, a, s in zip(paths, avals, plan.out_specs))
 
 
-def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: lowering.Plan) -> Array:
+def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: calls.Plan) -> Array:
     named = spec.name_at()
     axes = tuple(named.get(k) for k in range(len(aval.shape)))
     parts = [plan.placements[n].devices if n is not None else 1 for n in axes]
-    partition = lowering.partition_spec(spec, plan.placements) if plan.uses_mesh else None
+    partition = calls.partition_spec(spec, plan.placements) if plan.uses_mesh else None
     device_shape = tuple(size // part for size, part in zip(aval.shape, parts))
     return Array(root, tuple(keys), aval.dtype, tuple(aval.shape), axes, partition, device_shape)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from xmap_compat.resources import Placement
+from xmap_compat.core.placement import Placement
 from xmap_compat.tools import picture
 from xmap_compat.tools.listing import Program
 from xmap_compat.tools.text import (

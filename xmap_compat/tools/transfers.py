@@ -17,11 +17,12 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.axis_specs import AxisName
-from xmap_compat.collectives import RULES, mentioned_names
-from xmap_compat.named_values import NamedValue
-from xmap_compat.resources import Placement
-from xmap_compat.substitution import STRUCTURED, Evaluator
+from xmap_compat.core.evaluate import STRUCTURED, Evaluator
+from xmap_compat.core.placement import Placement
+from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.table import RULES
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import NamedValue
 from xmap_compat.tools.listing import Position, named_type, position_of
 from xmap_compat.tools.text import listed, plural, short_type
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.collectives import RULES, collectives_in, mentioned_names
-from xmap_compat.named_program import trace_flat
-from xmap_compat.named_shapes import Checker, while_names
+from xmap_compat.core.names import Checker, while_names
+from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.table import RULES, collectives_in
+from xmap_compat.core.trace import trace_flat
 from xmap_compat.tools.source.proof import vjp_rules
 from xmap_compat.tools.source.text import NotWritable
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.collectives import mentioned_names
+from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.tools.source import helpers
 from xmap_compat.tools.source.rewrite import (
     AxisNames,

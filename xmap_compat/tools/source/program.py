@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from xmap_compat import errors
-from xmap_compat.collectives import mentions_any
-from xmap_compat.resources import DeviceAxis
+from xmap_compat.core import errors
+from xmap_compat.core.placement import DeviceAxis
+from xmap_compat.core.rules.table import mentions_any
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.rewrite import AxisNames

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax, named_einsum, named_lax
-from xmap_compat.collectives import RULES, mentioned_names
-from xmap_compat.contraction import bind_contraction
-from xmap_compat.named_program import trace_flat
-from xmap_compat.resources import Body
+from xmap_compat import _jax, named_lax
+from xmap_compat import braces as named_einsum
+from xmap_compat.core.placement import Body
+from xmap_compat.core.rules.contraction import bind_contraction
+from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.table import RULES
+from xmap_compat.core.trace import trace_flat
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan

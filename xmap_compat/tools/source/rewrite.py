@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax, named_einsum, named_lax, vocabulary
-from xmap_compat.collectives import RULES, mentioned_names
+from xmap_compat import _jax, named_lax, vocabulary
+from xmap_compat import braces as named_einsum
+from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.table import RULES
 from xmap_compat.tools.source.text import NotWritable, axes, literal
 
 if TYPE_CHECKING:

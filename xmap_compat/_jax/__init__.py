@@ -1,0 +1,99 @@
+"""The only package that touches private JAX names or asks which JAX this is, by subject.
+
+Everything else uses public JAX, and this package by the names below; ``tests/test_fences.py`` holds that
+line.  Each branch on a version names the release that made it necessary, and a test fails when such a
+release is older than the supported floor.
+"""
+
+import os
+
+from xmap_compat._jax.version import FLOOR, VERSION, check_release, parse_version
+
+check_release()
+
+from xmap_compat._jax.dispatch import is_device_mismatch, jit, recovering
+from xmap_compat._jax.equations import (
+    RootFinder,
+    custom_jvp_rule,
+    custom_vjp_rules,
+    instantiate_symbolic,
+    is_symbolic_zero,
+    linear_map_of_root,
+    root_finder,
+    scan_arity,
+    symbolic_zero,
+    symbolic_zero_of,
+)
+from xmap_compat._jax.jaxprs import (
+    Literal,
+    has_side_effect,
+    inline_calls,
+    input_vars,
+    is_jaxpr,
+    open_jaxpr,
+    subjaxprs,
+    without_references,
+)
+from xmap_compat._jax.local_operations import local_operation
+from xmap_compat._jax.mesh import (
+    ambient_mesh,
+    assign_mesh,
+    context_of,
+    enter_mesh,
+    exit_mesh,
+    forget_assigned_mesh,
+    in_manual_region,
+    mesh_to_stage,
+    no_spmd_names,
+    replicated,
+    resharded,
+    restore_mesh_context,
+    under_spmd_vmap,
+)
+from xmap_compat._jax.patches import (
+    Restoration,
+    accept_options,
+    hold,
+    restore_collective_transposes,
+    restore_extremum_gradients,
+    restore_named_reductions,
+)
+from xmap_compat._jax.positions import (
+    equation_context,
+    exclude_from_positions,
+    name_stack,
+    user_frames,
+    where_in_user_code,
+    where_now,
+)
+from xmap_compat._jax.primitives import (
+    axes_of_effects,
+    bind,
+    bind_batched,
+    define_attached_tangent,
+    define_dual_primitives,
+    define_named_primitive,
+    names_after_batching,
+)
+from xmap_compat._jax.tracing import (
+    ARRAY_TYPE,
+    TRACER_TYPE,
+    bound_axis_names,
+    current_trace,
+    frame_of,
+    plain_context,
+    tracer_origin,
+)
+from xmap_compat._jax.transformations import transformation_of
+from xmap_compat._jax.types import (
+    all_gather_invariant,
+    draws_from_rbg,
+    explicit_spec,
+    float0,
+    is_key,
+    varying_axes,
+    with_weak_type,
+)
+
+# Positions in messages and in compiled programs are the user's, not this package's.
+exclude_from_positions(os.path.dirname(os.path.dirname(__file__)))

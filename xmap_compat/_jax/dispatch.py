@@ -1,0 +1,55 @@
+"""``jax.jit`` as xmap needs it: on a backend, and with a second try for arrays that lie elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax._src import traceback_util
+
+
+def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
+    """``jax.jit``, on a backend if one is named; jit's own parameter for it warns since 0.8."""
+    if backend is None:
+        return jax.jit(fun, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jax.jit(fun, backend=backend, **options)
+
+
+Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
+
+
+def recovering(jitted: Any, recovery: Recovery) -> Any:
+    """The same jitted function, but a call that fails is made once more with other arguments.
+
+    ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
+    Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
+    fast path of ``jax.jit`` misses.
+    """
+    state = jitted.__getstate__()
+    missed = state["cache_miss"]
+
+    @traceback_util.api_boundary
+    def cache_miss(*args, **kwargs):
+        try:
+            return missed(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            others = recovery(error, args, kwargs)
+            if others is None:
+                raise
+        outs, _, *rest = missed(*others, **kwargs)
+        return (outs, None, *rest)  # the fast path would be for the arguments that failed
+
+    kind: Any = type(jitted)
+    made = kind.__new__(kind)
+    made.__setstate__({**state, "cache_miss": cache_miss})
+    made.__dict__.update(vars(jitted))
+    return made
+
+
+def is_device_mismatch(error: BaseException) -> bool:
+    """Whether an error of JAX says that arrays or programs in one computation are on different devices."""
+    return isinstance(error, ValueError) and "Received incompatible devices" in str(error)

@@ -1,0 +1,172 @@
+"""What modern JAX lacks, put in place while it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import config
+from jax._src.lax import parallel
+from jax._src.numpy import reductions
+from jax.extend.core import primitives
+from jax.interpreters import ad
+
+
+class Restoration:
+    """Names and rules that modern JAX lacks, present while any thread needs them.
+
+    Counted: the first one in installs, the last one out restores exactly what was there.  What is
+    installed does nothing in other threads, except for attributes that JAX does not have.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Callable[[], None]] = []
+        self._plan: list[Callable[[], Callable[[], None]]] = []
+
+    def attribute(self, module: Any, name: str, value: Any) -> None:
+        def install():
+            missing = object()
+            before = module.__dict__.get(name, missing)
+            setattr(module, name, value)
+            return lambda: delattr(module, name) if before is missing else setattr(module, name, before)
+
+        self._plan.append(install)
+
+    def entry(self, table: dict, key: Any, value: Any) -> None:
+        def install():
+            missing = object()
+            before = table.get(key, missing)
+            table[key] = value
+            return lambda: table.pop(key, None) if before is missing else table.update({key: before})
+
+        self._plan.append(install)
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._undo = [install() for install in self._plan]
+
+    def exit(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for undo in reversed(self._undo):
+                    undo()
+                self._undo = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.exit()
+
+
+def restore_named_reductions(restoration: Restoration, is_name: Callable[[Any], bool]) -> None:
+    """Let ``axis='out_features'`` name one axis; JAX reads a string letter by letter.
+
+    All named reductions of ``jax.numpy``, also as methods and inside ``jax.nn``, parse their
+    ``axis`` argument in this one place.
+    """
+    original = reductions._ensure_optional_axes
+
+    def ensure_optional_axes(axis):
+        if isinstance(axis, (tuple, list)):
+            return tuple(axis) if any(map(is_name, axis)) else original(axis)
+        return (axis,) if is_name(axis) else original(axis)
+
+    restoration.attribute(reductions, "_ensure_optional_axes", ensure_optional_axes)
+
+
+def restore_collective_transposes(restoration: Restoration) -> None:
+    """Mend two transposes that JAX (to 0.12) gets wrong, for gradients taken inside bodies.
+
+    An untiled ``all_to_all`` with ``split_axis != concat_axis`` (the primitive itself is always tiled;
+    ``lax.all_to_all`` adds and removes a dimension of one element), and ``pbroadcast`` of non-scalars.
+    """
+
+    def all_to_all(ct, axis_name, split_axis, concat_axis, axis_index_groups, tiled):
+        swapped = {"split_axis": concat_axis, "concat_axis": split_axis, "axis_index_groups": axis_index_groups}
+        return jax.lax.all_to_all(ct, axis_name, tiled=True, **swapped)
+
+    def pbroadcast(ct, axis_name, source):
+        total = jax.lax.psum(ct, axis_name)
+        return jax.lax.select(
+            jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source), total, jax.lax.full_like(total, 0)
+        )
+
+    for primitive, rule in ((primitives.all_to_all_p, all_to_all), (parallel.pbroadcast_p, pbroadcast)):
+        restoration.entry(ad.primitive_transposes, primitive, _linear_transpose(rule))
+
+
+def _linear_transpose(rule):
+    def transpose(ct, x, **params):
+        return [ad.Zero(x.aval) if type(ct) is ad.Zero else rule(ct, **params)]
+
+    return transpose
+
+
+def restore_extremum_gradients(
+    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...]], Any], in_body: Callable[[], bool]
+) -> None:
+    """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
+
+    ``rule(x, tangent, out, axes)`` gives the tangent of the extremum ``out``.
+    """
+    for primitive in (primitives.pmax_p, primitives.pmin_p):
+        restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
+
+
+def _extremum_jvp(primitive, rule, in_body):
+    def jvp(primals, tangents, *, axes, axis_index_groups):
+        if not in_body() or axis_index_groups is not None:
+            raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
+        (x,), (t,) = primals, tangents
+        out = primitive.bind(x, axes=axes, axis_index_groups=None)
+        if isinstance(out, (list, tuple)):
+            (out,) = out
+        if type(t) is ad.Zero:
+            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, rule(x, t, out, axes)
+
+    return jvp
+
+
+def hold(restoration: Restoration, other: Restoration) -> None:
+    """Keep what another restoration installs for as long as this one is."""
+
+    def install():
+        other.enter()
+        return other.exit
+
+    restoration._plan.append(install)
+
+
+class _RememberedOption:
+    """The value of an option that nothing reads any more."""
+
+    def __init__(self):
+        self.value = False
+
+    def _set(self, value):
+        self.value = bool(value)
+
+    def read(self, config):
+        return self.value
+
+
+def accept_options(restoration: Restoration, names: Sequence[str]) -> None:
+    """Boolean options of ``jax.config`` that JAX removed: they can be set and read, and change nothing."""
+    for name in names:
+        option = _RememberedOption()
+        help_text = "An option of xmap, accepted by xmap_compat without effect."
+        restoration.entry(config.config._value_holders, name, option)
+        restoration.entry(config.config.meta, name, (bool, [], {"help": help_text}))
+        restoration.attribute(type(config.config), name, property(option.read))

@@ -1,0 +1,52 @@
+"""Where in the user's program something came from."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any
+
+from jax._src import source_info_util, traceback_util
+
+
+def exclude_from_positions(folder: str) -> None:
+    """Positions in messages and in compiled programs are the user's: none is in this folder."""
+    source_info_util.register_exclusion(folder + os.sep)
+    traceback_util.register_exclusion(folder + os.sep)
+
+
+def where_now() -> str:
+    """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown place"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def equation_context(eqn: Any) -> Any:
+    """A context that gives what is bound in it the name stack and user frame of the original equation."""
+    info = eqn.source_info
+    name_stack = source_info_util.current_name_stack() + info.name_stack
+    return source_info_util.user_context(info.traceback, name_stack=name_stack)
+
+
+def where_in_user_code(*eqns: Any) -> str:
+    """``file:line (function)`` of the user's call that made an equation: the first of them for which it is known."""
+    found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
+    return next(filter(None, found), "the call of a nested xmap")
+
+
+def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
+    """The user's frames, innermost first: ``(file, function, line, column, end line, end column)``."""
+    return [
+        (f.file_name, f.function_name, f.start_line, f.start_column, f.end_line, f.end_column)
+        for f in source_info_util.user_frames(eqn.source_info.traceback)
+    ]
+
+
+def name_stack(eqn: Any) -> str:
+    """The named scopes around an equation, outermost first, within its own jaxpr."""
+    return str(eqn.source_info.name_stack)

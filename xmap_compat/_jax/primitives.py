@@ -1,0 +1,223 @@
+"""define_attached_tangent Primitives bound one by one, and primitives of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import core
+from jax._src.interpreters import ad as private_ad
+from jax._src.interpreters import batching as private_batching
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from xmap_compat._jax.jaxprs import NamedAxisEffect
+from xmap_compat._jax.tracing import plain_context
+
+Primitive = jex_core.Primitive
+shaped_array = jax.core.ShapedArray
+
+
+def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Bind one primitive on operands as they are; results always as a list."""
+    out = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def bind_batched(
+    primitive: Any,
+    operands: Sequence[Any],
+    params: Mapping[str, Any],
+    sizes: Sequence[int],
+    positions: Sequence[Sequence[int | None]],
+    names: Sequence[Hashable | None] | None = None,
+) -> tuple[list[Any], list[list[int | None]]]:
+    """Bind a primitive under one batching level per entry of ``sizes``.
+
+    It is ``vmap`` of a single primitive with two freedoms that ``jax.vmap`` does not give:
+    results stay where the batching rule puts them (no transposition to a fixed ``out_axes``).
+
+    Args:
+      sizes: size of each level, outermost first.
+      positions: per level, per operand, the operand's dimension that this level maps
+        (counted after the outer levels removed theirs), or None.
+      names: the named axis that each level binds, or None.
+
+    Returns:
+      The results, and per level, per result, the dimension that the level added, or None.
+    """
+    if not sizes:
+        return bind(primitive, operands, params), []
+    name, *inner_names = names or [None] * len(sizes)
+    axis = private_batching.AxisData(core.no_axis_name if name is None else name, sizes[0], None, None)
+    with jex_core.take_current_trace() as parent, core.extend_axis_env_nd([] if name is None else [(name, sizes[0])]):
+        trace = private_batching.BatchTrace(parent, jex_core.TraceTag(), axis)
+        with core.set_current_trace(parent):
+            tracers = [
+                x if d is None else private_batching.BatchTracer(trace, x, d) for x, d in zip(operands, positions[0])
+            ]
+        with core.set_current_trace(trace):
+            outs, inner = bind_batched(primitive, tracers, params, sizes[1:], positions[1:], inner_names)
+        infos: list[Any] = [trace.to_batch_info(out) for out in outs]
+    return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
+
+
+def names_after_batching(
+    eqn: Any, sizes: Mapping[Hashable, int], operands: Sequence[frozenset[Hashable]]
+) -> list[frozenset[Hashable]] | None:
+    """Over which of the named axes ``sizes`` the results of an equation vary, by its primitive's batching rule.
+
+    Args:
+      operands: for each operand the axes that it varies over.
+
+    Returns:
+      For each result its axes; None if the primitive has no rule for them, or one that leaves an axis unresolved.
+    """
+    positions = [[0 if name in varies else None for varies in operands] for name in sizes]
+    found: list[list[int | None]] = []
+
+    def bound(*data):
+        outs, found[:] = bind_batched(eqn.primitive, data, eqn.params, list(sizes.values()), positions, list(sizes))
+        return outs
+
+    avals = [
+        jax.ShapeDtypeStruct((*(sizes[n] for n in sizes if n in varies), *v.aval.shape), v.aval.dtype)
+        for v, varies in zip(eqn.invars, operands)
+    ]
+    try:
+        with plain_context():
+            closed = jax.make_jaxpr(bound)(*avals)
+    except NotImplementedError:
+        return None
+    if not axes_of_effects(closed).isdisjoint(sizes):
+        return None
+    levels = list(zip(sizes, found))
+    return [frozenset(n for n, added in levels if added[k] is not None) for k in range(len(eqn.outvars))]
+
+
+def axes_of_effects(program: Any) -> frozenset[Hashable]:
+    """The named axes that an equation or a jaxpr says it depends on."""
+    return frozenset(effect.name for effect in program.effects if isinstance(effect, NamedAxisEffect))
+
+
+def define_named_primitive(
+    name: str,
+    abstract_eval: Callable[..., tuple[tuple[int, ...], Any]],
+    bind: Callable[..., Any],
+    cotangent: Callable[..., Any],
+    batch: Callable[..., tuple[Any, int | None]],
+) -> Any:
+    """A primitive with a parameter ``axes`` of named axes that is linear in each of its operands.
+
+    Args:
+      abstract_eval: ``(*operands, **params) -> (shape, dtype)`` on types without named axes.
+      bind: binds the primitive, for its derivatives.
+      cotangent: ``(cotangent, index, operands, **params)``: that of the operand at ``index``, of which only the
+        type is given.
+      batch: ``(operands, dims, name=, size=, **params) -> (result, dim)`` for one vmap, which may bind the axis
+        ``name``.
+
+    It has no lowering: a collective exists only until its axes are resolved.
+    """
+    primitive = Primitive(name)
+
+    def effectful_abstract_eval(*operands, **params):
+        for axis in params["axes"]:
+            core.get_axis_env().axis_size(axis)
+        shape, dtype = abstract_eval(*map(_plain_type, operands), **params)
+        return jax.core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
+
+    primitive.def_effectful_abstract_eval(effectful_abstract_eval)
+
+    def with_tangent(index):
+        return lambda t, *operands, **params: bind(*operands[:index], t, *operands[index + 1 :], **params)
+
+    def jvp(primals, tangents, **params):
+        return private_ad.standard_jvp(
+            list(map(with_tangent, range(len(primals)))), primitive, primals, tangents, **params
+        )
+
+    ad.primitive_jvps[primitive] = jvp
+
+    def transpose(ct, *operands, **params):
+        (index,) = (k for k, x in enumerate(operands) if ad.is_undefined_primal(x))
+        cotangents = [None] * len(operands)
+        if type(ct) is not ad.Zero:
+            types = [x.aval if k == index else x for k, x in enumerate(operands)]
+            cotangents[index] = cotangent(ct, index, types, **params)
+        return cotangents
+
+    ad.primitive_transposes[primitive] = transpose
+
+    def batch_named(axis_data, operands, dims, **params):
+        return batch(operands, dims, name=axis_data.name, size=axis_data.size, **params)
+
+    batching.fancy_primitive_batchers[primitive] = batch_named
+    return primitive
+
+
+def _plain_type(aval):
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
+    """A primitive ``(out, x) -> out`` that carries a derivative: ``tangent(out, x, tangent of x, **params)``.
+
+    ``out`` must have been computed of ``x`` without derivatives.  A parameter ``reduced`` holds the dimensions of ``x``
+    that ``out`` does not have.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(lambda out, x, **params: out)
+    primitive.def_abstract_eval(lambda out, x, **params: out)
+    mlir.register_lowering(primitive, lambda ctx, out, x, **params: [out])
+
+    def jvp(primals, tangents, **params):
+        out, x = primals
+        t = tangents[1]
+        result = primitive.bind(out, x, **params)
+        if type(t) is ad.Zero:
+            return result, ad.Zero(jax.typeof(result).to_tangent_aval())
+        return result, tangent(out, x, t, **params)
+
+    def batch(operands, positions, *, reduced, **params):
+        (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
+        out, x = (batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions))
+        return primitive.bind(out, x, reduced=tuple(d + 1 for d in reduced), **params), 0
+
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def define_dual_primitives(
+    names: tuple[str, str],
+    shapes: tuple[Callable[..., tuple[int, ...]], Callable[..., tuple[int, ...]]],
+    batch_dims: tuple[Callable[[Any, int], tuple[Any, int]], Callable[[Any, int], tuple[Any, int]]],
+) -> tuple[Any, Any]:
+    """Two linear primitives with parameters ``axes`` and ``sizes``, each the transpose of the other.
+
+    Args:
+      shapes: ``(shape, sizes) -> shape`` of the result.
+      batch_dims: ``(operand, mapped dimension) -> (operand with it moved aside, dimension in the result)``.
+    """
+    first, second = Primitive(names[0]), Primitive(names[1])
+    _define_linear(first, second, shapes[0], batch_dims[0])
+    _define_linear(second, first, shapes[1], batch_dims[1])
+    return first, second
+
+
+def _define_linear(primitive, dual, shape, batch):
+    def abstract_eval(x, *, axes, sizes):
+        return jax.core.ShapedArray(shape(x.shape, sizes), x.dtype, weak_type=x.weak_type)
+
+    def transpose(ct, x, *, axes, sizes):
+        return [ct if type(ct) is ad.Zero else dual.bind(ct, axes=axes, sizes=sizes)]
+
+    def batch_rule(operands, dims, *, axes, sizes):
+        operand, dim = batch(operands[0], dims[0])
+        return primitive.bind(operand, axes=axes, sizes=sizes), dim
+
+    primitive.def_abstract_eval(abstract_eval)
+    ad.deflinear2(primitive, transpose)
+    batching.primitive_batchers[primitive] = batch_rule

@@ -1,0 +1,62 @@
+"""What the types of JAX's values say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src.lax import parallel
+
+from xmap_compat._jax.version import VERSION
+
+float0 = jax.dtypes.float0
+
+
+def is_key(x: Any) -> bool:
+    """Whether a value is an array of typed PRNG keys."""
+    return jax.dtypes.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key)
+
+
+def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
+    """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``).
+
+    Keys of ``impl='unsafe_rbg'`` are made with it too.
+    """
+    if primitive.name == "rng_bit_generator":
+        return True
+    if primitive.name not in ("random_bits", "random_fold_in", "random_split") or not is_key(operands[0].data):
+        return False
+    impl = str(jax.random.key_impl(operands[0].data))
+    return "unsafe_rbg" in impl or ("rbg" in impl and primitive.name == "random_bits")
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Mesh axes over which a value inside a typed ``shard_map`` differs between devices."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def all_gather_invariant(x: Any, mesh_axes: tuple[str, ...]) -> Any:
+    """Gather into a new leading dimension; the result counts as equal on all devices.
+
+    The public ``lax.all_gather`` has a varying result.  Renamed with an underscore in 0.12.
+    """
+    if VERSION >= (0, 12, 0):
+        return parallel._all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
+    return parallel.all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
+
+
+def with_weak_type(x: Any, weak_type: bool) -> Any:
+    """Set whether a value promotes like a Python scalar."""
+    if jax.typeof(x).weak_type == weak_type:
+        return x
+    from jax._src.lax import lax as lax_internal
+
+    return lax_internal._convert_element_type(x, x.dtype, weak_type)
+
+
+def explicit_spec(x: Any) -> tuple[Any, ...]:
+    """How the type of a value says that its dimensions are sharded over Explicit mesh axes; None where it does not."""
+    aval = jax.typeof(x)
+    sharding = getattr(aval, "sharding", None)
+    return tuple(sharding.spec) if sharding is not None else (None,) * aval.ndim

@@ -1,0 +1,32 @@
+"""Which JAX this is."""
+
+from __future__ import annotations
+
+import jax
+
+FLOOR = (0, 10, 0)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """``'0.10.2.dev3'`` -> ``(0, 10, 2)``: the leading numeric parts of a release."""
+    parts = []
+    for piece in text.split("."):
+        digits = piece[: len(piece) - len(piece.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+        if digits != piece:
+            break
+    return tuple(parts)
+
+
+VERSION = parse_version(jax.__version__)
+
+
+def check_release() -> None:
+    """Raise unless this JAX is one that is supported."""
+    if VERSION < FLOOR:
+        raise ImportError(
+            f"xmap_compat needs jax >= {'.'.join(map(str, FLOOR))}, but found jax {jax.__version__}. "
+            "Upgrade it with: pip install -U 'jax>=0.10.0'"
+        )

@@ -1,0 +1,360 @@
+"""``einsum`` with named axes in braces: ``'n{b,k},{k,m}->n{b,m}'``.
+
+Letters are positional dimensions as in NumPy; a name in braces is a named axis.  Names that the inputs
+mention and the output does not are contracted.  Axes that nobody mentions broadcast, as everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import string
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import opt_einsum
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.rules.contraction import (
+    Mentions,
+    Subscripts,
+    accumulation_type,
+    bind_contraction,
+    canonical_precision,
+    sum_dims,
+    summed,
+)
+from xmap_compat.core.specs import AxisName
+
+ELLIPSIS = "..."
+
+
+def einsum(
+    spec: str,
+    *operands: jax.typing.ArrayLike,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    optimize: Any = "auto",
+) -> jax.Array:
+    """Contract any number of arrays over positional dimensions (letters) and named axes (in braces).
+
+    On a mesh each device contracts what it holds, in pairs, along a path that is good for these sizes; then there is
+    one all-reduce of the result.
+
+    Args:
+      spec: ``'n{b,k},{k,m}->n{b,m}'``: for each operand its positional dimensions, one letter each (``...``
+        stands for leading ones), and in braces named axes, in any order.  Without ``->`` the output has what
+        appears once, as in NumPy.
+      operands: arrays, one for each part of ``spec``.
+      precision: as in ``jax.numpy.einsum``.
+      preferred_element_type: dtype of the result, and of sums unless the operands have more; it is then rounded once.
+      optimize: how ``opt_einsum`` looks for a path of pairwise contractions, or such a path.
+
+    Returns:
+      An array whose positional dimensions are the output's letters.  It varies over the output's names,
+      and over axes of the operands that no one mentions.
+
+    Raises:
+      ValueError: a malformed spec (with a caret under the character), or operands that do not fit it.
+      TypeError: an operand varies over an axis that another mentions and it does not.
+      NameError: a name is not in scope.
+
+    Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30), which
+    took two operands and left a skipped axis undefined.
+    """
+    parsed = parse(spec)
+    if len(operands) != len(parsed.inputs):
+        raise errors.einsum_operand_count(spec, len(parsed.inputs), len(operands))
+    arrays = [jnp.asarray(x) for x in operands]
+    dtype = jnp.result_type(*arrays)
+    terms = [_operand(parsed, k, x.astype(dtype)) for k, x in enumerate(arrays)]
+    output = _output(parsed, terms)
+    sizes = _sizes(spec, terms)
+    terms = [_drop_broadcast(t, sizes) for t in terms]
+    options = {
+        "precision": canonical_precision(precision),
+        "preferred_element_type": accumulation_type(dtype, preferred_element_type),
+        "optimize": _canonical_path(optimize, len(terms)),
+    }
+    result = _contract(spec, terms, output, options)
+    return result if preferred_element_type is None else lax.convert_element_type(result, preferred_element_type)
+
+
+def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
+    """``jax.lax.xeinsum`` (until jax 0.4.30): see :func:`einsum`."""
+    return einsum(spec, *operands)
+
+
+# ------------------------------------------------------------------------- parsing
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """One operand (or the output) of a spec.
+
+    Attributes:
+      letters: positional dimensions in order; ``'...'`` may be one of them.
+      names: the names in braces.
+      text: the part of the spec, for messages.
+    """
+
+    letters: tuple[str, ...]
+    names: tuple[str, ...]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    source: str
+    inputs: tuple[Term, ...]
+    output: Term
+
+
+def parse(spec: str) -> Spec:
+    """Parse a spec; errors show the offending character."""
+    if not isinstance(spec, str):
+        raise errors.einsum_spec_type(spec)
+    left, arrow, right = spec.partition("->")
+    inputs = tuple(_parse_term(spec, start, text) for start, text in _split_operands(spec, left))
+    if not arrow:
+        return Spec(spec, inputs, _implicit_output(inputs))
+    start = len(left) + 2
+    if "->" in right:
+        raise errors.malformed_einsum(spec, start + right.index("->"), "a second '->'")
+    for at, _ in list(_split_operands(spec, right))[1:]:
+        raise errors.malformed_einsum(spec, start + at - 1, "a comma in the output")
+    output = _parse_term(spec, start, right)
+    _check_output(spec, start, output, inputs)
+    return Spec(spec, inputs, output)
+
+
+def _split_operands(spec, text):
+    """``(start, operand)`` for the parts between commas outside of braces."""
+    depth, begin = 0, 0
+    for k, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            yield begin, text[begin:k]
+            begin = k + 1
+    yield begin, text[begin:]
+
+
+def _parse_term(spec, start, text):
+    letters: list[str] = []
+    names: tuple[str, ...] | None = None
+    k = 0
+    while k < len(text):
+        character = text[k]
+        if character == "{":
+            if names is not None:
+                raise errors.malformed_einsum(spec, start + k, "a second pair of braces in one operand")
+            names, k = _parse_names(spec, start, text, k)
+        elif text.startswith(ELLIPSIS, k):
+            if ELLIPSIS in letters:
+                raise errors.malformed_einsum(spec, start + k, "a second ellipsis in one operand")
+            letters.append(ELLIPSIS)
+            k += len(ELLIPSIS)
+        elif character in string.ascii_letters:
+            letters.append(character)
+            k += 1
+        elif character == " ":
+            k += 1
+        else:
+            raise errors.malformed_einsum(spec, start + k, _why_unexpected(character))
+    return Term(tuple(letters), names or (), text.strip())
+
+
+def _why_unexpected(character):
+    if character == "}":
+        return "a closing brace without an opening one"
+    return f"{character!r} is neither a letter, a brace, '...' nor '->'"
+
+
+def _parse_names(spec, start, text, k):
+    """Names between the brace at ``k`` and its partner; also the position after it."""
+    end = text.find("}", k)
+    if end < 0:
+        raise errors.malformed_einsum(spec, start + k, "this brace is never closed")
+    inside = text[k + 1 : end]
+    if "{" in inside:
+        raise errors.malformed_einsum(spec, start + k + 1 + inside.index("{"), "a brace within braces")
+    names: list[str] = []
+    at = k + 1
+    for part in inside.split(",") if inside.strip() else []:
+        name = part.strip()
+        if not name:
+            raise errors.malformed_einsum(spec, start + at, "an axis name is missing here")
+        if name in names:
+            raise errors.malformed_einsum(spec, start + at, f"the axis {name} is named twice in one operand")
+        names.append(name)
+        at += len(part) + 1
+    return tuple(names), end + 1
+
+
+def _implicit_output(inputs):
+    """What appears once: letters in alphabetical order after an ellipsis, as NumPy does it; and names."""
+    letters = [x for t in inputs for x in t.letters if x != ELLIPSIS]
+    names = [n for t in inputs for n in t.names]
+    dots = [ELLIPSIS] if any(ELLIPSIS in t.letters for t in inputs) else []
+    once = sorted(x for x in set(letters) if letters.count(x) == 1)
+    return Term((*dots, *once), tuple(n for n in names if names.count(n) == 1), "")
+
+
+def _check_output(spec, start, output, inputs):
+    text = spec[start:]
+    for kind, seen in (("letters", set()), ("names", set())):
+        known = {x for t in inputs for x in getattr(t, kind)}
+        for x in getattr(output, kind):
+            if x in seen:
+                raise errors.malformed_einsum(spec, start + text.rindex(x), f"{x} appears twice in the output")
+            if x not in known and x != ELLIPSIS:
+                raise errors.malformed_einsum(spec, start + text.index(x), f"{x} appears in no input")
+            seen.add(x)
+
+
+# ------------------------------------------------------------------- binding operands
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An array with labels for its positional dimensions and the named axes that it takes part in."""
+
+    data: Any
+    letters: tuple[Any, ...]
+    names: frozenset[AxisName]
+    text: str
+    index: int
+
+
+def _operand(parsed, index, data):
+    term = parsed.inputs[index]
+    names = frozenset(_axis_called(name, parsed.source) for name in term.names)
+    letters = _expand_ellipsis(term.letters, data.ndim)
+    if len(letters) != data.ndim:
+        raise errors.einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
+    operand = Operand(data, letters, names, term.text, index)
+    return _take_diagonals(parsed.source, operand) if len(set(letters)) < len(letters) else operand
+
+
+def _axis_called(name, spec):
+    for axis in _jax.bound_axis_names():
+        if str(axis) == name:
+            return axis
+    raise errors.einsum_unbound(spec, name, _jax.bound_axis_names())
+
+
+def _expand_ellipsis(letters, ndim):
+    """``'...'`` becomes numbers counted from the right, so that operands broadcast as in NumPy."""
+    if ELLIPSIS not in letters:
+        return letters
+    at = letters.index(ELLIPSIS)
+    count = max(0, ndim - len(letters) + 1)
+    return (*letters[:at], *range(-count, 0), *letters[at + 1 :])
+
+
+def _take_diagonals(spec, operand):
+    sizes = dict(zip(operand.letters, operand.data.shape))
+    for letter, size in zip(operand.letters, operand.data.shape):
+        if sizes[letter] != size:
+            raise errors.einsum_size(spec, letter, size, sizes[letter], operand.index)
+    unique = tuple(dict.fromkeys(operand.letters))
+    symbols = {x: opt_einsum.get_symbol(k) for k, x in enumerate(unique)}
+    subscripts = "".join(symbols[x] for x in operand.letters)
+    data = jnp.einsum(f"{subscripts}->{''.join(symbols[x] for x in unique)}", operand.data)
+    return dataclasses.replace(operand, data=data, letters=unique)
+
+
+def _output(parsed, terms):
+    dots = sorted({x for t in terms for x in t.letters if isinstance(x, int)})
+    letters: list[Any] = []
+    for x in parsed.output.letters:
+        letters.extend(dots if x == ELLIPSIS else [x])
+    names = frozenset(_axis_called(name, parsed.source) for name in parsed.output.names)
+    return tuple(letters), names
+
+
+def _sizes(spec, terms):
+    """The size of each letter; dimensions of one element broadcast, as in NumPy."""
+    sizes: dict[Any, int] = {}
+    for term in terms:
+        for letter, size in zip(term.letters, term.data.shape):
+            known = sizes.setdefault(letter, size)
+            if known == 1:
+                sizes[letter] = size
+            elif size not in (known, 1):
+                raise errors.einsum_size(spec, letter, known, size, term.index)
+    return sizes
+
+
+def _drop_broadcast(term, sizes):
+    """Leave out the dimensions of one element that broadcast."""
+    gone = [k for k, c in enumerate(term.letters) if term.data.shape[k] != sizes[c]]
+    if not gone:
+        return term
+    letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)
+    return dataclasses.replace(term, data=lax.squeeze(term.data, gone), letters=letters)
+
+
+# --------------------------------------------------------------------- contracting
+
+
+def _contract(spec, terms, output, options):
+    letters, names = output
+    axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)
+    if len(terms) == 1:
+        return _reduce(terms[0], letters, axes, options["preferred_element_type"])
+    labels = {c: k for k, c in enumerate(dict.fromkeys(c for t in terms for c in t.letters))}
+    inputs = tuple(tuple(labels[c] for c in t.letters) for t in terms)
+    return bind_contraction(
+        *(t.data for t in terms),
+        axes=axes,
+        subscripts=Subscripts(inputs, tuple(labels[c] for c in letters)),
+        mentions=_mentions(spec, terms),
+        **options,
+    )
+
+
+def _reduce(term, letters, axes, dtype):
+    """The einsum of one operand."""
+    data = term.data if dtype is None else term.data.astype(dtype)
+    alone = [k for k, c in enumerate(term.letters) if c not in letters]
+    data = sum_dims(data, alone)
+    data = summed(lambda x: lax.psum(x, tuple(axes)), data) if axes else data
+    left = [c for c in term.letters if c in letters]
+    order = [left.index(c) for c in letters]
+    return lax.transpose(data, order) if order != sorted(order) else data
+
+
+def _canonical_path(optimize, count):
+    """How to look for a path, or a path: for each step the positions of its operands, what it gives comes last."""
+    if isinstance(optimize, str):
+        try:
+            opt_einsum.paths.get_path_fn(optimize)
+        except KeyError:
+            raise errors.einsum_strategy(optimize) from None
+    if isinstance(optimize, (str, bool)) or callable(optimize):
+        return optimize
+    path, left = [], count
+    try:
+        for step in optimize:
+            path.append(tuple(range(left)[operator.index(k)] for k in step))
+            left -= len(path[-1]) - 1
+    except (TypeError, IndexError):
+        raise errors.einsum_path(optimize, count) from None
+    if left != 1 or any(not step or len(set(step)) < len(step) for step in path):
+        raise errors.einsum_path(optimize, count)
+    return tuple(path)
+
+
+def _mentions(spec, terms) -> Mentions | None:
+    """What the type check must know: axes that an operand skips while another one mentions them."""
+    mentioned = {axis: _describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
+    skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
+    return Mentions(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None
+
+
+def _describe(term):
+    return f"operand {term.index} ({term.text!r})"

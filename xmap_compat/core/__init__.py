@@ -1,0 +1,1 @@
+"""What xmap is made of: one module for each stage of a call, and the rules of primitives."""

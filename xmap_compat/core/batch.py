@@ -1,0 +1,137 @@
+"""Primitives bound on named values: batched over their local dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.device import Locality, add_local_dims, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import Dims, NamedValue, without
+
+
+def bind_named(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+) -> list[NamedValue]:
+    """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
+    names = frozenset().union(*(v.names for v in operands))
+    levels = loc.local_names(names)
+    operands = vary_alike(loc, operands)
+    data = [vary_over(loc, v, names).data for v in operands]
+    if not levels:
+        outs = _jax.bind(primitive, data, params)
+        return [_typed_result(loc, x, (None,) * jnp.ndim(x), names) for x in outs]
+    positions = _level_positions(operands, levels)
+    sizes = [loc.placements[n].local_size for n in levels]
+    outs, added = _jax.bind_batched(primitive, data, params, sizes, positions)
+    return [_batched_result(loc, x, levels, [level[k] for level in added], names) for k, x in enumerate(outs)]
+
+
+def bind_over_names(
+    loc: Locality, eqn: Any, operands: Sequence[NamedValue], over: frozenset[AxisName], results: Sequence[frozenset]
+) -> list[NamedValue]:
+    """Bind a primitive that names axes of which every device has all elements, by its batching rule.
+
+    Args:
+      over: the axes that it names.
+      results: what each result varies over.
+    """
+    names = frozenset().union(*(v.names for v in operands))
+    levels = [n for n in loc.placements if n in over or (n in names and loc.has_local_dim(n))]
+    sizes = [loc.placements[n].local_size for n in levels]
+    data = [vary_over(loc, v, names).data for v in vary_alike(loc, operands)]
+    bound = [n if n in over else None for n in levels]
+    outs, added = _jax.bind_batched(eqn.primitive, data, eqn.params, sizes, _level_positions(operands, levels), bound)
+    values = []
+    for k, (x, kept) in enumerate(zip(outs, results, strict=True)):
+        dims = _batched_dims(jnp.ndim(x), levels, [level[k] for level in added])
+        single = [d for d, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
+        x = lax.squeeze(x, single) if single else x
+        values.append(_typed_result(loc, x, tuple(n for d, n in enumerate(dims) if d not in single), kept))
+    return values
+
+
+def bind_per_element(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+) -> list[NamedValue]:
+    """Bind a primitive once for each element of the named axes, in a loop: for those whose batching rule mixes them."""
+    names = frozenset().union(*(v.names for v in operands))
+    levels = loc.local_names(names)
+    if not levels:
+        return bind_named(loc, primitive, operands, params)
+    sizes = tuple(loc.placements[n].local_size for n in levels)
+    data = [conform_to_names(loc, v, names).data for v in operands]
+    flat = [lax.reshape(x, (math.prod(sizes), *x.shape[len(sizes) :])) for x in data]
+    outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
+    shaped = [lax.reshape(x, (*sizes, *x.shape[1:])) for x in outs]
+    return [NamedValue(x, (*levels, *(None,) * (x.ndim - len(sizes))), names) for x in shaped]
+
+
+def _level_positions(operands, levels):
+    """Per level and operand, the mapped dimension after the outer levels removed theirs."""
+    remaining = [list(v.dims) for v in operands]
+    positions = []
+    for name in levels:
+        found = [dims.index(name) if name in dims else None for dims in remaining]
+        for dims, d in zip(remaining, found):
+            if d is not None:
+                del dims[d]
+        positions.append(found)
+    return positions
+
+
+def _batched_result(loc, data, levels, added, names):
+    return _typed_result(loc, data, _batched_dims(jnp.ndim(data), levels, added), names)
+
+
+def _batched_dims(ndim, levels, added) -> Dims:
+    dims: list[AxisName | None] = [None] * (ndim - sum(d is not None for d in added))
+    for name, d in reversed(list(zip(levels, added))):
+        if d is not None:
+            dims.insert(d, name)
+    return tuple(dims)
+
+
+def _typed_result(loc, data, dims, names):
+    """Make a result vary over all its names, also where a batching or typing rule found that it need not."""
+    value = NamedValue(data, dims, names)
+    missing = [n for n in loc.local_names(names) if n not in dims]
+    value = vary_over(loc, value, names)
+    return add_local_dims(loc, value, missing) if missing else value
+
+
+def apply_positional(loc: Locality, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:
+    """Apply a function of positional arrays to named values, element by element of their named axes."""
+    names = frozenset().union(*(v.names for v in values))
+    levels = loc.local_names(names)
+    mapped = fun
+    for name in reversed(levels):
+        outer = levels[: levels.index(name)]
+        in_axes = [_index_in(without(v.dims, outer), name) for v in values]
+        mapped = jax.vmap(mapped, in_axes=in_axes, out_axes=0, axis_size=loc.placements[name].local_size)
+    data = mapped(*(vary_over(loc, v, names).data for v in values))
+    dims = (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
+    return vary_over(loc, NamedValue(data, dims, names), names)
+
+
+def _index_in(dims, name):
+    return dims.index(name) if name in dims else None
+
+
+def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:
+    """Dimension numbers of a dot of positional dimensions, and the names of its result's dimensions."""
+    xp, yp = x.positional_dims(), y.positional_dims()
+    shared = [n for n in x.dims if n is not None and n in y.dims]
+    x_contract, y_contract = (xp[d] for d in contract[0]), (yp[d] for d in contract[1])
+    x_batch = [*(x.dims.index(n) for n in shared), *(xp[d] for d in batch[0])]
+    y_batch = [*(y.dims.index(n) for n in shared), *(yp[d] for d in batch[1])]
+    numbers = ((tuple(x_contract), tuple(y_contract)), (tuple(x_batch), tuple(y_batch)))
+    x_free = [n for k, n in enumerate(x.dims) if k not in numbers[0][0] and k not in x_batch]
+    y_free = [n for k, n in enumerate(y.dims) if k not in numbers[0][1] and k not in y_batch]
+    return numbers, (*shared, *(None for _ in batch[0]), *x_free, *y_free)

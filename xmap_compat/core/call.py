@@ -1,0 +1,267 @@
+"""Stages 1 to 4 of a call: what the user declared and passed becomes one frozen value, before anything is evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.names import Checker
+from xmap_compat.core.placement import (
+    Body,
+    DeviceAxis,
+    Placement,
+    Resources,
+    Scope,
+    current_scope,
+    enclosing_bodies,
+    place_axes,
+)
+from xmap_compat.core.rules.table import collectives_in, mentions_any
+from xmap_compat.core.specs import (
+    AxisName,
+    AxisSpec,
+    argument_path,
+    broadcast_specs,
+    check_argument,
+    check_result,
+    infer_sizes,
+)
+from xmap_compat.core.trace import NamedProgram, trace_program
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """What the user asked of xmap, parsed."""
+
+    fun: Callable[..., Any]
+    name: str
+    in_specs: Any
+    out_specs: Any
+    in_source: Any
+    out_source: Any
+    sizes: dict[AxisName, int]
+    resources: Resources
+    names: tuple[AxisName, ...]
+    backend: str | None
+
+    def key(self) -> Hashable:
+        """Equal for declarations of one function that mean the same."""
+        specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
+        return (
+            *((tuple(leaves), tree) for leaves, tree in specs),
+            tuple(self.sizes.items()),
+            tuple(self.resources.items()),
+            self.backend,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything decided about one call before anything is evaluated.
+
+    Attributes:
+      scope: the resources in scope at the call.
+      placements: each axis, in order of appearance.
+      in_specs, out_specs: one spec per argument leaf and per result leaf.
+      program: the traced function.
+      result_names: the named axes that each result varies over.
+      body: what was in scope when the program was traced.
+      nested: whether the call was made in the body of another xmap.
+    """
+
+    fun_name: str
+    scope: Scope
+    placements: dict[AxisName, Placement]
+    in_specs: tuple[AxisSpec, ...]
+    out_specs: tuple[AxisSpec, ...]
+    program: NamedProgram
+    result_names: tuple[frozenset[AxisName], ...]
+    body: Body
+    nested: bool
+
+    @property
+    def uses_mesh(self) -> bool:
+        return any(p.mesh_axes for p in self.placements.values())
+
+
+def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
+    """Stages 1 to 4 for one call: specs, sizes, placements, program, named shapes."""
+    in_specs, sizes = _bind_arguments(declared, args)
+    scope = current_scope()
+    placements = _placements(declared, sizes, scope)
+    checker = Checker(placements, declared.name)
+    _check_inputs(checker, in_specs, args)
+    nested = bool(enclosing_bodies())
+    body = Body({name: sizes[name] for name in placements}, scope, _device_axes(scope))
+    input_names = [frozenset(spec.position_of()) for spec in in_specs]
+    program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
+    out_specs = _bind_results(declared, program, sizes)
+    if mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes):
+        # They are axes of the outermost xmap, but two that are nested in each other must not need the same one either.
+        checker = Checker({**placements, **mesh_axes}, declared.name)
+        placements = placements if nested else {**placements, **mesh_axes}
+    _check_outer_names(program, placements)
+    results = checker.results(program.jaxpr, input_names)
+    _check_results(checker, program, out_specs, results)
+    return Plan(
+        declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results), body, nested
+    )
+
+
+def _check_outer_names(program, placements):
+    """Axes of a vmap around the xmap cannot be reached from inside our shard_map."""
+    if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
+        return
+    outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
+    if outer:
+        raise errors.outer_names(sorted(outer, key=str))
+
+
+def _device_axes(scope):
+    """Mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
+    enclosing = enclosing_bodies()
+    if enclosing:
+        return enclosing[-1].device_axes
+    if scope.mesh is None or _jax.in_manual_region():
+        return {}
+    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
+
+
+def _mesh_axes_of_nested(program, placements, device_axes):
+    """Placements of mesh axes as named axes, if this xmap or one nested in it uses the mesh."""
+    used = any(p.mesh_axes for p in placements.values()) or mentions_any(program.jaxpr, device_axes)
+    if not used:
+        return {}
+    return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in device_axes.items()}
+
+
+def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of a call at top level, with those on one device moved to the mesh in scope.
+
+    None if there are no such arguments, or others that are committed to other devices.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    scope = current_scope()
+    if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return None
+    homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
+    on_one_device = [len(home) == 1 for home in homes]
+    elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
+    if any(elsewhere) or not any(on_one_device):
+        return None
+    in_specs, sizes = _bind_arguments(declared, args)
+    placements = _placements(declared, sizes, scope)
+    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in in_specs]
+    moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
+    return jax.tree.unflatten(tree, moved)
+
+
+def _bind_arguments(declared, args):
+    leaves = jax.tree_util.tree_leaves_with_path(args)
+    in_specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
+    paths = [argument_path(path, "args") for path, _ in leaves]
+    shapes = [jnp.shape(leaf) for _, leaf in leaves]
+    for spec, shape, path, (_, leaf) in zip(in_specs, shapes, paths, leaves):
+        check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
+    sizes = infer_sizes(in_specs, shapes, paths, declared.sizes)
+    unknown = [name for name in declared.names if name not in sizes]
+    if unknown:
+        raise errors.size_not_inferred(unknown)
+    return in_specs, sizes
+
+
+def _placements(declared, sizes, scope):
+    enclosing = enclosing_bodies()
+    shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
+    if shadowed:
+        raise errors.shadowed_names(shadowed, _jax.where_now())
+    if enclosing and enclosing[-1].scope.mesh != scope.mesh:
+        raise errors.mesh_changed()
+    ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
+    placements = place_axes(ordered, declared.resources, scope)
+    _check_backend(declared.backend, scope, placements)
+    if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
+        return placements
+    # No mesh axis can be had here (we are inside the user's shard_map): each device computes everything.
+    return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
+
+
+def _check_backend(backend, scope, placements):
+    if backend is None or scope.mesh is None or not any(p.mesh_axes for p in placements.values()):
+        return
+    platform = scope.mesh.devices.flat[0].platform
+    if platform != jax.devices(backend)[0].platform:
+        raise errors.mesh_of_other_backend(backend, platform)
+
+
+def _named_types(args, in_specs):
+    """The arguments as types with their named dimensions removed."""
+    leaves, treedef = jax.tree.flatten(args)
+    types = []
+    for leaf, spec in zip(leaves, in_specs):
+        aval = jax.typeof(leaf)
+        named = spec.name_at()
+        shape = tuple(size for k, size in enumerate(aval.shape) if k not in named)
+        types.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))
+    return jax.tree.unflatten(treedef, types)
+
+
+def _check_inputs(checker, in_specs, args):
+    paths = [argument_path(path, "args") for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    for spec, path in zip(in_specs, paths):
+        place = f"an input to an xmapped function {checker.fun} ({path})"
+        checker.check_distinct_resources(frozenset(spec.position_of()), lambda place=place: place)
+
+
+def _bind_results(declared, program, sizes):
+    tree = jax.tree.unflatten(program.out_tree, program.out_types)
+    if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
+        raise errors.no_results()
+    specs = declared.out_specs
+    if isinstance(specs, list) and isinstance(tree, tuple):
+        specs = tuple(specs)
+    out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
+    paths = _result_paths(program)
+    for spec, aval, path in zip(out_specs, program.out_types, paths):
+        check_result(spec, len(spec.names), aval.shape, path, sizes)
+    return out_specs
+
+
+def _result_paths(program):
+    tree = jax.tree.unflatten(program.out_tree, range(len(program.out_types)))
+    return [argument_path(path, "result") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _check_results(checker, program, out_specs, results):
+    for spec, names, path in zip(out_specs, results, _result_paths(program)):
+        wanted = frozenset(spec.position_of())
+        if names - wanted:
+            raise errors.undeclared_output(path, spec.source, [n for n in checker.placements if n in names - wanted])
+        _check_broadcast(checker, path, names, wanted - names)
+        checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
+
+
+def _check_broadcast(checker, path, present, broadcast):
+    for name in sorted(broadcast, key=str):
+        for other in sorted(present, key=str):
+            shared = checker.placements[name].resources & checker.placements[other].resources
+            for resource in sorted(shared, key=str):
+                raise errors.output_broadcast_meets(checker.fun, path, name, resource, other)
+
+
+def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> PartitionSpec:
+    """``P('x')``, ``P(None, 'x')``, ``P(('y', 'x'))``: an entry for each dimension up to the last mapped one."""
+    entries: list[Any] = [None] * spec.needed_rank
+    for position, name in spec.names:
+        axes = placements[name].mesh_axes
+        entries[position] = axes[0] if len(axes) == 1 else axes or None
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)

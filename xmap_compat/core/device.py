@@ -1,0 +1,210 @@
+"""What one device knows of the axes of an xmap, and how values are cast, moved and laid out on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.nested_primitives import bind, gather_p, sum_p, vary_p
+from xmap_compat.core.placement import Placement
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import Dims, NamedValue, transposed
+
+
+class Part(NamedTuple):
+    """One piece of a split axis: a mesh axis, or a local dimension.  The kind tells equal names apart."""
+
+    kind: str
+    name: Any
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Locality:
+    """What evaluation on one device needs to know.
+
+    Attributes:
+      placements: every axis of this xmap.
+      mesh_axes: the mesh axes that are mapped over devices here, in the order of the mesh; empty
+        without a ``shard_map``.
+      mesh_sizes: their sizes.
+      nested: whether this is the body of another xmap, whose named axes ``mesh_axes`` are.
+      foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
+        around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
+    """
+
+    placements: Mapping[AxisName, Placement]
+    mesh_axes: tuple[Any, ...] = ()
+    mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    nested: bool = False
+    foreign: bool = False
+
+    @property
+    def typed(self) -> bool:
+        """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
+        return bool(self.mesh_axes) and not self.nested
+
+    def place(self, name: AxisName) -> Placement:
+        """The placement of an axis; one bound outside of this xmap acts as a mesh axis filled by it."""
+        known = self.placements.get(name)
+        if known is not None:
+            return known
+        size = lax.axis_size(name)
+        return Placement(name, size, (name,), (size,))
+
+    def is_own(self, name: AxisName) -> bool:
+        return name in self.placements
+
+    def own(self, names: Iterable[AxisName]) -> frozenset[AxisName]:
+        """The names that are axes of this xmap."""
+        return frozenset(n for n in names if self.is_own(n))
+
+    def has_local_dim(self, name: AxisName) -> bool:
+        return self.is_own(name) and self.placements[name].local_size != 1
+
+    def local_names(self, names: Iterable[AxisName]) -> list[AxisName]:
+        """The names that have a local dimension, in the order of the xmap's axes."""
+        names = set(names)
+        return [n for n in self.placements if n in names and self.has_local_dim(n)]
+
+    def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
+        """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
+        names = list(names)
+        used = {m for n in names for m in self.place(n).mesh_axes}
+        own = tuple(m for m in self.mesh_axes if m in used)
+        outer = tuple(n for n in names if not self.is_own(n))
+        return (*own, *outer)
+
+    def mesh_size(self, axis: Any) -> int:
+        return self.mesh_sizes[axis] if axis in self.mesh_sizes else lax.axis_size(axis)
+
+    def present(self, value: NamedValue, names: Iterable[AxisName]) -> list[AxisName]:
+        """The names that the value varies over; of axes bound outside nobody knows, so they count."""
+        return [n for n in names if n in value.names or not self.is_own(n)]
+
+    def total_size(self, names: Iterable[AxisName]) -> int:
+        """The global number of elements along all the names together."""
+        return math.prod(self.place(n).size for n in names)
+
+    def parts(self, names: Iterable[AxisName]) -> list[Part]:
+        """What axes are cut into, major first: for each its mesh axes, then its own local dimension."""
+        cut: list[Part] = []
+        for name in names:
+            cut.extend(Part("mesh", m, self.mesh_size(m)) for m in self.place(name).mesh_axes)
+            if self.has_local_dim(name):
+                cut.append(Part("local", name, self.placements[name].local_size))
+        return cut
+
+    def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
+        """The same parts as arrays on a device have them: mesh axes in the order of the mesh; local dimensions."""
+        names = list(names)
+        mesh = [Part("mesh", m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
+        return mesh, [Part("local", n, self.placements[n].local_size) for n in self.local_names(names)]
+
+    def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
+        """The canonical layout: local dimensions first, in the order of the xmap's axes."""
+        return (*self.local_names(names), *(None,) * ndim)
+
+
+def spread(loc: Locality, data: Any, mesh_axes: Iterable[Any]) -> Any:
+    """Mark data that is equal on all devices as differing over mesh axes of this xmap."""
+    wanted = set(mesh_axes)
+    axes = tuple(m for m in loc.mesh_axes if m in wanted)
+    if loc.nested:
+        return bind(vary_p, data, axes, tuple(map(loc.mesh_size, axes)))
+    return _vary_typed(data, axes)
+
+
+def _vary_typed(data, axes):
+    if not axes:
+        return data
+    present = _jax.varying_axes(data)
+    missing = tuple(m for m in axes if m not in present)
+    return lax.pcast(data, missing, to="varying") if missing else data
+
+
+def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
+    """Mark a value as varying over more names, without adding local dimensions yet."""
+    names = loc.own(names)
+    if not loc.mesh_axes:
+        return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
+    known = value.cast(names)
+    if known is not None:
+        return known
+    axes = loc.mesh_axes_of(names)
+    if loc.nested:
+        have = loc.mesh_axes_of(value.names)
+        axes = tuple(m for m in axes if m not in have)
+    varied = NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
+    value.remember_cast(names, varied)
+    return varied
+
+
+def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
+    """Let operands that meet vary over the same foreign mesh axes: primitives ask for that, and add no casts."""
+    if not loc.foreign:
+        return values
+    together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
+    axes = tuple(sorted(together - set(loc.mesh_axes), key=str))
+    return [NamedValue(_vary_typed(v.data, axes), v.dims, v.names) for v in values]
+
+
+def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
+    """Sum over mesh axes (and axes bound outside); the result is equal on all of those devices."""
+    own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
+    outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
+    if own:
+        bound = bind(sum_p, data, own, tuple(map(loc.mesh_size, own))) if loc.nested else None
+        data = lax.psum(data, own) if bound is None else bound
+    return lax.psum(data, outer) if outer else data
+
+
+def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
+    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside) in the order given."""
+    if _jax.is_key(data):
+        # Gathering typed PRNG keys does not lower (jax 0.12): their raw data travels.
+        impl = jax.random.key_impl(data)
+        return jax.random.wrap_key_data(_gather_with_tail(loc, jax.random.key_data(data), mesh_axes), impl=impl)
+    return _gather_with_tail(loc, data, mesh_axes)
+
+
+def _gather_with_tail(loc, data, mesh_axes):
+    own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
+    outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
+    assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
+    shape = data.shape
+    if outer:
+        data = lax.all_gather(data, outer)
+    if own and loc.nested:
+        data = bind(gather_p, data, own, tuple(map(loc.mesh_size, own)))
+    elif own:
+        data = _jax.all_gather_invariant(data, own)
+    return lax.reshape(data, (*map(loc.mesh_size, mesh_axes), *shape))
+
+
+def conform(loc: Locality, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+    """Broadcast and transpose a value to a layout that has at least its names."""
+    value = vary_over(loc, value, names)
+    missing = [n for n in dims if n is not None and n not in value.dims]
+    if missing:
+        value = add_local_dims(loc, value, missing)
+    if value.dims != dims:
+        value = transposed(value, dims)
+    return value
+
+
+def conform_to_names(loc: Locality, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
+    """Broadcast a value to names, in the canonical layout."""
+    return conform(loc, value, loc.layout(names, value.dims.count(None)), names)
+
+
+def add_local_dims(loc, value, names):
+    sizes = tuple(loc.placements[n].local_size for n in names)
+    data = lax.broadcast(value.data, sizes)
+    return NamedValue(data, (*names, *value.dims), value.names)

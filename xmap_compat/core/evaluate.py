@@ -1,0 +1,241 @@
+"""Stage 5: evaluate a named program on one device.
+
+Ordinary primitives are batched over the local dimensions of their operands; collectives go through
+the table; control flow and calls are rebuilt around the evaluation of their bodies, so that a
+collective is found wherever it hides and every value keeps exact named axes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.batch import bind_named, bind_over_names
+from xmap_compat.core.device import Locality, conform_to_names
+from xmap_compat.core.names import Checker, Names
+from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
+from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
+from xmap_compat.core.rules.table import RULES, collectives_in, names_used
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import NamedValue, is_float0, positional
+
+Tracer = Callable[..., Any]
+
+
+class RepeatedCalls:
+    """The jitted functions that a program calls more than once: each stays one, evaluated once for its layouts.
+
+    Others are evaluated in place, which is faster to trace.
+    """
+
+    def __init__(self, jaxpr: Any):
+        counts: collections.Counter[int] = collections.Counter()
+        seen: set[int] = set()
+        _count_calls(jaxpr, counts, seen)
+        self._repeated = {key for key, count in counts.items() if count > 1}
+        self._functions: dict[tuple[int, int], Any] = {}
+
+    def __contains__(self, jaxpr: Any) -> bool:
+        return id(jaxpr) in self._repeated
+
+    def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
+        """The jitted function that evaluates a jaxpr; its cache tells layouts apart, as they are in the types."""
+        key = (id(jaxpr), id(ev.loc))
+        if key not in self._functions:
+
+            def fun(*operands):
+                return ev.evaluate(jaxpr, operands)
+
+            fun.__name__ = fun.__qualname__ = name
+            self._functions[key] = jax.jit(fun)
+        return self._functions[key]
+
+
+def _count_calls(jaxpr, counts, seen):
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        for sub in _jax.subjaxprs(eqn.params):
+            if eqn.primitive.name in ("jit", "pjit"):
+                counts[id(sub)] += 1
+            if id(sub) not in seen:
+                seen.add(id(sub))
+                _count_calls(sub, counts, seen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Evaluates jaxprs of one xmap on one device.
+
+    Attributes:
+      loc: the placements, and whether values are typed.
+      checker: the named-shape inference of the same xmap.
+      trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
+        the axis names of the xmap, as the body itself was traced.
+      calls: jitted functions that the program calls repeatedly.
+    """
+
+    loc: Locality
+    checker: Checker
+    trace: Tracer
+    calls: RepeatedCalls
+
+    def evaluate(
+        self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
+    ) -> list[NamedValue]:
+        """The results of a jaxpr (closed, or with its constants given)."""
+        body, own_consts = _jax.open_jaxpr(jaxpr)
+        values = consts if consts is not None else [positional(c) for c in own_consts]
+        env = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
+        read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
+        self.run(body.eqns, env)
+        return [read(v) for v in body.outvars]
+
+    def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
+        """The results of a function that the user jitted."""
+        if jaxpr in self.calls and not any(map(is_float0, operands)):
+            return self.calls.function(self, jaxpr, name)(*operands)
+        return self.evaluate(jaxpr, operands)
+
+    def run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> None:
+        """Evaluate equations in order; ``env`` holds the values of variables and receives new ones."""
+        for eqn in eqns:
+            operands = [positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
+            with _jax.equation_context(eqn):
+                outs = self.equation(eqn, operands)
+            env.update(zip(eqn.outvars, outs, strict=True))
+
+    def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of one equation."""
+        primitive = eqn.primitive.name
+        if primitive in RULES:
+            return self._collective(primitive, eqn.params, operands)
+        if primitive in STRUCTURED:
+            return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
+        if primitive not in DIRECT and self.named_axes(eqn):
+            return self.over_names(eqn, operands)
+        return self.ordinary(eqn, operands)
+
+    def ordinary(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of an equation that knows nothing of names."""
+        if not self.loc.typed:
+            return evaluate_primitive(self.loc, eqn.primitive, operands, eqn.params)
+        names = frozenset().union(*(v.names for v in operands))
+        primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names))
+        return evaluate_primitive(self.loc, primitive, operands, params)
+
+    def named_axes(self, eqn: Any) -> frozenset[AxisName]:
+        """The axes of this xmap that an operation in no table names."""
+        return self.loc.own(names_used(eqn))
+
+    def over_names(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """The results of an operation that names axes and has a batching rule for them; refused over devices."""
+        operands = [_as_array(v) for v in operands]
+        results = self.checker.equation(eqn, [v.names for v in operands])
+        return bind_over_names(self.loc, eqn, operands, self.named_axes(eqn), results)
+
+    def _collective(self, primitive, params, operands):
+        translate = RULES[primitive].translate
+        operands = [_as_array(v) for v in operands]
+        if primitive == "pdot" or not operands:
+            return [translate(self.loc, params, *operands)]
+        return [translate(self.loc, params, operand) for operand in operands]
+
+    def communicates(self, *jaxprs: Any) -> bool:
+        """Whether evaluating these jaxprs moves anything between devices."""
+        return any(self.loc.place(n).mesh_axes for jaxpr in jaxprs for n in collectives_in(jaxpr))
+
+    def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
+        return self.checker.results(jaxpr, [v.names for v in operands])
+
+    def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
+        return [conform_to_names(self.loc, v, n) for v, n in zip(values, names, strict=True)]
+
+
+def _as_array(value: NamedValue) -> NamedValue:
+    """Literals of a program may be Python numbers, which have no shape."""
+    if hasattr(value.data, "shape"):
+        return value
+    return dataclasses.replace(value, data=np.asarray(value.data, jax.typeof(value.data).dtype))
+
+
+# --------------------------------------------------------------------------- calls
+
+
+def _inline(param: str):
+    def rule(ev: Evaluator, params, operands, eqn):
+        return ev.evaluate(params[param], operands)
+
+    return rule
+
+
+def _jit(ev: Evaluator, params, operands, eqn):
+    return ev.call(params["jaxpr"], operands, params["name"])
+
+
+def _composite(ev: Evaluator, params, operands, eqn):
+    (body,) = _jax.subjaxprs(params)
+    return ev.evaluate(body, operands)
+
+
+def _remat(ev: Evaluator, params, operands, eqn):
+    def body(*values):
+        return ev.evaluate(params["jaxpr"], values)
+
+    return jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])(*operands)
+
+
+# ------------------------------------------------------------------------- placement
+
+
+def _sharding_constraint(ev: Evaluator, params, operands, eqn):
+    """Inside our shard_map each device holds its part already: a constraint says nothing more."""
+    if ev.loc.typed:
+        return operands
+    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+
+def _device_put(ev: Evaluator, params, operands, eqn):
+    """Of shardings as above; other places (a device, a kind of memory) are left to JAX."""
+    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in params["devices"]):
+        return operands
+    return ev.ordinary(eqn, operands)
+
+
+def _shard_map(ev: Evaluator, params, operands, eqn):
+    if ev.loc.typed or collectives_in(params["jaxpr"]) & set(ev.loc.placements):
+        raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
+    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+
+# ----------------------------------------------------------------------------- table
+
+STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
+    "jit": _jit,
+    "pjit": _jit,
+    "closed_call": _inline("call_jaxpr"),
+    "core_call": _inline("call_jaxpr"),
+    "eval_jaxpr": _inline("call_jaxpr"),
+    "composite": _composite,
+    "remat_opt": _inline("fwd_jaxpr"),  # custom_vjp(optimize_remat=True): XLA drops residuals that nobody reads
+    "remat2": _remat,
+    "remat": _remat,
+    "checkpoint": _remat,
+    "scan": control_flow.scan,
+    "while": control_flow.while_loop,
+    "cond": control_flow.cond,
+    "custom_jvp_call": custom_derivatives.custom_jvp,
+    "custom_vjp_call": custom_derivatives.custom_vjp,
+    "custom_linear_solve": solvers.linear_solve,
+    "custom_vmap_call": custom_batching.custom_vmap,
+    "call_hi_primitive": solvers.operation,
+    "sharding_constraint": _sharding_constraint,
+    "reshard": _sharding_constraint,
+    "device_put": _device_put,
+    "shard_map": _shard_map,
+}

@@ -1,0 +1,189 @@
+"""Stages 5 and 6: a call's program evaluated on one device, or on each device of a mesh inside one ``shard_map``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.call import Plan, partition_spec
+from xmap_compat.core.device import Locality, conform
+from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
+from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
+from xmap_compat.core.names import Checker
+from xmap_compat.core.nested_marks import NestedCall, mark
+from xmap_compat.core.nested_primitives import bind, take_p
+from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.rules.gathers import gather_over
+from xmap_compat.core.specs import AxisSpec
+from xmap_compat.core.trace import trace_flat
+from xmap_compat.core.values import NamedValue, positional
+
+
+def run(plan: Plan, args: tuple[Any, ...]) -> Any:
+    """Execute (or, under a trace, stage out) a planned call on its positional arguments."""
+    outs = execute(plan, jax.tree.leaves(args))
+    return jax.tree.unflatten(plan.program.out_tree, outs)
+
+
+def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluator] = Evaluator) -> list[Any]:
+    """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh.
+
+    Args:
+      evaluator: makes what evaluates the program; a report on the plan watches with one of its own.
+    """
+    with mark(_nested_call(plan)) if plan.nested else contextlib.nullcontext():
+        return _execute(plan, leaves, evaluator)
+
+
+def _nested_call(plan: Plan) -> NestedCall:
+    own = tuple(p for name, p in plan.placements.items() if not isinstance(name, DeviceAxis))
+    return NestedCall(plan.fun_name, own)
+
+
+def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
+    if not plan.uses_mesh:
+        loc = Locality(plan.placements, foreign=_jax.in_manual_region())
+        with _explained_types(plan, leaves):
+            return _on_device(plan, loc, plan.program.consts, leaves, evaluator)
+    if plan.nested:
+        return _in_outer_body(plan, leaves, evaluator)
+    mesh = plan.scope.mesh
+    assert mesh is not None
+    loc = Locality(plan.placements, tuple(mesh.axis_names), dict(mesh.shape))
+    arg_specs = [partition_spec(spec, plan.placements) for spec in plan.in_specs]
+    out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
+
+    # XLA's partitioner fails if all arguments are empty and a result is not (as of jax 0.12): one more is kept alive.
+    anchor = [] if any(jnp.size(leaf) for leaf in leaves) or not leaves else [jnp.zeros(())]
+
+    def on_device(consts, args, anchor):
+        around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
+        with _jax.no_spmd_names():
+            outs = _on_device(plan, around, consts, args, evaluator)
+        return lax.optimization_barrier((outs, anchor))[0] if anchor else outs
+
+    consts = list(plan.program.consts)
+    whole = PartitionSpec()
+    in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
+    staged = _jax.mesh_to_stage(mesh)
+    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=out_specs)
+    with _jax.context_of(mesh):
+        args = _jax.resharded(leaves, arg_specs, staged)
+        return mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+
+
+@contextlib.contextmanager
+def _explained_types(plan: Plan, leaves: Sequence[Any]) -> Iterator[None]:
+    """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
+    try:
+        yield
+    except Exception as error:
+        specs = [_jax.explicit_spec(leaf) for leaf in leaves]
+        sharded = [(n, entries[k]) for spec, entries in zip(plan.in_specs, specs) for k, n in spec.names if entries[k]]
+        if sharded:
+            error.add_note(errors.sharded_axis_note(*sharded[0]))
+        raise
+
+
+def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any], evaluator) -> list[Any]:
+    """The results of one device from its parts of the arguments."""
+    boundary = _without_loops(loc)
+    args = [_enter(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
+    outs = _evaluate(plan, loc, consts, args, evaluator)
+    types = plan.program.out_types
+    return [_leave(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
+
+
+def _evaluate(plan, loc, consts, args, evaluator):
+    body = plan.body if loc.mesh_axes else dataclasses.replace(plan.body, device_axes={})
+    hidden = {axis: Placement(axis, size, (axis,), (size,)) for axis, size in body.device_axes.items()}
+    checker = Checker(loc.placements, plan.fun_name, hidden if loc.nested else {})
+    ev = evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body), RepeatedCalls(plan.program.jaxpr))
+    values = [positional(c) for c in consts]
+    if loop_lengths(loc.placements):
+        return evaluate_in_loops(ev, plan.program, values, args)
+    return ev.evaluate(plan.program.jaxpr, args, values)
+
+
+def _without_loops(loc: Locality) -> Locality:
+    """Where arguments enter and results leave, a device's part of a looped axis is one dimension."""
+    return dataclasses.replace(loc, placements={n: p.without_loops() for n, p in loc.placements.items()})
+
+
+def _enter(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
+    """Read the positional dimensions that a spec names as local dimensions."""
+    named = spec.name_at()
+    squeezed = [k for k, n in named.items() if not loc.has_local_dim(n)]
+    dims = tuple(named.get(k) for k in range(jnp.ndim(data)) if k not in squeezed)
+    return NamedValue(lax.squeeze(data, squeezed) if squeezed else data, dims, frozenset(named.values()))
+
+
+def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+    """Lay a result out as its spec says: broadcast, transpose, put dimensions of one element back."""
+    named = spec.name_at()
+    wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
+    squeezed = [k for k, n in enumerate(wanted) if n is not None and not loc.has_local_dim(n)]
+    dims = tuple(n for k, n in enumerate(wanted) if k not in squeezed)
+    value = conform(loc, value, dims, frozenset(named.values()))
+    data = lax.expand_dims(value.data, squeezed) if squeezed else value.data
+    return _jax.with_weak_type(data, weak_type)
+
+
+def _in_outer_body(plan: Plan, leaves: Sequence[Any], evaluator) -> list[Any]:
+    """A nested call on the mesh: its mesh axes are named axes of the outermost xmap, which maps them to devices.
+
+    Each device takes its part of the arguments, and the parts of results are gathered again.
+    """
+    placements = {n: p.on_device_axes() for n, p in plan.placements.items()}
+    taken_by = {axis: p.name for p in plan.placements.values() for axis in p.mesh_axes}
+    sizes = {DeviceAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in plan.body.device_axes.items()}
+    loc = Locality(placements, tuple(sizes), dict(sizes), nested=True)
+    boundary = _without_loops(loc)
+    args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
+    outs = _evaluate(plan, loc, plan.program.consts, args, evaluator)
+    types = plan.program.out_types
+    return [_gather_parts(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
+
+
+def _take_part(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
+    """Cut the named dimensions into (mesh axes..., local), and take this device's element of the former."""
+    named = spec.name_at()
+    shape: list[int] = []
+    labels: list[Any] = []
+    for k, size in enumerate(jnp.shape(data)):
+        place = loc.placements[named[k]] if k in named else None
+        shape.extend((*place.mesh_sizes, place.local_size) if place else (size,))
+        labels.extend((*place.mesh_axes, named[k]) if place else (None,))
+    mesh_axes = loc.mesh_axes_of(named.values())
+    front = [labels.index(m) for m in mesh_axes]
+    rest = [k for k in range(len(labels)) if k not in front]
+    data = lax.transpose(lax.reshape(data, shape), (*front, *rest))
+    sizes = tuple(map(loc.mesh_size, mesh_axes))
+    if mesh_axes:
+        data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
+        data = bind(take_p, data, mesh_axes, sizes)
+    dims = tuple(labels[k] for k in rest)
+    single = [k for k, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
+    kept = tuple(n for k, n in enumerate(dims) if k not in single)
+    return NamedValue(lax.squeeze(data, single) if single else data, kept, frozenset(named.values()))
+
+
+def _gather_parts(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+    """Gather a result's named axes into the positions that its spec says."""
+    names = [name for _, name in spec.names]
+    gathered = gather_over(loc, value, names) if names else value
+    data = gathered.data
+    if names:
+        data = lax.reshape(data, (*(loc.placements[n].size for n in names), *data.shape[1:]))
+        data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])
+    return _jax.with_weak_type(data, weak_type)

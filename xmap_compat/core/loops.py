@@ -1,0 +1,194 @@
+"""Loop resources: the part of stage 6 that computes an axis chunk by chunk.
+
+An axis placed on loops is cut into chunks on each device.  Each equation runs within scans over the loops
+that it varies over, and outside of all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.device import Locality
+from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.placement import Placement
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.trace import NamedProgram
+from xmap_compat.core.values import NamedValue, positional
+
+Loop = Hashable
+
+
+def loop_lengths(placements: Mapping[AxisName, Placement]) -> dict[Loop, int]:
+    """Every loop resource in use with its length, outermost first."""
+    return {loop: n for p in placements.values() for loop, n in zip(p.loops, p.loop_sizes)}
+
+
+def evaluate_in_loops(
+    ev: Evaluator, program: NamedProgram, consts: Sequence[NamedValue], args: Sequence[NamedValue]
+) -> list[NamedValue]:
+    """Evaluate a named program whose axes have loops.
+
+    Args:
+      args: with local dimensions of a whole device's part of each axis.
+
+    Returns:
+      Results of the same kind.
+    """
+    loops = loop_lengths(ev.loc.placements)
+    jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
+    names = ev.checker.variables(jaxpr, [v.names for v in args])
+    env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
+    wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
+    nest = _Nest(ev, loops, _loops_of_variables(ev.loc, jaxpr, names))
+    env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
+    results = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
+    return [positional(v.val) if isinstance(v, _jax.Literal) else results[v] for v in jaxpr.outvars]
+
+
+def _needed(jaxpr, outputs):
+    """The equations that outputs and side effects depend on, in order."""
+    live = set(outputs)
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if _jax.has_side_effect(eqn) or not live.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            live.update(_variables_read(eqn))
+    return kept[::-1]
+
+
+def _variables_read(eqn):
+    return [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
+
+
+def _loops_of_variables(loc, jaxpr, names):
+    """The loops in which each variable is computed: those of its axes, and of all that it is computed from."""
+    own = {v: frozenset(loop for n in names[v] for loop in loc.placements[n].loops) for v in names}
+    inside = dict(own)
+    for eqn in jaxpr.eqns:
+        together = frozenset().union(*(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars))
+        inside.update(dict.fromkeys(eqn.outvars, together))
+    return inside
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["loops"])
+@dataclasses.dataclass(frozen=True)
+class _Chunked:
+    """A value whose data has leading dimensions for the loops in ``loops``, outermost first."""
+
+    value: NamedValue
+    loops: tuple[Loop, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nest:
+    """Runs equations in nested scans, each equation in the loops that it varies over and in no other.
+
+    Each runs once for each turn of its own loops: a callback is not repeated, and the gradient of what does
+    not vary over a loop reaches custom rules as one sum over its turns.
+    """
+
+    ev: Evaluator
+    lengths: Mapping[Loop, int]
+    inside: Mapping[Any, frozenset[Loop]]
+
+    def run(self, eqns, wanted, env, loops):
+        """Evaluate equations within scans over ``loops``; ``env`` with the variables in ``wanted`` added."""
+        outer = [e for e in eqns if self._loops_of(e).isdisjoint(loops)]
+        env = self._run_here(outer, env)
+        eqns = [e for e in eqns if not self._loops_of(e).isdisjoint(loops)]
+        if not eqns:
+            return env
+        loop, *inner = loops
+        aside = [e for e in eqns if loop not in self._loops_of(e)]
+        within = [e for e in eqns if loop in self._loops_of(e)]
+        env = self.run(aside, wanted | _all_read(within), env, tuple(inner)) if aside else env
+        return self._scan(loop, within, wanted, env, tuple(inner)) if within else env
+
+    def _loops_of(self, eqn):
+        return frozenset().union(*(self.inside[v] for v in (*_variables_read(eqn), *eqn.outvars)))
+
+    def _run_here(self, eqns, env):
+        values = {v: chunked.value for v, chunked in env.items() if not chunked.loops}
+        self.ev.run(eqns, values)
+        return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
+
+    def _scan(self, loop, eqns, wanted, env, inner):
+        # In the order of the program: that of sets of variables is another one in each process.
+        outputs = [v for e in eqns for v in e.outvars if v in wanted]
+        read = _all_read(eqns)
+        scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
+        variables = list(scanned)
+
+        def turn(carry, slices):
+            current = {v: _Chunked(x, scanned[v].loops[1:]) for v, x in zip(variables, slices)}
+            done = self.run(eqns, frozenset(outputs), {**env, **current}, inner)
+            return carry, [done[v] for v in outputs]
+
+        _, stacked = lax.scan(turn, (), [scanned[v].value for v in variables], length=self.lengths[loop])
+        return {**env, **{v: _Chunked(c.value, (loop, *c.loops)) for v, c in zip(outputs, stacked)}}
+
+
+def _all_read(eqns):
+    return frozenset(v for eqn in eqns for v in _variables_read(eqn))
+
+
+def _first_of_equal(loc, chunked):
+    """Drop the leading dimension of loops that a result does not vary over: it was computed equal in each turn."""
+    value, loops = chunked.value, chunked.loops
+    own = {loop for n in value.names for loop in loc.placements[n].loops}
+    index = tuple(slice(None) if loop in own else 0 for loop in loops)
+    return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
+
+
+def _cut(loc: Locality, value: NamedValue, loops) -> _Chunked:
+    """Cut the looped dimensions into (loops..., chunk) and move the loops to the front."""
+    shape, labels = [], []
+    for size, name in zip(jnp.shape(value.data), value.dims):
+        place = loc.placements[name] if name is not None else None
+        if place is None or not place.loops:
+            shape.append(size)
+            labels.append(("keep", name))
+            continue
+        shape.extend(place.loop_sizes)
+        labels.extend(("loop", loop) for loop in place.loops)
+        if place.local_size != 1:
+            shape.append(place.local_size)
+            labels.append(("keep", name))
+    data = lax.reshape(value.data, shape)
+    mine = [loop for loop in loops if ("loop", loop) in labels]
+    front = [labels.index(("loop", loop)) for loop in mine]
+    rest = [k for k, (kind, _) in enumerate(labels) if kind == "keep"]
+    dims = tuple(labels[k][1] for k in rest)
+    return _Chunked(NamedValue(lax.transpose(data, (*front, *rest)), dims, value.names), tuple(mine))
+
+
+def _join(loc: Locality, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
+    """Undo ``_cut`` on a result: each axis gets its loops back, and a whole device's part as one dimension."""
+    lead = len(loops)
+    order: list[int] = []
+    shape: list[int] = []
+    dims: list[AxisName | None] = []
+    for name in _looped_names(loc, value):
+        place = loc.placements[name]
+        order.extend(loops.index(loop) for loop in place.loops)
+        if name in value.dims:
+            order.append(lead + value.dims.index(name))
+        if place.device_size != 1:
+            shape.append(place.device_size)
+            dims.append(name)
+    rest = [lead + k for k in range(len(value.dims)) if lead + k not in order]
+    data = lax.transpose(value.data, (*order, *rest))
+    data = lax.reshape(data, (*shape, *data.shape[len(order) :]))
+    return NamedValue(data, (*dims, *(value.dims[k - lead] for k in rest)), value.names)
+
+
+def _looped_names(loc, value):
+    return [n for n in loc.placements if n in value.names and loc.placements[n].loops]

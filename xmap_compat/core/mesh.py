@@ -1,0 +1,150 @@
+"""The user's side of resources: meshes of devices, and loops."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.placement import mesh_of_jax
+
+
+class Mesh(jax.sharding.Mesh):
+    """An array of devices with a name for each of its dimensions, usable as a context.
+
+    ``with Mesh(devices, names) as m:`` makes the names available as resources for
+    ``axis_resources`` and lets bare PartitionSpecs be used in ``jax.jit`` and
+    ``jax.lax.with_sharding_constraint``.  The context can be entered again, nested, and used as a
+    decorator.
+
+    It is a ``jax.sharding.Mesh``, equal to JAX's of the same devices and names, and accepted wherever
+    that is; only its ``with`` differs, which JAX has deprecated.
+
+    Args:
+      devices: an array (or list) of JAX devices; ``np.empty((), object)`` with no names is the empty
+        mesh, in whose scope there are no mesh axes.
+      axis_names: one name for each dimension of ``devices``; a single string for one dimension.
+      axis_types: as for ``jax.sharding.Mesh``.
+
+    Attributes:
+      physical_mesh: JAX's own mesh of the same devices and names.
+
+    Source: ``jax.experimental.maps.Mesh``.
+    """
+
+    physical_mesh: jax.sharding.Mesh
+
+    def __new__(cls, devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
+        names = _mesh_names(axis_names)
+        devices = np.asarray(devices, dtype=object)
+        if not is_empty(devices, names):
+            _check_devices(devices, names)
+        # JAX keeps one mesh for each array of devices, and compares meshes by identity.  So do we: ours has all
+        # attributes of JAX's, and is compared by it.
+        physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
+        made = _meshes.get(physical_mesh)
+        if made is None:
+            made = object.__new__(cls)
+            made.__dict__.update(vars(physical_mesh), physical_mesh=physical_mesh)
+            _meshes[physical_mesh] = made
+        return made
+
+    def __enter__(self) -> Mesh:
+        shadowed = [name for name, _ in loops_in_scope.value if name in self.shape]
+        if shadowed:
+            raise errors.mesh_shadows_loops(shadowed)
+        _jax.enter_mesh(self.physical_mesh)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        _jax.exit_mesh(self.physical_mesh)
+        if error is not None and _jax.is_device_mismatch(error):
+            errors.note_once(error, errors.committed_elsewhere_note())
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, jax.sharding.Mesh) and self.physical_mesh is mesh_of_jax(other)
+
+    def __hash__(self) -> int:
+        return hash(self.physical_mesh)
+
+
+_meshes: weakref.WeakValueDictionary[jax.sharding.Mesh, Mesh] = weakref.WeakValueDictionary()
+
+
+def is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
+    """Whether it is JAX's way to write that there is no mesh."""
+    return not names and devices.shape == () and devices.item() is None
+
+
+def _mesh_names(axis_names):
+    try:
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        distinct = len(set(names)) == len(names)
+    except TypeError:
+        raise errors.bad_mesh_names(axis_names) from None
+    if None in names:
+        raise errors.bad_mesh_names(axis_names)
+    if not distinct:
+        raise errors.repeated_mesh_name(names)
+    return names
+
+
+def _check_devices(devices, names):
+    seen = set()
+    for device in devices.flat:
+        if not isinstance(device, jax.Device):
+            raise errors.bad_mesh_devices(device)
+        if device in seen:
+            raise errors.repeated_mesh_device(device)
+        seen.add(device)
+    if devices.ndim != len(names):
+        raise errors.bad_mesh(devices.shape, names)
+    if not seen:
+        raise errors.empty_mesh(names)
+
+
+def mesh(devices: Any, axis_names: Any) -> Mesh:
+    """``with mesh(devices, ('x', 'y')):`` as in the xmap tutorial; see :class:`Mesh`."""
+    return Mesh(devices, axis_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class SerialLoop:
+    """A loop as the resource of one axis: ``axis_resources={'batch': SerialLoop(4)}``.
+
+    The axis is cut into ``length`` chunks that are computed one after the other.
+    """
+
+    length: int
+
+    def __post_init__(self):
+        _check_length(self.length)
+
+
+loops_in_scope = jax.make_user_context(default_value=())
+
+
+@contextlib.contextmanager
+def serial_loop(name: Hashable, length: int) -> Iterator[None]:
+    """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share."""
+    _check_length(length)
+    if name is None or not isinstance(name, Hashable):
+        raise errors.bad_loop_name(name)
+    loops = dict(loops_in_scope.value)
+    ambient = _jax.ambient_mesh()
+    if name in loops or (ambient is not None and name in ambient.shape):
+        raise errors.loop_name_taken(name)
+    with loops_in_scope((*loops.items(), (name, length))):
+        yield
+
+
+def _check_length(length):
+    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
+        raise errors.bad_loop_length(length)

@@ -1,0 +1,118 @@
+"""``named_shape(x)`` inside a body: the named axes of a value, read off the operations that made it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.names import Checker
+from xmap_compat.core.placement import Placement
+
+Names = frozenset[Hashable]
+
+
+class _Inputs(threading.local):
+    def __init__(self):
+        self.stack: list[_Known] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """The arguments of a body being traced: which trace they belong to, and their named axes."""
+
+    trace: Any
+    names: tuple[Names, ...]
+    sizes: Mapping[Hashable, int]
+
+
+_inputs = _Inputs()
+
+
+@contextlib.contextmanager
+def known_inputs(tracers: Sequence[Any], names: Sequence[Names], sizes: Mapping[Hashable, int]) -> Iterator[None]:
+    """Remember the named axes of a body's arguments while it is traced."""
+    trace = _jax.frame_of(tracers[0]) if tracers else None
+    _inputs.stack.append(_Known(trace, tuple(names), sizes))
+    try:
+        yield
+    finally:
+        _inputs.stack.pop()
+
+
+def named_shape(x: Any) -> dict[Hashable, int]:
+    """The named axes that a value varies over, with their sizes: ``{'batch': 20}``.
+
+    It is read off the operations that made the value, so it is exact: an axis that was reduced is
+    gone.  ``x.named_shape`` is the same inside a body.
+
+    Args:
+      x: an array or scalar.  Constants, and everything outside of xmapped functions, have ``{}``.
+
+    Raises:
+      TypeError: it is no array (a pytree has no one named shape).
+      ValueError: the value depends on the arguments of an inner function that JAX traces by itself
+        (``jit``, the body of a ``scan``, a nested xmap): their named axes are not known there.
+
+    Source: ``x.named_shape`` on tracers of ``jax.experimental.maps.xmap``.
+    """
+    if not is_array(x):
+        raise errors.not_an_array("named_shape", x)
+    if not _inputs.stack:
+        return {}
+    sizes = {name: size for known in _inputs.stack for name, size in known.sizes.items()}
+    checker = Checker({name: Placement(name, size) for name, size in sizes.items()}, "")
+    names = _names_of(x, checker, {})
+    return {name: size for name, size in sizes.items() if name in names}
+
+
+def is_array(x):
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return False
+    return True
+
+
+def _names_of(x, checker, memo):
+    """Walk back over the equations that made a value; iterative, for programs are long."""
+    pending = [x]
+    while pending:
+        value = pending[-1]
+        if id(value) in memo:
+            pending.pop()
+            continue
+        kind, origin = _jax.tracer_origin(value)
+        operands = list(origin[2]) if kind == "equation" else [origin] if kind in ("same", "closure") else []
+        missing = [v for v in operands if id(v) not in memo]
+        if missing:
+            pending.extend(missing)
+            continue
+        memo[id(value)] = _step(kind, origin, [memo[id(v)] for v in operands], checker)
+        pending.pop()
+    return memo[id(x)]
+
+
+def _step(kind, origin, operands, checker) -> Names:
+    if kind == "constant":
+        return frozenset()
+    if kind in ("same", "closure"):
+        return operands[0]
+    if kind == "equation":
+        eqn, index, _ = origin
+        return checker.equation(eqn, operands)[index]
+    if kind == "input":
+        trace, index = origin
+        for known in _inputs.stack:
+            if known.trace is trace:
+                return known.names[index]
+        raise errors.named_shape_unknown(
+            "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
+        )
+    raise errors.named_shape_unknown("it belongs to a transformation that xmap_compat does not know")

@@ -1,0 +1,276 @@
+"""Stage 4: which named axes each value of a named program varies over.
+
+This is the type check of the named program.  It runs before anything is evaluated, refuses two axes
+that would need one resource at once, and tells the evaluation what the carries of loops vary over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.rules.parameters import check_parameters, mentioned_names
+from xmap_compat.core.rules.table import RULES, names_used, result_names
+from xmap_compat.core.specs import AxisName
+
+Names = frozenset[AxisName]
+NONE: Names = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Checker:
+    """Infers named axes and checks them against the placements of one xmap.
+
+    Attributes:
+      placements: this xmap's axes.
+      fun: the name of the function, for messages.
+      device_axes: mesh axes that belong to the outermost xmap around this one: known where a program is checked
+        only, not where it is evaluated.
+    """
+
+    placements: Mapping[AxisName, Placement]
+    fun: str
+    device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
+    _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def own(self) -> Names:
+        return frozenset(self.placements)
+
+    def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
+        key = (id(jaxpr), tuple(inputs))
+        if key not in self._known:
+            names = self.variables(jaxpr, inputs)
+            outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
+            self._known[key] = outs, jaxpr  # which keeps its id
+        return list(self._known[key][0])
+
+    def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The same of a program that was traced late, by a custom rule, and that nobody has checked."""
+        placements = {**self.placements, **self.device_axes}
+        return dataclasses.replace(self, placements=placements).results(jaxpr, inputs)
+
+    def variables(self, jaxpr: Any, inputs: Sequence[Names]) -> dict[Any, Names]:
+        """The named axes of every variable of a jaxpr."""
+        body, _ = _jax.open_jaxpr(jaxpr)
+        variables = _jax.input_vars(body)
+        names: dict[Any, Names] = dict(zip(variables, [NONE] * (len(variables) - len(inputs)) + list(inputs)))
+        for eqn in body.eqns:
+            outs = self.equation(eqn, [read_names(names, v) for v in eqn.invars])
+            names.update(zip(eqn.outvars, outs))
+        return names
+
+    def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
+        """The named axes of one equation's results."""
+        primitive = eqn.primitive.name
+        if primitive in RULES:
+            outs = self._collective(eqn, inputs)
+        elif primitive in STRUCTURED:
+            self._around.append(eqn)
+            try:
+                outs = STRUCTURED[primitive](self, eqn.params, list(inputs))
+            finally:
+                self._around.pop()
+        else:
+            outs = self._ordinary(eqn, inputs)
+        for names in outs:
+            self.check_distinct_resources(names, lambda: self._place(eqn))
+        return outs
+
+    def _place(self, eqn):
+        if eqn.primitive.name not in ("device_take", "device_vary"):
+            return f"a value returned from a primitive {eqn.primitive.name} created at {self.where(eqn)}"
+        # How a nested xmap takes its part of an argument, or of a value that it closes over.
+        nested = self._around[-1].params.get("name", "") if self._around else ""
+        if eqn.primitive.name == "device_take":
+            return f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
+        return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
+
+    def where(self, eqn: Any) -> str:
+        """The user's line of an equation.  Inside a jitted function of JAX it may have none: then that of the call."""
+        return _jax.where_in_user_code(eqn, *reversed(self._around))
+
+    def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
+        """Raise if two of the names need one resource: no device (or turn of a loop) could hold both."""
+        if len(names) < 2:
+            return
+        owner: dict[Any, AxisName] = {}
+        for name in sorted(names, key=str):
+            for resource in sorted(self.placements[name].resources, key=str):
+                if resource in owner:
+                    first, second = (self._taken_by.get(n, n) for n in (owner[resource], name))
+                    raise errors.names_meet(first, second, resource, place())
+                owner[resource] = name
+
+    def _ordinary(self, eqn, inputs):
+        """An operation that is in no table.  One that names axes, by its batching rule: where no device is involved."""
+        over = names_used(eqn) & self.own
+        if not over:
+            return [_union(inputs)] * len(eqn.outvars)
+        sizes = {n: self.placements[n].size for n in self.placements if n in over}
+        for name in sizes:
+            if self.placements[name].loops:
+                raise errors.loop_collective(name, self.where(eqn))
+        split = any(self.placements[n].mesh_axes for n in sizes)
+        kept = None if split else _jax.names_after_batching(eqn, sizes, [names & over for names in inputs])
+        if kept is None:
+            raise errors.unsupported_primitive(eqn.primitive.name, list(sizes), self.where(eqn))
+        return [(_union(inputs) - over) | names for names in kept]
+
+    def _collective(self, eqn, inputs):
+        mentioned = mentioned_names(eqn.params)
+        self._taken_by.update((name, name.taken_by) for name in mentioned if isinstance(name, DeviceAxis))
+        if len(set(mentioned)) < len(mentioned):
+            raise errors.repeated_collective_axis(eqn.primitive.name, mentioned, self.where(eqn))
+        for name in mentioned:
+            if name in self.own and self.placements[name].loops:
+                raise errors.loop_collective(name, self.where(eqn))
+        sizes = [self.placements[n].size if n in self.own else lax.axis_size(n) for n in mentioned]
+        check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
+        if eqn.params.get("mentions") is not None:
+            self._check_mentions(eqn, inputs)
+        if len(eqn.outvars) > 1:
+            return [result_names(eqn.primitive.name, eqn.params, [names], self.own) for names in inputs]
+        return [result_names(eqn.primitive.name, eqn.params, inputs, self.own)]
+
+    def _check_mentions(self, eqn, inputs):
+        mentions = eqn.params["mentions"]
+        for names, operand, skipped in zip(inputs, mentions.operands, mentions.skipped):
+            for axis, by in skipped:
+                if axis in names:
+                    where = self.where(eqn)
+                    raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand, where)
+
+
+def read_names(names: Mapping[Any, Names], atom: Any) -> Names:
+    """The named axes of a variable or literal."""
+    return NONE if isinstance(atom, _jax.Literal) else names[atom]
+
+
+def _union(names: Sequence[Names]) -> Names:
+    return frozenset().union(*names)
+
+
+# --------------------------------------------------------------- structured primitives
+
+
+def _call(param: str):
+    def rule(checker: Checker, params, inputs):
+        return checker.results(params[param], inputs)
+
+    return rule
+
+
+def _composite(checker: Checker, params, inputs):
+    (body,) = _jax.subjaxprs(params)
+    return checker.results(body, inputs)
+
+
+def _scan(checker: Checker, params, inputs):
+    carry = scan_carry_names(checker, params, inputs)
+    consts, xs = _scan_split(params, inputs)
+    outs = checker.results(params["jaxpr"], [*consts, *carry, *xs])
+    return [*carry, *outs[len(carry) :]]
+
+
+def _scan_split(params, inputs):
+    num_consts, num_carry = _jax.scan_arity(params)
+    return inputs[:num_consts], inputs[num_consts + num_carry :]
+
+
+def scan_carry_names(checker: Checker, params, inputs) -> list[Names]:
+    """The fixpoint of what a scan's carry varies over."""
+    num_consts, num_carry = _jax.scan_arity(params)
+    consts, xs = _scan_split(params, inputs)
+
+    def step(carry):
+        return checker.results(params["jaxpr"], [*consts, *carry, *xs])[:num_carry]
+
+    return _fixpoint(step, inputs[num_consts : num_consts + num_carry])
+
+
+def _fixpoint(step, carry):
+    while True:
+        grown = [old | new for old, new in zip(carry, step(carry))]
+        if grown == list(carry):
+            return grown
+        carry = grown
+
+
+def _while(checker: Checker, params, inputs):
+    return while_names(checker, params, inputs)[0]
+
+
+def while_names(checker: Checker, params, inputs) -> tuple[list[Names], Names]:
+    """What a while loop's carry and its predicate vary over."""
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
+
+    def predicate(carry):
+        return checker.results(params["cond_jaxpr"], [*cond_consts, *carry])[0]
+
+    def step(carry):
+        varying = predicate(carry)
+        return [names | varying for names in checker.results(params["body_jaxpr"], [*body_consts, *carry])]
+
+    carry = _fixpoint(step, inputs[num_cond + num_body :])
+    return carry, predicate(carry)
+
+
+def _cond(checker: Checker, params, inputs):
+    index, *operands = inputs
+    branches = [checker.results(branch, operands) for branch in params["branches"]]
+    return [_union([index, *names]) for names in zip(*branches)]
+
+
+def _linear_solve(checker: Checker, params, inputs):
+    union = linear_solve_names(checker, params, inputs)
+    return [union] * len(checker.results(params["jaxprs"].solve, [union] * len(params["jaxprs"].solve.in_avals)))
+
+
+def linear_solve_names(checker: Checker, params, inputs) -> Names:
+    """One set for every unknown and right-hand side: the solve mixes them all."""
+    return _union(inputs)
+
+
+def _operation(checker: Checker, params, inputs):
+    root = _jax.root_finder(params)
+    names = _union(inputs) if root is None else root_names(checker, root, inputs)
+    return [names] * len(params["_prim"].out_avals_flat)
+
+
+def root_names(checker: Checker, root: _jax.RootFinder, inputs) -> Names:
+    """One set for all results: a root depends on all that its equation depends on."""
+    num_consts, num_roots, _ = root.lengths
+    return _union([*inputs, *checker.results(root.solve_jaxpr, inputs[: num_consts + num_roots])])
+
+
+STRUCTURED: dict[str, Callable[..., list[Names]]] = {
+    "jit": _call("jaxpr"),
+    "pjit": _call("jaxpr"),
+    "closed_call": _call("call_jaxpr"),
+    "core_call": _call("call_jaxpr"),
+    "eval_jaxpr": _call("call_jaxpr"),
+    "composite": _composite,
+    "remat_opt": _call("fwd_jaxpr"),
+    "remat2": _call("jaxpr"),
+    "checkpoint": _call("jaxpr"),
+    "remat": _call("jaxpr"),
+    "custom_jvp_call": _call("call_jaxpr"),
+    "custom_vjp_call": _call("call_jaxpr"),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+    "call_hi_primitive": _operation,
+}

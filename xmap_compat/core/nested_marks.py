@@ -1,0 +1,49 @@
+"""Which equations of a traced body come from an xmap nested in it.
+
+A nested call is evaluated when the body around it is traced, so that the placements of its axes are gone from what
+it leaves there.  It runs under a named scope that stands for them: jit may give a traced function back from
+its cache without calling it, and the scope is in the traced function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator
+
+import jax
+
+from xmap_compat.core.placement import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class NestedCall:
+    """A call of an xmapped function in the body of another.
+
+    Attributes:
+      function: its name.
+      axes: its named axes and how they are executed.
+    """
+
+    function: str
+    axes: tuple[Placement, ...]
+
+
+# Equal calls have one scope: this grows with the axes of a program, and not with its calls.
+_calls: dict[str, NestedCall] = {}
+
+
+@contextlib.contextmanager
+def mark(call: NestedCall) -> Iterator[None]:
+    """Mark what is traced in this context."""
+    digest = hashlib.blake2s(repr(call).encode(), digest_size=8).hexdigest()
+    _calls[digest] = call
+    with jax.named_scope(f"nested_xmap_{digest}"):
+        yield
+
+
+def marked(name_stack: str) -> list[NestedCall]:
+    """The nested calls, outermost first, that an equation with these named scopes comes from."""
+    return [_calls[digest] for digest in re.findall(r"nested_xmap_([0-9a-f]{16})", name_stack) if digest in _calls]

@@ -1,0 +1,221 @@
+"""Stage 2: where each named axis lives, and what is in scope at a call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import warnings
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.mesh import Mesh, SerialLoop, loops_in_scope
+from xmap_compat.core.specs import AxisName
+
+
+def mesh_of_jax(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """JAX's own mesh, of one that may be ours."""
+    return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where one named axis lives: its elements are cut over devices, then over loops, the rest is vectorized.
+
+    Attributes:
+      name: the axis.
+      size: its global number of elements.
+      mesh_axes: mesh axes in the user's order, major first.
+      mesh_sizes: their sizes.
+      loops: loop resources, outermost first: names, or ``(axis name, k)`` for an anonymous loop.
+      loop_sizes: their lengths.
+    """
+
+    name: AxisName
+    size: int
+    mesh_axes: tuple[Any, ...] = ()
+    mesh_sizes: tuple[int, ...] = ()
+    loops: tuple[Hashable, ...] = ()
+    loop_sizes: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """How many chunks the axis is cut into by the mesh."""
+        return math.prod(self.mesh_sizes)
+
+    @property
+    def device_size(self) -> int:
+        """Elements on one device."""
+        return self.size // self.devices
+
+    @property
+    def local_size(self) -> int:
+        """Elements computed at once on one device: the dimension that is vectorized."""
+        return self.device_size // math.prod(self.loop_sizes)
+
+    @property
+    def executed_by(self) -> tuple[str, ...]:
+        """``'shard_map'``, ``'loop'`` and ``'vmap'``, those that apply, outermost first."""
+        split = bool(self.mesh_axes or self.loops)
+        used = (self.mesh_axes, "shard_map"), (self.loops, "loop"), (self.local_size != 1 or not split, "vmap")
+        return tuple(word for applies, word in used if applies)
+
+    def without_loops(self) -> Placement:
+        return dataclasses.replace(self, loops=(), loop_sizes=())
+
+    def on_device_axes(self) -> Placement:
+        """The same placement inside an enclosing xmap: mesh axes are named axes there."""
+        return dataclasses.replace(self, mesh_axes=tuple(DeviceAxis(axis, self.name) for axis in self.mesh_axes))
+
+    @property
+    def resources(self) -> frozenset[Hashable]:
+        return frozenset((*self.mesh_axes, *self.loops))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceAxis:
+    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over.
+
+    Attributes:
+      mesh_axis: the mesh axis.
+      taken_by: the axis of a nested xmap that is split over it, for messages.
+    """
+
+    mesh_axis: str
+    taken_by: AxisName = dataclasses.field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.mesh_axis} (taken by a nested xmap)"
+
+
+Resources = Mapping[AxisName, tuple[Any, ...]]
+
+
+def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]:
+    """``{'a': 'x'}`` -> ``{'a': ('x',)}``, checked for what needs no mesh."""
+    if axis_resources is None:
+        return {}
+    if not isinstance(axis_resources, Mapping):
+        raise errors.bad_axis_resources(axis_resources)
+    parsed = {}
+    for name, resources in axis_resources.items():
+        entries = tuple(resources) if isinstance(resources, (tuple, list)) else (resources,)
+        named = [r for r in entries if not isinstance(r, SerialLoop)]
+        for resource in named:
+            _check_resource(name, resource)
+        if len(set(named)) != len(named):
+            raise errors.repeated_resource(name, resources)
+        parsed[name] = entries
+    return parsed
+
+
+def _check_resource(name, resource):
+    """Any hashable may name a mesh axis or a loop, but some surely mean something else."""
+    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh)
+    if resource is None or resource is ... or isinstance(resource, others):
+        raise errors.bad_resource(name, resource)
+    try:
+        hash(resource)
+    except TypeError:
+        raise errors.bad_resource(name, resource) from None
+
+
+def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName, tuple[Any, ...]]:
+    """The resources of axes that the call has; others are ignored with a warning, as they cannot matter."""
+    names = set(names)
+    unused = [name for name in resources if name not in names]
+    if unused:
+        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=4)
+    return {name: entries for name, entries in resources.items() if name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The resources in scope at a call: the mesh, and named loops with their lengths."""
+
+    mesh: jax.sharding.Mesh | None
+    loops: tuple[tuple[Hashable, int], ...]
+
+
+def current_scope() -> Scope:
+    ambient = _jax.ambient_mesh()
+    return Scope(mesh_of_jax(ambient) if ambient is not None else None, tuple(loops_in_scope.value))
+
+
+def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope) -> dict[AxisName, Placement]:
+    """One Placement for each axis.
+
+    Raises:
+      ValueError: a resource is not in scope, or does not divide the size of the axis.
+    """
+    mesh_shape = dict(scope.mesh.shape) if scope.mesh is not None else {}
+    loops = dict(scope.loops)
+    wanted = {r for entries in resources.values() for r in entries if not isinstance(r, SerialLoop)}
+    missing = [r for r in wanted if r not in mesh_shape and r not in loops]
+    if missing:
+        axes = [name for name, entries in resources.items() if any(r in missing for r in entries)]
+        raise errors.missing_resources(missing, axes, [*mesh_shape, *loops])
+    if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
+        raise errors.mesh_shadows_loops(shadowed)
+    return {name: _place(name, size, resources.get(name, ()), mesh_shape, loops) for name, size in sizes.items()}
+
+
+def _place(name, size, entries, mesh_shape, loops):
+    mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
+    if entries[: len(mesh_axes)] != mesh_axes:
+        raise errors.loop_before_mesh(name, entries)
+    loop_entries = entries[len(mesh_axes) :]
+    placement = Placement(
+        name,
+        size,
+        mesh_axes,
+        tuple(mesh_shape[r] for r in mesh_axes),
+        tuple((name, k) if isinstance(r, SerialLoop) else r for k, r in enumerate(loop_entries)),
+        tuple(r.length if isinstance(r, SerialLoop) else loops[r] for r in loop_entries),
+    )
+    total = placement.devices * math.prod(placement.loop_sizes)
+    if size % total:
+        raise errors.not_divisible(name, size, entries, total)
+    return placement
+
+
+class _Bodies(threading.local):
+    def __init__(self):
+        self.stack: list[Body] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """An xmapped function whose body is being traced in this thread.
+
+    Attributes:
+      sizes: its axes.
+      scope: the resources in scope at its call.
+      device_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
+    """
+
+    sizes: Mapping[AxisName, int]
+    scope: Scope
+    device_axes: Mapping[DeviceAxis, int] = dataclasses.field(default_factory=dict)
+
+
+_bodies = _Bodies()
+
+
+@contextlib.contextmanager
+def entered_body(body: Body) -> Iterator[None]:
+    _bodies.stack.append(body)
+    try:
+        yield
+    finally:
+        _bodies.stack.pop()
+
+
+def enclosing_bodies() -> Sequence[Body]:
+    """The bodies being traced in this thread, outermost first."""
+    return tuple(_bodies.stack)

@@ -1,0 +1,62 @@
+"""What a body sees that JAX has removed, or never had, while it is traced: the part that the core itself needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.named_shape import named_shape
+from xmap_compat.core.placement import enclosing_bodies
+from xmap_compat.core.specs import AxisName
+from xmap_compat.vocabulary import REMOVED_FROM_LAX, einsum_or
+
+
+def _in_body() -> bool:
+    return bool(enclosing_bodies())
+
+
+def _is_name(axis: Any) -> bool:
+    """Whether an ``axis`` argument inside a body names an axis: any string, or any name in scope."""
+    if not _in_body() or axis is None or isinstance(axis, (int, tuple, list)):
+        return False
+    if isinstance(axis, str):
+        return True
+    try:
+        return any(axis in body.sizes for body in enclosing_bodies())
+    except TypeError:
+        return False
+
+
+def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
+    """``x.aval.named_shape``: empty, as it was for all values outside of bodies; inside a type does not know it."""
+    if _in_body():
+        raise errors.named_shape_of_type(aval)
+    return {}
+
+
+def _extremum_tangent(x, tangent, out, axes):
+    """Ties share alike.  Integers among the axes are positional dimensions, which the extremum has no more."""
+    kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
+    ties = (x == kept).astype(x.dtype)
+    return lax.psum(tangent * ties, axes) / lax.psum(ties, axes)
+
+
+def _make_restoration() -> _jax.Restoration:
+    restoration = _jax.Restoration()
+    for name, function in REMOVED_FROM_LAX.items():
+        restoration.attribute(jax.lax, name, function)
+    restoration.attribute(jax.numpy, "einsum", einsum_or(jax.numpy.einsum))
+    restoration.attribute(_jax.TRACER_TYPE, "named_shape", property(named_shape))
+    restoration.attribute(_jax.ARRAY_TYPE, "named_shape", property(_named_shape_of_type))
+    _jax.restore_named_reductions(restoration, _is_name)
+    _jax.restore_collective_transposes(restoration)
+    _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
+    return restoration
+
+
+restored = _make_restoration()

@@ -1,0 +1,1 @@
+"""What each primitive becomes on one device."""

@@ -1,0 +1,292 @@
+"""The primitive behind ``pdot`` and ``einsum``: a sum of products over positional dimensions and named axes at once.
+
+Positional dimensions carry labels, as in an einsum.  Named axes need none: an operand varies over an axis or not.
+Contracted as one, any number of operands need one path, found where it is known what a device holds, and one sum
+over devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import opt_einsum
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.device import Locality, sum_devices, vary_over
+from xmap_compat.core.rules.parameters import Params
+from xmap_compat.core.values import COTANGENT, NamedValue
+
+Labels = tuple[int, ...]
+
+
+class Subscripts(NamedTuple):
+    """Labels of positional dimensions: equal ones go together, and those that the output lacks are summed.
+
+    Attributes:
+      inputs: for each operand its labels, each once.
+      output: the labels of the result; each is some operand's.
+    """
+
+    inputs: tuple[Labels, ...]
+    output: Labels
+
+    def __repr__(self) -> str:
+        *inputs, output = ("".join(map(opt_einsum.get_symbol, labels)) for labels in (*self.inputs, self.output))
+        return f"{','.join(inputs)}->{output}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mentions:
+    """For the type check of a brace einsum: axes that an operand skips while another one mentions them.
+
+    Attributes:
+      spec: what the user wrote.
+      operands: how to call each operand.
+      skipped: for each operand, ``(axis that it must not vary over, the operand that mentions it)``.
+    """
+
+    spec: str
+    operands: tuple[str, ...]
+    skipped: tuple[tuple[tuple[Hashable, str], ...], ...]
+
+
+def bind_contraction(
+    *operands: Any, axes: Sequence[Hashable], subscripts: Subscripts, mentions: Mentions | None = None, **options: Any
+) -> Any:
+    """The sum of the operands' products; an ordinary einsum when nothing named is left to do or to check.
+
+    Args:
+      operands: two arrays or more.
+      axes: named axes to sum over; those of the user's own ``shard_map`` are known to JAX, and summed at once.
+      options: ``precision``, ``preferred_element_type`` and ``optimize`` as in ``jnp.einsum``, all hashable.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    for name in manual if mentions is not None else ():
+        mentions = _without_axis(mentions, name, [name in _jax.varying_axes(x) for x in operands])
+    named = tuple(a for a in axes if a not in manual)
+    if named or mentions is not None:
+        out = contraction_p.bind(*operands, axes=named, subscripts=subscripts, mentions=mentions, **options)
+    else:
+        out = _contract_arrays(*operands, subscripts=subscripts, **options)
+    mesh_axes = tuple(a for a in axes if a in manual)
+    return summed(lambda x: lax.psum(x, mesh_axes), out) if mesh_axes else out
+
+
+def summed(total: Callable[[Any], Any], x: Any) -> Any:
+    """A sum, of truth values whether one is true."""
+    return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)
+
+
+def sum_dims(x: Any, dims: Sequence[int]) -> Any:
+    """A sum over positional dimensions, as a dot makes it."""
+    return summed(lambda x: lax.reduce_sum(x, dims), x) if dims else x
+
+
+def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | None:
+    """What products are added up in: no less than they have, as placements differ in how often they round a sum."""
+    return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))
+
+
+def fresh_labels(inputs: Sequence[Labels]) -> Iterator[int]:
+    """Labels that the operands do not have yet."""
+    return itertools.count(1 + max(itertools.chain.from_iterable(inputs), default=-1))
+
+
+def output_order(inputs: Sequence[Labels], output: Labels, more: Sequence[int]) -> Labels:
+    """Labels of a result that has ``more`` than ``output``: where a dot leaves them, those of ``output`` in order."""
+    kept = (*more, *output)
+    if len(inputs) == 2:
+        x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
+        _, natural = _dot_numbers(x, y, kept)
+    else:
+        natural = tuple(c for c in dict.fromkeys(itertools.chain.from_iterable(inputs)) if c in kept)
+    ordered = iter(output)
+    return tuple(c if c in more else next(ordered) for c in natural)
+
+
+def _contract_arrays(*operands, subscripts, precision, preferred_element_type, optimize):
+    operands, subscripts = _sum_alone(operands, subscripts, preferred_element_type)
+    options = {"precision": precision, "preferred_element_type": preferred_element_type}
+    if len(operands) == 2:
+        return _dot(*operands, subscripts, options)
+    path = _path(subscripts, [x.shape for x in operands], optimize)
+    labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
+    return jnp.einsum(*labelled, list(subscripts.output), optimize=path, **options)
+
+
+def _sum_alone(operands, subscripts, dtype):
+    """Sums that no dot makes, in no less precision than those that it makes."""
+    inputs, output = subscripts
+    alone = [_alone(inputs, k, output) for k in range(len(inputs))]
+    if not any(alone):
+        return operands, subscripts
+    if dtype is not None:
+        operands = [x.astype(jnp.promote_types(x.dtype, dtype)) for x in operands]
+    operands = [sum_dims(x, list(map(labels.index, gone))) for x, labels, gone in zip(operands, inputs, alone)]
+    return operands, Subscripts(tuple(map(_without, inputs, alone)), output)
+
+
+def _dot(x, y, subscripts, options):
+    (left, right), output = subscripts
+    numbers, natural = _dot_numbers(left, right, output)
+    out = lax.dot_general(x, y, numbers, **options)
+    return out if natural == output else lax.transpose(out, list(map(natural.index, output)))
+
+
+def _dot_numbers(x, y, kept):
+    """Dimension numbers of the dot of two labelled arrays, and the labels of what it gives."""
+    shared = [c for c in x if c in y]
+    batch = [c for c in kept if c in shared]
+    summed = [c for c in shared if c not in kept]
+    numbers = tuple(tuple(tuple(map(labels.index, group)) for labels in (x, y)) for group in (summed, batch))
+    return numbers, (*batch, *(c for c in (*x, *y) if c not in shared))
+
+
+def _alone(inputs, index, kept):
+    """Labels of one operand that are summed in it alone."""
+    others = {*kept, *itertools.chain.from_iterable(labels for k, labels in enumerate(inputs) if k != index)}
+    return [c for c in inputs[index] if c not in others]
+
+
+def _without(labels, gone):
+    return tuple(c for c in labels if c not in gone)
+
+
+def _path(subscripts, shapes, optimize):
+    """A path of contractions in pairs for operands of these shapes."""
+    # An optimizer with a state is for one contraction.
+    path, _ = opt_einsum.contract_path(str(subscripts), *shapes, shapes=True, optimize=copy.deepcopy(optimize))
+    return list(_in_pairs(path, len(shapes)))
+
+
+def _in_pairs(path, count):
+    """Steps of more than two operands are done two at a time; what a step gives comes last."""
+    for step in path:
+        operands = sorted(step)
+        while len(operands) > 2:
+            yield tuple(operands[-2:])
+            count -= 1
+            operands[-2:] = [count - 1]
+        yield tuple(operands)
+        count -= len(operands) - 1
+
+
+def _abstract_eval(*operands, axes, mentions, **params):
+    out = jax.eval_shape(lambda *xs: _contract_arrays(*xs, **params), *operands)
+    return out.shape, out.dtype
+
+
+def _cotangent(ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, mentions, precision):
+    """The cotangent of one operand: the others times that of the result; named axes are not summed (as in legacy)."""
+    own, x = subscripts.inputs[index], operands[index]
+    terms = _replaced(subscripts.inputs, index, subscripts.output)
+    kept = tuple(c for c in own if any(c in labels for labels in terms))
+    if preferred_element_type is not None:
+        # One dot may round at its end; of several only the last one.
+        preferred_element_type = x.dtype if len(operands) == 2 else ct.dtype
+    out = _contract_arrays(
+        *_replaced(operands, index, ct),
+        subscripts=Subscripts(terms, kept),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        optimize=optimize if isinstance(optimize, str) else "auto",
+    )
+    return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))
+
+
+def _replaced(values, index, value):
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _batch(operands, dims, *, name, size, axes, subscripts, mentions, **options):
+    """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else it is kept."""
+    label = next(fresh_labels(subscripts.inputs))
+    inputs = tuple(
+        labels if d is None else (*labels[:d], label, *labels[d:]) for labels, d in zip(subscripts.inputs, dims)
+    )
+    options["mentions"] = _without_axis(mentions, name, [d is not None for d in dims])
+    if name in axes:
+        rest = tuple(a for a in axes if a != name)
+        out = bind_contraction(*operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options)
+        return out * np.asarray(size).astype(out.dtype) if inputs == subscripts.inputs else out, None
+    order = output_order(inputs, subscripts.output, [label])
+    out = bind_contraction(*operands, axes=axes, subscripts=Subscripts(inputs, order), **options)
+    return out, order.index(label) if label in order else None
+
+
+def _without_axis(mentions, name, varies):
+    """What is left to check once it is known which operands vary over an axis."""
+    if mentions is None:
+        return None
+    for operand, skipped, does in zip(mentions.operands, mentions.skipped, varies):
+        for axis, by in skipped:
+            if axis == name and does:
+                raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand)
+    return left_to_check(mentions, {name})
+
+
+def left_to_check(mentions: Mentions | None, known: Container[Hashable]) -> Mentions | None:
+    """What is left to check when some axes have been."""
+    if mentions is None:
+        return None
+    left = tuple(tuple(pair for pair in skipped if pair[0] not in known) for skipped in mentions.skipped)
+    return dataclasses.replace(mentions, skipped=left) if any(left) else None
+
+
+contraction_p = _jax.define_named_primitive(
+    "pdot", abstract_eval=_abstract_eval, bind=bind_contraction, cotangent=_cotangent, batch=_batch
+)
+
+
+def contract(loc: Locality, params: Params, *operands: NamedValue) -> NamedValue:
+    """``pdot``: one contraction of what the device holds, then one all-reduce of the result."""
+    own = loc.own(params["axes"])
+    names = frozenset().union(*(v.names for v in operands))
+    positional = params["subscripts"]
+    local = dict(zip(loc.local_names(names), fresh_labels(positional.inputs)))
+    inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
+    order = output_order(inputs, positional.output, [local[n] for n in local if n not in own])
+    data = bind_contraction(
+        *(vary_over(loc, v, names).data for v in operands),
+        axes=[n for n in params["axes"] if not loc.is_own(n)],
+        subscripts=Subscripts(tuple(inputs), order),
+        # From inside of a shard_map nobody outside can be asked.
+        mentions=None if loc.typed else left_to_check(params["mentions"], loc.placements),
+        **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
+    )
+    mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own & names)
+    data = summed(lambda x: sum_devices(loc, x, mesh_axes), data) if mesh_axes else data
+    repeats = loc.total_size(own - names)
+    if repeats != 1 and COTANGENT not in names:
+        data = data * np.asarray(repeats).astype(data.dtype)
+    dims = {label: name for name, label in local.items()}
+    return NamedValue(data, tuple(map(dims.get, order)), names - own)
+
+
+def _labels(value, labels, local):
+    """The labels of all dimensions: of positional ones as given, of local parts of axes those of the axes."""
+    given = iter(labels)
+    return tuple(next(given) if name is None else local[name] for name in value.dims)
+
+
+def canonical_precision(precision: Any) -> Any:
+    """``None``, a ``lax.Precision``, or a pair of them, from any spelling that ``dot_general`` takes."""
+    if isinstance(precision, (tuple, list)):
+        return tuple(canonical_precision(p) for p in precision)
+    if not isinstance(precision, str):
+        return precision
+    if precision in lax.DotAlgorithmPreset.__members__:
+        return lax.DotAlgorithmPreset[precision]
+    try:
+        return lax.Precision(precision)
+    except ValueError:
+        raise errors.bad_precision(precision) from None

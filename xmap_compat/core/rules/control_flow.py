@@ -1,0 +1,192 @@
+"""Control flow of a named program, rebuilt around the evaluation of its bodies.
+
+Where elements of named axes go different ways, branches become selections and loops run until none goes on; where
+devices do, and their ways hold collectives, devices stay together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.device import conform, vary_over
+from xmap_compat.core.names import Names, scan_carry_names, while_names
+from xmap_compat.core.rules.table import collectives_in
+from xmap_compat.core.values import NamedValue, is_inexact, split
+
+if TYPE_CHECKING:
+    from xmap_compat.core.evaluate import Evaluator
+
+
+def scan(ev: Evaluator, params, operands, eqn):
+    num_consts, num_carry = _jax.scan_arity(params)
+    consts, carry, xs = split(operands, num_consts, num_carry)
+    names = scan_carry_names(ev.checker, params, [v.names for v in operands])
+    first = ev.conformed(carry, names)
+
+    def body(carry, slices):
+        outs = ev.evaluate(params["jaxpr"], [*consts, *carry, *slices])
+        return ev.conformed(outs[:num_carry], names), outs[num_carry:]
+
+    last, ys = lax.scan(
+        body,
+        first,
+        [_scanned_first(x) for x in xs],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*last, *(NamedValue(y.data, (None, *y.dims), y.names) for y in ys)]
+
+
+def _scanned_first(value: NamedValue) -> NamedValue:
+    """Move the first positional dimension to the front of the data and out of ``dims``: scan strips it."""
+    at = value.positional_dims()[0]
+    data = jnp.moveaxis(value.data, at, 0) if at else value.data
+    return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+
+
+def while_loop(ev: Evaluator, params, operands, eqn):
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, init = split(operands, num_cond, num_body)
+    names, varying = while_names(ev.checker, params, [v.names for v in operands])
+    predicate, body = params["cond_jaxpr"], params["body_jaxpr"]
+    condition = lambda carry: ev.evaluate(predicate, [*cond_consts, *carry])[0]  # noqa: E731
+    step = lambda carry: ev.conformed(ev.evaluate(body, [*body_consts, *carry]), names)  # noqa: E731
+    first = ev.conformed(init, names)
+    together = ev.communicates(predicate, body)
+    batched = predicate.out_avals[0].shape or ev.loc.local_names(varying)
+    if not batched and not (varying and together):
+        return lax.while_loop(lambda carry: condition(carry).data, step, first)
+    asked_again = any(not ev.loc.is_own(n) for n in collectives_in(predicate))
+    return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Condition:
+    """The condition of a loop in which some elements go on while others do not.
+
+    Where the loop communicates, all devices must agree to go on: whether any element is left is then an
+    all-reduce; otherwise each device stops by itself.
+    """
+
+    ev: Evaluator
+    condition: Callable[[Sequence[NamedValue]], NamedValue]
+    varying: Names
+    together: bool
+
+    def __call__(self, carry: Sequence[NamedValue]) -> tuple[Any, NamedValue]:
+        """Whether any element goes on, and which do."""
+        (pending,) = self.ev.conformed([self.condition(carry)], [self.varying])
+        left = pending.data.any()
+        axes = self.ev.loc.mesh_axes_of(self.varying) if self.together else ()
+        return lax.pmax(left.astype(np.int32), axes) > 0 if axes else left, pending
+
+
+def _while_any(condition: _Condition, step, first, asked_again: bool):
+    """Run until no element goes on; those that do not in a turn keep their value, and are asked again after it.
+
+    A loop (or ``vmap``) around this one may have to ask elements that stand still, if the condition has a collective
+    over its axes: then the condition is computed where the loop asks for it, and once more for the selection.
+    """
+
+    def advance(pending, carry):
+        stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
+        return [conform(condition.ev.loc, new, old.dims, old.names) for old, new in zip(carry, stepped)]
+
+    if asked_again:
+        return lax.while_loop(lambda c: condition(c)[0], lambda c: advance(condition(c)[1], c), first)
+
+    def body(current):
+        _, pending, carry = current
+        carry = advance(pending, carry)
+        return *condition(carry), carry
+
+    return lax.while_loop(lambda current: current[0], body, (*condition(first), first))[2]
+
+
+def _select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
+    """The cases that ``which`` chooses; its positional dimensions are the first ones of each case."""
+    shape = [np.shape(cases[0].data)[k] for k in cases[0].positional_dims()]
+    trailing = shape[which.dims.count(None) :] if None in which.dims else []
+    if trailing:
+        full = (*which.data.shape, *trailing)
+        data = lax.broadcast_in_dim(which.data, full, range(which.data.ndim))
+        which = NamedValue(data, (*which.dims, *(None for _ in trailing)), which.names)
+    return bind_named(ev.loc, lax.select_n_p, [which, *cases], {})[0]
+
+
+def cond(ev: Evaluator, params, operands, eqn):
+    index, *operands = operands
+    branches = params["branches"]
+    names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
+    if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):
+        return _cond_select(ev, branches, index, operands)
+
+    def branch(jaxpr):
+        return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
+
+    if params.get("branches_platforms") is not None:
+        return _by_platform(params["branches_platforms"], [branch(b) for b in branches], operands)
+    # What differs inside differs before: a cast within a branch would become a sum within a branch of the gradient.
+    operands = [vary_over(ev.loc, v, index.names) for v in operands]
+    return lax.switch(index.data, [branch(b) for b in branches], *operands)
+
+
+def _by_platform(platforms, branches, operands):
+    """``lax.platform_dependent``: of the branches only that of the platform is lowered, for others may not lower there.
+
+    Args:
+      platforms: for each branch the platforms that take it, or None for all others.
+    """
+    named = {name: branch for taken_by, branch in zip(platforms, branches) for name in taken_by or ()}
+    default = next((branch for taken_by, branch in zip(platforms, branches) if taken_by is None), None)
+    return lax.platform_dependent(*operands, default=default, **named)
+
+
+def _must_stay_together(ev, branches):
+    """Whether a device that takes another branch might miss a collective that others wait for.
+
+    A custom rule may hide one in its derivative.  Then, as for several elements on one device, all branches
+    are computed and each element takes its own.
+    """
+    return ev.communicates(*branches) or any(map(has_custom_rule, branches))
+
+
+def _cond_select(ev, branches, index, operands):
+    clamped = lax.clamp(np.int32(0), index.data.astype(np.int32), np.int32(len(branches) - 1))
+    which = dataclasses.replace(index, data=clamped)
+    results = [ev.evaluate(b, _only_where_taken(ev, b, which, k, operands)) for k, b in enumerate(branches)]
+    return [_select(ev, which, cases) for cases in zip(*results)]
+
+
+def _only_where_taken(ev, branch, which, k, operands):
+    """Cut the gradient of elements that take another branch, where this one may not be differentiable.
+
+    (``0 * inf`` would be NaN; ``jax.vmap`` does the same.)  With a collective in the branch, which a custom rule
+    may hide, every element contributes to the others, so nothing can be cut.
+    """
+    if collectives_in(branch) or has_custom_rule(branch):
+        return operands
+    taken = dataclasses.replace(which, data=which.data == k)
+    return [
+        _select(ev, taken, [dataclasses.replace(v, data=lax.stop_gradient(v.data)), v]) if is_inexact(v) else v
+        for v in operands
+    ]
+
+
+def has_custom_rule(jaxpr: Any) -> bool:
+    """Whether a jaxpr calls a function with a custom derivative."""
+    eqns = _jax.open_jaxpr(jaxpr)[0].eqns
+    return any(
+        eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        or any(map(has_custom_rule, _jax.subjaxprs(eqn.params)))
+        for eqn in eqns
+    )

@@ -1,0 +1,136 @@
+"""What a custom backward rule is applied to, and what its results mean: the cotangents of one ``custom_vjp``.
+
+A rule is written for one element of each named axis.  It is applied on devices that hold many, where some values
+are equal for all elements, and where their cotangents exist once.  Nothing may be counted twice, whether the rule
+sums by itself or not.  Take an axis ``i`` of two elements on two devices, ``x = [1, 2]`` mapped, one weight ``w =
+3`` that is not, and cotangents 1.
+
+*A rule that does not sum*: ``f(x, w) = x * w``, ``bwd(ct) = (ct * w, ct * x)``.  Device 0 computes 1 for the
+weight, device 1 computes 2.  The result varies over ``i`` and the weight does not, so :func:`cotangent_like` sums:
+3, as it is for the positional function.
+
+*A rule that sums*: ``bwd(ct) = (ct * w, psum(ct * x, 'i'))``.  Both devices have 3.  It does not vary over ``i``
+any more, and is left alone: 3.  (Without types, where a cotangent of an unmapped argument is always summed, it
+would be 6.)
+
+*A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both elements, and one
+cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w, ...)``, as the transpose of a psum is
+a psum where each element has its own cotangent, which add up to what arrived here as 1.  To sum the one value over
+two elements would make 2 of it: the cotangent carries the mark ``COTANGENT`` in its names, and a ``psum`` of what
+is so marked and does not vary is the value itself.  The gradient of ``x`` is ``[3, 3]``.
+
+*A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct * w, ct * x +
+du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 + 6, and the sum 15 has counted
+``du`` twice.  Every element's call returned the same second result, so one of them takes its cotangent
+(:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
+
+Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is applied to each
+kind by itself, and the results are added (:func:`cotangents_for`, :func:`apply_rule`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.device import conform
+from xmap_compat.core.indices import index_of
+from xmap_compat.core.names import NONE, Names
+from xmap_compat.core.placement import Placement
+from xmap_compat.core.rules.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
+from xmap_compat.core.rules.reductions import sum_over
+from xmap_compat.core.rules.table import collectives_of
+from xmap_compat.core.values import COTANGENT, NamedValue
+
+if TYPE_CHECKING:
+    from xmap_compat.core.evaluate import Evaluator
+
+
+def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
+    """What to apply a custom backward rule to, for an operand that varies over ``own_names``: the sum of these cases.
+
+    The cotangent of a result that does not vary over an axis arrives summed over it, and what the rule makes for an
+    operand that does not vary either is summed over it where anything in the rule varies.  The cotangent must
+    not be counted for every element there.  If no collective has made the result what it is, then every element's
+    call returned the same value: one of them takes the cotangent.  If a collective has, the rule may sum by itself
+    or leave that to us: it is applied to that cotangent alone, so that the result tells.
+
+    Returns:
+      Cases, each with cotangents by the number of their result; those that are missing are zero.  There is one at
+      least; cotangents of integers, and those known to be zero, are in none.
+    """
+    together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
+    cases: dict[Names, dict[int, NamedValue]] = {}
+    for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
+        if not is_no_array(ct):
+            summed = together - ct.names
+            cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
+    return list(cases.values()) or [{}]
+
+
+def apply_rule(ev, rule, residuals, cotangents, case):
+    """The results of a backward rule; where some cotangents are zero, by the linearity of the rule without them."""
+    marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
+    zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
+
+    def rule_of_case(*args):
+        fixed, given = args[: len(residuals)], args[len(residuals) :]
+        apply, restore = only_arrays(lambda *given: rule(*fixed, *{**zeros, **dict(zip(case, given))}.values()))
+        if all(is_no_array(ct) for k, ct in enumerate(cotangents) if k not in case):
+            return restore(apply(*given))
+        return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
+
+    return evaluate_callable(with_cotangents(ev), rule_of_case, [*residuals, *marked])
+
+
+def add_cotangents(values):
+    first, *others = values
+    if first is None or not others:
+        return first
+    return dataclasses.replace(first, data=sum((other.data for other in others), first.data))
+
+
+def _collectives_of_results(jaxpr) -> list[Names]:
+    """The axes of the collectives that each result is computed with."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    found: dict[Any, Names] = {}
+    read = lambda v: NONE if isinstance(v, _jax.Literal) else found.get(v, NONE)  # noqa: E731
+    for eqn in body.eqns:
+        found.update(dict.fromkeys(eqn.outvars, collectives_of(eqn).union(*map(read, eqn.invars))))
+    return [read(v) for v in body.outvars]
+
+
+def _at_first_element(loc, value, names):
+    """A value that is zero but for the first element of axes that it did not vary over."""
+    if not names:
+        return value
+    index = index_of(loc, [n for n in loc.placements if n in names])
+    return apply_positional(loc, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index)
+
+
+def with_cotangents(ev: Evaluator) -> Evaluator:
+    """An evaluator that knows the mark of cotangents, as an axis of one element."""
+    placements = {**ev.loc.placements, COTANGENT: Placement(COTANGENT, 1)}
+    loc = dataclasses.replace(ev.loc, placements=placements)
+    return dataclasses.replace(ev, loc=loc, checker=dataclasses.replace(ev.checker, placements=placements))
+
+
+def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
+    """Sum a cotangent over axes that its primal does not vary over; one that was summed already is left alone.
+
+    A rule may return another precision than its primal has, as under ``jax.vmap``.
+    """
+    if cotangent is None:
+        return None
+    cotangent = dataclasses.replace(cotangent, names=cotangent.names - {COTANGENT})
+    extra = cotangent.names - names
+    if extra:
+        cotangent = sum_over(ev.loc, cotangent, sorted(extra, key=str))
+    cotangent = conform(ev.loc, cotangent, dims, names)
+    return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))

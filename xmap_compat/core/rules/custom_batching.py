@@ -1,0 +1,38 @@
+"""Functions with a batching rule of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.device import vary_over
+from xmap_compat.core.values import NamedValue
+
+if TYPE_CHECKING:
+    from xmap_compat.core.evaluate import Evaluator
+
+
+def custom_vmap(ev: Evaluator, params, operands, eqn):
+    """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
+    if ev.named_axes(eqn):
+        return ev.over_names(eqn, operands)
+    names = frozenset().union(*(v.names for v in operands))
+    if ev.loc.local_names(names) or not ev.loc.typed:
+        return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+    @jax.custom_batching.custom_vmap
+    def fun(*arrays):
+        values = [NamedValue(x, v.dims, v.names) for x, v in zip(arrays, operands)]
+        return [vary_over(ev.loc, out, names).data for out in ev.evaluate(params["call"], values)]
+
+    @fun.def_vmap
+    def rule(axis_size, in_batched, *arrays):
+        args, batched = (jax.tree.unflatten(params["in_tree"], leaves) for leaves in (arrays, in_batched))
+        outs = params["rule"](axis_size, batched, *args)
+        return tuple(jax.tree.leaves(out) for out in outs)
+
+    outs = fun(*(v.data for v in operands))
+    return [NamedValue(x, (None,) * jnp.ndim(x), names) for x in outs]

@@ -1,0 +1,97 @@
+"""Functions with derivative rules of their own, rebuilt around the evaluation of their bodies and rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.device import conform
+from xmap_compat.core.rules.callables import evaluate_callable
+from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+
+if TYPE_CHECKING:
+    from xmap_compat.core.evaluate import Evaluator
+
+
+def custom_jvp(ev: Evaluator, params, operands, eqn):
+    names = ev.names_of(params["call_jaxpr"], operands)
+    rule = _jax.custom_jvp_rule(params)
+    inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
+
+    def values_of(operands):
+        return ev.conformed(ev.evaluate(params["call_jaxpr"], operands), names)
+
+    @jax.custom_jvp
+    def fun(*values):
+        return list(itertools.compress(values_of(values), inexact))
+
+    @functools.partial(fun.defjvp, symbolic_zeros=params["symbolic_zeros"])
+    def jvp(primals, tangents):
+        outs = evaluate_callable(ev, rule, [*primals, *tangents])
+        out_primals = itertools.compress(ev.conformed(outs[: len(names)], names), inexact)
+        out_tangents = itertools.compress(outs[len(names) :], inexact)
+        pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
+        return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
+
+    differentiable = iter(fun(*operands))
+    if all(inexact):
+        return list(differentiable)
+    # Tangents of integers have no type that fits inside of a typed shard_map (jax 0.10): they stay out of the rule.
+    constant = values_of([dataclasses.replace(v, data=lax.stop_gradient(v.data)) for v in operands])
+    return [next(differentiable) if smooth else value for value, smooth in zip(constant, inexact)]
+
+
+def _tangent_like(ev, primal, tangent, eqn):
+    if tangent is None:
+        return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
+    if not tangent.names <= primal.names:
+        raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
+    return conform(ev.loc, tangent, primal.dims, primal.names)
+
+
+def custom_vjp(ev: Evaluator, params, operands, eqn):
+    names = ev.names_of(params["call_jaxpr"], operands)
+    run_fwd, run_bwd, layout = _jax.custom_vjp_rules(params)
+    layouts = [(v.dims, v.names, jax.typeof(v.data).dtype) for v in operands]
+
+    @jax.custom_vjp
+    def fun(*values):
+        return ev.conformed(ev.evaluate(params["call_jaxpr"], values), names)
+
+    def fwd(*flagged):
+        perturbed = [v.data.perturbed for v in flagged]
+        primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
+        outs = evaluate_callable(ev, functools.partial(run_fwd, perturbed), primals)
+        num_residuals = len(outs) - len(names)
+        returned = iter(outs[:num_residuals])
+        _, _, forwarded = layout()
+        residuals = [next(returned) if k is None else primals[k] for k in forwarded]
+        return ev.conformed(outs[num_residuals:], names), residuals
+
+    def backward(residuals, cotangents, own_names):
+        """The cotangents of the operands, right for those that vary over ``own_names``."""
+        cases = cotangents_for(ev.loc, params["call_jaxpr"], residuals, cotangents, own_names)
+        return [apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
+
+    def bwd(residuals, cotangents):
+        if not params["symbolic_zeros"]:
+            cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
+        found = {
+            names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)
+        }
+        parts = [[outs[k] for outs in found[names]] for k, (_, names, _) in enumerate(layouts)]
+        return tuple(
+            add_cotangents([cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts)
+        )
+
+    # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
+    fun.defvjp(fwd, bwd, symbolic_zeros=True)
+    return fun(*operands)

@@ -1,0 +1,261 @@
+"""Collectives that trade elements of split axes between devices: psum_scatter, all_to_all, ppermute.
+
+The local part of an axis is a dimension of the array, so its share of the work is a change of shape or
+an index; only what changes device travels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.device import Locality, Part, conform_to_names, vary_over
+from xmap_compat.core.indices import device_index, index_of
+from xmap_compat.core.rules.groups import all_to_all_in_groups, reduce_scatter_in_groups
+from xmap_compat.core.rules.parameters import Params, axis_names
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import (
+    COTANGENT,
+    NamedValue,
+    leading,
+    merge_positional,
+    move_positional,
+    squeeze_positional,
+    without,
+)
+
+
+def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], position: int, tiled: bool) -> NamedValue:
+    """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
+    if not loc.present(value, names):
+        chunk = _own_chunk(loc, value, names, position)
+        repeats = 1 if COTANGENT in value.names else loc.total_size(names)
+        result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
+        return result if tiled else squeeze_positional(result, position)
+    value = conform_to_names(loc, value, value.names | loc.own(names))
+    summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
+    data, mesh, local = _split(loc, summed, position, names)
+    if mesh:
+        axes = tuple(part.name for part in mesh)
+        data = lax.psum_scatter(_merge_leading(data, len(mesh)), axes, scatter_dimension=0, tiled=False)
+    result = NamedValue(data, (*(part.name for part in local), *summed.dims), value.names)
+    return result if tiled else squeeze_positional(result, position)
+
+
+def _split(loc: Locality, value: NamedValue, position: int, names: Sequence[AxisName]):
+    """Cut a positional dimension into the parts of the named axes and move those to the front.
+
+    Returns:
+      Data with leading dimensions for the mesh parts (in the order of the mesh) and the local parts, then the
+      value's own dimensions, the cut one with what is left of it; and the two lists of parts.
+    """
+    at = value.positional_dims()[position]
+    parts = loc.parts(names)
+    left = value.data.shape[at] // loc.total_size(names)
+    sizes = [part.size for part in parts]
+    data = lax.reshape(value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :]))
+    mesh, local = loc.parts_by_kind(names)
+    front = [at + parts.index(part) for part in (*mesh, *local)]
+    rest = [k for k in range(data.ndim) if k not in front]
+    return lax.transpose(data, (*front, *rest)), mesh, local
+
+
+def _merge_leading(data, count):
+    return lax.reshape(data, (math.prod(data.shape[:count]), *data.shape[count:]))
+
+
+def all_to_all(loc: Locality, value: NamedValue, names: Sequence[AxisName], split: int, concat: int) -> NamedValue:
+    """The primitive behind ``lax.all_to_all``, which is always tiled: one exchange between devices.
+
+    (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
+    """
+    if not loc.present(value, names):
+        chunk = _own_chunk(loc, value, names, split)
+        copies = lax.broadcast(chunk.data, (loc.total_size(names),))
+        received = NamedValue(copies, (None, *chunk.dims), chunk.names)
+    else:
+        received = _exchange(loc, value, names, split)
+    return merge_positional(move_positional(received, 0, concat), concat)
+
+
+def _own_chunk(loc, value, names, position):
+    """Of a value that is the same everywhere everyone takes its chunk: nothing needs to travel."""
+    value = vary_over(loc, value, names)
+    data, mesh, local = _split(loc, value, position, names)
+    if mesh:
+        index = device_index(loc, [part.name for part in mesh])
+        data = lax.dynamic_index_in_dim(_merge_leading(data, len(mesh)), index, 0, keepdims=False)
+    return NamedValue(data, (*(part.name for part in local), *value.dims), value.names)
+
+
+def _exchange(loc, value, names, split):
+    """Everyone's chunks for us, with a first positional dimension for the source."""
+    value = conform_to_names(loc, value, value.names | loc.own(names))
+    data, mesh, local = _split(loc, value, split, names)
+    if mesh:
+        axes = tuple(part.name for part in mesh)
+        shape = data.shape
+        data = lax.all_to_all(_merge_leading(data, len(mesh)), axes, split_axis=0, concat_axis=0, tiled=True)
+        data = lax.reshape(data, shape)
+    # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
+    lead = len(mesh) + len(local)
+    at: dict[Part, int] = {part: k for k, part in enumerate(mesh)}
+    at.update((part, lead + value.dims.index(part.name)) for part in local)
+    source = [at[part] for part in loc.parts(names)]
+    owner = range(len(mesh), lead)
+    rest = [k for k in range(lead, data.ndim) if k not in source]
+    data = _merge_leading(lax.transpose(data, (*source, *owner, *rest)), len(source))
+    dims = (None, *(part.name for part in local), *(value.dims[k - lead] for k in rest))
+    return NamedValue(data, dims, value.names)
+
+
+def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> NamedValue:
+    """``lax.ppermute``: move elements between positions of the axes; what no one sends to is zero."""
+    if not loc.present(value, names):
+        return _keep_received(loc, value, names, perm)
+    value = conform_to_names(loc, value, value.names | loc.own(names))
+    mesh, local = loc.parts_by_kind(names)
+    local_names = [part.name for part in local]
+    data = _merge_leading(leading(value, local_names), len(local))
+    parts = loc.parts(names)
+    device, slot = _linear_index(parts, mesh), _linear_index(parts, local)
+    moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
+    data = _permute_slots(loc, data, moves, tuple(part.name for part in mesh))
+    data = lax.reshape(data, (*(part.size for part in local), *data.shape[1:]))
+    return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
+
+
+def _keep_received(loc, value, names, perm):
+    """A value that is the same everywhere arrives wherever anything is sent; elsewhere there are zeros."""
+    received = np.zeros(loc.total_size(names), bool)
+    received[[destination for _, destination in perm]] = True
+    if received.all():
+        return conform_to_names(loc, value, value.names | loc.own(names))
+    mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
+    return apply_positional(loc, mask, value, index_of(loc, names))
+
+
+def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
+    """For each index over all parts (major first) its row-major index over the wanted ones."""
+    total = math.prod(part.size for part in parts)
+    grid = np.indices([part.size for part in parts]).reshape(len(parts), total)
+    index = np.zeros(total, int)
+    for part in wanted:
+        index = index * part.size + grid[parts.index(part)]
+    return index.tolist()
+
+
+def _permute_slots(loc, data, moves, mesh_axes):
+    """Carry out moves ``(source device, source slot, destination device, destination slot)``.
+
+    Only slabs that change device travel, in as few collectives as ``exchange_rounds`` finds; the rest
+    is local indexing with tables that depend on the device.
+    """
+    devices = math.prod(map(loc.mesh_size, mesh_axes))
+    slots = data.shape[0]
+    if devices > 1 and slots == 1:
+        return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
+    buffers, nothing = [data], slots
+    taken = np.full((devices, slots), -1)
+    for source, slot, destination, target in moves:
+        if source == destination:
+            taken[destination, target] = slot
+    for batch in exchange_rounds([m for m in moves if m[0] != m[2]]):
+        width = len(next(iter(batch.values())))
+        send = np.zeros((devices, width), int)
+        for (source, destination), pairs in batch.items():
+            send[source] = [slot for slot, _ in pairs]
+            taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
+        outgoing = _take_slots(loc, data, send, mesh_axes)
+        buffers.append(lax.ppermute(outgoing, mesh_axes, list(batch)))
+        nothing += width
+    if (taken < 0).any():
+        buffers.append(jnp.zeros_like(data[:1]))
+        taken[taken < 0] = nothing
+    pool = lax.concatenate(buffers, 0) if len(buffers) > 1 else data
+    return _take_slots(loc, pool, taken, mesh_axes)
+
+
+def _take_slots(loc, data, table, mesh_axes):
+    """Rows of ``data`` that a table ``[device, row]`` names for this device."""
+    if (table == table[:1]).all():
+        return _take_static(data, table[0])
+    rows = jnp.asarray(table)[device_index(loc, mesh_axes)]
+    return jnp.take(data, rows, axis=0, mode="clip")
+
+
+def _take_static(data, rows):
+    if len(rows) == data.shape[0] and (rows == np.arange(len(rows))).all():
+        return data
+    runs = np.split(rows, np.nonzero(np.diff(rows) != 1)[0] + 1)
+    if len(runs) <= 4:
+        pieces = [lax.slice_in_dim(data, int(run[0]), int(run[-1]) + 1) for run in runs]
+        return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
+    if (np.diff(rows) == -1).all() and len(rows) == data.shape[0]:
+        return lax.rev(data, (0,))
+    return jnp.take(data, rows, axis=0, mode="clip")
+
+
+Move = tuple[int, int, int, int]
+Round = dict[tuple[int, int], list[tuple[int, int]]]
+
+
+def exchange_rounds(moves: Iterable[Move]) -> list[Round]:
+    """Group moves between devices into rounds of one ``ppermute`` each.
+
+    In a round every device sends to at most one other and receives from at most one, and all pairs
+    carry the same number of slabs, so that nothing is padded: the slabs that travel are
+    exactly those that change device.  Pairs are matched greedily, widest first, which finds one round
+    for a rotation by one and at most two for any rotation.
+
+    Args:
+      moves: ``(source device, source slot, destination device, destination slot)``.
+
+    Returns:
+      Rounds, each ``{(source, destination): [(source slot, destination slot), ...]}``.
+    """
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for source, slot, destination, target in moves:
+        pairs[source, destination].append((slot, target))
+    rounds: list[Round] = []
+    pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))
+    while pending:
+        width = len(pairs[pending[0]])
+        matched = _matching([pair for pair in pending if len(pairs[pair]) == width])
+        rounds.append({pair: pairs[pair] for pair in matched})
+        pending = [pair for pair in pending if pair not in rounds[-1]]
+    return rounds
+
+
+def _matching(pairs):
+    senders: set[int] = set()
+    receivers: set[int] = set()
+    matched = []
+    for source, destination in pairs:
+        if source not in senders and destination not in receivers:
+            senders.add(source)
+            receivers.add(destination)
+            matched.append((source, destination))
+    return matched
+
+
+def reduce_scatter(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+    if params.get("axis_index_groups") is not None:
+        return reduce_scatter_in_groups(loc, params, value)
+    return sum_scatter(loc, value, axis_names(params), params["scatter_dimension"], params["tiled"])
+
+
+def _all_to_all(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+    if params.get("axis_index_groups") is not None:
+        return all_to_all_in_groups(loc, params, value)
+    return all_to_all(loc, value, axis_names(params), params["split_axis"], params["concat_axis"])
+
+
+def ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+    return permute(loc, value, axis_names(params), params["perm"])

@@ -1,0 +1,35 @@
+"""The primitives of nested xmaps, translated by the outermost one to collectives over its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.device import Locality, vary_over
+from xmap_compat.core.indices import device_index
+from xmap_compat.core.rules.parameters import Params
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import NamedValue
+
+
+def over_devices(primitive: Any, translate: Callable) -> Callable:
+    """The four primitives of ``devices``: translated by the outermost xmap, passed on by those between."""
+
+    def rule(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+        if not all(loc.is_own(axis) for axis in params["axes"]):
+            return bind_named(loc, primitive, [value], params)[0]
+        return translate(loc, value, params["axes"])
+
+    return rule
+
+
+def take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> NamedValue:
+    """Each device takes its element of the first positional dimension."""
+    value = vary_over(loc, value, axes)
+    at = value.positional_dims()[0]
+    index = device_index(loc, [m for axis in axes for m in loc.place(axis).mesh_axes])
+    data = lax.dynamic_index_in_dim(value.data, index, at, keepdims=False)
+    return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)

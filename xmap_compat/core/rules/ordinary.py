@@ -1,0 +1,253 @@
+"""Common primitives over all their named axes at once.
+
+Batching a primitive is JAX's business (``bind_named``), one level for each named axis.  Most equations of a
+program are elementwise operations, reductions, dots and changes of shape, for which named dimensions need no
+more than arithmetic on their parameters.  Doing that directly is what keeps tracing fast; each rule is
+compared with the general way by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.batch import bind_named, bind_per_element, dot_dimensions
+from xmap_compat.core.device import Locality, vary_alike, vary_over
+from xmap_compat.core.values import NamedValue
+
+Params = Mapping[str, Any]
+Rule = Callable[[Locality, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
+
+
+def evaluate_primitive(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Params
+) -> list[NamedValue]:
+    """Evaluate a primitive that knows nothing of names."""
+    operands = vary_alike(loc, operands)
+    if _jax.draws_from_rbg(primitive, operands):
+        # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
+        return bind_per_element(loc, primitive, operands, params)
+    rule = DIRECT.get(primitive.name)
+    if rule is not None:
+        results = rule(loc, primitive, operands, params)
+        if results is not None:
+            return results
+    return bind_named(loc, primitive, operands, params)
+
+
+def _bind(loc, primitive, data, params, dims, names):
+    (out,) = _jax.bind(primitive, data, params)
+    return [NamedValue(out, dims, names)]
+
+
+# ---------------------------------------------------------------------- elementwise
+
+
+def _elementwise(loc, primitive, operands, params):
+    """Align all operands to one layout; scalars may stay scalars, as they may in the program."""
+    rank = max(v.dims.count(None) for v in operands)
+    if any(v.dims and v.dims.count(None) != rank for v in operands):
+        return None
+    dims = max((v.dims for v in operands), key=len)
+    missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
+    dims = (*dict.fromkeys(missing), *dims)
+    names = frozenset().union(*(v.names for v in operands))
+    # JAX's vmap(spmd_axis_name=...) fails on scalars that vary over mesh axes.
+    scalars_broadcast = not loc.foreign and (rank > 0 or primitive.name not in _NO_SCALARS)
+    shape = next((tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands if v.dims.count(None)), ())
+    data = [
+        x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims, shape)
+        for v, x in ((v, vary_over(loc, v, names).data) for v in operands)
+    ]
+    if loc.foreign and primitive.name in _NO_SCALARS:
+        data = [_staged(x) if not np.ndim(x) else x for x in data]
+    return _bind(loc, primitive, data, params, dims, names)
+
+
+def _staged(scalar):
+    """Not a literal: JAX (to 0.12) cannot map ``select_n`` of literals by ``vmap(spmd_axis_name=...)``."""
+    return lax.squeeze(lax.broadcast_in_dim(scalar, (1,), ()), (0,))
+
+
+def _clamp(loc, primitive, operands, params):
+    """Bounds may be scalars, but one that has named axes must take the operand's whole shape.
+
+    So must any that may have a derivative, which JAX (to 0.12) knows for bounds of the operand's shape only: one whose
+    axes have no local dimensions is a scalar as well.
+    """
+    _, x, _ = operands
+    names = frozenset().union(*(v.names for v in operands))
+    dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
+    shape = tuple(np.shape(x.data)[k] for k in x.positional_dims())
+    varied = [vary_over(loc, v, names) for v in operands]
+    data = [
+        _aligned(loc, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data
+        for k, v in enumerate(varied)
+    ]
+    return _bind(loc, primitive, data, params, dims, names)
+
+
+def _aligned(loc, data, have, want, shape=()):
+    """Transpose and broadcast to a layout; scalars gain the positional dimensions ``shape``."""
+    if have == want:
+        return data
+    unnamed = [k for k, n in enumerate(have) if n is None]
+    order = iter(unnamed)
+    kept = [k for k, n in enumerate(want) if (unnamed if n is None else n in have)]
+    permutation = [next(order) if want[k] is None else have.index(want[k]) for k in kept]
+    data = data if hasattr(data, "shape") else np.asarray(data, jax.typeof(data).dtype)
+    if permutation != sorted(permutation):
+        data = lax.transpose(data, permutation)
+    if len(kept) == len(want):
+        return data
+    sizes, positional = iter(data.shape), iter(shape)
+    full = [
+        next(sizes) if k in kept else next(positional) if n is None else loc.placements[n].local_size
+        for k, n in enumerate(want)
+    ]
+    return lax.broadcast_in_dim(data, full, kept)
+
+
+# ------------------------------------------------------------------- shapes and sums
+
+
+def _removing(param):
+    """The rule of a primitive that removes the positional dimensions in a parameter: a reduction, or squeeze."""
+
+    def rule(loc, primitive, operands, params):
+        (x,) = operands
+        unnamed = x.positional_dims()
+        gone = tuple(unnamed[d] for d in params[param])
+        dims = tuple(n for k, n in enumerate(x.dims) if k not in gone)
+        return _bind(loc, primitive, [x.data], {**params, param: gone}, dims, x.names)
+
+    return rule
+
+
+def _transpose(loc, primitive, operands, params):
+    (x,) = operands
+    unnamed = x.positional_dims()
+    order = iter(unnamed[d] for d in params["permutation"])
+    permutation = tuple(k if n is not None else next(order) for k, n in enumerate(x.dims))
+    return _bind(loc, primitive, [x.data], {**params, "permutation": permutation}, x.dims, x.names)
+
+
+def _broadcast_in_dim(loc, primitive, operands, params):
+    (x, *dynamic) = operands
+    named = [n for n in x.dims if n is not None]
+    lead = len(named)
+    if dynamic or any(n is not None for n in x.dims[lead:]):
+        return None
+    sizes = [loc.placements[n].local_size for n in named]
+    shifted = {
+        "shape": (*sizes, *params["shape"]),
+        "broadcast_dimensions": (*range(lead), *(lead + d for d in params["broadcast_dimensions"])),
+    }
+    dims = (*named, *(None,) * len(params["shape"]))
+    return _bind(loc, primitive, [x.data], {**params, **shifted}, dims, x.names)
+
+
+def _dot_general(loc, primitive, operands, params):
+    x, y = operands
+    if params.get("out_sharding") is not None:
+        return None
+    names = x.names | y.names
+    numbers, dims = dot_dimensions(x, y, *params["dimension_numbers"])
+    data = [vary_over(loc, v, names).data for v in operands]
+    return _bind(loc, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
+
+
+# --------------------------------------------------------------------------- table
+
+_ELEMENTWISE = (
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "add_any",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "clz",
+    "complex",
+    "conj",
+    "copy",
+    "cos",
+    "cosh",
+    "digamma",
+    "div",
+    "eq",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "igamma",
+    "igammac",
+    "imag",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "nextafter",
+    "not",
+    "or",
+    "pow",
+    "real",
+    "reduce_precision",
+    "rem",
+    "round",
+    "rsqrt",
+    "select_n",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "tan",
+    "tanh",
+    "xor",
+    "convert_element_type",
+)
+
+# Their operands must have one shape even where one is a scalar.
+_NO_SCALARS = ("select_n", "add_any")
+
+_REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
+
+DIRECT: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_REDUCTIONS, _removing("axes")),
+    "clamp": _clamp,
+    "squeeze": _removing("dimensions"),
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "dot_general": _dot_general,
+}

@@ -1,0 +1,147 @@
+"""_across_devices _where _tangent_of_ties _tangent_on_mesh extremum_tangent_p ``psum``, ``pmax``, ``pmin`` and ``pbroadcast``: a local part, then one all-reduce."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices
+from xmap_compat.core.indices import index_of
+from xmap_compat.core.rules.parameters import Params, axis_names
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import COTANGENT, NamedValue, without
+
+
+def _drop(value: NamedValue, names: Sequence[AxisName], data: Any, positions=()) -> NamedValue:
+    gone = {value.positional_dims()[p] for p in positions}
+    dims = tuple(n for k, n in enumerate(value.dims) if k not in gone)
+    return NamedValue(data, without(dims, names), value.names - frozenset(names))
+
+
+def _reduction_dims(value, names, positions):
+    own = value.positional_dims()
+    return sorted([*value.dims_of(names), *(own[p] for p in positions)])
+
+
+def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positions: Sequence[int] = ()) -> NamedValue:
+    """``lax.psum``: a local sum, then one all-reduce of what is left."""
+    present = loc.present(value, names)
+    dims = _reduction_dims(value, present, positions)
+    data = lax.reduce_sum(value.data, dims) if dims else value.data
+    mesh_axes = loc.mesh_axes_of(present)
+    data = sum_devices(loc, data, mesh_axes)
+    repeats = loc.total_size(n for n in names if n not in present)
+    if repeats != 1 and COTANGENT not in value.names:
+        data = data * np.asarray(repeats).astype(data.dtype)
+    return _drop(value, names, data, positions)
+
+
+def _extremum_over(reduce: Callable, across: Callable):
+    def translate(loc, value, names, positions=()):
+        present = loc.present(value, names)
+        dims = _reduction_dims(value, present, positions)
+        mesh_axes = loc.mesh_axes_of(present)
+        local = lambda x: reduce(x, dims) if dims else x  # noqa: E731
+        if not mesh_axes:
+            data = local(value.data)
+        else:
+            data = _across_devices(loc, lambda x: across(loc, local(x), mesh_axes), value.data, dims, mesh_axes)
+        return _drop(value, names, data, positions)
+
+    return translate
+
+
+def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
+    """JAX has no derivative for pmax and pmin: ties share it, over devices as within one."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return extremum(x)
+    if loc.typed and set(mesh_axes) <= set(loc.mesh_axes):
+        return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, reduced=tuple(dims), mesh_axes=mesh_axes)
+
+    # An xmap around this one, or the user's vmap, has yet to translate what is made of axes outside.
+    @jax.custom_jvp
+    def fun(x):
+        return extremum(x)
+
+    @fun.defjvp
+    def jvp(primals, tangents):
+        (x,), (t,) = primals, tangents
+        out = fun(x)
+        across = lambda x: spread(loc, x, mesh_axes)  # noqa: E731
+        return out, _tangent_of_ties(x, t, out, dims, across, lambda v: sum_devices(loc, v, mesh_axes))
+
+    return fun(x)
+
+
+def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
+    """The tangent of an extremum over ``dims`` and devices: that of all elements which are equal to it, on average."""
+    ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)
+    shared = lambda v: total(lax.reduce_sum(v, dims) if dims else v)  # noqa: E731
+    return shared(t * ties) / shared(ties)
+
+
+def _tangent_on_mesh(out, x, t, *, reduced, mesh_axes):
+    across = lambda x: lax.pcast(x, mesh_axes, to="varying")  # noqa: E731
+    return _tangent_of_ties(x, t, out, reduced, across, lambda v: lax.psum(v, mesh_axes))
+
+
+# A primitive and no custom_jvp, whose rule JAX (to 0.12) cannot map with ``vmap(spmd_axis_name=...)``.
+extremum_tangent_p = _jax.define_attached_tangent("extremum_tangent", _tangent_on_mesh)
+
+
+def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any]) -> Callable:
+    """An extremum over devices that is NaN where any value is, as within a device; XLA's all-reduce may drop NaN.
+
+    Floats are compared as the integers of the same order, with NaN beyond all of them.  Complex numbers XLA does not
+    compare between devices at all: they are gathered.
+    """
+
+    def extremum(loc, x, mesh_axes):
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            return reduce(gather_devices(loc, x, mesh_axes), tuple(range(len(mesh_axes))))
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return across(x, mesh_axes)
+        integer = np.dtype(f"int{8 * x.dtype.itemsize}")
+        magnitude = np.asarray(jnp.iinfo(integer).max, integer)
+        beyond = np.asarray(nan_as(jnp.iinfo(integer)), integer)
+        bits = lax.bitcast_convert_type(x, integer)
+        ordered = _where(bits < 0, bits ^ magnitude, bits)
+        ordered = across(_where(x != x, lax.full_like(bits, beyond), ordered), mesh_axes)
+        bits = _where(ordered < 0, ordered ^ magnitude, ordered)
+        found = lax.bitcast_convert_type(bits, x.dtype)
+        return _where(ordered == beyond, lax.full_like(found, np.nan), found)
+
+    return extremum
+
+
+def _where(which, yes, no):
+    """``jnp.where`` without its ``jit``, where JAX (to 0.12) mistypes constants of ``vmap(spmd_axis_name=...)``."""
+    return lax.select_n(which, no, yes)
+
+
+max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max, lambda info: info.max))
+min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min))
+
+
+def pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+    """``lax.pbroadcast``: every element takes the value of the one at index ``source``."""
+    (name,) = axis_names(params)
+    if name not in value.names and loc.is_own(name):
+        return value
+    here = index_of(loc, (name,))
+    is_bool = value.data.dtype == np.bool_
+
+    def mask(x, i):
+        kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))
+        return kept.astype(np.int8) if is_bool else kept
+
+    source = sum_over(loc, apply_positional(loc, mask, value, here), (name,))
+    return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source

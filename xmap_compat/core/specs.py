@@ -1,0 +1,272 @@
+"""Stage 1: the user's ``in_axes`` and ``out_axes`` become one ``AxisSpec`` per array.
+
+Later stages never see the user's syntax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat.core import errors
+
+AxisName = Hashable
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisSpec:
+    """Which positional dimensions of one array are named.
+
+    Attributes:
+      names: ``(position, axis name)`` pairs in the order of the positions.
+      rank: the rank that the user asserted (a list without a final ellipsis), or None.
+      source: what the user wrote, for messages.
+    """
+
+    names: tuple[tuple[int, AxisName], ...]
+    rank: int | None
+    source: Any = dataclasses.field(compare=False, hash=False)
+
+    @property
+    def needed_rank(self) -> int:
+        """The smallest rank of an array that has every named dimension."""
+        return 1 + max((position for position, _ in self.names), default=-1)
+
+    def name_at(self) -> dict[int, AxisName]:
+        return dict(self.names)
+
+    def position_of(self) -> dict[AxisName, int]:
+        return {name: position for position, name in self.names}
+
+
+def parse_specs(where: str, tree: Any) -> Any:
+    """Replace every specification in a pytree prefix by an ``AxisSpec``.
+
+    Args:
+      where: ``'in_axes'`` or ``'out_axes'``, for messages.
+      tree: what the user wrote.
+
+    Raises:
+      TypeError, ValueError: a malformed specification.
+    """
+    if where == "in_axes" and isinstance(tree, dict) and not _is_spec(tree):
+        # The arguments are a tuple: a dictionary can only be one specification for all of them.
+        _check_dict_names(where, tree)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
+    except ValueError:
+        # JAX sorts the keys of dictionaries, and these cannot be compared.
+        raise errors.bad_spec(where, tree, where) from None
+    specs = [_parse_spec(where, leaf, argument_path(path, where)) for path, leaf in leaves]
+    return jax.tree.unflatten(treedef, specs)
+
+
+def is_single_spec(tree: Any) -> bool:
+    """Whether in_axes or out_axes is one specification rather than a pytree of them."""
+    return _is_spec(tree)
+
+
+def spec_names(specs: Any) -> list[AxisName]:
+    """The axis names of parsed specs, each once, in the order of their appearance."""
+    leaves = jax.tree.leaves(specs)
+    return list(dict.fromkeys(name for spec in leaves for _, name in spec.names))
+
+
+def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
+    """One spec per leaf of ``tree``, which the parsed ``specs`` are a prefix of.
+
+    Args:
+      root: what ``tree`` is, for messages; by default the tuple of all arguments, or the result.
+    """
+
+    flat: list[AxisSpec] = []
+
+    def repeat(spec, subtree):
+        flat.extend([spec] * len(jax.tree.leaves(subtree)))
+
+    try:
+        jax.tree.map(repeat, specs, tree)
+    except (ValueError, TypeError):
+        parting = _parting(specs, tree, root or ("args" if where == "in_axes" else "result"))
+        raise errors.not_a_prefix(where, source, jax.tree.structure(tree), parting, root) from None
+    return flat
+
+
+def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str] | None:
+    """Where specs stop being a prefix of a tree, and what the two have there; None if they are a prefix of it."""
+    if isinstance(specs, AxisSpec):
+        return None
+    asked, found = _children(specs), _children(tree)
+    if asked[1] != found[1]:
+        return path, _describe_node(specs), _describe_node(tree)
+    below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(asked[0], found[0]))
+    return next((parting for parting in below if parting is not None), None)
+
+
+def _children(node):
+    """The children of a pytree node with their keys, and its own structure."""
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+
+
+def _describe_node(node):
+    if node is None or (isinstance(node, (tuple, list, dict)) and not node):
+        return repr(node)
+    if jax.tree_util.all_leaves([node]):
+        return "an array"
+    if isinstance(node, dict):
+        return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
+    length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
+    return (f"a {type(node).__name__}" if type(node) in (tuple, list) else f"the class {type(node).__name__}") + length
+
+
+def argument_path(args_path: Sequence[Any], root: str) -> str:
+    """``args[0]['w']`` for a leaf of the arguments (or results).
+
+    A class that was registered without keys only numbers its children: ``args[0].<child 1>``.
+    """
+    return root + "".join(map(_key_text, args_path))
+
+
+def _key_text(key):
+    return f".<child {key.key}>" if isinstance(key, jax.tree_util.FlattenedIndexKey) else jax.tree_util.keystr((key,))
+
+
+def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:
+    """Raise unless an argument has the dimensions that its spec names or asserts."""
+    if spec.needed_rank > len(shape):
+        if is_scalar:
+            raise errors.scalar_argument_mapped(spec.source, spec.needed_rank, path)
+        if spec.rank is None:
+            raise errors.argument_rank_too_small(spec.source, spec.needed_rank, path, shape)
+    if spec.rank is not None and spec.rank != len(shape):
+        raise errors.argument_rank_differs(spec.source, spec.rank, path, shape)
+
+
+def check_result(spec: AxisSpec, named_shape_size: int, positional_shape: Sequence[int], path: str, sizes) -> None:
+    """Raise unless a result has enough positional dimensions for its spec.
+
+    Args:
+      named_shape_size: how many names the spec inserts.
+      positional_shape: the shape of the function's result inside the body.
+      sizes: axis sizes, to print the shape that the result would have.
+    """
+    rank = len(positional_shape) + named_shape_size
+    if spec.needed_rank > rank:
+        raise errors.output_rank_too_small(
+            spec.source, spec.needed_rank - named_shape_size, path, len(positional_shape)
+        )
+    if spec.rank is not None and spec.rank != rank:
+        shape = list(positional_shape)
+        for position, name in spec.names:
+            shape.insert(position, sizes[name])
+        raise errors.output_rank_differs(spec.source, spec.rank, path, shape)
+
+
+def infer_sizes(
+    specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], given: Mapping[AxisName, int]
+) -> dict[AxisName, int]:
+    """Axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
+    sizes = dict(given)
+    origins = dict.fromkeys(given, "axis_sizes")
+    for spec, shape, path in zip(specs, shapes, paths):
+        for dim, name in spec.names:
+            known = sizes.setdefault(name, shape[dim])
+            origin = origins.setdefault(name, path)
+            if known != shape[dim]:
+                raise errors.size_conflict(name, known, origin, shape, spec.source, dim, path)
+    return sizes
+
+
+def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
+    if axis_sizes is None:
+        return {}
+    if not isinstance(axis_sizes, Mapping):
+        raise errors.bad_axis_sizes(axis_sizes)
+    sizes = {}
+    for name, size in axis_sizes.items():
+        _check_name("axis_sizes", name)
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
+            raise errors.bad_size(name, size)
+        if size < 0:
+            raise errors.negative_size(name, size)
+        sizes[name] = int(size)
+    return sizes
+
+
+# ------------------------------------------------------------------------ parsing
+
+
+def _is_container(x):
+    """Something that cannot be an axis name inside a list or a dictionary."""
+    return isinstance(x, (list, tuple, dict)) or not jax.tree_util.all_leaves([x])
+
+
+def _is_spec(entry):
+    """Whether a node of in_axes/out_axes is a specification, not a container of them."""
+    if isinstance(entry, dict):
+        return not any(_is_container(value) for value in entry.values() if value is not None)
+    if isinstance(entry, list):
+        return _is_list_spec(entry)
+    return type(entry) is tuple and bool(entry) and _is_list_spec(entry)
+
+
+def _is_list_spec(entry):
+    if any(x is ... or isinstance(x, str) for x in entry):
+        return True
+    return not any(_is_container(x) for x in entry if x is not None)
+
+
+def _parse_spec(where, spec, path):
+    if isinstance(spec, dict):
+        return _parse_dict(where, spec, path)
+    if isinstance(spec, (list, tuple)):
+        return _parse_list(where, spec, path)
+    raise errors.bad_spec(where, spec, path)
+
+
+def _parse_dict(where, spec, path):
+    if not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) for k in spec):
+        raise errors.bad_spec(where, spec, path)
+    if any(k < 0 for k in spec):
+        raise errors.negative_axis(where, spec, path)
+    return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec, path)
+
+
+def _check_dict_names(where, tree):
+    for position, name in tree.items():
+        if isinstance(position, int) and isinstance(name, tuple):
+            raise errors.bad_axis_name(where, name, where, tree)
+
+
+def _parse_list(where, spec, path):
+    entries = list(spec)
+    open_ended = bool(entries) and entries[-1] is ...
+    if open_ended:
+        entries = entries[:-1]
+    if any(entry is ... for entry in entries):
+        raise errors.misplaced_ellipsis(where, spec, path)
+    pairs = [(k, name) for k, name in enumerate(entries) if name is not None]
+    return _make_spec(where, pairs, None if open_ended else len(entries), spec, path)
+
+
+def _make_spec(where, pairs, rank, source, path):
+    for _, name in pairs:
+        _check_name(where, name, path, source)
+    if len({name for _, name in pairs}) != len(pairs):
+        raise errors.repeated_name(where, source, path)
+    return AxisSpec(tuple(pairs), rank, source)
+
+
+def _check_name(where, name, path="", source=None):
+    if isinstance(name, jax.sharding.PartitionSpec):
+        raise errors.partition_spec(where, name, path, source)
+    if name is None or name is ... or isinstance(name, (bool, np.bool_, tuple)):
+        raise errors.bad_axis_name(where, name, path, source)
+    try:
+        hash(name)
+    except TypeError:
+        raise errors.bad_axis_name(where, name, path, source) from None

@@ -1,0 +1,113 @@
+"""Stage 3: the user's function, traced once, becomes a jaxpr over named axes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.named_shape import known_inputs
+from xmap_compat.core.placement import Body, enclosing_bodies, entered_body
+from xmap_compat.core.restored import restored
+from xmap_compat.core.specs import AxisName
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedProgram:
+    """A function over named axes as a value.
+
+    Attributes:
+      jaxpr: its collectives mention the user's axis names; its arrays have positional dimensions only.
+      consts: the values that it closes over.
+      out_tree: the structure of its results.
+      out_types: shape and dtype of each result, named dimensions left out.
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    out_tree: Any
+    out_types: tuple[Any, ...]
+
+
+def trace_program(
+    fun: Callable[..., Any], types: Any, input_names: Sequence[frozenset[AxisName]], body: Body
+) -> NamedProgram:
+    """Trace ``fun`` on arguments with the named dimensions removed.
+
+    Args:
+      fun: called as ``fun(*args)``.
+      types: the arguments as a tuple of pytrees of ``ShapeDtypeStruct``.
+      input_names: the named axes of each leaf of the arguments.
+      body: axis sizes and resources.
+    """
+
+    # Of the arguments of a nested xmap nobody knows here which axes of the outer one they vary over.
+    known = () if enclosing_bodies() else input_names
+
+    @functools.wraps(fun)
+    def remembering(*args):
+        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
+            return fun(*args)
+
+    closed, shapes = _trace(remembering, types, body, return_shape=True)
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
+
+
+def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any:
+    """Trace a callable held by a custom rule as the body was traced; a closed jaxpr."""
+    return _trace(fun, types, body, return_shape=False)
+
+
+def _trace(fun, types, body, return_shape):
+    axis_env = [*_new_device_axes(body), *body.sizes.items()]
+    with body_context(body):
+        try:
+            closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
+            return _without_references(closed, axis_env) if return_shape else closed
+        except NameError as error:
+            if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
+                raise
+            # Amended in place, so that the traceback stays the short one that ends at the user's line.
+            error.args = errors.unbound_name(str(error), sizes_in_scope()).args
+            raise
+        except ValueError as error:
+            integers = [name for name in body.sizes if isinstance(name, (int, np.integer))]
+            if integers and "out of bounds" in str(error).replace("-", " "):
+                errors.note_on_integer_names(error, integers)
+            raise
+
+
+def _without_references(traced, axis_env):
+    closed, shapes = traced
+    closed = _jax.without_references(closed, axis_env)
+    if closed is None:
+        raise errors.foreign_reference()
+    return closed, shapes
+
+
+def _new_device_axes(body):
+    """Mesh axes for nested xmaps, unless an enclosing body has bound them already."""
+    return [] if any(outer.device_axes for outer in enclosing_bodies()) else body.device_axes.items()
+
+
+@contextlib.contextmanager
+def body_context(body: Body) -> Iterator[None]:
+    """What tracing a body needs: its axes known to this thread, and the vocabulary that JAX removed."""
+    with entered_body(body), restored(), _jax.plain_context():
+        yield
+
+
+def sizes_in_scope() -> Mapping[AxisName, int]:
+    """Every axis that the bodies being traced in this thread define."""
+    sizes: dict[AxisName, int] = {}
+    for body in enclosing_bodies():
+        sizes.update(body.sizes)
+    return sizes
