@@ -21,12 +21,23 @@ from xmap_compat import _jax
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
-MODULES = {
-    path: path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".") for path in PACKAGE.rglob("*.py")
-}
-# By their dotted names; a folder's own file has that of the folder.
-SOURCES = {name.removesuffix(".__init__"): path.read_text() for path, name in sorted(MODULES.items())}
-OTHERS = {name: source for name, source in SOURCES.items() if name != "_jax"}
+
+
+def module_name(path):
+    """``'core.rules.table'``; a folder's ``__init__`` is called as the folder, that of the package ``'__init__'``."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+SOURCES = {module_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def in_folder(name, *folders):
+    return any(name == folder or name.startswith(f"{folder}.") for folder in folders)
+
+
+FENCE = {name: source for name, source in SOURCES.items() if in_folder(name, "_jax")}
+OTHERS = {name: source for name, source in SOURCES.items() if name not in FENCE}
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 
 # ------------------------------------------------------------------------- reading sources
@@ -84,7 +95,7 @@ def names_defined_in(tree):
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-OF_PYTHON = {"_replace", "_initializing"}  # of named tuples and module specs
+OF_PYTHON = {"_replace", "_fields", "_initializing"}  # of named tuples and module specs
 OWN_NAMES = {name for tree in TREES.values() for name in names_defined_in(tree)} | OF_PYTHON
 
 
@@ -172,8 +183,8 @@ def test_the_fence_around_versions_holds(source):
 
 
 def test_the_fences_would_find_what_the_one_file_does():
-    assert private_uses(SOURCES["_jax"])
-    assert version_questions(SOURCES["_jax"])
+    assert private_uses("\n".join(re.sub("from __future__.*", "", source) for source in FENCE.values()))
+    assert version_questions(SOURCES["_jax.version"])
 
 
 # --------------------------------------------------------------------------- version branches
@@ -202,11 +213,11 @@ def badly_versioned(source, floor):
 
 
 def test_every_version_branch_is_newer_than_the_floor():
-    assert badly_versioned(SOURCES["_jax"], _jax.FLOOR) == []
+    assert {name: lines for name, source in FENCE.items() if (lines := badly_versioned(source, _jax.FLOOR))} == {}
 
 
 def test_there_are_branches_and_one_floor():
-    tests = list(version_tests(SOURCES["_jax"]))
+    tests = [test for source in FENCE.values() for test in version_tests(source)]
     assert any(type(release) is tuple for _, _, release in tests)
     assert [release for _, _, release in tests].count("FLOOR") == 1
 
@@ -234,7 +245,7 @@ def test_the_floor_is_the_one_that_is_installed():
     floor = ".".join(map(str, _jax.FLOOR))
     requirements = setup["options"]["install_requires"].split()
     assert {f"jax>={floor}", f"jaxlib>={floor}"} <= set(requirements)
-    assert floor in SOURCES["_jax"].split("raise ImportError(")[1].split(")\n")[0]
+    assert floor in SOURCES["_jax.version"].split("raise ImportError(")[1].split(")\n")[0]
 
 
 RELEASES = {
@@ -279,61 +290,7 @@ def test_a_jax_that_is_too_old_is_refused_clearly(version, missing, statement):
     )
 
 
-# ------------------------------------------------------------------------------ the stages
-
-# Each module imports only modules above it.
-ORDER = [
-    "errors",  # one function per message
-    "_jax",  # the only file with private names of JAX
-    "axis_specs",  # 1: the user's syntax
-    "resources",  # 2: meshes, loops, placements
-    "contraction",  # the primitive behind pdot and einsum
-    "named_lax",  # the vocabulary that JAX dropped ...
-    "named_einsum",
-    "named_numpy",
-    "lax",  # ... its importable homes ...
-    "numpy",
-    "vocabulary",  # ... and what bodies find of it in JAX
-    "nested_marks",  # which equations come from an xmap nested in another
-    "devices",  # values on devices
-    "named_values",
-    "exchanges",
-    "collectives",  # the table of rules, read by the next stages
-    "named_shapes",  # 4: which axes each value varies over
-    "named_types",
-    "named_program",  # 3: the function as a jaxpr over named axes, which may ask for named shapes
-    "primitives",
-    "control_flow",
-    "custom_rules",
-    "substitution",  # 5: collectives over logical axes become collectives over mesh axes
-    "loops",
-    "lowering",  # 6, 7: shard_map and jit
-    "tools",
-    "tools.text",
-    "tools.picture",
-    "tools.listing",
-    "tools.transfers",
-    "tools.report",
-    "tools.source.text",
-    "tools.source.helpers",
-    "tools.source.rewrite",
-    "tools.source.module",
-    "tools.source.proof",
-    "tools.source.hazards",
-    "tools.source.program",  # the equivalent program for plain JAX
-    "tools.source",
-    "tools.plan",  # what the stages decided, as a value
-    "api",  # xmap
-    "processes",  # its arguments, when several processes share a mesh
-    "testing",  # the law, for users' programs
-    "legacy",  # install()
-    "check",  # reads sources; imports no JAX
-    "__main__",
-    "tools.explain",  # runs a program and prints its plans
-    "pytest_plugin",
-    "jupyter",
-    "__init__",
-]
+# ------------------------------------------------------------------------------ the folders
 
 
 def without_type_checking(tree):
@@ -346,47 +303,107 @@ def without_type_checking(tree):
     return Remover().visit(ast.parse(ast.unparse(tree)))
 
 
-def stages_imported(source):
-    """Which modules of the package a source imports; ``__init__`` stands for the package itself."""
-    for name in imported_modules(without_type_checking(ast.parse(source))):
+def at_import(tree):
+    """The statements of a file that run when it is imported: the bodies of functions left out."""
+
+    class Remover(ast.NodeTransformer):
+        def visit_FunctionDef(self, node):
+            return ast.Pass()
+
+    return Remover().visit(without_type_checking(tree))
+
+
+def own_modules(tree, sources):
+    """Which modules of the package a file imports; ``__init__`` stands for the package itself."""
+    for name in imported_modules(tree):
         package, _, rest = name.partition(".")
         if package == "xmap_compat":
             parts = rest.split(".")
-            modules = (".".join(parts[:k]) for k in range(len(parts), 0, -1))
-            yield next((module for module in modules if module in SOURCES), "__init__")
+            longest = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            yield next((module for module in longest if module in sources), "__init__")
 
 
-def misplaced_imports(sources, order):
-    """Pairs ``(module, imported)`` where a module imports one that does not come before it."""
-    position = {name: k for k, name in enumerate(order)}
-    pairs = [(name, imported) for name, source in sources.items() for imported in stages_imported(source)]
-    return [(a, b) for a, b in pairs if position[b] >= position[a]]
+# Who may import what, also inside of functions: folder -> folders and modules that it must not know.
+MUST_NOT_KNOW = {
+    "_jax": ["core", "tools", "legacy", "api", "vocabulary", "lax", "numpy", "braces", "testing", "processes"],
+    "core": ["tools", "legacy", "api", "vocabulary", "lax", "numpy", "braces", "testing", "processes", "__main__"],
+    "tools": ["legacy"],
+}
+MAY_ALL_THE_SAME = {
+    ("_jax", "core.errors"),  # the words for what JAX does not let us do
+    ("tools.explain", "legacy"),  # runs a program that stays as it is
+    ("tools.check", "legacy"),  # reads the table of what is put back
+}
 
 
-def test_every_module_has_its_place_in_the_order():
-    assert sorted(ORDER) == sorted(SOURCES)
+def forbidden_imports(sources):
+    for name, source in sources.items():
+        for folder, unknown in MUST_NOT_KNOW.items():
+            for imported in own_modules(without_type_checking(ast.parse(source)), sources):
+                allowed = any(in_folder(name, a) and in_folder(imported, b) for a, b in MAY_ALL_THE_SAME)
+                if in_folder(name, folder) and in_folder(imported, *unknown) and not allowed:
+                    yield name, imported
 
 
-def test_a_stage_imports_only_stages_before_it():
-    assert misplaced_imports(SOURCES, [*ORDER, *(set(SOURCES) - set(ORDER))]) == []
+def circles(sources):
+    """Modules that import themselves, directly or through others, when they are imported."""
+    known = {name: set(own_modules(at_import(ast.parse(source)), sources)) - {name} for name, source in sources.items()}
+    reached = {name: set(imported) for name, imported in known.items()}
+    while True:
+        grown = {name: below.union(*(reached[n] for n in below)) for name, below in reached.items()}
+        if grown == reached:
+            return sorted(name for name, below in reached.items() if name in below)
+        reached = grown
 
 
-def test_the_fence_around_the_order_holds():
-    sources = {"errors": "", "api": "from xmap_compat import errors", "legacy": "from xmap_compat.api import xmap"}
-    order = list(sources)
-    assert misplaced_imports(sources, order) == []
-    for import_ in ("from xmap_compat import legacy", "import xmap_compat.legacy", "from xmap_compat import api"):
-        bad = {**sources, "api": f"def f():\n    {import_}"}
-        assert [a for a, _ in misplaced_imports(bad, order)] == ["api"]
-    checked = {**sources, "api": "if TYPE_CHECKING:\n    from xmap_compat import legacy"}
-    assert misplaced_imports(checked, order) == []
+def private_imports(sources):
+    """Names with an underscore that one module takes from another."""
+    for name, source in sources.items():
+        for imported in imported_modules(ast.parse(source)):
+            *_, module, last = ["", *imported.split(".")]
+            if imported.startswith("xmap_compat.") and is_private(last) and last != "_jax" and module != "xmap_compat":
+                yield name, imported
 
 
-def test_what_must_wait_for_the_program_does_not_import_jax():
-    modules = "xmap_compat, xmap_compat.__main__, xmap_compat.check, xmap_compat.pytest_plugin"
-    program = f"import sys, {modules}; print('jax' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("False False\n", "")
+def test_each_folder_knows_only_what_it_may():
+    assert sorted(forbidden_imports(SOURCES)) == []
+
+
+def test_no_module_imports_itself_through_others():
+    assert circles(SOURCES) == []
+
+
+def test_modules_share_public_names_only():
+    assert sorted(private_imports(SOURCES)) == []
+
+
+def test_the_fences_around_folders_hold():
+    sources = {"api": "", "tools.plan": "from xmap_compat import api", "core.call": "", "core": "", "__init__": ""}
+    assert (list(forbidden_imports(sources)), circles(sources), list(private_imports(sources))) == ([], [], [])
+    lazily = {**sources, "core.call": "def f():\n    from xmap_compat.tools import plan"}
+    assert list(forbidden_imports(lazily)) == [("core.call", "tools.plan")]
+    assert circles(lazily) == []
+    around = {**sources, "api": "from xmap_compat.tools import plan"}
+    assert circles(around) == ["api", "tools.plan"]
+    typed = {**sources, "api": "if TYPE_CHECKING:\n    from xmap_compat.tools import plan"}
+    assert circles(typed) == []
+    assert list(private_imports({**sources, "api": "from xmap_compat.core.call import _secret"}))
+
+
+LOADED = """
+import sys
+from xmap_compat import xmap
+own = {name: module for name, module in sys.modules.items() if name.startswith("xmap_compat")}
+print(sum(open(module.__file__).read().count("\\n") for module in own.values()))
+print(sorted(name for name in own if name.startswith(("xmap_compat.tools", "xmap_compat.legacy"))))
+"""
+
+
+def test_xmap_loads_no_tool():
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120)
+    lines, tools = done.stdout.splitlines()
+    assert tools == "[]"
+    assert int(lines) < 7000
 
 
 def test_xmap_needs_no_tool_until_it_is_asked_for_a_plan():
@@ -401,6 +418,36 @@ def test_xmap_needs_no_tool_until_it_is_asked_for_a_plan():
         assert "xmap_compat.tools.plan" in loaded()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+
+
+# ------------------------------------------------------------------------------ sizes
+
+LONG_FILES = {"core.errors": "one function for each message"}
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 50
+
+
+def test_files_are_short():
+    lengths = {name: source.count("\n") for name, source in SOURCES.items() if name not in LONG_FILES}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_functions_are_short():
+    long = {}
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                documented = (ast.get_docstring(node, clean=False) or "").count("\n") + 1
+                length = node.end_lineno - node.lineno + 1 - documented
+                if length > MOST_LINES_OF_A_FUNCTION:
+                    long[f"{name}.{node.name}"] = length
+    assert long == {}
+
+
+def test_what_must_wait_for_the_program_does_not_import_jax():
+    modules = "xmap_compat, xmap_compat.__main__, xmap_compat.check, xmap_compat.pytest_plugin"
+    program = f"import sys, {modules}; print('jax' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
 # ---------------------------------------------------------------------------- public names
@@ -498,9 +545,9 @@ def attributes_used(tree, owner):
 
 
 def test_every_message_is_used_and_every_used_message_exists():
-    functions = {node.name for node in TREES["errors"].body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in TREES["core.errors"].body if isinstance(node, ast.FunctionDef)}
     used = set().union(*(attributes_used(tree, "errors") for tree in TREES.values()))
-    helpers = {node.id for node in ast.walk(TREES["errors"]) if isinstance(node, ast.Name)}
+    helpers = {node.id for node in ast.walk(TREES["core.errors"]) if isinstance(node, ast.Name)}
     assert sorted(used - functions) == []
     assert sorted(functions - used - helpers) == []
 
@@ -535,4 +582,4 @@ def test_nothing_is_left_to_do(path):
 
 def test_the_fence_around_leftovers_holds():
     assert leftovers("# TO" + "DO: later") and leftovers("FIX" + "ME")
-    assert PACKAGE / "_jax.py" in WRITTEN and Path(__file__) in WRITTEN
+    assert PACKAGE / "_jax" / "version.py" in WRITTEN and Path(__file__) in WRITTEN

@@ -29,6 +29,7 @@ from sampling import covering
 from xmap_compat import Mesh, SerialLoop, xmap
 from xmap_compat import lax as xlax
 from xmap_compat import numpy as xnp
+from xmap_compat.core import batch
 from xmap_compat.core.rules import parameters, table
 
 # ------------------------------------------------------------------------------- placements
@@ -916,7 +917,7 @@ def test_a_wrong_rule_is_found(primitive, monkeypatch):
     def translate(loc, params, *operands):
         right = rule.translate(loc, params, *operands)
         split = loc.mesh_axes_of(parameters.axis_names(params))
-        return collectives.apply_positional(loc, lambda x: x * 2, right) if split else right
+        return batch.apply_positional(loc, lambda x: x * 2, right) if split else right
 
     monkeypatch.setitem(table.RULES, primitive, rule._replace(translate=translate))
     cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])

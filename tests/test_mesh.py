@@ -5,6 +5,7 @@ Results are compared with NumPy, placements with the shards that ``jax.device_pu
 
 import contextlib
 import copy
+import importlib
 import io
 import pickle
 import sys
@@ -20,7 +21,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import Mesh, _jax, global_array, mesh, serial_loop, xmap
+from xmap_compat import Mesh, global_array, mesh, serial_loop, xmap
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -277,8 +278,9 @@ def without(module, *names):
 @pytest.fixture
 def no_mesh_contexts(monkeypatch):
     """What ``with Mesh`` sets is gone from JAX, as far as this package can see."""
-    monkeypatch.setattr(_jax, "mesh_lib", without(_jax.mesh_lib, "thread_resources", "ResourceEnv", "EMPTY_ENV"))
-    monkeypatch.setattr(_jax, "config", without(_jax.config, "mesh_context_manager"))
+    fence = importlib.import_module("xmap_compat._jax.mesh")
+    monkeypatch.setattr(fence, "mesh_lib", without(fence.mesh_lib, "thread_resources", "ResourceEnv", "EMPTY_ENV"))
+    monkeypatch.setattr(fence, "config", without(fence.config, "mesh_context_manager"))
 
 
 def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):

@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, testing, xmap
+from xmap_compat.core import batch
 from xmap_compat.core.rules import parameters, table
 
 DEVICES = np.array(jax.devices())
@@ -42,7 +43,7 @@ def wrong_on_devices(monkeypatch):
             right = rule.translate(loc, params, *operands)
             if not loc.mesh_axes_of(parameters.axis_names(params)):
                 return right
-            return collectives.apply_positional(loc, change, right)
+            return batch.apply_positional(loc, change, right)
 
         monkeypatch.setitem(table.RULES, primitive, rule._replace(translate=translate))
 

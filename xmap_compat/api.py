@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 
-from xmap_compat import _jax
+from xmap_compat import _jax, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
 from xmap_compat.core import errors, execute
 from xmap_compat.core.mesh import SerialLoop

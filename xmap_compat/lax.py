@@ -22,6 +22,10 @@ from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bi
 __all__ = ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 Positions = tuple[Sequence[int], Sequence[int]]
 
 

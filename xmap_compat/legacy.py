@@ -110,7 +110,7 @@ class ThreadResources:
             raise errors.bad_resource_env(env)
         if loops and loops != self.env.loops:
             raise errors.assigned_loops(loops)
-        _jax.assign_mesh(placement.mesh_of_jax(mesh))
+        _jax.assign_mesh(meshes.mesh_of_jax(mesh))
 
 
 thread_resources = ThreadResources()

@@ -38,6 +38,11 @@ __all__ = [
     "take",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Axis = Hashable
 
 

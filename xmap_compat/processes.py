@@ -10,7 +10,8 @@ import numpy as np
 
 from xmap_compat.core import errors
 from xmap_compat.core.call import partition_spec
-from xmap_compat.core.placement import Scope, current_scope, mesh_of_jax, parse_axis_resources, place_axes
+from xmap_compat.core.mesh import mesh_of_jax
+from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
 from xmap_compat.core.specs import (
     AxisName,
     AxisSpec,

@@ -1,4 +1,4 @@
-"""Which functions are found at their old places inside bodies."""
+"""The functions that JAX has removed, put at their old places while a body is traced."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
+from xmap_compat.core.restored import restored
 
 REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
     "pdot": named_lax.pdot,
@@ -28,3 +31,12 @@ def einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
         return positional(*args, **kwargs)
 
     return einsum
+
+
+def _put_in_place() -> None:
+    for name, function in REMOVED_FROM_LAX.items():
+        restored.attribute(jax.lax, name, function)
+    restored.attribute(jax.numpy, "einsum", einsum_or(jax.numpy.einsum))
+
+
+_put_in_place()

@@ -86,7 +86,6 @@ from xmap_compat._jax.tracing import (
 )
 from xmap_compat._jax.transformations import transformation_of
 from xmap_compat._jax.types import (
-    all_gather_invariant,
     draws_from_rbg,
     explicit_spec,
     float0,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax._src import core
-from jax._src.interpreters import ad as private_ad
 from jax._src.interpreters import batching as private_batching
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
@@ -130,13 +130,14 @@ def define_named_primitive(
 
     primitive.def_effectful_abstract_eval(effectful_abstract_eval)
 
-    def with_tangent(index):
-        return lambda t, *operands, **params: bind(*operands[:index], t, *operands[index + 1 :], **params)
-
     def jvp(primals, tangents, **params):
-        return private_ad.standard_jvp(
-            list(map(with_tangent, range(len(primals)))), primitive, primals, tangents, **params
-        )
+        out = primitive.bind(*primals, **params)
+        pushed = [
+            bind(*primals[:k], t, *primals[k + 1 :], **params) for k, t in enumerate(tangents) if type(t) is not ad.Zero
+        ]
+        if not pushed:
+            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, functools.reduce(ad.add_jaxvals, pushed)
 
     ad.primitive_jvps[primitive] = jvp
 

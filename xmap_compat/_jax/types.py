@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src.lax import parallel
-
-from xmap_compat._jax.version import VERSION
 
 float0 = jax.dtypes.float0
 
@@ -34,16 +31,6 @@ def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
 def varying_axes(x: Any) -> frozenset[str]:
     """Mesh axes over which a value inside a typed ``shard_map`` differs between devices."""
     return jax.typeof(x).manual_axis_type.varying
-
-
-def all_gather_invariant(x: Any, mesh_axes: tuple[str, ...]) -> Any:
-    """Gather into a new leading dimension; the result counts as equal on all devices.
-
-    The public ``lax.all_gather`` has a varying result.  Renamed with an underscore in 0.12.
-    """
-    if VERSION >= (0, 12, 0):
-        return parallel._all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
-    return parallel.all_gather_invariant(x, mesh_axes, axis=0, tiled=False)
 
 
 def with_weak_type(x: Any, weak_type: bool) -> Any:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.nested_primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import Dims, NamedValue, transposed
+from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
 
 
 class Part(NamedTuple):
@@ -184,8 +185,27 @@ def _gather_with_tail(loc, data, mesh_axes):
     if own and loc.nested:
         data = bind(gather_p, data, own, tuple(map(loc.mesh_size, own)))
     elif own:
-        data = _jax.all_gather_invariant(data, own)
+        data = lax.all_gather(data, own, to="invarying")
     return lax.reshape(data, (*map(loc.mesh_size, mesh_axes), *shape))
+
+
+def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> NamedValue:
+    """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
+    names = list(names)
+    present = loc.present(value, names)
+    mesh, local = loc.parts_by_kind(present)
+    data = leading(value, [part.name for part in local])
+    if mesh:
+        data = gather_devices(loc, data, [part.name for part in mesh])
+    have, want = [*mesh, *local], loc.parts(present)
+    order = [have.index(part) for part in want]
+    data = lax.transpose(data, (*order, *range(len(order), data.ndim))) if order != sorted(order) else data
+    tail = data.shape[len(have) :]
+    full = [loc.place(n).size for n in names]
+    data = lax.reshape(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
+    data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data
+    data = lax.reshape(data, (math.prod(full), *tail))
+    return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 
 def conform(loc: Locality, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:

@@ -22,7 +22,7 @@ from xmap_compat.core.device import Locality, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
-from xmap_compat.core.rules.table import RULES, collectives_in, names_used
+from xmap_compat.core.rules.table import RULES, collectives_in, names_used, translate
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
@@ -114,7 +114,7 @@ class Evaluator:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in RULES:
-            return self._collective(primitive, eqn.params, operands)
+            return translate(self.loc, primitive, eqn.params, [_as_array(v) for v in operands])
         if primitive in STRUCTURED:
             return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
         if primitive not in DIRECT and self.named_axes(eqn):
@@ -138,13 +138,6 @@ class Evaluator:
         operands = [_as_array(v) for v in operands]
         results = self.checker.equation(eqn, [v.names for v in operands])
         return bind_over_names(self.loc, eqn, operands, self.named_axes(eqn), results)
-
-    def _collective(self, primitive, params, operands):
-        translate = RULES[primitive].translate
-        operands = [_as_array(v) for v in operands]
-        if primitive == "pdot" or not operands:
-            return [translate(self.loc, params, *operands)]
-        return [translate(self.loc, params, operand) for operand in operands]
 
     def communicates(self, *jaxprs: Any) -> bool:
         """Whether evaluating these jaxprs moves anything between devices."""

@@ -16,14 +16,13 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.call import Plan, partition_spec
-from xmap_compat.core.device import Locality, conform
+from xmap_compat.core.device import Locality, conform, gather_over
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested_marks import NestedCall, mark
 from xmap_compat.core.nested_primitives import bind, take_p
 from xmap_compat.core.placement import DeviceAxis, Placement
-from xmap_compat.core.rules.gathers import gather_over
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional

@@ -13,7 +13,6 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.placement import mesh_of_jax
 
 
 class Mesh(jax.sharding.Mesh):
@@ -76,6 +75,11 @@ class Mesh(jax.sharding.Mesh):
 
 
 _meshes: weakref.WeakValueDictionary[jax.sharding.Mesh, Mesh] = weakref.WeakValueDictionary()
+
+
+def mesh_of_jax(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """JAX's own mesh, of one that may be ours."""
+    return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
 
 
 def is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:

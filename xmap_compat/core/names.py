@@ -16,8 +16,8 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.placement import DeviceAxis, Placement
-from xmap_compat.core.rules.parameters import check_parameters, mentioned_names
-from xmap_compat.core.rules.table import RULES, names_used, result_names
+from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.table import RULES, check_parameters, names_used, result_names
 from xmap_compat.core.specs import AxisName
 
 Names = frozenset[AxisName]

@@ -14,13 +14,8 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.mesh import Mesh, SerialLoop, loops_in_scope
+from xmap_compat.core.mesh import Mesh, SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName
-
-
-def mesh_of_jax(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """JAX's own mesh, of one that may be ours."""
-    return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
 
 
 @dataclasses.dataclass(frozen=True)

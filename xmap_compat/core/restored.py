@@ -1,11 +1,13 @@
-"""What a body sees that JAX has removed, or never had, while it is traced: the part that the core itself needs."""
+"""What is in JAX while a body is traced, and at no other time.
+
+Here is what the core itself needs; ``xmap_compat.vocabulary`` adds the functions that JAX has removed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from jax import lax
 
 from xmap_compat import _jax
@@ -13,7 +15,6 @@ from xmap_compat.core import errors
 from xmap_compat.core.named_shape import named_shape
 from xmap_compat.core.placement import enclosing_bodies
 from xmap_compat.core.specs import AxisName
-from xmap_compat.vocabulary import REMOVED_FROM_LAX, einsum_or
 
 
 def _in_body() -> bool:
@@ -48,9 +49,6 @@ def _extremum_tangent(x, tangent, out, axes):
 
 def _make_restoration() -> _jax.Restoration:
     restoration = _jax.Restoration()
-    for name, function in REMOVED_FROM_LAX.items():
-        restoration.attribute(jax.lax, name, function)
-    restoration.attribute(jax.numpy, "einsum", einsum_or(jax.numpy.einsum))
     restoration.attribute(_jax.TRACER_TYPE, "named_shape", property(named_shape))
     restoration.attribute(_jax.ARRAY_TYPE, "named_shape", property(_named_shape_of_type))
     _jax.restore_named_reductions(restoration, _is_name)

@@ -23,6 +23,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.device import Locality, sum_devices, vary_over
 from xmap_compat.core.rules.parameters import Params
+from xmap_compat.core.rules.row import Rule, reduced
 from xmap_compat.core.values import COTANGENT, NamedValue
 
 Labels = tuple[int, ...]
@@ -290,3 +291,6 @@ def canonical_precision(precision: Any) -> Any:
         return lax.Precision(precision)
     except ValueError:
         raise errors.bad_precision(precision) from None
+
+
+RULES = {"pdot": Rule("pdot", reduced, contract, joint=True)}

@@ -18,7 +18,8 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, Part, conform_to_names, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.rules.groups import all_to_all_in_groups, reduce_scatter_in_groups
-from xmap_compat.core.rules.parameters import Params, axis_names
+from xmap_compat.core.rules.parameters import Params, axis_names, check_permutation
+from xmap_compat.core.rules.row import Rule, spread
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import (
     COTANGENT,
@@ -245,17 +246,20 @@ def _matching(pairs):
     return matched
 
 
-def reduce_scatter(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    if params.get("axis_index_groups") is not None:
-        return reduce_scatter_in_groups(loc, params, value)
+def _reduce_scatter(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     return sum_scatter(loc, value, axis_names(params), params["scatter_dimension"], params["tiled"])
 
 
 def _all_to_all(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    if params.get("axis_index_groups") is not None:
-        return all_to_all_in_groups(loc, params, value)
     return all_to_all(loc, value, axis_names(params), params["split_axis"], params["concat_axis"])
 
 
-def ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+def _ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     return permute(loc, value, axis_names(params), params["perm"])
+
+
+RULES = {
+    "reduce_scatter": Rule("psum_scatter", spread, _reduce_scatter, reduce_scatter_in_groups),
+    "all_to_all": Rule("all_to_all", spread, _all_to_all, all_to_all_in_groups),
+    "ppermute": Rule("ppermute", spread, _ppermute, check=check_permutation),
+}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality
+from xmap_compat.core.device import Locality, gather_over
 from xmap_compat.core.indices import index_of
-from xmap_compat.core.rules.gathers import gather_over
 from xmap_compat.core.rules.parameters import Params, axis_names
 from xmap_compat.core.values import NamedValue
 
@@ -29,19 +31,26 @@ def group_members(loc: Locality, value: NamedValue, params: Params):
     return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)
 
 
-def reduce_in_groups(loc, params, value, reduce, neutral):
-    """A reduction within groups, which may differ in size: of everything gathered, the members of one's group."""
-    names, groups = axis_names(params), params["axis_index_groups"]
-    size = loc.place(names[0]).size
-    together = np.zeros((size, size), bool)
-    for group in groups:
-        together[np.ix_(group, group)] = True
+def reduce_in_groups(reduce: Callable, neutral: Callable[[Any], Any]) -> Callable:
+    """A reduction within groups, which may differ in size: of everything gathered, the members of one's group.
 
-    def reduce_members(everything, index):
-        members = jnp.asarray(together)[index].reshape(size, *(1,) * (everything.ndim - 1))
-        return reduce(jnp.where(members, everything, neutral(everything[index])), (0,))
+    ``neutral(own value)`` is what changes nothing if it is reduced as well.
+    """
 
-    return apply_positional(loc, reduce_members, gather_over(loc, value, names), index_of(loc, names))
+    def in_groups(loc, params, value):
+        names, groups = axis_names(params), params["axis_index_groups"]
+        size = loc.place(names[0]).size
+        together = np.zeros((size, size), bool)
+        for group in groups:
+            together[np.ix_(group, group)] = True
+
+        def reduce_members(everything, index):
+            members = jnp.asarray(together)[index].reshape(size, *(1,) * (everything.ndim - 1))
+            return reduce(jnp.where(members, everything, neutral(everything[index])), (0,))
+
+        return apply_positional(loc, reduce_members, gather_over(loc, value, names), index_of(loc, names))
+
+    return in_groups
 
 
 def reduce_scatter_in_groups(loc, params, value):

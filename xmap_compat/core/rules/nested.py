@@ -8,14 +8,17 @@ from typing import Any
 from jax import lax
 
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import Locality, vary_over
+from xmap_compat.core.device import Locality, gather_over, vary_over
 from xmap_compat.core.indices import device_index
+from xmap_compat.core.nested_primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.rules.parameters import Params
+from xmap_compat.core.rules.reductions import sum_over
+from xmap_compat.core.rules.row import Rule, reduced, spread
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 
 
-def over_devices(primitive: Any, translate: Callable) -> Callable:
+def _over_devices(primitive: Any, translate: Callable) -> Callable:
     """The four primitives of ``devices``: translated by the outermost xmap, passed on by those between."""
 
     def rule(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
@@ -26,10 +29,18 @@ def over_devices(primitive: Any, translate: Callable) -> Callable:
     return rule
 
 
-def take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> NamedValue:
+def _take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> NamedValue:
     """Each device takes its element of the first positional dimension."""
     value = vary_over(loc, value, axes)
     at = value.positional_dims()[0]
     index = device_index(loc, [m for axis in axes for m in loc.place(axis).mesh_axes])
     data = lax.dynamic_index_in_dim(value.data, index, at, keepdims=False)
     return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
+
+
+RULES = {
+    "device_vary": Rule("device_vary", spread, _over_devices(vary_p, vary_over)),
+    "device_sum": Rule("device_sum", reduced, _over_devices(sum_p, sum_over)),
+    "device_gather": Rule("device_gather", reduced, _over_devices(gather_p, gather_over)),
+    "device_take": Rule("device_take", spread, _over_devices(take_p, _take_own)),
+}

@@ -30,7 +30,8 @@ def _axes_param(params):
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
 
-def _positions(params):
+def positions(params: Params) -> tuple[int, ...]:
+    """The positional integers among the axes of a collective's parameters."""
     return tuple(a for a in _axes_param(params) if _is_position(a))
 
 
@@ -38,27 +39,25 @@ def _is_position(axis):
     return isinstance(axis, (int, np.integer)) and not isinstance(axis, bool)
 
 
-_WITH_POSITIONS = ("psum", "pmax", "pmin")  # they reduce positional dimensions too
+def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, where: str) -> None:
+    """Raise unless groups cover one axis of ``size`` elements, with as many in each where they must be equal."""
+    groups = params["axis_index_groups"]
+    if sorted(itertools.chain.from_iterable(groups)) != list(range(size)):
+        raise errors.groups_do_not_cover(primitive, groups, size, where)
+    equal = len({len(group) for group in groups}) == 1
+    if len(axis_names(params)) != 1 or not (equal or of_any_sizes):
+        raise errors.unsupported_groups(primitive, where)
 
 
-def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
-    """Raise if names or indices in a collective's parameters are no such, or do not fit ``size`` elements together."""
-    if _positions(params) and primitive not in _WITH_POSITIONS:
-        raise errors.integer_in_collective(primitive, _positions(params)[0], where)
-    if primitive == "ppermute":
-        _check_permutation(params["perm"], size, where)
-    if primitive == "pbroadcast" and not 0 <= params["source"] < size:
+def check_source(params: Params, size: int, where: str) -> None:
+    """Raise unless the source of a ``pbroadcast`` is an index of the axes."""
+    if not 0 <= params["source"] < size:
         raise errors.source_out_of_range(params["source"], size, where)
-    groups = params.get("axis_index_groups")
-    if groups is not None:
-        if sorted(itertools.chain.from_iterable(groups)) != list(range(size)):
-            raise errors.groups_do_not_cover(primitive, groups, size, where)
-        equal = primitive in _WITH_POSITIONS or len({len(group) for group in groups}) == 1
-        if len(axis_names(params)) != 1 or not equal:
-            raise errors.unsupported_groups(primitive, where)
 
 
-def _check_permutation(perm, size, where):
+def check_permutation(params: Params, size: int, where: str) -> None:
+    """Raise unless a ``ppermute`` moves each index once at most, and to one place."""
+    perm = params["perm"]
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_position, pair)) for pair in perm):
         raise errors.permutation_of_other_things(perm, where)
     for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):

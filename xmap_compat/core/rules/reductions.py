@@ -1,4 +1,4 @@
-"""_across_devices _where _tangent_of_ties _tangent_on_mesh extremum_tangent_p ``psum``, ``pmax``, ``pmin`` and ``pbroadcast``: a local part, then one all-reduce."""
+"""``psum``, ``pmax``, ``pmin`` and ``pbroadcast``: a local part, then one all-reduce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices
 from xmap_compat.core.indices import index_of
-from xmap_compat.core.rules.parameters import Params, axis_names
+from xmap_compat.core.rules.groups import reduce_in_groups
+from xmap_compat.core.rules.parameters import Params, axis_names, check_source, positions
+from xmap_compat.core.rules.row import Rule, reduced
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import COTANGENT, NamedValue, without
 
@@ -131,7 +133,7 @@ max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max,
 min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min))
 
 
-def pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+def _pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     """``lax.pbroadcast``: every element takes the value of the one at index ``source``."""
     (name,) = axis_names(params)
     if name not in value.names and loc.is_own(name):
@@ -145,3 +147,20 @@ def pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
 
     source = sum_over(loc, apply_positional(loc, mask, value, here), (name,))
     return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source
+
+
+def _over_axes(reduce: Callable) -> Callable:
+    return lambda loc, params, value: reduce(loc, value, axis_names(params), positions(params))
+
+
+def _reduction(name: str, over: Callable, reduce: Callable, neutral: Callable[[Any], Any]) -> Rule:
+    return Rule(name, reduced, _over_axes(over), reduce_in_groups(reduce, neutral), reduces=True)
+
+
+RULES = {
+    "psum": _reduction("psum", sum_over, lax.reduce_sum, jnp.zeros_like),
+    # Every type has a largest value with itself, though not an infinity, as some of 8 bits.
+    "pmax": _reduction("pmax", max_over, lax.reduce_max, lambda own: own),
+    "pmin": _reduction("pmin", min_over, lax.reduce_min, lambda own: own),
+    "pbroadcast": Rule("pbroadcast", reduced, _pbroadcast, check=check_source),
+}

@@ -1,85 +1,60 @@
-"""The table of collectives: one row for each."""
+"""The table of collectives: one row for each, from the families that translate them."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
-from jax import lax
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from xmap_compat import _jax
-from xmap_compat.core.device import vary_over
-from xmap_compat.core.nested_primitives import gather_p, sum_p, take_p, vary_p
-from xmap_compat.core.rules.contraction import contract
-from xmap_compat.core.rules.exchanges import _all_to_all, ppermute, reduce_scatter
-from xmap_compat.core.rules.gathers import all_gather, axis_index, gather_over
-from xmap_compat.core.rules.groups import reduce_in_groups
-from xmap_compat.core.rules.nested import over_devices, take_own
-from xmap_compat.core.rules.parameters import Names, Params, _positions, axis_names, mentioned_names
-from xmap_compat.core.rules.reductions import max_over, min_over, pbroadcast, sum_over
+from xmap_compat.core import errors
+from xmap_compat.core.rules import contraction, exchanges, gathers, nested, reductions
+from xmap_compat.core.rules.parameters import Names, Params, axis_names, check_groups, mentioned_names, positions
+from xmap_compat.core.rules.row import Rule, spread
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 
-
-class Rule(NamedTuple):
-    """How one collective primitive is typed and translated.
-
-    Attributes:
-      names: ``(operand names, axes of the collective) -> result names``.
-      translate: ``(locality, params, *operands) -> result``.
-    """
-
-    names: Callable[[Names, Names], Names]
-    translate: Callable[..., NamedValue]
-
-
-def _reduced(operand: Names, axes: Names) -> Names:
-    return operand - axes
-
-
-def _spread(operand: Names, axes: Names) -> Names:
-    return operand | axes
-
-
-def _reduction_rule(over: Callable, positional_reduce: Callable, neutral: Callable[[Any], Any]) -> Rule:
-    """The rule of a reduction; ``neutral(own value)`` is what changes nothing if it is reduced as well."""
-
-    def translate(loc, params, value):
-        if params.get("axis_index_groups") is not None:
-            return reduce_in_groups(loc, params, value, positional_reduce, neutral)
-        return over(loc, value, axis_names(params), _positions(params))
-
-    return Rule(_reduced, translate)
-
-
 RULES: dict[str, Rule] = {
-    "psum": _reduction_rule(sum_over, lax.reduce_sum, jnp.zeros_like),
-    # Every type has a largest value with itself, though not an infinity, as some of 8 bits.
-    "pmax": _reduction_rule(max_over, lax.reduce_max, lambda own: own),
-    "pmin": _reduction_rule(min_over, lax.reduce_min, lambda own: own),
-    "axis_index": Rule(_spread, axis_index),
-    "all_gather": Rule(_reduced, all_gather),
-    "reduce_scatter": Rule(_spread, reduce_scatter),
-    "all_to_all": Rule(_spread, _all_to_all),
-    "ppermute": Rule(_spread, ppermute),
-    "pbroadcast": Rule(_reduced, pbroadcast),
-    "pdot": Rule(_reduced, contract),
-    "device_vary": Rule(_spread, over_devices(vary_p, vary_over)),
-    "device_sum": Rule(_reduced, over_devices(sum_p, sum_over)),
-    "device_gather": Rule(_reduced, over_devices(gather_p, gather_over)),
-    "device_take": Rule(_spread, over_devices(take_p, take_own)),
+    **reductions.RULES,
+    **gathers.RULES,
+    **exchanges.RULES,
+    **contraction.RULES,
+    **nested.RULES,
 }
+
+
+def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
+    """Raise if names or indices in a collective's parameters are no such, or do not fit ``size`` elements together."""
+    rule = RULES[primitive]
+    if positions(params) and not rule.reduces:
+        raise errors.integer_in_collective(primitive, positions(params)[0], where)
+    rule.check(params, size, where)
+    if _has_groups(params):
+        if rule.in_groups is None:
+            raise errors.unsupported_groups(primitive, where)
+        check_groups(primitive, params, size, rule.reduces, where)
+
+
+def translate(loc: Any, primitive: str, params: Params, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """The results of a collective on one device."""
+    rule = RULES[primitive]
+    apply = rule.in_groups if _has_groups(params) else rule.translate
+    assert apply is not None, "the type check refuses other groups"
+    if rule.joint or not operands:
+        return [apply(loc, params, *operands)]
+    return [apply(loc, params, operand) for operand in operands]
+
+
+def _has_groups(params):
+    return params.get("axis_index_groups") is not None
 
 
 def result_names(primitive: str, params: Params, operands: Sequence[Names], own: Names) -> Names:
     """The named axes of a collective's result, from those of its operands."""
     axes = frozenset(axis_names(params)) & own
-    grouped = params.get("axis_index_groups") is not None
     union = frozenset(itertools.chain.from_iterable(operands))
-    return _spread(union, axes) if grouped else RULES[primitive].names(union, axes)
+    return spread(union, axes) if _has_groups(params) else RULES[primitive].names(union, axes)
 
 
 def collectives_in(jaxpr: Any) -> frozenset[AxisName]:

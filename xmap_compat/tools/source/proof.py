@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax, named_lax
+from xmap_compat import _jax
 from xmap_compat import braces as named_einsum
+from xmap_compat import lax as named_lax
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.rules.parameters import mentioned_names

@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax, named_lax, vocabulary
+from xmap_compat import _jax, vocabulary
 from xmap_compat import braces as named_einsum
+from xmap_compat import lax as named_lax
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import RULES
 from xmap_compat.tools.source.text import NotWritable, axes, literal
@@ -597,7 +598,7 @@ def _is_of_jax(callee) -> bool:
 
 def _is_of_lax(callee) -> bool:
     """Functions of ``jax.numpy`` read a string letter by letter, so that a tuple it is; those of ``lax`` do not."""
-    return callee is not None and getattr(lax, getattr(callee, "__name__", ""), None) is callee
+    return callee is not None and vars(lax).get(getattr(callee, "__name__", "")) is callee
 
 
 def _is_ours(value) -> bool:

@@ -1,0 +1,82 @@
+"""The worked example of ``core/rules/cotangents.py``: two devices, one weight, rules that sum and rules that do not.
+
+The expected numbers are those of the positional function, worked out by hand.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import Mesh, SerialLoop, xmap
+
+X, W = np.array([1.0, 2.0], np.float32), np.float32(3.0)
+
+
+def with_rule(fun, bwd):
+    function = jax.custom_vjp(fun)
+    function.defvjp(lambda x, w: (fun(x, w), (x, w)), bwd)
+    return function
+
+
+def product(x, w):
+    return x * w
+
+
+def total(x, w):
+    return lax.psum(x * w, "i")
+
+
+def both(x, w):
+    return x * w, w * w
+
+
+def rule_that_leaves_the_sum(residuals, ct):
+    x, w = residuals
+    return ct * w, ct * x
+
+
+def rule_that_sums(residuals, ct):
+    x, w = residuals
+    return ct * w, lax.psum(ct * x, "i")
+
+
+def rule_of_a_collective(residuals, ct):
+    x, w = residuals
+    return lax.psum(ct, "i") * w, lax.psum(ct * x, "i")
+
+
+def rule_of_both(residuals, cts):
+    (x, w), (ct, du) = residuals, cts
+    return ct * w, ct * x + du * 2 * w
+
+
+# The function with its rule, out_axes, and the gradients of the sum of all results for x and w.
+EXAMPLES = {
+    "a rule that does not sum": (with_rule(product, rule_that_leaves_the_sum), ["i"], [3.0, 3.0], 3.0),
+    "a rule that sums": (with_rule(product, rule_that_sums), ["i"], [3.0, 3.0], 3.0),
+    "the cotangent of a collective": (with_rule(total, rule_of_a_collective), [], [3.0, 3.0], 3.0),
+    "a cotangent that exists once": (with_rule(both, rule_of_both), (["i"], []), [3.0, 3.0], 9.0),
+}
+PLACEMENTS = {
+    "no resources": {},
+    "an element on each device": {"i": "x"},
+    "a serial loop": {"i": SerialLoop(2)},
+}
+
+
+# A looped axis cannot be named in a collective.
+WITH_COLLECTIVES = ("a rule that sums", "the cotangent of a collective")
+CASES = [(e, p) for e in EXAMPLES for p in PLACEMENTS if not (p == "a serial loop" and e in WITH_COLLECTIVES)]
+
+
+@pytest.mark.parametrize(("example", "placement"), CASES)
+def test_the_worked_example(example, placement):
+    function, out_axes, gradient_of_x, gradient_of_w = EXAMPLES[example]
+    mapped = xmap(function, (["i"], []), out_axes, axis_resources=PLACEMENTS[placement])
+    loss = lambda x, w: sum(jnp.sum(out) for out in jax.tree.leaves(mapped(x, w)))
+    with Mesh(np.array(jax.devices()[:2]), ("x",)):
+        found = jax.grad(loss, argnums=(0, 1))(X, W)
+    np.testing.assert_array_equal(found[0], gradient_of_x)
+    np.testing.assert_array_equal(found[1], gradient_of_w)
