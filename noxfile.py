@@ -20,7 +20,7 @@ PAIRS = [
     ]
 ]
 NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
-SMOKE = ["tests/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/test_mesh.py"]
+SMOKE = ["tests/core/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/core/test_mesh.py"]
 
 
 def install_and_test(session, jax, *args, **environment):

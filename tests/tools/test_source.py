@@ -161,7 +161,7 @@ def load_example(name, monkeypatch):
     """An example as a module; what it writes into the environment is undone."""
     for variable in ("XLA_FLAGS", "JAX_PLATFORMS"):
         monkeypatch.setenv(variable, os.environ[variable])
-    path = pathlib.Path(__file__).parents[1] / "examples" / f"{name}.py"
+    path = pathlib.Path(__file__).parents[2] / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

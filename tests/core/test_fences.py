@@ -19,7 +19,7 @@ import pytest
 import xmap_compat
 from xmap_compat import _jax
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "xmap_compat"
 
 

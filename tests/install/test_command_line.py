@@ -20,7 +20,7 @@ import pytest
 from xmap_compat import check, install, legacy
 from xmap_compat.__main__ import COMMANDS, install_with_jax, uninstall_with_jax
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments, cwd, **variables):
