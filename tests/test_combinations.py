@@ -509,7 +509,7 @@ def sums_over_devices(jaxpr):
 
 
 def test_uses_of_one_weight_share_one_sum_in_the_staged_gradient(mesh42):
-    """As in a hand-written program, where a weight is cast once: cotangents are added on each device, and summed once."""
+    """As where a weight is cast once by hand: cotangents are added on each device, and summed once."""
 
     def body(x, w):
         return (x * w).sum() + jnp.sin(x) @ w + (w * x * 2).sum()
