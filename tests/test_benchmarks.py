@@ -114,6 +114,7 @@ def test_compiled_programs_are_no_worse(case):
     assert [v for v in report.compiled_verdicts(compare(case)) if not v.met] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["value", "gradient, checkpointed body batch:x"])
 def test_temporaries_fall_with_the_number_of_chunks(name):
     group = [compare(case) for case in dict(loops.groups())[name]]

@@ -192,6 +192,7 @@ def attention_by_numpy(params, x, target):
     return error / len(x)
 
 
+@pytest.mark.slow
 def test_porting_reaches_a_modern_program_in_steps_that_agree(load_example, tmp_path):
     done = run_example("porting", "--source", str(tmp_path / "modern.py"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -500,3 +500,21 @@ def test_python_scalars_stay_weak_in_rules_of_derivatives(mesh42):
         with mesh42:
             jax.grad(lambda x, over=over: over(lambda v: scale(v, 3.0))(x).sum().astype(jnp.float32))(x)
     assert set(seen) == {jnp.dtype(jnp.bfloat16)}
+
+
+def sums_over_devices(jaxpr):
+    own = sum(eqn.primitive.name.startswith("psum") for eqn in jaxpr.eqns)
+    inner = [getattr(v, "jaxpr", v) for eqn in jaxpr.eqns for v in eqn.params.values()]
+    return own + sum(sums_over_devices(sub) for sub in inner if hasattr(sub, "eqns"))
+
+
+def test_uses_of_one_weight_share_one_sum_in_the_staged_gradient(mesh42):
+    """As where a weight is cast once by hand: cotangents are added on each device, and summed once."""
+
+    def body(x, w):
+        return (x * w).sum() + jnp.sin(x) @ w + (w * x * 2).sum()
+
+    with mesh42:
+        f = xmap(body, (["a", ...], {}), ["a"], axis_resources={"a": "x"})
+        gradient = jax.make_jaxpr(jax.grad(lambda w, x: f(x, w).sum()))(numbers(3), numbers(8, 3))
+    assert sums_over_devices(gradient.jaxpr) == 1

@@ -415,7 +415,7 @@ def positional_jacobians(names, a, b):
     return jacobians(positional_functions(names))(*arguments(a, b))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_jacobians(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -541,7 +541,7 @@ def linear_loss(layer):
     return lambda x, u, matrix: jnp.sin(layer(x * u, matrix)).sum()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_backward_rules_that_sum_and_that_do_not_give_the_true_gradient(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -666,7 +666,7 @@ def gradients_of_sines(f):
     return jax.value_and_grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_megatron_pair_from_outside(placement):
     """All gradients are those of the positional layer, that of the image too.
@@ -681,7 +681,7 @@ def test_megatron_pair_from_outside(placement):
     assert_same(result, gradients_of_sines(positional_layer)(*args))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_megatron_pair_inside(placement):
     """Each element of the batch has its own gradients; those of a hidden unit's weights stay with the unit."""
@@ -706,7 +706,7 @@ def _stable_logsumexp_jvp(primals, tangents):
     return out, lax.psum(jnp.exp(primals[0] - out) * tangents[0], "b")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_custom_jvp_with_collectives(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -773,7 +773,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("a,resources", [(a, r) for a, b, r in PLACEMENTS.values() if "b" not in r], ids=str)
 def test_convention_inside(a, resources):
     x, c = elements(a)
@@ -783,7 +783,7 @@ def test_convention_inside(a, resources):
     assert_same(result, {name: gradient(x, c).astype(np.float32) for name, (_, gradient) in INSIDE.items()})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_vjp_inside_with_varying_cotangents(placement):
     """The pullback of psum sums cotangents; that of all_gather scatters their sum."""
@@ -809,7 +809,7 @@ def test_vjp_inside_with_varying_cotangents(placement):
     assert_same(result, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_extremum_of_names_and_positions_inside(placement):
     """Ties share the gradient of every element's loss; all elements have the same loss."""
@@ -822,7 +822,7 @@ def test_extremum_of_names_and_positions_inside(placement):
     assert_same(result, (2 * a * ties / ties.sum((0, 2), keepdims=True)).astype(np.float32))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_extremum_of_names_and_the_last_position_inside(placement):
     """The extremum of a square matrix over its columns must be compared with its rows."""
@@ -837,7 +837,7 @@ def test_extremum_of_names_and_the_last_position_inside(placement):
     assert_same(result, (a * (ties * weights).sum(3) / ties.sum((0, 3))[None]).astype(np.float32))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_gradient_inside_differentiated_from_outside(placement):
     """A gradient penalty: the inner gradient is part of the program like any other value."""
@@ -930,7 +930,7 @@ def reverse_derivatives(functions):
 # --------------------------------------------------------------------- kinds of arguments
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_gradient_of_a_closed_over_value(placement):
     """The xmapped function closes over tracers of the outer gradient."""
@@ -948,7 +948,7 @@ def test_gradient_of_a_closed_over_value(placement):
     assert_same(result, gradients(positional)(u, w))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_integer_and_low_precision_arguments(placement):
     """Labels have float0 tangents; gradients keep the dtype of what they belong to."""
@@ -976,7 +976,7 @@ def test_integer_and_low_precision_arguments(placement):
     assert_same(result, derivatives(positional), tolerance=2e-2)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_complex_and_pytree_arguments(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1161,7 +1161,7 @@ NETWORK_PLACEMENTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("resources", NETWORK_PLACEMENTS, ids=str)
 def test_tutorial_network_can_be_trained_under_every_placement(resources):
     args = network_arguments()

@@ -775,7 +775,7 @@ def rules_that_close_over_named_values(x, u, w):
     return jax.value_and_grad(loss)(x), jax.grad(loss)(w)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", [*PLACEMENTS, *LOOPED_PLACEMENTS])
 def test_custom_rules_that_close_over_named_values(placement):
     a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
@@ -830,7 +830,7 @@ def positional_rules_with_collectives(x, u, w):
     return sum(positional_averaged(t * u) + positional_averaged(u) * positional_centered(t) for t in steps)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_custom_rules_with_collectives(placement):
     """From outside the positional rules; inside those of vmap."""
@@ -864,7 +864,7 @@ def draws(key, u):
     }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:xy", "a:yx", *LOOPED_PLACEMENTS])
 def test_random_numbers_from_mapped_keys(placement):
     """Typed and raw keys; each element draws what it would draw alone."""
@@ -884,7 +884,7 @@ def test_random_numbers_from_mapped_keys(placement):
     assert_same(jax.random.key_data(keys), expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_random_numbers_from_one_key(placement):
     """An unmapped key draws the same for all; folding in the index of the element makes it its own."""
@@ -923,7 +923,7 @@ def replicas(resources):
     return 8 // int(np.prod([sizes[m] for m in used])) if used else 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_debug_print_and_callback_once_per_element_and_device(placement, capsys):
     a, b, resources = PLACEMENTS[placement]
@@ -945,7 +945,7 @@ def test_debug_print_and_callback_once_per_element_and_device(placement, capsys)
     assert printed == {f"n={n} i={n // b}": times for n in range(a * b)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_io_callback(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -967,7 +967,7 @@ def test_io_callback(placement):
 # --------------------------------------------------------------------------------- shardings
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_sharding_constraints_inside_have_no_effect_on_the_result(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -992,7 +992,7 @@ def test_sharding_constraints_inside_have_no_effect_on_the_result(placement):
     assert_same(result, (x * 2, x + u[:, None, None], {"x": x, "total": total}, x))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_sharding_constraints_around(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1091,7 +1091,7 @@ NESTED = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_nested_xmap(placement):
     a, b, resources = PLACEMENTS[placement]
@@ -1104,7 +1104,7 @@ def test_nested_xmap(placement):
 FREE_MESH_AXES = {"vectorized": ("x", ("x", "y")), "a:x": ("y",), "b:y": ("x",), "b:x": ("y",)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement,own", [(p, own) for p, free in FREE_MESH_AXES.items() for own in free], ids=str)
 def test_nested_xmap_with_its_own_resources(placement, own):
     """The inner axis lives on mesh axes that the outer one leaves free; values and both gradients are positional."""

@@ -324,6 +324,7 @@ CONFTEST = """
 XDIST = [["-n", "1"]] if importlib.util.find_spec("xdist") else []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [[], *XDIST], ids=["one process", "xdist"][: 1 + len(XDIST)])
 def test_the_pytest_plugin_runs_an_unmodified_suite(program, tmp_path, options):
     program(SUITE, "test_suite.py")
@@ -565,6 +566,7 @@ SPAWNING = """
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("arguments", [["program.py"], ["-m", "program"]], ids=" ".join)
 def test_processes_that_a_program_spawns_have_it_too(program, tmp_path, method, arguments):

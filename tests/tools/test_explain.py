@@ -83,6 +83,7 @@ def own_output(text):
     return re.sub(r"(?m)^(source|xmap_compat explain): .*\n\n?", "", re.sub(plans, "", text))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", [["program.py"], ["-m", "program"]], ids=str)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_program_runs_as_without_explain(program, tmp_path, way, ending):
