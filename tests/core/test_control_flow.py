@@ -925,9 +925,7 @@ OTHER_PLACEMENTS = [name for name in PLACEMENTS if name not in FEW_PLACEMENTS]
 def test_predicates_that_differ_select_and_never_hang(group, placements):
     command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), group, *placements]
     path = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH", ""), os.getcwd()])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": path}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "every placement agrees"
 

@@ -14,7 +14,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.mesh import Mesh, SerialLoop, loops_in_scope, mesh_of_jax
+from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName
 
 

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
 
 
-def check(plan: CallPlan) -> None:
-    """Refuse what plain JAX computes otherwise than xmap."""
+def check(plan: CallPlan, typed: bool) -> None:
+    """Refuse what plain JAX computes otherwise than xmap.
+
+    Args:
+      typed: whether JAX checks which values vary over the mesh; then cotangents are whole.
+    """
     placements = plan.staged.plan.placements
-    _check_rules(plan)
+    _check_rules(plan, typed)
     _check_random_bits(plan)
     _check_contractions(plan.staged.plan.program.jaxpr)
     for site in plan.staged.sites:
@@ -52,6 +56,11 @@ def _check_contractions(jaxpr: Any) -> None:
     contractions = {_call(eqn) for eqn, backward in operations if eqn.primitive.name == "pdot" and not backward}
     if contractions and any(_call(eqn) in contractions for eqn, backward in operations if backward):
         raise NotWritable("a contraction over names that is differentiated inside the body")
+
+
+def differentiates(jaxpr: Any) -> bool:
+    """Whether a body takes a derivative backwards."""
+    return any(backward for _, backward in _operations(jaxpr))
 
 
 def _check_random_bits(plan: CallPlan) -> None:
@@ -108,7 +117,7 @@ def _operations(jaxpr: Any, backward: bool = False) -> Iterator[tuple[Any, bool]
             yield from _operations(sub, transposed)
 
 
-def _check_rules(plan: CallPlan) -> None:
+def _check_rules(plan: CallPlan, typed: bool) -> None:
     """Refuse backward rules to which plain JAX gives other cotangents than xmap.
 
     Under ``vmap`` it gives each element of an axis the cotangent of a sum, and without types of varying
@@ -124,7 +133,7 @@ def _check_rules(plan: CallPlan) -> None:
         _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
         if any(map(collectives_in, (eqn.params["call_jaxpr"], forward, backward))):
             raise NotWritable("a backward rule with collectives")
-        if copied and not _is_linear(eqn, backward):
+        if copied and not typed and not _is_linear(eqn, backward):
             raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
 
 

@@ -12,16 +12,18 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat.core import errors
 from xmap_compat.core.placement import DeviceAxis
-from xmap_compat.core.rules.table import mentions_any
+from xmap_compat.core.rules.table import collectives_in, mentions_any
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.rewrite import AxisNames
@@ -57,12 +59,41 @@ def values(plan: CallPlan) -> dict[str, Any]:
 
 def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
     """The source and the values."""
+    if plan.staged.plan.nested or mentions_any(plan.staged.plan.program.jaxpr, _device_axes(plan)):
+        raise errors.no_source(plan.function, ["nested calls of xmap that use the mesh"])
+    names = _axis_names(plan)
+    unchecked = _why_unchecked(plan, names)
     try:
-        made = _rewritten(plan)
-        _check(plan, made)
+        if unchecked is None:
+            try:
+                return _made(plan, names, None)
+            except NotWritable as reason:
+                unchecked = str(reason).removeprefix("what was written fails: ")
+        return _made(plan, names, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
+
+
+def _made(plan: CallPlan, names: AxisNames, unchecked: str | None) -> tuple[str, dict[str, Any]]:
+    made = _rewritten(plan, names, unchecked)
+    _check(plan, made)
+    if plan.mesh is not None and unchecked is None:
+        _check_derivative(plan, made)
     return made.text, made.values
+
+
+def _device_axes(plan: CallPlan) -> list[DeviceAxis]:
+    return [name for name in plan.staged.plan.placements if isinstance(name, DeviceAxis)]
+
+
+def _why_unchecked(plan: CallPlan, names: AxisNames) -> str | None:
+    """Why JAX cannot check which values vary over the mesh, as far as that is known before it is tried."""
+    vmapped = [n for n in names.mesh if names.local[n] and n in collectives_in(plan.staged.plan.program.jaxpr)]
+    if plan.mesh is not None and vmapped:
+        return f"types know no collectives over axes of jax.vmap, as {literal(names.local[vmapped[0]])}"
+    if plan.mesh is not None and hazards.differentiates(plan.staged.plan.program.jaxpr):
+        return "a gradient that is taken inside is each element's own, of which types know nothing"
+    return None
 
 
 class Written(NamedTuple):
@@ -104,6 +135,28 @@ def _check(plan: CallPlan, made: Written) -> None:
         raise NotWritable(f"what was written cannot be compared with the plan: {_first_line(error)}") from error
     if difference is not None:
         raise NotWritable(f"what was written computes something else: {difference}")
+
+
+def _check_derivative(plan: CallPlan, made: Written) -> None:
+    """Raise unless a module can be differentiated where its types are checked."""
+    leaves, structure = jax.tree.flatten(_argument_types(plan))
+    smooth = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.inexact)]
+    function = _executed(plan, made)[made.entry]
+
+    def derivative(leaves):
+        def of_smooth(*given):
+            values = dict(zip(smooth, given))
+            outs = function(*jax.tree.unflatten(structure, [values.get(k, x) for k, x in enumerate(leaves)]))
+            return [x for x in jax.tree.leaves(outs) if jnp.issubdtype(x.dtype, np.inexact)]
+
+        results, pull = jax.vjp(of_smooth, *(leaves[k] for k in smooth))
+        return pull(results)
+
+    try:
+        jax.eval_shape(derivative, leaves)
+    except Exception as error:
+        if "Reverse-mode" not in str(error):
+            raise NotWritable(_first_line(error)) from error
 
 
 def _executed(plan: CallPlan, made: Written) -> dict[str, Any]:
@@ -201,27 +254,31 @@ def mesh_lines(mesh: jax.sharding.Mesh, name: str) -> list[str]:
 # ------------------------------------------------------------------ the user's functions
 
 
-def _rewritten(plan: CallPlan) -> Written:
-    """The user's functions under nested vmaps, within a shard_map if there is a mesh."""
-    devices = [name for name in plan.staged.plan.placements if isinstance(name, DeviceAxis)]
-    if plan.staged.plan.nested or mentions_any(plan.staged.plan.program.jaxpr, devices):
-        raise NotWritable("nested calls of xmap")
-    looped = [a for a in plan.axes if a.loops]
-    if len(looped) > 1:
-        raise NotWritable("several axes on loops")
-    if any(looped[0].name not in r.axes for r in plan.results if looped):
-        raise NotWritable("a loop that is not around all results")
-    hazards.check(plan)
-    names = AxisNames(
+def _axis_names(plan: CallPlan) -> AxisNames:
+    return AxisNames(
         {a.name: a.mesh_axes for a in plan.axes},
         _local_names(plan),
         tuple(plan.mesh.axis_names) if plan.mesh is not None else (),
         {a.name: a.size for a in plan.axes},
     )
+
+
+def _rewritten(plan: CallPlan, names: AxisNames, unchecked: str | None) -> Written:
+    """The user's functions under nested vmaps, within a shard_map if there is a mesh.
+
+    Args:
+      unchecked: why JAX cannot check which values vary over the mesh; None if it can.
+    """
+    looped = [a for a in plan.axes if a.loops]
+    if len(looped) > 1:
+        raise NotWritable("several axes on loops")
+    if any(looped[0].name not in r.axes for r in plan.results if looped):
+        raise NotWritable("a loop that is not around all results")
+    hazards.check(plan, typed=plan.mesh is not None and unchecked is None)
     reserved = ("P", "Mesh") if plan.mesh is not None else ()
     module = Module(plan.staged.declared.fun, plan.staged.plan.program.jaxpr, names, reserved)
     fresh = Names(module.taken)
-    wrapper = _Wrapper(plan, names, module.name, fresh)
+    wrapper = _Wrapper(plan, names, module.name, fresh, unchecked)
     lines = [*value_lines(module.values), *module.helper_lines()]
     for definition in module.definitions.values():
         lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
@@ -252,8 +309,8 @@ def _local_names(plan: CallPlan) -> dict[Any, str | None]:
 class _Wrapper:
     """The functions that map the body: over the devices, over loops, over what is vectorized."""
 
-    def __init__(self, plan: CallPlan, names: AxisNames, body: str, fresh: Names):
-        self.plan, self.names, self.body, self.fresh = plan, names, body, fresh
+    def __init__(self, plan: CallPlan, names: AxisNames, body: str, fresh: Names, unchecked: str | None):
+        self.plan, self.names, self.body, self.fresh, self.unchecked = plan, names, body, fresh, unchecked
         self.entry = fresh.like(entry_name(plan))
         self.mesh, self.per_device, self.mapped_name, self.result = (
             fresh.like(name) for name in ("mesh", "per_device", "mapped", "result")
@@ -277,12 +334,13 @@ class _Wrapper:
         specs = self._by_argument(lambda a: partition_spec(a.spec or ()))
         results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results])
         in_specs = f"({', '.join(specs)}{',' if len(specs) == 1 else ''})"
-        # Types of values that vary over mesh axes do not know collectives over vmapped axes.
-        unchecked = ", check_vma=False"
+        unchecked = "" if self.unchecked is None else ", check_vma=False"
         out.raw(["@jax.jit"])
 
         def write():
             out.add(f'"""{_summary(self.plan)}"""')
+            if self.unchecked is not None:
+                out.raw([f"    # {line}" for line in textwrap.wrap(f"Unchecked: {self.unchecked}.", WIDTH - 6)])
             given = f"mesh={self.mesh}, in_specs={in_specs}, out_specs={results}{unchecked}"
             out.add(f"{self.mapped_name} = jax.shard_map({self.per_device}, {given})")
             out.add(f"return {self.mapped_name}({called})")
