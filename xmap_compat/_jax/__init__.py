@@ -13,21 +13,29 @@ check_release()
 
 from xmap_compat._jax.dispatch import is_device_mismatch, jit, recovering
 from xmap_compat._jax.equations import (
-    RootFinder,
-    custom_jvp_rule,
-    custom_vjp_rules,
+    Call,
+    Checkpoint,
+    Cond,
+    CustomJvp,
+    CustomVjp,
+    CustomVmap,
+    LinearSolve,
+    Root,
+    RootMap,
+    Scan,
+    ShardMap,
+    Structured,
+    While,
     instantiate_symbolic,
     is_symbolic_zero,
-    linear_map_of_root,
-    root_finder,
-    scan_arity,
+    read,
     symbolic_zero,
     symbolic_zero_of,
 )
+from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
     Literal,
     has_side_effect,
-    inline_calls,
     input_vars,
     is_jaxpr,
     open_jaxpr,

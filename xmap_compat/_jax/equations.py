@@ -1,22 +1,168 @@
-"""What JAX's structured equations hold."""
+"""The one reader of JAX's structured equations: what each holds, by the same names for all releases.
+
+``read(equation)`` gives one of the frozen values below, or None for an ordinary primitive.  The evaluator, the type
+check, listings and sources match on these, and know no parameters of JAX's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
+from xmap_compat._jax.jaxprs import subjaxprs
 from xmap_compat._jax.types import float0
 
 SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
-class RootFinder(NamedTuple):
-    """The parts of ``lax.custom_root``, an operation of its own since 0.12 (before, a ``custom_jvp``).
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A function that is called where it stands.
+
+    Attributes:
+      body: its jaxpr.
+      name: that of a function which the user jitted; None for what JAX wraps so by itself.
+    """
+
+    body: Any
+    name: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """``jax.checkpoint``: a call whose values are computed again for its gradient."""
+
+    body: Any
+    policy: Any
+    prevent_cse: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """``lax.scan``: ``body(*consts, *carry, *slices) -> (*carry, *slices)``."""
+
+    body: Any
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """``lax.while_loop``: operands are constants of the condition, constants of the body, the carry."""
+
+    condition: Any
+    body: Any
+    num_condition_consts: int
+    num_body_consts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cond:
+    """``lax.cond`` and ``lax.switch``: the first operand is the index of the branch.
+
+    Attributes:
+      branches: their jaxprs, all of the other operands.
+      platforms: of ``lax.platform_dependent``, for each branch the platforms that take it (None: all
+        others); else None.
+    """
+
+    branches: tuple[Any, ...]
+    platforms: tuple[Any, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomJvp:
+    """A call of a ``jax.custom_jvp`` function.
+
+    Attributes:
+      body: the function.
+      rule: ``(*primals, *tangents) -> [*outs, *out_tangents]``; among tangents may be symbolic zeros, of the arguments
+        if the rule asked for them, and of the results.
+      symbolic_zeros: whether it did.
+    """
+
+    body: Any
+    rule: Callable[..., Any]
+    symbolic_zeros: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomVjp:
+    """A call of a ``jax.custom_vjp`` function.
+
+    Attributes:
+      body: the function.
+      params: from which :meth:`rules` are made.
+      num_consts: how many operands, the first ones, are no arguments of the function: it closes over them.
+      symbolic_zeros: whether the backward rule takes cotangents that are known to be zero.
+    """
+
+    body: Any
+    params: Mapping[str, Any]
+    num_consts: int
+    symbolic_zeros: bool
+
+    def rules(self) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], Any]]:
+        """The user's rules.
+
+        Returns:
+          ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each primal whether it is
+          differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the primals``; and
+          ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run: ``forwarded[k]`` is the primal that
+          serves as residual k, or None where fwd returned it.
+        """
+        bound = primitives.custom_vjp_call_p.get_bind_params(dict(self.params))
+        _, fwd, bwd = bound["subfuns"]
+
+        def run_fwd(perturbed, *primals):
+            flagged = [x for pair in zip(primals, perturbed, strict=True) for x in pair]
+            return fwd.call_wrapped(*flagged)
+
+        def run_bwd(*args):
+            out = bwd.call_wrapped(*args)
+            cotangents = out[0] if _bwd_returns_logs(out) else out
+            return [_instantiate(x) for x in cotangents]
+
+        return run_fwd, run_bwd, bound["out_trees"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomVmap:
+    """A call of a ``jax.custom_batching.custom_vmap`` function: ``rule(axis_size, in_batched, *args)``."""
+
+    body: Any
+    rule: Callable[..., Any]
+    in_tree: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearSolve:
+    """``lax.custom_linear_solve``: operands are the constants of each of the four functions, then right-hand sides.
+
+    Attributes:
+      matvec, vecmat, solve, transpose_solve: jaxprs; those of the transpose may be None.
+      lengths: how many constants each has.
+    """
+
+    matvec: Any
+    vecmat: Any
+    solve: Any
+    transpose_solve: Any
+    lengths: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Root:
+    """``lax.custom_root``, an operation of its own since 0.12 (before, a ``custom_jvp``).
 
     Attributes:
       lengths: how many operands are constants of ``solve``, the guess, constants of ``f``; the rest belong to
@@ -24,29 +170,129 @@ class RootFinder(NamedTuple):
       f: ``f(*constants, *x) -> residuals``.
       solve: ``solve(*constants, *guess) -> [*x, *aux]``.
       tangent_solve: ``tangent_solve(*constants, *x, *b) -> y`` so that the derivative of f at x maps y to b.
+      body: the jaxpr of ``solve``.
     """
 
     lengths: tuple[int, int, int]
     f: Callable[..., Any]
     solve: Callable[..., Any]
     tangent_solve: Callable[..., Any]
-    solve_jaxpr: Any
+    body: Any
 
 
-def root_finder(params: Mapping[str, Any]) -> RootFinder | None:
-    """What a ``call_hi_primitive`` equation calls, if that is ``lax.custom_root``."""
+@dataclasses.dataclass(frozen=True)
+class RootMap:
+    """The linear map that ``tangent_solve`` of a ``lax.custom_root`` is given (since 0.12), of its operands."""
+
+    apply: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardMap:
+    """The user's own ``jax.shard_map``."""
+
+    body: Any
+
+
+Structured = (
+    Call
+    | Checkpoint
+    | Scan
+    | While
+    | Cond
+    | CustomJvp
+    | CustomVjp
+    | CustomVmap
+    | LinearSolve
+    | Root
+    | RootMap
+    | ShardMap
+)
+
+
+def read(eqn: Any) -> Structured | None:
+    """What a structured equation holds; None for an ordinary primitive."""
+    reader = _READERS.get(eqn.primitive.name)
+    return None if reader is None else reader(eqn.params)
+
+
+def _jit(params):
+    return Call(params["jaxpr"], params["name"])
+
+
+def _call(params):
+    return Call(params["call_jaxpr"])
+
+
+def _composite(params):
+    (body,) = subjaxprs(params)
+    return Call(body)
+
+
+def _optimized_rule(params):
+    """``custom_vjp(optimize_remat=True)``: XLA drops residuals that nobody reads."""
+    return Call(params["fwd_jaxpr"])
+
+
+def _checkpoint(params):
+    return Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"])
+
+
+def _scan(params):
+    """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.12."""
+    if "num_consts" in params:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    else:
+        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
+    return Scan(params["jaxpr"], num_consts, num_carry, params["length"], params["reverse"], params["unroll"])
+
+
+def _while(params):
+    return While(params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"])
+
+
+def _cond(params):
+    return Cond(tuple(params["branches"]), params.get("branches_platforms"))
+
+
+def _custom_jvp(params):
+    _, jvp = primitives.custom_jvp_call_p.get_bind_params(dict(params))["subfuns"]
+    return CustomJvp(params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"])
+
+
+def _custom_vjp(params):
+    return CustomVjp(params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"])
+
+
+def _custom_vmap(params):
+    return CustomVmap(params["call"], params["rule"], params["in_tree"])
+
+
+def _linear_solve(params):
+    jaxprs = params["jaxprs"]
+    return LinearSolve(jaxprs.matvec, jaxprs.vecmat, jaxprs.solve, jaxprs.transpose_solve, params["const_lengths"])
+
+
+def _operation(params):
+    """Operations of ``jax.experimental.hijax``, of which JAX makes its roots since 0.12; of others None is known."""
     operation: Any = params["_prim"]
-    if type(operation).__name__ != "CustomRoot":
+    kind = type(operation).__name__
+    if kind == "_RootLinearMap":
+        return RootMap(_flat(operation.expand, *map(jax.tree.structure, operation.in_avals)))
+    if kind != "CustomRoot":
         return None
     solve_tree, guess_tree, f_tree, tangent_tree = map(jax.tree.structure, operation.in_avals)
-    lengths = (solve_tree.num_leaves, guess_tree.num_leaves, f_tree.num_leaves)
-    return RootFinder(
-        lengths,
+    return Root(
+        (solve_tree.num_leaves, guess_tree.num_leaves, f_tree.num_leaves),
         _flat(operation.f, f_tree, guess_tree),
         _flat(operation.solve, solve_tree, guess_tree),
         _flat(operation.tangent_solve, tangent_tree, guess_tree, guess_tree),
         operation.solve_jaxpr,
     )
+
+
+def _shard_map(params):
+    return ShardMap(params["jaxpr"])
 
 
 def _flat(fun, *trees):
@@ -58,58 +304,27 @@ def _flat(fun, *trees):
     return flat
 
 
-def linear_map_of_root(params: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """The derivative that ``tangent_solve`` of a ``lax.custom_root`` is given (since 0.12), of its operands."""
-    operation: Any = params["_prim"]
-    if type(operation).__name__ != "_RootLinearMap":
-        return None
-    return _flat(operation.expand, *map(jax.tree.structure, operation.in_avals))
-
-
-def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
-    """``(num_consts, num_carry)`` of a scan; flat trees ``ft_in`` replace them since 0.12."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    groups: Any = params["ft_in"].unpack()
-    consts, carry, _ = groups
-    return len(consts), len(carry)
-
-
-def custom_jvp_rule(params: Mapping[str, Any]) -> Callable[..., Any]:
-    """The user's rule of a ``custom_jvp_call``: ``(*primals, *tangents) -> (*outs, *out_tangents)``.
-
-    Among the tangents may be symbolic zeros: of the arguments if the rule asked for them, and of the results.
-    """
-    _, jvp = _bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
-    return lambda *args: list(jvp.call_wrapped(*args))
-
-
-def custom_vjp_rules(params: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], Any]]:
-    """The user's rules of a ``custom_vjp_call``.
-
-    Returns:
-      ``fwd(perturbed, *primals) -> [*residuals, *outs]``, where ``perturbed`` tells of each primal whether it is
-      differentiated; ``bwd(*residuals, *cotangents) -> cotangents of the primals``; and
-      ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run: ``forwarded[k]`` is the primal that
-      serves as residual k, or None where fwd returned it.
-    """
-    bound = _bind_params(primitives.custom_vjp_call_p, params)
-    _, fwd, bwd = bound["subfuns"]
-
-    def run_fwd(perturbed, *primals):
-        flagged = [x for pair in zip(primals, perturbed, strict=True) for x in pair]
-        return fwd.call_wrapped(*flagged)
-
-    def run_bwd(*args):
-        out = bwd.call_wrapped(*args)
-        cotangents = out[0] if _bwd_returns_logs(out) else out
-        return [_instantiate(x) for x in cotangents]
-
-    return run_fwd, run_bwd, bound["out_trees"]
-
-
-def _bind_params(primitive, params):
-    return primitive.get_bind_params(dict(params))
+_READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
+    "jit": _jit,
+    "pjit": _jit,
+    "closed_call": _call,
+    "core_call": _call,
+    "eval_jaxpr": _call,
+    "composite": _composite,
+    "remat_opt": _optimized_rule,
+    "checkpoint": _checkpoint,
+    "remat": _checkpoint,
+    "remat2": _checkpoint,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "custom_vmap_call": _custom_vmap,
+    "custom_linear_solve": _linear_solve,
+    "call_hi_primitive": _operation,
+    "shard_map": _shard_map,
+}
 
 
 def _bwd_returns_logs(out) -> bool:

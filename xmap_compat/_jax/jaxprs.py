@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-from jax._src import core, source_info_util
+from jax._src import core
 from jax._src.state import discharge
 from jax._src.state import types as state_types
 from jax.extend import core as jex_core
@@ -55,39 +54,6 @@ def subjaxprs(params: Any) -> Iterator[Any]:
             yield from subjaxprs(value)
     elif type(params).__name__ == "CustomRoot":
         yield params.solve_jaxpr  # since 0.12
-
-
-def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
-    """An open jaxpr with the equations of jitted functions, under variables of their own, in the place of calls.
-
-    Calls of the jaxprs in ``kept`` stay.
-    """
-    env: dict[Any, Any] = {}
-    eqns = list(_inlined(jaxpr, kept, env, source_info_util.NameStack()))
-    return jaxpr.replace(eqns=eqns, outvars=[_renamed(env, v) for v in jaxpr.outvars])
-
-
-def _inlined(jaxpr, kept, env, stack):
-    for eqn in jaxpr.eqns:
-        operands = [_renamed(env, v) for v in eqn.invars]
-        info = eqn.source_info.replace(name_stack=stack + eqn.source_info.name_stack)
-        called = None
-        if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"):
-            called = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-        if called is not None and called not in kept:
-            body, consts = open_jaxpr(called)
-            literals = [Literal(c, jax.typeof(c)) for c in consts]
-            inner = dict(zip(input_vars(body), [*literals, *operands], strict=True))
-            yield from _inlined(body, kept, inner, info.name_stack)
-            env.update(zip(eqn.outvars, [_renamed(inner, v) for v in body.outvars], strict=True))
-        else:
-            results = [jex_core.Var(v.aval) for v in eqn.outvars]
-            env.update(zip(eqn.outvars, results))
-            yield eqn.replace(invars=operands, outvars=results, source_info=info)
-
-
-def _renamed(env, atom):
-    return atom if isinstance(atom, Literal) else env.get(atom, atom)
 
 
 def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:

@@ -60,8 +60,10 @@ class RepeatedCalls:
 
 def _count_calls(jaxpr, counts, seen):
     for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        found = _jax.read(eqn)
+        called = found.body if isinstance(found, _jax.Call) and found.name is not None else None
         for sub in _jax.subjaxprs(eqn.params):
-            if eqn.primitive.name in ("jit", "pjit"):
+            if called is not None and called is sub:
                 counts[id(sub)] += 1
             if id(sub) not in seen:
                 seen.add(id(sub))
@@ -115,8 +117,11 @@ class Evaluator:
         primitive = eqn.primitive.name
         if primitive in RULES:
             return translate(self.loc, primitive, eqn.params, [_as_array(v) for v in operands])
-        if primitive in STRUCTURED:
-            return STRUCTURED[primitive](self, eqn.params, list(operands), eqn)
+        found = _jax.read(eqn)
+        if found is not None:
+            return _STRUCTURED[type(found)](self, found, list(operands), eqn)
+        if primitive in _PLACING:
+            return _PLACING[primitive](self, operands, eqn)
         if primitive not in DIRECT and self.named_axes(eqn):
             return self.over_names(eqn, operands)
         return self.ordinary(eqn, operands)
@@ -160,75 +165,60 @@ def _as_array(value: NamedValue) -> NamedValue:
 # --------------------------------------------------------------------------- calls
 
 
-def _inline(param: str):
-    def rule(ev: Evaluator, params, operands, eqn):
-        return ev.evaluate(params[param], operands)
-
-    return rule
+def _call(ev: Evaluator, call: _jax.Call, operands, eqn):
+    return ev.evaluate(call.body, operands) if call.name is None else ev.call(call.body, operands, call.name)
 
 
-def _jit(ev: Evaluator, params, operands, eqn):
-    return ev.call(params["jaxpr"], operands, params["name"])
-
-
-def _composite(ev: Evaluator, params, operands, eqn):
-    (body,) = _jax.subjaxprs(params)
-    return ev.evaluate(body, operands)
-
-
-def _remat(ev: Evaluator, params, operands, eqn):
+def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
     def body(*values):
-        return ev.evaluate(params["jaxpr"], values)
+        return ev.evaluate(call.body, values)
 
-    return jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])(*operands)
+    return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)(*operands)
+
+
+def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
+    if ev.loc.typed or collectives_in(call.body) & set(ev.loc.placements):
+        raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
+    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+
+Rule = Callable[[Evaluator, Any, Sequence[NamedValue], Any], list[NamedValue]]
+
+_STRUCTURED: dict[type, Rule] = {
+    _jax.Call: _call,
+    _jax.Checkpoint: _checkpoint,
+    _jax.Scan: control_flow.scan,
+    _jax.While: control_flow.while_loop,
+    _jax.Cond: control_flow.cond,
+    _jax.CustomJvp: custom_derivatives.custom_jvp,
+    _jax.CustomVjp: custom_derivatives.custom_vjp,
+    _jax.CustomVmap: custom_batching.custom_vmap,
+    _jax.LinearSolve: solvers.linear_solve,
+    _jax.Root: solvers.root,
+    _jax.RootMap: solvers.root_map,
+    _jax.ShardMap: _shard_map,
+}
 
 
 # ------------------------------------------------------------------------- placement
 
 
-def _sharding_constraint(ev: Evaluator, params, operands, eqn):
+def _sharding_constraint(ev: Evaluator, operands, eqn):
     """Inside our shard_map each device holds its part already: a constraint says nothing more."""
     if ev.loc.typed:
-        return operands
+        return list(operands)
     return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
 
 
-def _device_put(ev: Evaluator, params, operands, eqn):
+def _device_put(ev: Evaluator, operands, eqn):
     """Of shardings as above; other places (a device, a kind of memory) are left to JAX."""
-    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in params["devices"]):
-        return operands
+    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in eqn.params["devices"]):
+        return list(operands)
     return ev.ordinary(eqn, operands)
 
 
-def _shard_map(ev: Evaluator, params, operands, eqn):
-    if ev.loc.typed or collectives_in(params["jaxpr"]) & set(ev.loc.placements):
-        raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
-    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
-
-
-# ----------------------------------------------------------------------------- table
-
-STRUCTURED: dict[str, Callable[..., list[NamedValue]]] = {
-    "jit": _jit,
-    "pjit": _jit,
-    "closed_call": _inline("call_jaxpr"),
-    "core_call": _inline("call_jaxpr"),
-    "eval_jaxpr": _inline("call_jaxpr"),
-    "composite": _composite,
-    "remat_opt": _inline("fwd_jaxpr"),  # custom_vjp(optimize_remat=True): XLA drops residuals that nobody reads
-    "remat2": _remat,
-    "remat": _remat,
-    "checkpoint": _remat,
-    "scan": control_flow.scan,
-    "while": control_flow.while_loop,
-    "cond": control_flow.cond,
-    "custom_jvp_call": custom_derivatives.custom_jvp,
-    "custom_vjp_call": custom_derivatives.custom_vjp,
-    "custom_linear_solve": solvers.linear_solve,
-    "custom_vmap_call": custom_batching.custom_vmap,
-    "call_hi_primitive": solvers.operation,
+_PLACING: dict[str, Callable[[Evaluator, Sequence[NamedValue], Any], list[NamedValue]]] = {
     "sharding_constraint": _sharding_constraint,
     "reshard": _sharding_constraint,
     "device_put": _device_put,
-    "shard_map": _shard_map,
 }

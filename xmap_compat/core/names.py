@@ -73,16 +73,7 @@ class Checker:
     def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of one equation's results."""
         primitive = eqn.primitive.name
-        if primitive in RULES:
-            outs = self._collective(eqn, inputs)
-        elif primitive in STRUCTURED:
-            self._around.append(eqn)
-            try:
-                outs = STRUCTURED[primitive](self, eqn.params, list(inputs))
-            finally:
-                self._around.pop()
-        else:
-            outs = self._ordinary(eqn, inputs)
+        outs = (self._collective if primitive in RULES else self._structured)(eqn, inputs)
         for names in outs:
             self.check_distinct_resources(names, lambda: self._place(eqn))
         return outs
@@ -91,7 +82,7 @@ class Checker:
         if eqn.primitive.name not in ("device_take", "device_vary"):
             return f"a value returned from a primitive {eqn.primitive.name} created at {self.where(eqn)}"
         # How a nested xmap takes its part of an argument, or of a value that it closes over.
-        nested = self._around[-1].params.get("name", "") if self._around else ""
+        nested = getattr(_jax.read(self._around[-1]), "name", "") if self._around else ""
         if eqn.primitive.name == "device_take":
             return f"an input to an xmapped function {nested} (xmap called at {self.where(eqn)})"
         return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
@@ -111,6 +102,17 @@ class Checker:
                     first, second = (self._taken_by.get(n, n) for n in (owner[resource], name))
                     raise errors.names_meet(first, second, resource, place())
                 owner[resource] = name
+
+    def _structured(self, eqn, inputs):
+        found = _jax.read(eqn)
+        rule = _STRUCTURED.get(type(found))
+        if rule is None:
+            return self._ordinary(eqn, inputs)
+        self._around.append(eqn)
+        try:
+            return rule(self, found, inputs)
+        finally:
+            self._around.pop()
 
     def _ordinary(self, eqn, inputs):
         """An operation that is in no table.  One that names axes, by its batching rule: where no device is involved."""
@@ -161,42 +163,32 @@ def _union(names: Sequence[Names]) -> Names:
     return frozenset().union(*names)
 
 
-# --------------------------------------------------------------- structured primitives
+# --------------------------------------------------------------- structured equations
 
 
-def _call(param: str):
-    def rule(checker: Checker, params, inputs):
-        return checker.results(params[param], inputs)
-
-    return rule
+def _called(checker: Checker, call: Any, inputs: Sequence[Names]) -> list[Names]:
+    return checker.results(call.body, inputs)
 
 
-def _composite(checker: Checker, params, inputs):
-    (body,) = _jax.subjaxprs(params)
-    return checker.results(body, inputs)
-
-
-def _scan(checker: Checker, params, inputs):
-    carry = scan_carry_names(checker, params, inputs)
-    consts, xs = _scan_split(params, inputs)
-    outs = checker.results(params["jaxpr"], [*consts, *carry, *xs])
+def _scan(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
+    carry = scan_carry_names(checker, scan, inputs)
+    consts, xs = _around_carry(scan, inputs)
+    outs = checker.results(scan.body, [*consts, *carry, *xs])
     return [*carry, *outs[len(carry) :]]
 
 
-def _scan_split(params, inputs):
-    num_consts, num_carry = _jax.scan_arity(params)
-    return inputs[:num_consts], inputs[num_consts + num_carry :]
+def _around_carry(scan, inputs):
+    return inputs[: scan.num_consts], inputs[scan.num_consts + scan.num_carry :]
 
 
-def scan_carry_names(checker: Checker, params, inputs) -> list[Names]:
+def scan_carry_names(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
     """The fixpoint of what a scan's carry varies over."""
-    num_consts, num_carry = _jax.scan_arity(params)
-    consts, xs = _scan_split(params, inputs)
+    consts, xs = _around_carry(scan, inputs)
 
     def step(carry):
-        return checker.results(params["jaxpr"], [*consts, *carry, *xs])[:num_carry]
+        return checker.results(scan.body, [*consts, *carry, *xs])[: scan.num_carry]
 
-    return _fixpoint(step, inputs[num_consts : num_consts + num_carry])
+    return _fixpoint(step, inputs[scan.num_consts : scan.num_consts + scan.num_carry])
 
 
 def _fixpoint(step, carry):
@@ -207,70 +199,64 @@ def _fixpoint(step, carry):
         carry = grown
 
 
-def _while(checker: Checker, params, inputs):
-    return while_names(checker, params, inputs)[0]
+def _while(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> list[Names]:
+    return while_names(checker, loop, inputs)[0]
 
 
-def while_names(checker: Checker, params, inputs) -> tuple[list[Names], Names]:
+def while_names(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> tuple[list[Names], Names]:
     """What a while loop's carry and its predicate vary over."""
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
+    first_carried = loop.num_condition_consts + loop.num_body_consts
+    condition_consts, body_consts = (
+        inputs[: loop.num_condition_consts],
+        inputs[loop.num_condition_consts : first_carried],
+    )
 
     def predicate(carry):
-        return checker.results(params["cond_jaxpr"], [*cond_consts, *carry])[0]
+        return checker.results(loop.condition, [*condition_consts, *carry])[0]
 
     def step(carry):
         varying = predicate(carry)
-        return [names | varying for names in checker.results(params["body_jaxpr"], [*body_consts, *carry])]
+        return [names | varying for names in checker.results(loop.body, [*body_consts, *carry])]
 
-    carry = _fixpoint(step, inputs[num_cond + num_body :])
+    carry = _fixpoint(step, inputs[first_carried:])
     return carry, predicate(carry)
 
 
-def _cond(checker: Checker, params, inputs):
+def _cond(checker: Checker, cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
     index, *operands = inputs
-    branches = [checker.results(branch, operands) for branch in params["branches"]]
+    branches = [checker.results(branch, operands) for branch in cond.branches]
     return [_union([index, *names]) for names in zip(*branches)]
 
 
-def _linear_solve(checker: Checker, params, inputs):
-    union = linear_solve_names(checker, params, inputs)
-    return [union] * len(checker.results(params["jaxprs"].solve, [union] * len(params["jaxprs"].solve.in_avals)))
+def _linear_solve(checker: Checker, solve: _jax.LinearSolve, inputs: Sequence[Names]) -> list[Names]:
+    union = linear_solve_names(inputs)
+    return [union] * len(checker.results(solve.solve, [union] * len(solve.solve.in_avals)))
 
 
-def linear_solve_names(checker: Checker, params, inputs) -> Names:
+def linear_solve_names(inputs: Sequence[Names]) -> Names:
     """One set for every unknown and right-hand side: the solve mixes them all."""
     return _union(inputs)
 
 
-def _operation(checker: Checker, params, inputs):
-    root = _jax.root_finder(params)
-    names = _union(inputs) if root is None else root_names(checker, root, inputs)
-    return [names] * len(params["_prim"].out_avals_flat)
+def _root(checker: Checker, root: _jax.Root, inputs: Sequence[Names]) -> list[Names]:
+    return [root_names(checker, root, inputs)] * len(_jax.open_jaxpr(root.body)[0].outvars)
 
 
-def root_names(checker: Checker, root: _jax.RootFinder, inputs) -> Names:
+def root_names(checker: Checker, root: _jax.Root, inputs: Sequence[Names]) -> Names:
     """One set for all results: a root depends on all that its equation depends on."""
     num_consts, num_roots, _ = root.lengths
-    return _union([*inputs, *checker.results(root.solve_jaxpr, inputs[: num_consts + num_roots])])
+    return _union([*inputs, *checker.results(root.body, inputs[: num_consts + num_roots])])
 
 
-STRUCTURED: dict[str, Callable[..., list[Names]]] = {
-    "jit": _call("jaxpr"),
-    "pjit": _call("jaxpr"),
-    "closed_call": _call("call_jaxpr"),
-    "core_call": _call("call_jaxpr"),
-    "eval_jaxpr": _call("call_jaxpr"),
-    "composite": _composite,
-    "remat_opt": _call("fwd_jaxpr"),
-    "remat2": _call("jaxpr"),
-    "checkpoint": _call("jaxpr"),
-    "remat": _call("jaxpr"),
-    "custom_jvp_call": _call("call_jaxpr"),
-    "custom_vjp_call": _call("call_jaxpr"),
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "custom_linear_solve": _linear_solve,
-    "call_hi_primitive": _operation,
+# Of others (custom_vmap, shard_map, linear maps of roots) the results vary over what the operands do.
+_STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] = {
+    _jax.Call: _called,
+    _jax.Checkpoint: _called,
+    _jax.CustomJvp: _called,
+    _jax.CustomVjp: _called,
+    _jax.Scan: _scan,
+    _jax.While: _while,
+    _jax.Cond: _cond,
+    _jax.LinearSolve: _linear_solve,
+    _jax.Root: _root,
 }

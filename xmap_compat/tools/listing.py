@@ -170,16 +170,19 @@ def named_type(dtype, shape, names, placements) -> str:
     return short_type(dtype, shape) + (f"{{{','.join(ordered)}}}" if ordered else "")
 
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
 _HIDDEN_PARAMS = {
     *("sharding", "out_sharding", "weak_type", "mode", "ctx_mesh", "mentions", "unroll", "axis_size", "linear"),
     *("num_consts", "num_carry", "cond_nconsts", "body_nconsts", "ft_in", "ft_out"),
 }
 
 
+def _is_call(eqn) -> bool:
+    return isinstance(_jax.read(eqn), (_jax.Call, _jax.CustomJvp))
+
+
 def _is_plain_call(eqn) -> bool:
     """A call of a function without collectives (relu, a jnp function) reads best as one step."""
-    return eqn.primitive.name in _CALLS and not any(map(_has_collective, _jax.subjaxprs(eqn.params)))
+    return _is_call(eqn) and not any(map(_has_collective, _jax.subjaxprs(eqn.params)))
 
 
 def _has_collective(jaxpr) -> bool:
@@ -194,7 +197,7 @@ def _call_text(eqn) -> tuple[str, str]:
         axes = ",".join(map(str, mentioned_names(params)))
         rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
         return primitive, ", ".join([axes, *_shown_params(rest)])
-    if primitive in _CALLS:
+    if _is_call(eqn):
         if nested := _nested_function(params):
             return "xmap", nested
         name = params.get("name") or _inner_name(params)

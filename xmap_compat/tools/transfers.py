@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core.evaluate import STRUCTURED, Evaluator
+from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import RULES
@@ -147,8 +147,7 @@ class Watching(Evaluator):
         return self.evaluate(jaxpr, operands)  # each call is a site of its own
 
     def equation(self, eqn, operands):
-        primitive = eqn.primitive.name
-        if primitive not in RULES and primitive not in STRUCTURED:
+        if eqn.primitive.name not in RULES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
         with self.sites.at(eqn, operands) as mark, jax.named_scope(mark):
             return super().equation(eqn, operands)
@@ -170,7 +169,10 @@ def _collective(site: Site, steps: Sequence[Step], placements: Mapping[AxisName,
     own = primitive in RULES
     transfers = tuple(step for step in steps if isinstance(step, Transfer))
     if not own:  # it holds others, which have rows of their own
-        steps = [*(["agreement of the devices to go on"] if primitive == "while" else []), *transfers]
+        steps = [
+            *(["agreement of the devices to go on"] if isinstance(_jax.read(site.eqn), _jax.While) else []),
+            *transfers,
+        ]
     words = list(dict.fromkeys(step if isinstance(step, str) else _phrase(step, transfers) for step in steps))
     told = [word for word in words if word != RESHAPED] or words
     return Collective(
@@ -247,10 +249,11 @@ def _steps(
         step = _transfer(eqn, mesh_shape, times, conditional) or _local_step(eqn, indices)
         if step is not None and here is not None:
             yield here, step
-        turns = {"scan": eqn.params.get("length"), "while": None}.get(primitive, 1)
+        found = _jax.read(eqn)
+        turns = found.length if isinstance(found, _jax.Scan) else None if isinstance(found, _jax.While) else 1
         inner = None if times is None or turns is None else times * turns
         for sub in _jax.subjaxprs(eqn.params):
-            yield from _steps(sub, mesh_shape, here, inner, conditional or primitive == "cond")
+            yield from _steps(sub, mesh_shape, here, inner, conditional or isinstance(found, _jax.Cond))
 
 
 def _local_step(eqn: Any, indices: Container[Any]) -> str | None:

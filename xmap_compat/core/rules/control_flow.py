@@ -25,24 +25,28 @@ if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
 
 
-def scan(ev: Evaluator, params, operands, eqn):
-    num_consts, num_carry = _jax.scan_arity(params)
-    consts, carry, xs = split(operands, num_consts, num_carry)
-    names = scan_carry_names(ev.checker, params, [v.names for v in operands])
+def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """A ``lax.scan`` over the evaluated body.
+
+    Args:
+      operands: constants, the carry before the first turn, and what is scanned over, in any layout.
+
+    Returns:
+      The last carry, and the stacked results with their new dimension as the first positional one.  The carry has the
+      names that it varies over after any number of turns, in the canonical layout from the start, since its type
+      must be the same in every turn.
+    """
+    consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
+    names = scan_carry_names(ev.checker, scan, [v.names for v in operands])
     first = ev.conformed(carry, names)
 
     def body(carry, slices):
-        outs = ev.evaluate(params["jaxpr"], [*consts, *carry, *slices])
-        return ev.conformed(outs[:num_carry], names), outs[num_carry:]
+        outs = ev.evaluate(scan.body, [*consts, *carry, *slices])
+        return ev.conformed(outs[: scan.num_carry], names), outs[scan.num_carry :]
 
-    last, ys = lax.scan(
-        body,
-        first,
-        [_scanned_first(x) for x in xs],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
+    scanned = [_scanned_first(x) for x in xs]
+    options = {"length": scan.length, "reverse": scan.reverse, "unroll": scan.unroll}
+    last, ys = lax.scan(body, first, scanned, **options)
     return [*last, *(NamedValue(y.data, (None, *y.dims), y.names) for y in ys)]
 
 
@@ -53,19 +57,26 @@ def _scanned_first(value: NamedValue) -> NamedValue:
     return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
 
 
-def while_loop(ev: Evaluator, params, operands, eqn):
-    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts, init = split(operands, num_cond, num_body)
-    names, varying = while_names(ev.checker, params, [v.names for v in operands])
-    predicate, body = params["cond_jaxpr"], params["body_jaxpr"]
-    condition = lambda carry: ev.evaluate(predicate, [*cond_consts, *carry])[0]  # noqa: E731
-    step = lambda carry: ev.conformed(ev.evaluate(body, [*body_consts, *carry]), names)  # noqa: E731
+def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """A ``lax.while_loop`` over the evaluated condition and body, as ``jax.vmap`` makes it for its elements.
+
+    Args:
+      operands: constants of the condition, constants of the body, and the carry before the first turn.
+
+    Returns:
+      The last carry.  It varies over all that the predicate varies over, since elements stop at different turns: one
+      whose predicate is false keeps its value while others go on, and is asked again after each turn.
+    """
+    condition_consts, body_consts, init = split(operands, loop.num_condition_consts, loop.num_body_consts)
+    names, varying = while_names(ev.checker, loop, [v.names for v in operands])
+    condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
+    step = lambda carry: ev.conformed(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.conformed(init, names)
-    together = ev.communicates(predicate, body)
-    batched = predicate.out_avals[0].shape or ev.loc.local_names(varying)
+    together = ev.communicates(loop.condition, loop.body)
+    batched = loop.condition.out_avals[0].shape or ev.loc.local_names(varying)
     if not batched and not (varying and together):
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    asked_again = any(not ev.loc.is_own(n) for n in collectives_in(predicate))
+    asked_again = any(not ev.loc.is_own(n) for n in collectives_in(loop.condition))
     return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
 
 
@@ -123,9 +134,18 @@ def _select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
     return bind_named(ev.loc, lax.select_n_p, [which, *cases], {})[0]
 
 
-def cond(ev: Evaluator, params, operands, eqn):
+def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """A ``lax.switch`` over the evaluated branches, or a selection among the results of all of them.
+
+    Args:
+      operands: the index of the branch, then the operands of every branch.
+
+    Returns:
+      Results that vary over what the index varies over and what any branch makes of them.  It is a selection where
+      elements on one device take different branches, and where devices might miss each other in a collective.
+    """
     index, *operands = operands
-    branches = params["branches"]
+    branches = cond.branches
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
     if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):
         return _cond_select(ev, branches, index, operands)
@@ -133,8 +153,8 @@ def cond(ev: Evaluator, params, operands, eqn):
     def branch(jaxpr):
         return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
 
-    if params.get("branches_platforms") is not None:
-        return _by_platform(params["branches_platforms"], [branch(b) for b in branches], operands)
+    if cond.platforms is not None:
+        return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
     # What differs inside differs before: a cast within a branch would become a sum within a branch of the gradient.
     operands = [vary_over(ev.loc, v, index.names) for v in operands]
     return lax.switch(index.data, [branch(b) for b in branches], *operands)
@@ -186,7 +206,7 @@ def has_custom_rule(jaxpr: Any) -> bool:
     """Whether a jaxpr calls a function with a custom derivative."""
     eqns = _jax.open_jaxpr(jaxpr)[0].eqns
     return any(
-        eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp))
         or any(map(has_custom_rule, _jax.subjaxprs(eqn.params)))
         for eqn in eqns
     )

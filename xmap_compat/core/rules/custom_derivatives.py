@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +17,35 @@ from xmap_compat.core import errors
 from xmap_compat.core.device import conform
 from xmap_compat.core.rules.callables import evaluate_callable
 from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.values import NamedValue
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
 
 
-def custom_jvp(ev: Evaluator, params, operands, eqn):
-    names = ev.names_of(params["call_jaxpr"], operands)
-    rule = _jax.custom_jvp_rule(params)
+def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """A ``jax.custom_jvp`` function of named values, whose rule is the user's, traced when JAX differentiates.
+
+    Args:
+      operands: in any layout.
+
+    Returns:
+      Results in the canonical layout of what each varies over.  A tangent is laid out as its primal; one that
+      varies over more is refused, since the result has no place for it.
+    """
+    names = ev.names_of(call.body, operands)
     inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
     def values_of(operands):
-        return ev.conformed(ev.evaluate(params["call_jaxpr"], operands), names)
+        return ev.conformed(ev.evaluate(call.body, operands), names)
 
     @jax.custom_jvp
     def fun(*values):
         return list(itertools.compress(values_of(values), inexact))
 
-    @functools.partial(fun.defjvp, symbolic_zeros=params["symbolic_zeros"])
+    @functools.partial(fun.defjvp, symbolic_zeros=call.symbolic_zeros)
     def jvp(primals, tangents):
-        outs = evaluate_callable(ev, rule, [*primals, *tangents])
+        outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
         out_primals = itertools.compress(ev.conformed(outs[: len(names)], names), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
         pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
@@ -57,14 +67,23 @@ def _tangent_like(ev, primal, tangent, eqn):
     return conform(ev.loc, tangent, primal.dims, primal.names)
 
 
-def custom_vjp(ev: Evaluator, params, operands, eqn):
-    names = ev.names_of(params["call_jaxpr"], operands)
-    run_fwd, run_bwd, layout = _jax.custom_vjp_rules(params)
+def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """A ``jax.custom_vjp`` function of named values, whose rules are the user's, traced when JAX differentiates.
+
+    Args:
+      operands: in any layout.
+
+    Returns:
+      Results in the canonical layout of what each varies over.  The cotangent of an operand has the operand's layout
+      and names, and is what the un-mapped function would give; ``core/rules/cotangents.py`` says how.
+    """
+    names = ev.names_of(call.body, operands)
+    run_fwd, run_bwd, layout = call.rules()
     layouts = [(v.dims, v.names, jax.typeof(v.data).dtype) for v in operands]
 
     @jax.custom_vjp
     def fun(*values):
-        return ev.conformed(ev.evaluate(params["call_jaxpr"], values), names)
+        return ev.conformed(ev.evaluate(call.body, values), names)
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
@@ -78,11 +97,11 @@ def custom_vjp(ev: Evaluator, params, operands, eqn):
 
     def backward(residuals, cotangents, own_names):
         """The cotangents of the operands, right for those that vary over ``own_names``."""
-        cases = cotangents_for(ev.loc, params["call_jaxpr"], residuals, cotangents, own_names)
+        cases = cotangents_for(ev.loc, call.body, residuals, cotangents, own_names)
         return [apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
 
     def bwd(residuals, cotangents):
-        if not params["symbolic_zeros"]:
+        if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         found = {
             names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,19 +14,18 @@ from xmap_compat import _jax
 from xmap_compat.core.device import vary_over
 from xmap_compat.core.names import linear_solve_names, root_names
 from xmap_compat.core.rules.callables import evaluate_callable
-from xmap_compat.core.values import is_inexact, split
+from xmap_compat.core.values import NamedValue, is_inexact, split
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
 
 
-def linear_solve(ev: Evaluator, params, operands, eqn):
+def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Rebuilt around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
-    jaxprs, lengths = params["jaxprs"], params["const_lengths"]
-    names = linear_solve_names(ev.checker, params, [v.names for v in operands])
+    names = linear_solve_names([v.names for v in operands])
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [vary_over(ev.loc, v, names) for v in operands]
-    matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *lengths)
+    matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
 
     def run(jaxpr, consts):
         def apply(x):
@@ -41,28 +41,24 @@ def linear_solve(ev: Evaluator, params, operands, eqn):
 
         return apply
 
-    has_aux = len(jaxprs.solve.out_avals) > len(b)
-    transpose = None if jaxprs.transpose_solve is None else solver(jaxprs.transpose_solve, transpose_consts)
+    has_aux = len(solve.solve.out_avals) > len(b)
+    transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
     outs = lax.custom_linear_solve(
-        run(jaxprs.matvec, matvec_consts),
+        run(solve.matvec, matvec_consts),
         ev.conformed(b, [names] * len(b)),
-        solver(jaxprs.solve, solve_consts),
+        solver(solve.solve, solve_consts),
         transpose_solve=transpose,
         has_aux=has_aux,
     )
     return [*outs[0], *outs[1]] if has_aux else outs
 
 
-def operation(ev: Evaluator, params, operands, eqn):
-    """Operations with rules of their own (since jax 0.12): ``lax.custom_root`` holds functions, others do not."""
-    linear_map = _jax.linear_map_of_root(params)
-    if linear_map is not None:
-        return evaluate_callable(ev, linear_map, operands)
-    root = _jax.root_finder(params)
-    return ev.ordinary(eqn, operands) if root is None else _custom_root(ev, root, operands)
+def root_map(ev: Evaluator, root_map: _jax.RootMap, operands: Sequence[NamedValue], eqn: Any) -> list[Any]:
+    """The linear map that a root's ``tangent_solve`` is given."""
+    return evaluate_callable(ev, root_map.apply, operands)
 
 
-def _custom_root(ev: Evaluator, root: _jax.RootFinder, operands):
+def root(ev: Evaluator, root: _jax.Root, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Rebuilt around the evaluated functions: at the root x(p) of f, ``dx = -tangent_solve(D_p f dp)``."""
     names = root_names(ev.checker, root, [v.names for v in operands])
     num_roots = root.lengths[1]

@@ -39,13 +39,14 @@ def check(plan: CallPlan, typed: bool) -> None:
                 others = {m for n in held if n in placements and n != name for m in placements[n].mesh_axes}
                 if name in placements and name not in held and others & set(placements[name].mesh_axes):
                     raise NotWritable(f"{primitive} over {name} of a value that does not vary over it")
-        if primitive == "cond":
+        found = _jax.read(site.eqn)
+        if isinstance(found, _jax.Cond):
             varying = {m for n in site.operands[0].names if n in placements for m in placements[n].mesh_axes}
-            if varying and any(map(collectives_in, params["branches"])):
+            if varying and any(map(collectives_in, found.branches)):
                 raise NotWritable("a collective in a branch that not all devices take")
-        if primitive == "while" and (collectives_in(params["cond_jaxpr"]) or collectives_in(params["body_jaxpr"])):
+        if isinstance(found, _jax.While) and (collectives_in(found.condition) or collectives_in(found.body)):
             checker = Checker(placements, plan.function)
-            _, names = while_names(checker, params, [o.names for o in site.operands])
+            _, names = while_names(checker, found, [o.names for o in site.operands])
             if any(placements[n].mesh_axes for n in names if n in placements):
                 raise NotWritable("a collective in a loop that not all devices leave together")
 
@@ -86,7 +87,7 @@ def _held_by_generators(jaxpr: Any, names: Sequence[frozenset[Any]]) -> Iterator
             yield every
         for sub in _jax.subjaxprs(eqn.params):
             inside = _jax.input_vars(_jax.open_jaxpr(sub)[0])
-            exact = len(inside) == len(eqn.invars) and eqn.primitive.name in ("jit", "pjit", "closed_call")
+            exact = len(inside) == len(eqn.invars) and isinstance(_jax.read(eqn), _jax.Call)
             given = [env.get(v, frozenset()) if not isinstance(v, _jax.Literal) else frozenset() for v in eqn.invars]
             yield from _held_by_generators(sub, given if exact else [every] * len(inside))
         env.update(dict.fromkeys(eqn.outvars, every))
@@ -128,10 +129,12 @@ def _check_rules(plan: CallPlan, typed: bool) -> None:
     parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
     mesh_shape = plan.mesh.shape if plan.mesh is not None else {}
     copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
-    rules = (eqn for eqn, _ in _operations(plan.staged.plan.program.jaxpr) if eqn.primitive.name == "custom_vjp_call")
-    for eqn in rules:
+    rules = ((eqn, _jax.read(eqn)) for eqn, _ in _operations(plan.staged.plan.program.jaxpr))
+    for eqn, call in rules:
+        if not isinstance(call, _jax.CustomVjp):
+            continue
         _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
-        if any(map(collectives_in, (eqn.params["call_jaxpr"], forward, backward))):
+        if any(map(collectives_in, (call.body, forward, backward))):
             raise NotWritable("a backward rule with collectives")
         if copied and not typed and not _is_linear(eqn, backward):
             raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
@@ -158,8 +161,9 @@ def _linear_outputs(jaxpr: Any, given: Sequence[bool]) -> list[bool] | None:
         if not any(flags):
             continue
         primitive = eqn.primitive.name
-        if primitive in ("jit", "pjit", "closed_call"):
-            inner = _linear_outputs(next(iter(_jax.subjaxprs(eqn.params))), flags)
+        called = _jax.read(eqn)
+        if isinstance(called, _jax.Call):
+            inner = _linear_outputs(called.body, flags)
             if inner is None:
                 return None
             depends.update(v for v, flag in zip(eqn.outvars, inner) if flag)

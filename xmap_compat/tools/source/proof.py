@@ -137,8 +137,9 @@ class _Walk:
 
     def equation(self, eqn, operands, effects) -> list[int]:
         primitive = eqn.primitive.name
-        if primitive in _CALLS:
-            return self.jaxpr(next(iter(_jax.subjaxprs(eqn.params))), operands, effects)
+        called = _jax.read(eqn)
+        if isinstance(called, _jax.Call):
+            return self.jaxpr(called.body, operands, effects)
         if primitive in _TRANSPARENT or _changes_nothing(eqn):
             return list(operands)
         parts = self.parts_of(eqn) if primitive in RULES else ()
@@ -198,8 +199,9 @@ class _Walk:
 
     def _params(self, eqn, parts) -> Iterator[Any]:
         primitive, params = eqn.primitive.name, eqn.params
-        if primitive in ("custom_jvp_call", "custom_vjp_call"):
-            yield from self._custom_rule(eqn)
+        found = _jax.read(eqn)
+        if isinstance(found, (_jax.CustomJvp, _jax.CustomVjp)):
+            yield from self._custom_rule(eqn, found)
             return
         yield parts
         for name in sorted(params):
@@ -207,17 +209,17 @@ class _Walk:
                 continue
             value = sorted(tuple(map(int, pair)) for pair in params[name]) if name == "perm" else params[name]
             yield name, self.value(value)
-        if primitive == "scan":
-            yield _jax.scan_arity(params)
+        if isinstance(found, _jax.Scan):
+            yield found.num_consts, found.num_carry
 
-    def _custom_rule(self, eqn) -> Iterator[Any]:
+    def _custom_rule(self, eqn, call) -> Iterator[Any]:
         """What a function and the rule for its derivative compute."""
-        side, own = self.program.side, self.function(eqn.params["call_jaxpr"])
-        yield own, eqn.params.get("symbolic_zeros", False)
+        side, own = self.program.side, self.function(call.body)
+        yield own, call.symbolic_zeros
         if own in self._open:
             return  # a rule calls its function
         self._open.append(own)
-        if eqn.primitive.name == "custom_vjp_call":
+        if isinstance(call, _jax.CustomVjp):
             forwarded, forward, backward = vjp_rules(eqn, side.trace)
             yield tuple(forwarded), self.function(forward), self.function(backward)
         else:
@@ -290,9 +292,11 @@ def vjp_rules(eqn: Any, trace: Callable[..., Any]) -> tuple[list[int | None], An
       The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
       ``(*operands) -> (*residuals, *results)``; the backward rule ``(*residuals, *cotangents) -> cotangents``.
     """
-    run_fwd, run_bwd, layout = _jax.custom_vjp_rules(eqn.params)
+    call = _jax.read(eqn)
+    assert isinstance(call, _jax.CustomVjp)
+    run_fwd, run_bwd, layout = call.rules()
     avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    constant = eqn.params["num_consts"]
+    constant = call.num_consts
     perturbed = [False] * constant + [True] * (len(avals) - constant)
     fwd = trace(functools.partial(run_fwd, perturbed), avals)
     _, _, forwarded = layout()
@@ -319,12 +323,13 @@ def jvp_rule(eqn: Any, trace: Trace) -> Any:
     """
     avals = [v.aval for v in eqn.invars]
     smooth = list(map(_has_derivative, avals))
-    rule = _jax.custom_jvp_rule(eqn.params)
+    call = _jax.read(eqn)
+    assert isinstance(call, _jax.CustomJvp)
 
     def flat(*args):
         given = iter(args[len(avals) :])
         tangents = [next(given) if s else np.zeros(a.shape, _jax.float0) for a, s in zip(avals, smooth)]
-        outs = rule(*args[: len(avals)], *tangents)
+        outs = call.rule(*args[: len(avals)], *tangents)
         return [x for x in outs if x is not None and getattr(x, "dtype", None) != _jax.float0]
 
     return trace(flat, [*avals, *(a for a, s in zip(avals, smooth) if s)])
@@ -354,7 +359,6 @@ def _same_name(primitive: str) -> str:
     return _SAME.get(primitive, primitive)
 
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr")
 _TRANSPARENT = ("pvary", "pcast", "copy", "copy_p")
 _COMMUTATIVE = ("add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne")
 _SAME = {"psum_invariant": "psum", "all_gather_invariant": "all_gather", "pjit": "jit", "add_any": "add"}
