@@ -311,9 +311,10 @@ ORDER = [
     "tools.source.text",
     "tools.source.helpers",
     "tools.source.rewrite",
-    "tools.source.module",
     "tools.source.proof",
+    "tools.source.rules",
     "tools.source.hazards",
+    "tools.source.module",
     "tools.source.program",  # the equivalent program for plain JAX
     "tools.source",
     "plan",  # what the stages decided, as a value

@@ -129,9 +129,7 @@ def _check_rules(plan: CallPlan, typed: bool) -> None:
     copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
     rules = (eqn for eqn, _ in _operations(plan.staged.plan.program.jaxpr) if eqn.primitive.name == "custom_vjp_call")
     for eqn in rules:
-        _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
-        if any(map(collectives_in, (eqn.params["call_jaxpr"], forward, backward))):
-            raise NotWritable("a backward rule with collectives")
+        _, _, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
         if copied and not typed and not _is_linear(eqn, backward):
             raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
 
