@@ -180,6 +180,27 @@ def test_the_example_with_digits(monkeypatch):
         assert_close(jax.block_until_ready(found), expected)
 
 
+MEGATRON = {
+    "one device": ({}, 4, None),
+    "batch over 2, heads and hidden units over 4": ({"batch": "data", "heads": "model", "shards": "model"}, 4, False),
+    "one sequence on each device": ({"batch": "data", "heads": "model", "shards": "model"}, 2, True),
+    "heads": ({"heads": "model"}, 4, False),
+}
+
+
+@pytest.mark.parametrize("case", MEGATRON)
+def test_the_example_of_megatron(case, monkeypatch):
+    """Its pair of rules sums and passes on cotangents, with types where no axis that is summed over is vmapped."""
+    resources, batch, typed = MEGATRON[case]
+    megatron = load_example("megatron", monkeypatch)
+    args = megatron.init_params(), np.arange(6 * batch, dtype=np.int32).reshape(batch, 6) % 10
+    axes = (megatron.PARAMS, megatron.SEQUENCES), {}
+    text = source_of(megatron.named_loss, *axes, resources, args, mesh=Mesh(grid(2, 4), ("data", "model")))
+    assert typed is None or ("check_vma=False" not in text) is typed
+    found = jax.block_until_ready(jax.value_and_grad(run(text))(*args))
+    assert_close(found, jax.value_and_grad(megatron.positional_loss)(*args))
+
+
 @pytest.mark.parametrize("resources", [{"row": "x", "column": "y"}, {"row": ("x", "y")}], ids=str)
 def test_the_example_of_a_halo_exchange(resources, monkeypatch):
     halo = load_example("halo", monkeypatch)
@@ -315,12 +336,21 @@ def megatron(x, w1, w2):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_rules_with_collectives_are_refused(place):
-    """Plain JAX would give them other cotangents."""
+def test_a_block_with_custom_derivatives(place):
+    x, w1, w2 = normal(3, 4), normal(4, 16), normal(16, 4)
     axes = ([...], {1: "shard"}, {0: "shard"})
-    args = (normal(3, 4), normal(4, 16), normal(16, 4))
-    why = refused(megatron_of_vectors, axes, [...], resources_of("shard", place), args)
-    assert "a backward rule with collectives" in why
+    text = check(megatron_of_vectors, axes, [...], resources_of("shard", place), (x, w1, w2), np.tanh(x @ w1) @ w2)
+    f, plain = run(text), lambda x, w1, w2: jnp.tanh(x @ w1) @ w2
+    weights = normal(3, 4, seed=5)
+    found, expected = (jax.grad(lambda *a, g=g: jnp.sum(weights * g(*a)), (0, 1, 2))(x, w1, w2) for g in (f, plain))
+    assert_close(jax.block_until_ready(found), expected)
+
+
+def test_rules_with_collectives_that_are_differentiated_inside_are_refused():
+    body = lambda x: jax.grad(lambda x: jnp.sum(copied(x) ** 2))(x)
+    assert "a gradient that is taken inside" in refused(
+        lambda x: body(x) + copied(x), ["shard", ...], ["shard", ...], {}, (normal(4, 3),)
+    )
 
 
 @jax.custom_jvp

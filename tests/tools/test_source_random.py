@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 REASONS = {
     "a nested call of xmap": 20,
     "nested calls of xmap": 20,
-    "a backward rule": 20,
+    "a backward rule": 8,
     "a contraction over names that is differentiated": 8,
     "a loop": 8,
     "loops that": 8,

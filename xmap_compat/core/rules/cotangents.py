@@ -67,7 +67,7 @@ def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[in
     """
     together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
     cases: dict[Names, dict[int, NamedValue]] = {}
-    for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
+    for k, (ct, collectives) in enumerate(zip(cotangents, collectives_of_results(jaxpr), strict=True)):
         if not is_no_array(ct):
             summed = together - ct.names
             cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
@@ -96,7 +96,7 @@ def add_cotangents(values):
     return dataclasses.replace(first, data=sum((other.data for other in others), first.data))
 
 
-def _collectives_of_results(jaxpr) -> list[Names]:
+def collectives_of_results(jaxpr) -> list[Names]:
     """The axes of the collectives that each result is computed with."""
     body, _ = _jax.open_jaxpr(jaxpr)
     found: dict[Any, Names] = {}

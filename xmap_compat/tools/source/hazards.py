@@ -133,9 +133,7 @@ def _check_rules(plan: CallPlan, typed: bool) -> None:
     for eqn, call in rules:
         if not isinstance(call, _jax.CustomVjp):
             continue
-        _, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
-        if any(map(collectives_in, (call.body, forward, backward))):
-            raise NotWritable("a backward rule with collectives")
+        _, _, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
         if copied and not typed and not _is_linear(eqn, backward):
             raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
 

@@ -220,3 +220,68 @@ def log_softmax_over(x, axes):
     """log_softmax over axes.  JAX has no derivative of lax.pmax, so it is of constants here."""
     shifted = x - lax.pmax(lax.stop_gradient(x), axes)
     return shifted - jnp.log(lax.psum(jnp.exp(shifted), axes))
+
+
+def backward_over(rule, axes, results="", operands=""):
+    """A backward rule that sums over axes by itself, for cotangents that stand for all elements of an axis.
+
+    Args:
+      axes: or a function of the arguments that are not differentiated.
+      results: "whole" if each element must get such a cotangent, of which each device has a part.
+      operands: "equal" if the rule's cotangents stand for all elements again.
+    """
+
+    def backward(*args):
+        *nondiff, residuals, cotangents = args
+        names = axes(*nondiff) if callable(axes) else axes
+        across, _ = split_axes(names)
+        if results == "whole" and across:
+            cotangents = jax.tree.map(lambda ct: lax.psum(ct, across), cotangents)
+        found = rule(*nondiff, residuals, cotangents)
+        return at_first(found, names) if operands == "equal" else found
+
+    return backward
+
+
+def varying_over(function, axes, nondiff=()):
+    """A function whose arguments differ, to jax.vmap, along its axes, so that each element has its own cotangent.
+
+    Args:
+      axes: or a function of the arguments that are not differentiated, whose positions are ``nondiff``.
+    """
+
+    @functools.wraps(function)
+    def call(*args):
+        _, local = split_axes(axes(*(args[k] for k in nondiff)) if callable(axes) else axes)
+        own = functools.reduce(jnp.logical_and, [lax.axis_index(axis) >= 0 for axis in local], True)
+        return function(
+            *(a if k in nondiff else jax.tree.map(lambda x: jnp.where(own, x, x), a) for k, a in enumerate(args))
+        )
+
+    return call
+
+
+def typed_backward_over(rule, axes, results="", operands=""):
+    """A backward rule that sums over axes by itself, for cotangents that stand for all elements of an axis.
+
+    Args:
+      axes: or a function of the arguments that are not differentiated.
+      results: "first" gives a cotangent to the first element only, "whole" to each.
+      operands: "vary" if the rule's cotangents are equal along the axes, where the operands vary.
+    """
+
+    def backward(*args):
+        *nondiff, residuals, cotangents = args
+        names = axes(*nondiff) if callable(axes) else axes
+        if results == "first":
+            cotangents = at_first(cotangents, names)
+        found = rule(*nondiff, residuals, cotangents)
+        return jax.tree.map(lambda ct: lax.pcast(ct, names, to="varying"), found) if operands == "vary" else found
+
+    return backward
+
+
+def at_first(tree, axes):
+    """Arrays that are zero but for the first element along axes."""
+    first = functools.reduce(jnp.logical_and, [lax.axis_index(axis) == 0 for axis in axes])
+    return jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), tree)

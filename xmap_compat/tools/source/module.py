@@ -36,6 +36,7 @@ from xmap_compat.tools.source.rewrite import (
     source_of,
     source_of_class,
 )
+from xmap_compat.tools.source.rules import RuleOver, rule_at
 from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
 
 MAX_LITERAL = 64
@@ -66,8 +67,16 @@ class Module:
       handled: calls whose axes were rewritten, or need not be.
     """
 
-    def __init__(self, fun: Callable[..., Any], jaxpr: Any, names: AxisNames, reserved: Sequence[str]):
-        self.names = names
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        jaxpr: Any,
+        names: AxisNames,
+        reserved: Sequence[str],
+        rules: Sequence[RuleOver] = (),
+        typed: bool = False,
+    ):
+        self.names, self.rules, self.typed = names, rules, typed
         self.imports: dict[str, None] = {}
         self.definitions: dict[str, list[str]] = {}
         self.helpers: dict[str, None] = {}
@@ -128,6 +137,9 @@ class Module:
         if not known:
             self.imports[_module_import(name, module)] = None
         return name
+
+    def rule_at(self, file: str, ranges: Sequence[tuple[int, int]]) -> RuleOver | None:
+        return rule_at(self.rules, file, ranges)
 
     def helper(self, name: str) -> str:
         self.helpers[name] = None
@@ -303,6 +315,17 @@ class Module:
         names = [self._rule(rule, f"{written}_{suffix}") for suffix, rule in rules.items()]
         if f"@{written}.{attach}" not in "\n".join(self.definitions.get(names[0], ())):
             more = ", symbolic_zeros=True" if getattr(value, "symbolic_zeros", False) else ""
+            self.definitions[f"{written}.{attach}"] = []
+            if kind == "custom_vjp" and isinstance(value.bwd, types.FunctionType):
+                bwd = source_of(value.bwd)
+                rewriter = Rewriter(self, bwd, Scope.of(value.bwd, bwd))
+                nondiff = tuple(value.nondiff_argnums)
+                names[1], over = rewriter.backward_over(names[1], found, bwd.node, nondiff)
+                if over is not None:
+                    owned = (
+                        f"{self.helper('varying_over')}({written}, {over}{f', {literal(nondiff)}' if nondiff else ''})"
+                    )
+                    self.definitions[f"{written} over axes"] = [f"{written} = {owned}"]
             self.definitions[f"{written}.{attach}"] = [f"{written}.{attach}({', '.join(names)}{more})"]
         return written
 

@@ -7,6 +7,7 @@ computes something else, there is no source, and the reason is said.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ from xmap_compat.core.rules.table import collectives_in, mentions_any
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.rewrite import AxisNames
+from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.text import (
     WIDTH,
     Lines,
@@ -62,20 +64,23 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
     if plan.staged.plan.nested or mentions_any(plan.staged.plan.program.jaxpr, _device_axes(plan)):
         raise errors.no_source(plan.function, ["nested calls of xmap that use the mesh"])
     names = _axis_names(plan)
-    unchecked = _why_unchecked(plan, names)
     try:
+        rules = rules_over(plan)
+        unchecked = _why_unchecked(plan, names, rules)
         if unchecked is None:
             try:
-                return _made(plan, names, None)
+                return _made(plan, names, rules, None)
             except NotWritable as reason:
                 unchecked = str(reason).removeprefix("what was written fails: ")
-        return _made(plan, names, unchecked)
+        return _made(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
 
 
-def _made(plan: CallPlan, names: AxisNames, unchecked: str | None) -> tuple[str, dict[str, Any]]:
-    made = _rewritten(plan, names, unchecked)
+def _made(
+    plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unchecked: str | None
+) -> tuple[str, dict[str, Any]]:
+    made = _rewritten(plan, names, rules, unchecked)
     _check(plan, made)
     if plan.mesh is not None and unchecked is None:
         _check_derivative(plan, made)
@@ -86,9 +91,10 @@ def _device_axes(plan: CallPlan) -> list[DeviceAxis]:
     return [name for name in plan.staged.plan.placements if isinstance(name, DeviceAxis)]
 
 
-def _why_unchecked(plan: CallPlan, names: AxisNames) -> str | None:
+def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) -> str | None:
     """Why JAX cannot check which values vary over the mesh, as far as that is known before it is tried."""
-    vmapped = [n for n in names.mesh if names.local[n] and n in collectives_in(plan.staged.plan.program.jaxpr)]
+    over = collectives_in(plan.staged.plan.program.jaxpr).union(*(rule.names for rule in rules))
+    vmapped = [n for n in names.mesh if names.local[n] and n in over]
     if plan.mesh is not None and vmapped:
         return f"types know no collectives over axes of jax.vmap, as {literal(names.local[vmapped[0]])}"
     if plan.mesh is not None and hazards.differentiates(plan.staged.plan.program.jaxpr):
@@ -130,7 +136,7 @@ def _check(plan: CallPlan, made: Written) -> None:
     if [(r.shape, r.dtype) for r in jax.tree.leaves(found)] != expected:
         raise NotWritable("what was written gives results of other types")
     try:
-        difference = made.prove(_executed(plan, made))
+        difference = made.prove(_executed(plan, made, proof.STAND_INS))
     except Exception as error:
         raise NotWritable(f"what was written cannot be compared with the plan: {_first_line(error)}") from error
     if difference is not None:
@@ -159,12 +165,15 @@ def _check_derivative(plan: CallPlan, made: Written) -> None:
             raise NotWritable(_first_line(error)) from error
 
 
-def _executed(plan: CallPlan, made: Written) -> dict[str, Any]:
+def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The names that a module defines; stand-ins take the places of helpers."""
     module = types.ModuleType(f"_source_of_{entry_name(plan)}")
-    vars(module).update(made.values)
+    vars(module).update({**made.values, **(stand_ins or {})})
+    tree = ast.parse(made.text)
+    tree.body = [node for node in tree.body if getattr(node, "name", "") not in (stand_ins or {})]
     sys.modules[module.__name__] = module  # where definitions of classes look for it
     try:
-        exec(compile(made.text, f"<source of {plan.function}>", "exec"), vars(module))
+        exec(compile(tree, f"<source of {plan.function}>", "exec"), vars(module))
     finally:
         sys.modules.pop(module.__name__, None)
     return vars(module)
@@ -263,7 +272,7 @@ def _axis_names(plan: CallPlan) -> AxisNames:
     )
 
 
-def _rewritten(plan: CallPlan, names: AxisNames, unchecked: str | None) -> Written:
+def _rewritten(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unchecked: str | None) -> Written:
     """The user's functions under nested vmaps, within a shard_map if there is a mesh.
 
     Args:
@@ -274,9 +283,12 @@ def _rewritten(plan: CallPlan, names: AxisNames, unchecked: str | None) -> Writt
         raise NotWritable("several axes on loops")
     if any(looped[0].name not in r.axes for r in plan.results if looped):
         raise NotWritable("a loop that is not around all results")
-    hazards.check(plan, typed=plan.mesh is not None and unchecked is None)
+    typed = plan.mesh is not None and unchecked is None
+    hazards.check(plan, typed)
+    if rules and hazards.differentiates(plan.staged.plan.program.jaxpr):
+        raise NotWritable("a backward rule with collectives, and a gradient that is taken inside")
     reserved = ("P", "Mesh") if plan.mesh is not None else ()
-    module = Module(plan.staged.declared.fun, plan.staged.plan.program.jaxpr, names, reserved)
+    module = Module(plan.staged.declared.fun, plan.staged.plan.program.jaxpr, names, reserved, rules, typed)
     fresh = Names(module.taken)
     wrapper = _Wrapper(plan, names, module.name, fresh, unchecked)
     lines = [*value_lines(module.values), *module.helper_lines()]

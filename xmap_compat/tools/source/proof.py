@@ -377,10 +377,9 @@ def prove_functions(plan: CallPlan, names: AxisNames, namespace: dict[str, Any],
 
     Args:
       names: what executes each named axis.
-      namespace: the module, executed; its helpers are replaced in it.
+      namespace: the module, executed with ``STAND_INS`` for its helpers.
     """
     decided = plan.staged.plan
-    namespace.update({name: function for name, function in STAND_INS.items() if name in namespace})
     sizes = {a.name: a for a in plan.axes}
     parts: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
     parts.update({local: sizes[name].device_size for name, local in names.local.items() if local is not None})
@@ -436,6 +435,10 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "logsumexp_over": lambda x, axes: jax.scipy.special.logsumexp(x, axes),
     "softmax_over": lambda x, axes: jax.nn.softmax(x, axes),
     "log_softmax_over": lambda x, axes: jax.nn.log_softmax(x, axes),
+    # What cotangents of a function that is differentiated from outside are is no matter of its program.
+    "backward_over": lambda rule, axes, **options: rule,
+    "typed_backward_over": lambda rule, axes, **options: rule,
+    "varying_over": lambda function, *args: function,
 }
 
 

@@ -386,6 +386,8 @@ class Rewriter:
 
     def _new_call(self, node):
         callee = self.callee(node.func)
+        if callee is None and (attached := self._attached(node)) is not None:
+            return attached
         if any(callee is einsum for einsum in _EINSUMS):
             return self._einsum(node)
         row = next((row for row in TABLE if row.function is callee), None) if callee is not None else None
@@ -518,6 +520,77 @@ class Rewriter:
         options += [f"{k.arg}={self.text(k.value)}" for k in node.keywords]
         function = self.module.helper("einsum_over") if contracted else self.module.alias("jnp", jnp)
         return f"{function if contracted else f'{function}.einsum'}({', '.join([*operands, *options])})"
+
+    # ---- backward rules
+
+    def _attached(self, node: ast.Call) -> str | None:
+        """``f.defvjp(fwd, bwd)`` in the text of a function."""
+        if not isinstance(node.func, ast.Attribute) or node.func.attr != "defvjp" or len(node.args) != 2:
+            return None
+        owner, backward = node.func.value, node.args[1]
+        primal = self._local_def(owner)
+        rule = backward if isinstance(backward, ast.Lambda) else self._local_def(backward)
+        if primal is None or rule is None:
+            return None
+        wrapped, axes_text = self.backward_over(self.text(backward), self.found.at(primal), rule, ())
+        text = self._rebuilt(node, {backward: wrapped})
+        if axes_text is None:
+            return text
+        statement = text or ast.get_source_segment(self.found.text, node)
+        owned = f"{primal.name} = {self.module.helper('varying_over')}({primal.name}, {axes_text})"
+        return f"{statement}\n{' ' * node.col_offset}{owned}"
+
+    def _local_def(self, node):
+        defs = [n for n in ast.walk(self.found.node) if isinstance(n, ast.FunctionDef)]
+        return next((n for n in defs if isinstance(node, ast.Name) and n.name == node.id), None)
+
+    def backward_over(self, text: str, primal: Found, rule: Any, nondiff: tuple[int, ...]) -> tuple[str, str | None]:
+        """A backward rule for the cotangents of plain JAX; the same text if there are no others.
+
+        Args:
+          primal: where the function is.
+          rule: the node of its backward rule.
+
+        Returns:
+          The rule, and the axes of ``jax.vmap`` and others along which the arguments must differ.
+        """
+        nodes = [primal.node, rule]
+        over = self.module.rule_at(self.found.file, [(n.lineno, n.end_lineno) for n in nodes])
+        if over is None:
+            return text, None
+        typed = self.module.typed
+        found = self._axes_of_rule(over, nodes, nondiff)
+        differ = over.results == "first" and not typed and any(self.names.local[n] for n in over.names)
+        options = "".join(f", {key}={literal(value)}" for key, value in over.options(typed).items())
+        if options:
+            text = (
+                f"{self.module.helper('typed_backward_over' if typed else 'backward_over')}({text}, {found}{options})"
+            )
+        return text, found if differ else None
+
+    def _axes_of_rule(self, over, nodes, nondiff) -> str:
+        """The axes of a rule's collectives, or a function of the arguments that are not differentiated."""
+        spans = {span for span in over.spans if span[0] == self.found.file}
+        calls = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Call) and self.found.span(n) in spans]
+        parameters = [a.arg for a in (*nodes[1].args.posonlyargs, *nodes[1].args.args)][: len(nondiff)]
+        for call in calls:
+            for at in [*call.args, *(k.value for k in call.keywords)]:
+                if isinstance(at, ast.Name) and at.id in parameters:
+                    self.module.helper("axes_of")
+                    return f"lambda {', '.join(parameters)}: axes_of({at.id})"
+                own = [a.arg for a in nodes[0].args.args]
+                if isinstance(at, ast.Name) and at.id in own and own.index(at.id) in nondiff:
+                    self.module.helper("axes_of")
+                    return f"lambda {', '.join(parameters)}: axes_of({parameters[nondiff.index(own.index(at.id))]})"
+        parts = literal(tuple(p for n in over.names for p in self.names.parts(n)))
+        for call in calls:
+            row = next((row for row in TABLE if row.function is self.callee(call.func)), None)
+            at = self._bind(call, row)[row.axis] if row is not None else call.func
+            if isinstance(at, ast.Name) and self.axis_names(at) is None:
+                # A variable of the function that makes the rule.
+                self.module.helper("axes_of")
+                return f"axes_of({at.id})"
+        return parts
 
     # ---- axes
 
