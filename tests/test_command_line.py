@@ -17,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from xmap_compat import check, install, legacy
-from xmap_compat.__main__ import COMMANDS, install_with_jax, uninstall_with_jax
+from xmap_compat import install
+from xmap_compat.__main__ import COMMANDS
+from xmap_compat.legacy import restore
+from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
+from xmap_compat.tools import check
 
 ROOT = Path(__file__).parent.parent
 
@@ -284,7 +287,7 @@ def test_a_mistake_in_a_legacy_script_is_shown_at_the_users_line(program, tmp_pa
     done = run("-m", "xmap_compat", "program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
     frames = re.findall(rf'File "{tmp_path}/program.py", line (\d+), in (.*)', done.stderr)
     assert {("11", "<module>"), ("9", "train"), ("6", "body")} == set(frames)
-    assert "__main__.py" not in done.stderr
+    assert "__main__.py" not in done.stderr and "runner.py" not in done.stderr
     assert (done.returncode, "unbound axis name: nope" in done.stderr) == (1, True)
 
 
@@ -395,7 +398,7 @@ LINES = {
     "import jax; jax.random.normal(k, (2,))": [],
     "import jax; jax.ShapeDtypeStruct((), int, named_shape={})": [(CHANGE, "jax.ShapeDtypeStruct(named_shape=)")],
     "import jax; jax.ShapeDtypeStruct((), int)": [],
-    **{f"import jax; jax.config.update('{option}', True)": [(DIFFERS, option)] for option in legacy.OPTIONS},
+    **{f"import jax; jax.config.update('{option}', True)": [(DIFFERS, option)] for option in restore.OPTIONS},
     "from jax import config; config.experimental_xmap_spmd_lowering": [(DIFFERS, "experimental_xmap_spmd_lowering")],
     "import jax; jax.config.update('jax_enable_x64', True)": [],
     "from jax.config import config": [(CHANGE, "jax.config.config")],
@@ -503,7 +506,7 @@ def test_every_name_of_the_module_is_known_and_no_other():
     with install() as _:
         import jax.experimental.maps as maps
     assert set(check.MAPS_NAMES) == set(maps.__all__)
-    assert check.OPTIONS == legacy.OPTIONS
+    assert check.OPTIONS == restore.OPTIONS
 
 
 @pytest.mark.parametrize("name", [n for n, advice in check.NAMES.items() if advice.status == WORKS])

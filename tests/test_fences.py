@@ -20,7 +20,15 @@ from xmap_compat import _jax
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "xmap_compat"
-SOURCES = {path.stem: path.read_text() for path in sorted(PACKAGE.glob("*.py"))}
+
+
+def module_name(path):
+    """``'errors'``, ``'tools.check'``, ``'tools'`` for its ``__init__.py``, and ``'__init__'`` for the package's."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+SOURCES = {module_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 OTHERS = {name: source for name, source in SOURCES.items() if name != "_jax"}
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 
@@ -312,8 +320,13 @@ ORDER = [
     "api",  # xmap
     "processes",  # its arguments, when several processes share a mesh
     "testing",  # the law, for users' programs
-    "legacy",  # install()
-    "check",  # reads sources; imports no JAX
+    "legacy",  # programs of that time
+    "legacy.maps",  # jax.experimental.maps
+    "legacy.restore",  # install()
+    "legacy.import_hook",  # ... once JAX is imported
+    "legacy.runner",
+    "tools",
+    "tools.check",  # reads sources; imports no JAX
     "__main__",
     "explain",  # runs a program and prints its plans
     "pytest_plugin",
@@ -337,8 +350,9 @@ def stages_imported(source):
     for name in imported_modules(without_type_checking(ast.parse(source))):
         package, _, rest = name.partition(".")
         if package == "xmap_compat":
-            module = rest.split(".")[0]
-            yield module if module in SOURCES else "__init__"
+            parts = rest.split(".")
+            longest = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            yield next((module for module in longest if module in SOURCES), "__init__")
 
 
 def misplaced_imports(sources, order):
@@ -368,7 +382,7 @@ def test_the_fence_around_the_order_holds():
 
 
 def test_what_must_wait_for_the_program_does_not_import_jax():
-    modules = "xmap_compat, xmap_compat.__main__, xmap_compat.check, xmap_compat.pytest_plugin"
+    modules = "xmap_compat, xmap_compat.__main__, xmap_compat.tools.check, xmap_compat.pytest_plugin"
     program = f"import sys, {modules}; print('jax' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("False False\n", "")
@@ -480,7 +494,16 @@ def test_every_message_is_used_and_every_used_message_exists():
 
 WRITTEN = [
     path
-    for pattern in ("xmap_compat/*", "tests/**/*.py", "examples/*", "benchmarks/*", ".ci/*", "*.md", "*.cfg", "*.toml")
+    for pattern in (
+        "xmap_compat/**/*",
+        "tests/**/*.py",
+        "examples/*",
+        "benchmarks/*",
+        ".ci/*",
+        "*.md",
+        "*.cfg",
+        "*.toml",
+    )
     for path in sorted(ROOT.glob(pattern))
     if path.is_file() and path.suffix not in (".pyc", ".png")
 ]

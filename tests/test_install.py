@@ -24,7 +24,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from xmap_compat import install, legacy, uninstall
+from xmap_compat import install, uninstall
+from xmap_compat.legacy import maps as legacy
+from xmap_compat.legacy import restore
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -520,7 +522,7 @@ def test_a_block_may_outlive_the_installation():
 # ------------------------------------------------------------------------ options, vocabulary
 
 
-@pytest.mark.parametrize("option", legacy.OPTIONS)
+@pytest.mark.parametrize("option", restore.OPTIONS)
 def test_options_are_accepted_and_remembered(maps, option):
     assert getattr(jax.config, option) is False
     jax.config.update(option, True)
@@ -538,7 +540,7 @@ def assert_same_program_with_and_without(maps, option):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("option", legacy.OPTIONS)
+@pytest.mark.parametrize("option", restore.OPTIONS)
 def test_options_start_anew_and_are_unknown_outside(option):
     with install():
         jax.config.update(option, True)
@@ -705,7 +707,7 @@ def test_devices_can_be_chosen_after_install():
 
 def test_nothing_is_installed_by_the_import_of_the_package():
     program = """
-        import xmap_compat, xmap_compat.legacy, xmap_compat.api, sys
+        import xmap_compat, xmap_compat.legacy.restore, xmap_compat.api, sys
         import jax
         print(hasattr(jax.experimental, "maps"), "jax.experimental.maps" in sys.modules, hasattr(jax.lax, "pdot"))
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xmap_compat import numpy as numpy
     from xmap_compat.api import xmap
     from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
-    from xmap_compat.legacy import install, uninstall
+    from xmap_compat.legacy.restore import install, uninstall
     from xmap_compat.named_types import named_shape
     from xmap_compat.numpy import einsum
     from xmap_compat.processes import global_array
@@ -45,7 +45,7 @@ _HOMES = {
     "SerialLoop": "resources",
     "einsum": "numpy",
     "global_array": "processes",
-    "install": "legacy",
+    "install": "legacy.restore",
     "load_ipython_extension": "jupyter",
     "mesh": "resources",
     "named_shape": "named_types",
@@ -54,7 +54,7 @@ _HOMES = {
     "pdot": "lax",
     "pgather": "lax",
     "serial_loop": "resources",
-    "uninstall": "legacy",
+    "uninstall": "legacy.restore",
     "unload_ipython_extension": "jupyter",
     "xeinsum": "lax",
     "xmap": "api",

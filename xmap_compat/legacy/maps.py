@@ -1,7 +1,4 @@
-"""``install()``: unmodified programs find ``jax.experimental.maps`` and its friends where they were.
-
-Nothing changes before :func:`install` is called, and :func:`uninstall` puts back exactly what was
-there.  No JAX backend is initialised, so that programs can still choose devices (``XLA_FLAGS``).
+"""The module ``jax.experimental.maps`` as programs knew it.
 
 ``maps.Mesh`` is ``jax.sharding.Mesh`` itself, as it was then.  JAX keeps one instance per mesh and
 compares meshes by identity, so neither a subclass nor a wrapper would be accepted, or be equal, where
@@ -12,28 +9,18 @@ programs pass it on (``NamedSharding``, ``jit``, ``shard_map``).  What modern JA
 from __future__ import annotations
 
 import collections
-import contextlib
-import importlib
 import importlib.machinery
-import sys
-import threading
 import types
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental
 import numpy as np
 
-from xmap_compat import _jax, errors, named_program, resources
+from xmap_compat import _jax, errors, resources
 from xmap_compat.api import xmap
 
 MAPS = "jax.experimental.maps"
-OPTIONS = (
-    "experimental_xmap_spmd_lowering",
-    "experimental_xmap_spmd_lowering_manual",
-    "experimental_xmap_ensure_fixed_sharding",
-)
 
 # ------------------------------------------------------------- the environment, read and set
 
@@ -116,7 +103,7 @@ class ThreadResources:
 
 thread_resources = ThreadResources()
 
-# ------------------------------------------------------------------------ what is installed
+# ------------------------------------------------------------------------ the module
 
 
 def mesh(devices: Any, axis_names: Any) -> jax.sharding.Mesh:
@@ -124,11 +111,11 @@ def mesh(devices: Any, axis_names: Any) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, axis_names)
 
 
-def _maps_module() -> types.ModuleType:
+def _module() -> types.ModuleType:
     """``jax.experimental.maps`` with all of its public names."""
     resource = Hashable | resources.SerialLoop
-    module = types.ModuleType(MAPS, "Provided by xmap_compat.install().")
-    module.__spec__ = importlib.machinery.ModuleSpec(MAPS, None, origin=__file__)
+    made = types.ModuleType(MAPS, "Provided by xmap_compat.install().")
+    made.__spec__ = importlib.machinery.ModuleSpec(MAPS, None, origin=__file__)
     names = {
         "xmap": xmap,
         "Mesh": jax.sharding.Mesh,
@@ -146,93 +133,8 @@ def _maps_module() -> types.ModuleType:
         "Resource": resource,
         "ResourceSet": resource | tuple[resource, ...],
     }
-    module.__dict__.update(names, __all__=sorted(names))
-    return module
+    made.__dict__.update(names, __all__=sorted(names))
+    return made
 
 
-_maps = _maps_module()
-
-
-def _new_installation() -> _jax.Restoration:
-    """What install() puts in place.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
-    installation = _jax.Restoration()
-    pxla = importlib.import_module("jax.interpreters.pxla")
-    installation.entry(sys.modules, MAPS, _maps)
-    installation.attribute(jax.experimental, "maps", _maps)
-    # JAX's own of this name is deprecated, and does not know jax.set_mesh.
-    installation.attribute(pxla, "thread_resources", thread_resources)
-    installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
-    _jax.accept_options(installation, OPTIONS)
-    _jax.restore_mesh_context(installation)
-    _jax.hold(installation, named_program.restored)
-    return installation
-
-
-_lock = threading.Lock()
-_installation: _jax.Restoration | None = None
-
-
-class Installed(contextlib.AbstractContextManager):
-    """What ``install()`` returns: as a context it undoes that call, unless an earlier one had installed already.
-
-    Contexts that overlap, in several threads say, share what the first one installed: the last one to end undoes it.
-    """
-
-    _open = 0
-    _over: _jax.Restoration | None = None  # what is installed for as long as contexts are open
-
-    def __init__(self, first: bool):
-        self._first = first
-
-    def __enter__(self) -> Installed:
-        with _lock:
-            Installed._open += 1
-            if self._first:
-                Installed._over = _installation
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        with _lock:
-            Installed._open -= 1
-            if not Installed._open and Installed._over is _installation:
-                _put_back()
-
-
-def install() -> Installed:
-    """Let unmodified programs that used xmap import and run.
-
-    Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``, ``Mesh``,
-    ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
-    ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``, ``pgather``, ``pargmax`` and
-    ``pargmin``, ``jnp.einsum`` with braces, ``with jax.sharding.Mesh(...)`` without a warning, and the
-    options ``experimental_xmap_*`` of ``jax.config`` (without effect: there is one lowering).
-
-    It can be called again without effect, from any thread, and holds for all of them.  It initialises no
-    backend.  ``with install():`` uninstalls at the end.  For programs that cannot be changed at all there
-    is ``python -m xmap_compat script.py``.
-    """
-    global _installation
-    with _lock:
-        first = _installation is None
-        if first:
-            installation = _new_installation()
-            installation.enter()
-            _installation = installation
-    return Installed(first)
-
-
-def uninstall() -> None:
-    """Put back exactly what was there before :func:`install`; does nothing if nothing is installed.
-
-    A mesh that this thread assigned to ``thread_resources.env`` is forgotten.
-    """
-    with _lock:
-        _put_back()
-
-
-def _put_back() -> None:
-    global _installation
-    if _installation is not None:
-        _installation.exit()
-        _installation = None
-        _jax.forget_assigned_mesh()
+module = _module()

@@ -1,0 +1,1 @@
+"""What xmap itself never needs: plans, pictures, sources, checks.  The core imports none of these."""
