@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import xmap_compat
 from xmap_compat import install, uninstall
 from xmap_compat.legacy import maps as legacy
-from xmap_compat.legacy import restore
+from xmap_compat.legacy import removed
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -522,7 +522,7 @@ def test_a_block_may_outlive_the_installation():
 # ------------------------------------------------------------------------ options, vocabulary
 
 
-@pytest.mark.parametrize("option", restore.OPTIONS)
+@pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_are_accepted_and_remembered(maps, option):
     assert getattr(jax.config, option) is False
     jax.config.update(option, True)
@@ -540,7 +540,7 @@ def assert_same_program_with_and_without(maps, option):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("option", restore.OPTIONS)
+@pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_start_anew_and_are_unknown_outside(option):
     with install():
         jax.config.update(option, True)

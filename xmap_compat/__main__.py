@@ -3,7 +3,7 @@
 usage:
   python -m xmap_compat SCRIPT [ARGS...]      run a script under xmap_compat.install()
   python -m xmap_compat -m MODULE [ARGS...]   run a module under xmap_compat.install()
-  python -m xmap_compat check PATH...         list the uses of what JAX removed with xmap
+  python -m xmap_compat check [--fix] PATH... list what a program uses that JAX removed; rewrite what is safe
   python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
                                               run a program, and print the plan of each of its calls
                                               of xmapped functions; write them for plain JAX to DIR

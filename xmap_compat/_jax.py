@@ -44,7 +44,7 @@ if VERSION < FLOOR:
         "Upgrade it with: pip install -U 'jax>=0.10.0'"
     )
 
-from jax._src import ad_util, config, core, custom_derivatives, dtypes, pjit, source_info_util, traceback_util
+from jax._src import ad_util, config, core, custom_derivatives, dtypes, pjit, source_info_util, traceback_util, util
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
@@ -1056,21 +1056,33 @@ def forget_assigned_mesh() -> None:
 class _RememberedOption:
     """The value of an option that nothing reads any more."""
 
-    def __init__(self):
-        self.value = False
+    def __init__(self, value):
+        self.value = value
 
     def _set(self, value):
-        self.value = bool(value)
+        self.value = value
 
     def read(self, config):
         return self.value
 
 
-def accept_options(restoration: Restoration, names: Sequence[str]) -> None:
-    """Boolean options of ``jax.config`` that JAX removed: they can be set and read, and change nothing."""
-    for name in names:
-        option = _RememberedOption()
-        help_text = "An option of xmap, accepted by xmap_compat without effect."
+def accept_options(restoration: Restoration, defaults: Mapping[str, Any]) -> None:
+    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing."""
+    for name, default in defaults.items():
+        if name in config.config._value_holders:
+            continue
+        option = _RememberedOption(default)
+        help_text = "A former option of JAX, accepted by xmap_compat without effect."
         restoration.entry(config.config._value_holders, name, option)
-        restoration.entry(config.config.meta, name, (bool, [], {"help": help_text}))
+        restoration.entry(config.config.meta, name, (type(default), [], {"help": help_text}))
         restoration.attribute(type(config.config), name, property(option.read))
+
+
+# Modules whose names were public: the private ones that they were names of.
+_INSIDES = {"jax.core": core, "jax.util": util}
+
+
+def inside(name: str) -> Any:
+    """An object of JAX's insides that was public under this name."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(_INSIDES[module], attribute)

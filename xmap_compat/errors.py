@@ -662,6 +662,13 @@ def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
     )
 
 
+def removed_name(name: str, now: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} is no longer in JAX, and nothing of the same meaning takes its place: under xmap_compat.install() it "
+        f"can be imported, but not used. Today, write {now}."
+    )
+
+
 def bad_resource_env(value: Any) -> TypeError:
     return TypeError(
         f"thread_resources.env should be assigned a ResourceEnv, but got {value!r}. Write "

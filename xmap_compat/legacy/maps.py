@@ -19,6 +19,7 @@ import numpy as np
 
 from xmap_compat import _jax, errors, resources
 from xmap_compat.api import xmap
+from xmap_compat.legacy.adapters import refused
 
 MAPS = "jax.experimental.maps"
 
@@ -132,6 +133,8 @@ def _module() -> types.ModuleType:
         "ResourceAxisName": Hashable,
         "Resource": resource,
         "ResourceSet": resource | tuple[resource, ...],
+        "make_xmap_callable": refused(f"{MAPS}.make_xmap_callable", "xmap(fun, ...).lower(*args).compile()"),
+        "xmap_p": refused(f"{MAPS}.xmap_p", "code for the equations of jax.jit: an xmapped function is a jitted one"),
     }
     made.__dict__.update(names, __all__=sorted(names))
     return made

@@ -15,17 +15,14 @@ import jax
 import jax.experimental
 
 from xmap_compat import _jax, named_program
-from xmap_compat.legacy import maps
+from xmap_compat.legacy import maps, old_names
+from xmap_compat.legacy import removed as table
 
-OPTIONS = (
-    "experimental_xmap_spmd_lowering",
-    "experimental_xmap_spmd_lowering_manual",
-    "experimental_xmap_ensure_fixed_sharding",
-)
+# ------------------------------------------------------------------------------- xmap's own
 
 
 def _new_installation() -> _jax.Restoration:
-    """What install() puts in place.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
+    """The family of xmap.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
     installation = _jax.Restoration()
     pxla = importlib.import_module("jax.interpreters.pxla")
     installation.entry(sys.modules, maps.MAPS, maps.module)
@@ -33,14 +30,17 @@ def _new_installation() -> _jax.Restoration:
     # JAX's own of this name is deprecated, and does not know jax.set_mesh.
     installation.attribute(pxla, "thread_resources", maps.thread_resources)
     installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
-    _jax.accept_options(installation, OPTIONS)
+    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False))
     _jax.restore_mesh_context(installation)
     _jax.hold(installation, named_program.restored)
     return installation
 
 
+# ------------------------------------------------------------------------------- in and out
+
 _lock = threading.Lock()
 _installation: _jax.Restoration | None = None
+_removed: _jax.Restoration | None = None
 
 
 class Installed(contextlib.AbstractContextManager):
@@ -69,7 +69,7 @@ class Installed(contextlib.AbstractContextManager):
                 _put_back()
 
 
-def install() -> Installed:
+def install(removed: bool = True) -> Installed:
     """Let unmodified programs that used xmap import and run.
 
     Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``, ``Mesh``,
@@ -81,14 +81,21 @@ def install() -> Installed:
     It can be called again without effect, from any thread, and holds for all of them.  It initialises no
     backend.  ``with install():`` uninstalls at the end.  For programs that cannot be changed at all there
     is ``python -m xmap_compat script.py``.
+
+    Args:
+      removed: whether other things that such programs used, and JAX has removed since, are there again too:
+        ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, as the migration guide
+        lists them.  What this JAX has is left alone.
     """
-    global _installation
+    global _installation, _removed
     with _lock:
         first = _installation is None
-        if first:
-            installation = _new_installation()
-            installation.enter()
-            _installation = installation
+        if _installation is None:
+            _installation = _new_installation()
+            _installation.enter()
+        if removed and _removed is None:
+            _removed = old_names.restoration()
+            _removed.enter()
     return Installed(first)
 
 
@@ -102,7 +109,10 @@ def uninstall() -> None:
 
 
 def _put_back() -> None:
-    global _installation
+    global _installation, _removed
+    if _removed is not None:
+        _removed.exit()
+        _removed = None
     if _installation is not None:
         _installation.exit()
         _installation = None
