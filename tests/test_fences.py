@@ -296,6 +296,7 @@ ORDER = [
     "named_numpy",
     "lax",  # ... its importable homes ...
     "numpy",
+    "random",
     "vocabulary",  # ... and what bodies find of it in JAX
     "devices",  # values on devices
     "named_values",
@@ -309,6 +310,7 @@ ORDER = [
     "custom_rules",
     "substitution",  # 5: collectives over logical axes become collectives over mesh axes
     "loops",
+    "undeclared",  # results as legacy had them, under install()
     "lowering",  # 6, 7: shard_map and jit
     "picture",
     "source_text",
@@ -323,6 +325,7 @@ ORDER = [
     "legacy",  # programs of that time
     "legacy.removed",  # what JAX has removed since, as data; imports no JAX
     "legacy.adapters",
+    "legacy.initializers",
     "legacy.old_names",  # ... in place
     "legacy.maps",  # jax.experimental.maps
     "legacy.restore",  # install()
@@ -402,7 +405,7 @@ def test_what_must_wait_for_the_program_does_not_import_jax():
 
 # ---------------------------------------------------------------------------- public names
 
-NAMESPACES = ["xmap_compat", "xmap_compat.lax", "xmap_compat.numpy"]
+NAMESPACES = ["xmap_compat", "xmap_compat.lax", "xmap_compat.numpy", "xmap_compat.random"]
 # Found by Jupyter under these names; not for people.
 HOOKS = {"load_ipython_extension", "unload_ipython_extension"}
 PUBLIC = [(namespace, name) for namespace in NAMESPACES for name in importlib.import_module(namespace).__all__]

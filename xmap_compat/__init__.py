@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xmap_compat import lax as lax
     from xmap_compat import numpy as numpy
+    from xmap_compat import random as random
     from xmap_compat.api import xmap
     from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
     from xmap_compat.legacy.restore import install, uninstall
@@ -62,7 +63,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("lax", "numpy"):
+    if name in ("lax", "numpy", "random"):
         return importlib.import_module(f"xmap_compat.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"xmap_compat.{_HOMES[name]}"), name)

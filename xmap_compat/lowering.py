@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, devices, errors
+from xmap_compat import _jax, devices, errors, undeclared
 from xmap_compat.axis_specs import (
     AxisName,
     AxisSpec,
@@ -55,6 +55,7 @@ class Declaration:
     resources: Resources
     names: tuple[AxisName, ...]
     backend: str | None
+    undeclared: bool = False  # whether results may vary over axes on the mesh that their specs leave out
 
     def key(self) -> Hashable:
         """Equal for declarations of one function that mean the same."""
@@ -64,6 +65,7 @@ class Declaration:
             tuple(self.sizes.items()),
             tuple(self.resources.items()),
             self.backend,
+            self.undeclared,
         )
 
 
@@ -77,6 +79,7 @@ class Plan:
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
+      undeclared: of these, for each result, those that its spec leaves out: each device keeps its own element.
       body: what was in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
     """
@@ -88,6 +91,7 @@ class Plan:
     out_specs: tuple[AxisSpec, ...]
     program: NamedProgram
     result_names: tuple[frozenset[AxisName], ...]
+    undeclared: tuple[tuple[AxisName, ...], ...]
     body: Body
     nested: bool
 
@@ -122,10 +126,10 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
         checker = Checker(placements, declared.name)
     _check_outer_names(program, placements)
     results = checker.results(program.jaxpr, input_names)
-    _check_results(checker, program, out_specs, results)
-    return Plan(
-        declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results), body, nested
-    )
+    may_be_undeclared = declared.undeclared and not nested
+    extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
+    specs = (tuple(in_specs), tuple(out_specs))
+    return Plan(declared.name, scope, placements, *specs, program, tuple(results), extra, body, nested)
 
 
 def _check_outer_names(program, placements):
@@ -231,13 +235,20 @@ def _result_paths(program):
     return [argument_path(path, "result") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def _check_results(checker, program, out_specs, results):
+def _check_results(checker, program, out_specs, results, may_be_undeclared):
+    """Raises what is wrong with the results, and gives the axes that each varies over beyond its spec."""
+    undeclared_axes = []
     for spec, names, path in zip(out_specs, results, _result_paths(program)):
         wanted = frozenset(spec.position_of())
-        if names - wanted:
-            raise errors.undeclared_output(path, spec.source, [n for n in checker.placements if n in names - wanted])
+        extra = tuple(n for n in checker.placements if n in names - wanted)
+        if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
+            raise errors.undeclared_output(path, spec.source, extra)
+        if extra:
+            undeclared.warn(path, extra)
+        undeclared_axes.append(extra)
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
+    return tuple(undeclared_axes)
 
 
 def _check_broadcast(checker, path, present, broadcast):
@@ -268,6 +279,8 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
     loc = Locality(plan.placements, tuple(mesh.axis_names), dict(mesh.shape))
     arg_specs = [partition_spec(spec, plan.placements) for spec in plan.in_specs]
     out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
+    own_axes = [loc.mesh_axes_of(names) for names in plan.undeclared]
+    leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     # XLA's partitioner fails if all arguments are empty and a result is not (as of jax 0.12): one more is kept alive.
     anchor = [] if any(jnp.size(leaf) for leaf in leaves) or not leaves else [jnp.zeros(())]
@@ -276,16 +289,22 @@ def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluato
         around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
         with _jax.no_spmd_names():
             outs = _on_device(plan, around, consts, args, evaluator)
+        outs = [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
         return lax.optimization_barrier((outs, anchor))[0] if anchor else outs
 
     consts = list(plan.program.consts)
     whole = PartitionSpec()
     in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
     staged = _jax.mesh_to_stage(mesh)
-    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=out_specs)
+    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving)
     with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged)
-        return mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+        outs = mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+        paths = _result_paths(plan.program)
+        return [
+            undeclared.each_its_own(out, staged, axes, spec, path) if axes else out
+            for out, axes, spec, path in zip(outs, own_axes, out_specs, paths)
+        ]
 
 
 @contextlib.contextmanager

@@ -64,6 +64,8 @@ def values(plan: CallPlan, staged: bool = False) -> dict[str, Any]:
 def written(plan: CallPlan, staged: bool = False) -> tuple[str, dict[str, Any]]:
     """The source and the values."""
     reasons: list[str] = []
+    if any(plan.staged.plan.undeclared):
+        raise errors.no_source(plan.function, ["a result varies over an axis that its out_axes leave out"])
     for attempt in _ATTEMPTS[1:] if staged else _ATTEMPTS:
         try:
             text, values = attempt(plan, reasons)

@@ -113,6 +113,18 @@ def _update(operation):
     return update
 
 
+def struct_init_or(init: Callable[..., None]) -> Callable[..., None]:
+    """``ShapeDtypeStruct(named_shape=)``, which says nothing if it is empty."""
+
+    @functools.wraps(init)
+    def init_without_names(self, *args, named_shape=None, **kwargs):
+        if named_shape:
+            raise errors.named_struct(named_shape)
+        init(self, *args, **kwargs)
+
+    return init_without_names
+
+
 # By the names under which programs find them.
 ADAPTERS: dict[str, Any] = {
     "jax.experimental.pjit.with_sharding_constraint": with_sharding_constraint,

@@ -9,6 +9,7 @@ programs pass it on (``NamedSharding``, ``jit``, ``shard_map``).  What modern JA
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.machinery
 import types
 from collections.abc import Hashable
@@ -17,8 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xmap_compat import _jax, errors, resources
-from xmap_compat.api import xmap
+from xmap_compat import _jax, api, errors, resources
 from xmap_compat.legacy.adapters import refused
 
 MAPS = "jax.experimental.maps"
@@ -105,6 +105,12 @@ class ThreadResources:
 thread_resources = ThreadResources()
 
 # ------------------------------------------------------------------------ the module
+
+
+@functools.wraps(api.xmap)
+def xmap(fun: Any, in_axes: Any, out_axes: Any, **options: Any) -> Any:
+    """That of the package, but for results that vary over an axis that their specs leave out: they are as they were."""
+    return api.make(fun, in_axes, out_axes, undeclared=True, **options)
 
 
 def mesh(devices: Any, axis_names: Any) -> jax.sharding.Mesh:

@@ -10,15 +10,18 @@ import contextlib
 import importlib
 import sys
 import threading
+from typing import Any
 
 import jax
 import jax.experimental
 
-from xmap_compat import _jax, named_program
-from xmap_compat.legacy import maps, old_names
+from xmap_compat import _jax, named_program, random
+from xmap_compat.legacy import adapters, initializers, maps, old_names
 from xmap_compat.legacy import removed as table
 
 # ------------------------------------------------------------------------------- xmap's own
+
+SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names", "variance_scaling"})
 
 
 def _new_installation() -> _jax.Restoration:
@@ -30,6 +33,13 @@ def _new_installation() -> _jax.Restoration:
     # JAX's own of this name is deprecated, and does not know jax.set_mesh.
     installation.attribute(pxla, "thread_resources", maps.thread_resources)
     installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
+    installation.attribute(jax.core, "NamedShape", random.NamedShape)
+    for name in SAMPLERS:
+        installation.attribute(jax.random, name, getattr(random, name))
+    for name in initializers.INITIALIZERS:
+        installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
+    struct: Any = jax.ShapeDtypeStruct
+    installation.attribute(struct, "__init__", adapters.struct_init_or(struct.__init__))
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False))
     _jax.restore_mesh_context(installation)
     _jax.hold(installation, named_program.restored)
@@ -76,7 +86,8 @@ def install(removed: bool = True) -> Installed:
     ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
     ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``, ``pgather``, ``pargmax`` and
     ``pargmin``, ``jnp.einsum`` with braces, ``with jax.sharding.Mesh(...)`` without a warning, and the
-    options ``experimental_xmap_*`` of ``jax.config`` (without effect: there is one lowering).
+    options ``experimental_xmap_*`` of ``jax.config`` (without effect: there is one lowering).  There is
+    ``jax.core.NamedShape``, and ``jax.random`` and the initializers take one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It initialises no
     backend.  ``with install():`` uninstalls at the end.  For programs that cannot be changed at all there

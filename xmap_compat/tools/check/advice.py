@@ -67,7 +67,6 @@ PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its p
 PRIVATE_MODULES = (MAPS, "jax._src.maps")
 LAX_NAMES = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
 IN_BODIES = f"as it is inside xmapped functions and {UNDER}"
-RANDOM = "jax.random.fold_in(key, jax.lax.axis_index(name)) before sampling, with the positional shape only"
 
 FAMILY = {
     MAPS: Advice(WORKS, INSTALLED),
@@ -77,7 +76,9 @@ FAMILY = {
     },
     "jax.interpreters.pxla.thread_resources": Advice(WORKS, INSTALLED),
     "jax.interpreters.pxla.Mesh": MAPS_NAMES["Mesh"],
-    "jax.core.NamedShape": Advice(CHANGE, f"write {RANDOM}", "jax.random with a NamedShape"),
+    "jax.core.NamedShape": Advice(
+        WORKS, f"{INSTALLED}, or with xmap_compat.random.NamedShape", "jax.random with a NamedShape"
+    ),
 }
 
 BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")

@@ -86,7 +86,7 @@ def _answer(question: Question) -> dict[str, Any]:
             importlib.import_module(module)
     names = {name: _kind(name, plain[name]) for name in question["names"]}
     options = [option for option in question["options"] if option not in jax.config.values]
-    return {"jax": jax.__version__, "names": names, "refused": refused, "options": options}
+    return {"jax": vars(jax)["__version__"], "names": names, "refused": refused, "options": options}
 
 
 def _kind(name: str, plain: bool) -> str:
