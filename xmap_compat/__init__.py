@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xmap_compat import lax as lax
     from xmap_compat import numpy as numpy
+    from xmap_compat import random as random
     from xmap_compat.api import xmap
     from xmap_compat.core.mesh import Mesh, SerialLoop, mesh, serial_loop
     from xmap_compat.core.named_shape import named_shape
     from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
-    from xmap_compat.legacy import install, uninstall
+    from xmap_compat.legacy.restore import install, uninstall
     from xmap_compat.numpy import einsum
     from xmap_compat.processes import global_array
 
@@ -45,7 +46,7 @@ _HOMES = {
     "SerialLoop": "core.mesh",
     "einsum": "numpy",
     "global_array": "processes",
-    "install": "legacy",
+    "install": "legacy.restore",
     "load_ipython_extension": "jupyter",
     "mesh": "core.mesh",
     "named_shape": "core.named_shape",
@@ -54,7 +55,7 @@ _HOMES = {
     "pdot": "lax",
     "pgather": "lax",
     "serial_loop": "core.mesh",
-    "uninstall": "legacy",
+    "uninstall": "legacy.restore",
     "unload_ipython_extension": "jupyter",
     "xeinsum": "lax",
     "xmap": "api",
@@ -62,7 +63,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("lax", "numpy"):
+    if name in ("lax", "numpy", "random"):
         return importlib.import_module(f"xmap_compat.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"xmap_compat.{_HOMES[name]}"), name)

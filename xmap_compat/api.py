@@ -63,12 +63,25 @@ def xmap(
 
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
+    return make(fun, in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
+
+
+def make(
+    fun: Callable[..., Any],
+    in_axes: Any,
+    out_axes: Any,
+    axis_sizes: Mapping[AxisName, int] | None = None,
+    axis_resources: Mapping[AxisName, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    backend: str | None = None,
+    undeclared: bool = False,
+) -> Any:
+    """What :func:`xmap` does; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.undeclared`."""
     if not callable(fun):
         raise errors.not_callable(fun)
     check_backend(backend)
     declared = _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
-
-    return _jit(declared, _positions(donate_argnums))
+    return _jit(dataclasses.replace(declared, undeclared=undeclared), _positions(donate_argnums))
 
 
 def _positions(donate_argnums):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xmap_compat.__main__ import install_with_jax, uninstall_with_jax
+from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
 
 def load_ipython_extension(ipython: Any) -> None:

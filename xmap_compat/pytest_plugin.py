@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from xmap_compat.__main__ import install_with_jax, uninstall_with_jax
+from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,8 +18,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from xmap_compat import install, legacy, mesh, serial_loop, uninstall, xmap
+from xmap_compat import install, mesh, serial_loop, uninstall, xmap
 from xmap_compat.core import restored
+from xmap_compat.legacy import maps as legacy_maps
 
 THREADS = 8
 DEVICES = np.array(jax.devices())
@@ -70,7 +71,7 @@ def nothing_stays():
     yield
     assert state() == before
     assert not hasattr(jax.lax, "pdot")
-    assert legacy.thread_resources.env is legacy.EMPTY_ENV
+    assert legacy_maps.thread_resources.env is legacy_maps.EMPTY_ENV
 
 
 # ----------------------------------------------------------------------- different programs
@@ -163,7 +164,7 @@ def test_the_innermost_mesh_is_that_of_one_thread():
         outer = jax.sharding.Mesh(np.array(devices).reshape(-1), (f"outer{k}",))
         with jax.set_mesh(outer), mesh(devices, names) as m:
             entered.wait(20)
-            assert legacy.thread_resources.env.physical_mesh is m
+            assert legacy_maps.thread_resources.env.physical_mesh is m
             out = jax.block_until_ready(fun(X))
             entered.wait(20)
         np.testing.assert_array_equal(out, X * k)
@@ -232,7 +233,7 @@ def plain_jax():
         jax.jit(lambda x: jnp.sum(x, axis="i"))(X)
     # What JAX does not have says here that there are no named axes.
     jax.jit(lambda x: np.testing.assert_equal((x.named_shape, x.aval.named_shape), ({}, {})))(X)
-    assert legacy.thread_resources.env is legacy.EMPTY_ENV
+    assert legacy_maps.thread_resources.env is legacy_maps.EMPTY_ENV
 
 
 @pytest.mark.parametrize("resources", [(), "x"], ids=["vectorized", "split"])

@@ -1,33 +1,23 @@
-"""python -m xmap_compat: programs run as under plain Python, and check says what becomes of each legacy use.
+"""python -m xmap_compat: programs run as under plain Python.
 
-What a program prints, its traceback and its exit code are compared with plain Python's; advice is compared with what
-the module that install() provides really does.
+What a program prints, its traceback and its exit code are compared with plain Python's.
 """
 
 import importlib.util
-import json
 import multiprocessing.spawn
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from subprocesses import run
 
-from xmap_compat import check, install, legacy
-from xmap_compat.__main__ import COMMANDS, install_with_jax, uninstall_with_jax
+from xmap_compat.__main__ import COMMANDS
+from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments, cwd, **variables):
-    """A Python process with warnings as errors; the tests' own settings of JAX do not reach it."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
-    command = [sys.executable, "-W", "error", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env={**inherited, **variables}, capture_output=True, text=True, timeout=120)
 
 
 def outcome(done):
@@ -285,7 +275,7 @@ def test_a_mistake_in_a_legacy_script_is_shown_at_the_users_line(program, tmp_pa
     done = run("-m", "xmap_compat", "program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
     frames = re.findall(rf'File "{tmp_path}/program.py", line (\d+), in (.*)', done.stderr)
     assert {("11", "<module>"), ("9", "train"), ("6", "body")} == set(frames)
-    assert "__main__.py" not in done.stderr
+    assert "__main__.py" not in done.stderr and "runner.py" not in done.stderr
     assert (done.returncode, "unbound axis name: nope" in done.stderr) == (1, True)
 
 
@@ -359,193 +349,6 @@ def test_the_pytest_plugin_leaves_nothing(program, tmp_path):
     assert done.stdout.splitlines()[-1] == "0 [] False", done.stdout + done.stderr
 
 
-# -------------------------------------------------------------------------------------- check
-
-# One line of a program: the uses that are found in it as (status, name), in order.
-MAPS = "jax.experimental.maps"
-WORKS, DIFFERS, CHANGE = check.WORKS, check.DIFFERS, check.CHANGE
-LINES = {
-    f"import {MAPS}": [(WORKS, MAPS)],
-    f"import {MAPS} as m": [(WORKS, MAPS)],
-    "from jax.experimental import maps": [(WORKS, MAPS)],
-    "from jax.experimental import maps as m, pjit": [(WORKS, MAPS)],
-    f"from {MAPS} import xmap, Mesh as M": [(WORKS, f"{MAPS}.xmap"), (WORKS, f"{MAPS}.Mesh")],
-    f"from {MAPS} import *": [(WORKS, MAPS)],
-    f"from {MAPS} import make_xmap_callable": [(CHANGE, f"{MAPS}.make_xmap_callable")],
-    "from jax._src.maps import xmap": [(CHANGE, "jax._src.maps.xmap")],
-    f"__import__('importlib').import_module('{MAPS}')": [(WORKS, MAPS)],
-    "def f():\n    from jax.experimental.maps import xmap": [(WORKS, f"{MAPS}.xmap")],
-    "import jax; jax.experimental.maps.xmap(f, [], [])": [(WORKS, f"{MAPS}.xmap")],
-    "import jax; env = jax.experimental.maps.thread_resources.env": [(WORKS, f"{MAPS}.thread_resources")],
-    "import jax as j; j.experimental.maps.Loop": [(WORKS, f"{MAPS}.Loop")],
-    "import jax; maps = jax.experimental.maps; maps.xmap": [(WORKS, MAPS), (WORKS, f"{MAPS}.xmap")],
-    f"from {MAPS} import xmap; g = xmap(f, [], [])": [(WORKS, f"{MAPS}.xmap")] * 2,
-    f"from {MAPS} import *; xmap(f, [], [])": [(WORKS, MAPS), (WORKS, f"{MAPS}.xmap")],
-    "from jax.interpreters.pxla import thread_resources": [(WORKS, "jax.interpreters.pxla.thread_resources")],
-    "from jax.interpreters import pxla; pxla.Mesh": [(WORKS, "jax.interpreters.pxla.Mesh")],
-    "from jax.interpreters import pxla; pxla.shard_args": [],
-    "from jax import lax; lax.pdot(x, y, 'i')": [(WORKS, "jax.lax.pdot")],
-    "import jax; jax.lax.xeinsum('', x)": [(WORKS, "jax.lax.xeinsum")],
-    "from jax.lax import pgather, pargmax": [(WORKS, "jax.lax.pgather"), (WORKS, "jax.lax.pargmax")],
-    "from jax import lax; lax.psum(x, 'i')": [],
-    "import jax.numpy as jnp; jnp.einsum('{i}->{}', x)": [(WORKS, "jax.numpy.einsum with braces")],
-    "from jax import numpy as np; np.einsum(f'{{i}}->{n}', x)": [(WORKS, "jax.numpy.einsum with braces")],
-    "import jax.numpy as jnp; jnp.einsum('ij->i', x)": [],
-    "import numpy as np; np.einsum('{i}->{}', x)": [],
-    "from jax.core import NamedShape": [(CHANGE, "jax.core.NamedShape")],
-    "import jax; jax.random.normal(k, jax.core.NamedShape(2, i=3))": [(CHANGE, "jax.core.NamedShape")],
-    "import jax; jax.random.normal(k, (2,))": [],
-    "import jax; jax.ShapeDtypeStruct((), int, named_shape={})": [(CHANGE, "jax.ShapeDtypeStruct(named_shape=)")],
-    "import jax; jax.ShapeDtypeStruct((), int)": [],
-    **{f"import jax; jax.config.update('{option}', True)": [(DIFFERS, option)] for option in legacy.OPTIONS},
-    "from jax import config; config.experimental_xmap_spmd_lowering": [(DIFFERS, "experimental_xmap_spmd_lowering")],
-    "import jax; jax.config.update('jax_enable_x64', True)": [],
-    "from jax.config import config": [(CHANGE, "jax.config.config")],
-    "from jax.experimental.pjit import pjit, PartitionSpec as P; P()": [
-        (CHANGE, "jax.experimental.pjit.PartitionSpec")
-    ],
-    "from jax.experimental import PartitionSpec": [(CHANGE, "jax.experimental.PartitionSpec")],
-    "from jax.experimental.pjit import with_sharding_constraint as w; w(x)": [
-        (CHANGE, "jax.experimental.pjit.with_sharding_constraint")
-    ],
-    "from jax.experimental import pjit; pjit.with_sharding_constraint(x)": [
-        (CHANGE, "jax.experimental.pjit.with_sharding_constraint")
-    ],
-    "from jax.experimental.pjit import pjit; pjit(f, in_axis_resources=None, out_axis_resources=None)": [
-        (CHANGE, "jax.experimental.pjit.pjit(in_axis_resources=)"),
-        (CHANGE, "jax.experimental.pjit.pjit(out_axis_resources=)"),
-    ],
-    "import jax.numpy as jnp; jnp.sum(x, axis='ij')": [(DIFFERS, "axis='ij'")],
-    "import jax; jax.nn.logsumexp(x, axis='ij')": [(DIFFERS, "axis='ij'")],
-    "import jax.numpy as jnp; jnp.sum(x, axis='i'), jnp.sum(x, axis=('i', 'j')), jnp.sum(x, axis=0)": [],
-    "x.sum(axis='ij')": [],
-    "from xmap_compat import xmap; xmap; x.sum(axis='ij'); frame.sum(axis='columns')": [(DIFFERS, "axis='ij'")],
-    "from xmap_compat import xmap; xmap; x.named_shape": [(WORKS, "named_shape")],
-    "x.named_shape": [],
-    "from .maps import xmap; xmap(f, [], [])": [],
-    "from .jax.lax import pdot": [],
-    "from .jax import lax; lax.pdot(x, y, 'i')": [],
-    "from flax import maps; maps.xmap": [],
-    "maps.xmap; thread_resources.env": [],
-    "": [],
-}
-DECLARED = "from xmap_compat import xmap\n"
-IGNORED = "axis_resources of 'q'"
-LINES |= {
-    DECLARED + "xmap(f, ['i', ...], {0: 'i'}, axis_resources={'q': 'x', 'i': 'y'})": [(DIFFERS, IGNORED)],
-    DECLARED + "xmap(f, in_axes=([], {0: 'i'}), out_axes=[], axis_resources={'q': 'x'})": [(DIFFERS, IGNORED)],
-    DECLARED + "xmap(f, ['i'], [], axis_sizes={'q': 2}, axis_resources={'q': 'x'})": [],
-    DECLARED + "xmap(f, ['q'], [], axis_resources={'q': 'x'})": [],
-    DECLARED + "xmap(f, specs, [], axis_resources={'q': 'x'})": [],
-    DECLARED + "xmap(f, ['i'], [], axis_sizes=sizes, axis_resources={'q': 'x'})": [],
-    DECLARED + "xmap(f, ['i'], [], axis_resources=resources)": [],
-}
-
-
-@pytest.mark.parametrize(("source", "expected"), LINES.items(), ids=range(len(LINES)))
-def test_the_uses_in_a_line(source, expected):
-    uses = check.uses_in(source, "program.py")
-    assert [(use.advice.status, use.name) for use in uses] == expected
-
-
-GRADIENTS = {
-    "jax.grad(f)(x)": True,
-    "jax.value_and_grad(f, argnums=1)": True,
-    "grad(lambda x: f(x).sum())": True,
-    "jax.grad(lambda x: xmap(g, [], [])(x).sum())": True,
-    "jax.grad(jax.jit(f))": True,
-    "jax.hessian(loss)": True,
-    "jax.jvp(outer_loss, (x,), (x,))": True,
-    "jax.grad(step)": True,
-    "jax.grad(g)": False,
-    "jax.grad(lambda x: g(x).sum())": False,
-    "jax.grad(other)": False,
-    "jax.jit(f)": False,
-    "jax.grad(positional)": False,
-}
-FUNCTIONS = """
-import functools
-import jax
-from jax import grad
-from jax.experimental.maps import xmap
-
-f = jax.jit(xmap(g, ["i"], ["i"]))
-result = xmap(g, ["i"], ["i"])(x)
-
-@functools.partial(xmap, in_axes=["i"], out_axes=["i"])
-def step(x):
-    return x * 2
-
-def outer_loss(x):
-    return loss(x) + 1
-
-def loss(x):
-    return f(x).mean()
-
-def positional(x):
-    return g(x).mean()
-"""
-
-
-@pytest.mark.parametrize(("expression", "found"), GRADIENTS.items(), ids=GRADIENTS.keys())
-def test_gradients_through_xmap_are_found(expression, found):
-    uses = check.uses_in(FUNCTIONS + expression, "program.py")
-    line = FUNCTIONS.count("\n") + 1
-    gradients = [(use.line, use.advice.status) for use in uses if "calls an xmapped one" in use.name]
-    assert gradients == [(line, DIFFERS)] * found
-
-
-def test_lines_and_columns_are_those_of_an_editor():
-    source = "import jax\n\nif True:\n    jax.lax.pdot(x, jax.lax.pgather(y), 'i')\n"
-    places = [(use.line, use.column, use.name) for use in check.uses_in(source, "program.py")]
-    lines = source.splitlines()
-    assert [lines[line - 1][column - 1 :].startswith(name) for line, column, name in places] == [True, True]
-    assert [line for line, _, _ in places] == [4, 4]
-
-
-def test_every_name_of_the_module_is_known_and_no_other():
-    with install() as _:
-        import jax.experimental.maps as maps
-    assert set(check.MAPS_NAMES) == set(maps.__all__)
-    assert check.OPTIONS == legacy.OPTIONS
-
-
-@pytest.mark.parametrize("name", [n for n, advice in check.NAMES.items() if advice.status == WORKS])
-def test_what_is_said_to_work_is_there_under_install(name):
-    module, _, attribute = name.rpartition(".")
-    with install():
-        exec(f"from {module} import {attribute}", {})
-
-
-OTHER_IMPORTS = [
-    re.search(r"`(from xmap_compat import \w+)`", str(advice)) for advice in [*check.NAMES.values(), check.BRACES]
-]
-
-
-@pytest.mark.parametrize("statement", sorted({match[1] for match in OTHER_IMPORTS if match}))
-def test_the_imports_that_are_proposed_exist(statement):
-    exec(statement, {})
-
-
-@pytest.mark.parametrize(
-    "name", [n for n, advice in check.NAMES.items() if advice.status == CHANGE and advice.text.startswith("write ")]
-)
-def test_what_is_said_to_be_gone_is_gone_and_its_replacement_exists(name):
-    module, _, attribute = name.rpartition(".")
-    with pytest.raises((ImportError, DeprecationWarning)):
-        exec(f"from {module} import {attribute}", {})
-    for replacement in re.findall(r"jax\.[\w.]+", check.NAMES[name].text):
-        assert eval(replacement, {"jax": __import__("jax")})
-    for statement in re.findall(r"`(from .*)`", check.NAMES[name].text):
-        exec(statement, {})
-
-
-@pytest.mark.parametrize("heading", check.HEADINGS)
-def test_the_guide_has_the_headings_that_are_named(heading):
-    headings = re.findall(r"^#+ (.*?)\s*$", (ROOT / "migration_guide.md").read_text(), re.MULTILINE)
-    assert heading in [h.replace("`", "") for h in headings]
-
-
 # --------------------------------------------------------------------- processes that it spawns
 
 SPAWNING = """
@@ -584,92 +387,3 @@ def test_multiprocessing_is_left_as_it_was():
     finally:
         uninstall_with_jax()
     assert multiprocessing.spawn.get_preparation_data is prepare
-
-
-# --------------------------------------------------------------------------- the command check
-
-
-def checked(*paths, cwd):
-    done = run("-m", "xmap_compat", "check", *paths, cwd=cwd)
-    assert done.stderr == "" or done.returncode == 2
-    return done.returncode, done.stdout.splitlines()
-
-
-def test_check_prints_places_advice_and_a_summary(program, tmp_path):
-    program("import jax\njax.experimental.maps.xmap(f)\njax.config.update('experimental_xmap_spmd_lowering', True)\n")
-    code, lines = checked("program.py", cwd=tmp_path)
-    assert lines == [
-        "program.py:2:1: works: jax.experimental.maps.xmap: as it is under xmap_compat.install(), or with "
-        "`from xmap_compat import xmap`",
-        "program.py:3:19: differs: experimental_xmap_spmd_lowering: accepted under xmap_compat.install(), and without "
-        'effect; see "The experimental_xmap options" in migration_guide.md',
-        "2 uses in 1 file: 1 as they were, 1 with a difference, 0 to change",
-    ]
-    assert code == 0
-
-
-@pytest.mark.parametrize(
-    ("source", "code"),
-    [
-        ("x = 1", 0),
-        ("from jax.experimental.maps import xmap", 0),
-        ("import jax; jax.config.update('experimental_xmap_spmd_lowering', True)", 0),
-        ("from jax.experimental.pjit import PartitionSpec", 1),
-        ("def broken(:", 1),
-    ],
-)
-def test_the_exit_code_says_whether_something_needs_a_hand(program, tmp_path, source, code):
-    program(source)
-    assert checked("program.py", cwd=tmp_path)[0] == code
-
-
-def test_check_reads_directories_and_files(program, tmp_path):
-    for name in ("a/b/one.py", "a/two.py", "a/notes.txt", "a/.hidden/three.py", "four.txt", "five.py"):
-        program("from jax.lax import pdot", name)
-    code, lines = checked("a", "four.txt", cwd=tmp_path)
-    assert (code, [line.split(":")[0] for line in lines[:-1]]) == (0, ["a/two.py", "a/b/one.py", "four.txt"])
-    assert lines[-1] == "3 uses in 3 files: 3 as they were, 0 with a difference, 0 to change"
-
-
-def test_check_executes_nothing_and_needs_no_jax(program, tmp_path):
-    program("open('executed', 'w'); from jax.lax import pdot", "program.py")
-    program("raise ImportError('JAX is not here')", "jax/__init__.py")
-    assert checked("program.py", cwd=tmp_path)[0] == 0
-    assert not (tmp_path / "executed").exists()
-
-
-def test_check_reads_files_in_the_encoding_that_they_declare(tmp_path):
-    (tmp_path / "program.py").write_bytes("# coding: latin-1\nname = 'é'\nfrom jax.lax import pdot\n".encode("latin-1"))
-    code, lines = checked("program.py", cwd=tmp_path)
-    assert (code, lines[0].split(": ")[:2]) == (0, ["program.py:3:21", "works"])
-
-
-def test_check_goes_on_after_what_cannot_be_read(program, tmp_path):
-    program("from jax.lax import pdot", "tree/one.py")
-    program("from jax.lax import pdot", "tree/.#one.py")  # of an editor
-    (tmp_path / "tree" / "link.py").symlink_to("nowhere")
-    code, lines = checked("tree", cwd=tmp_path)
-    assert [line.split(": ")[0] for line in lines[:-1]] == ["tree/link.py:1:1", "tree/one.py:1:21"]
-    assert code == 1 and "the file cannot be read" in lines[0] and "No such file" in lines[0]
-
-
-def test_check_reads_generated_sources_with_deep_trees(program, tmp_path):
-    program("total = 1" + " + 1" * 2000 + "\nfrom jax.lax import pdot", "program.py")
-    branches = "".join(f"elif x == {k}:\n    pass\n" for k in range(700))
-    program(f"x = 0\nif x:\n    pass\n{branches}else:\n    from jax.lax import pdot", "branches.py")
-    code, lines = checked("program.py", "branches.py", cwd=tmp_path)
-    assert (code, [line.split(": ")[1:3] for line in lines[:-1]]) == (0, [["works", "jax.lax.pdot"]] * 2)
-
-
-@pytest.mark.parametrize(("paths", "message"), [(["absent"], "absent"), ([], "usage: python -m xmap_compat check")])
-def test_check_of_nothing_is_a_mistake(tmp_path, paths, message):
-    done = run("-m", "xmap_compat", "check", *paths, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-
-
-def test_our_own_examples_need_no_hand():
-    examples = sorted((ROOT / "examples").glob("*.py"))
-    statuses = [use.advice.status for path in examples for use in check.uses_in(path.read_bytes(), str(path))]
-    assert examples
-    assert json.dumps(statuses).count(CHANGE) == 0

@@ -24,7 +24,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xmap_compat
-from xmap_compat import install, legacy, uninstall
+from xmap_compat import install, uninstall
+from xmap_compat.legacy import maps as legacy
+from xmap_compat.legacy import removed
 
 DEVICES = np.array(jax.devices())
 SQUARE = DEVICES.reshape(4, 2)
@@ -96,7 +98,7 @@ def test_the_module_looks_like_one(maps):
 
 
 def test_the_functions_are_those_of_the_package(maps):
-    assert maps.xmap is xmap_compat.xmap
+    assert maps.xmap.__wrapped__ is xmap_compat.xmap
     assert maps.SerialLoop is xmap_compat.SerialLoop
     assert maps.serial_loop is xmap_compat.serial_loop
     for name in ("pdot", "xeinsum", "pgather", "pargmax", "pargmin"):
@@ -185,7 +187,7 @@ def test_contexts_that_overlap_in_threads_share_it():
         with install():
             steps["second began"].set()
             assert steps["first ended"].wait(30)
-            seen.append(importlib.import_module("jax.experimental.maps").xmap is xmap_compat.xmap)
+            seen.append(importlib.import_module("jax.experimental.maps").xmap is legacy.xmap)
 
     thread = threading.Thread(target=second)
     with install():
@@ -520,7 +522,7 @@ def test_a_block_may_outlive_the_installation():
 # ------------------------------------------------------------------------ options, vocabulary
 
 
-@pytest.mark.parametrize("option", legacy.OPTIONS)
+@pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_are_accepted_and_remembered(maps, option):
     assert getattr(jax.config, option) is False
     jax.config.update(option, True)
@@ -538,7 +540,7 @@ def assert_same_program_with_and_without(maps, option):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("option", legacy.OPTIONS)
+@pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_start_anew_and_are_unknown_outside(option):
     with install():
         jax.config.update(option, True)
@@ -721,7 +723,7 @@ def test_devices_can_be_chosen_after_install():
 
 def test_nothing_is_installed_by_the_import_of_the_package():
     program = """
-        import xmap_compat, xmap_compat.legacy, xmap_compat.api, sys
+        import xmap_compat, xmap_compat.legacy.restore, xmap_compat.api, sys
         import jax
         print(hasattr(jax.experimental, "maps"), "jax.experimental.maps" in sys.modules, hasattr(jax.lax, "pdot"))
     """

@@ -62,6 +62,7 @@ from xmap_compat._jax.patches import (
     Restoration,
     accept_options,
     hold,
+    inside,
     restore_collective_transposes,
     restore_extremum_gradients,
     restore_named_reductions,
@@ -71,6 +72,7 @@ from xmap_compat._jax.positions import (
     exclude_from_positions,
     name_stack,
     user_frames,
+    user_stacklevel,
     where_in_user_code,
     where_now,
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
-from jax._src import config
+from jax._src import config, core, util
 from jax._src.lax import parallel
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
@@ -152,21 +152,33 @@ def hold(restoration: Restoration, other: Restoration) -> None:
 class _RememberedOption:
     """The value of an option that nothing reads any more."""
 
-    def __init__(self):
-        self.value = False
+    def __init__(self, value):
+        self.value = value
 
     def _set(self, value):
-        self.value = bool(value)
+        self.value = value
 
     def read(self, config):
         return self.value
 
 
-def accept_options(restoration: Restoration, names: Sequence[str]) -> None:
-    """Boolean options of ``jax.config`` that JAX removed: they can be set and read, and change nothing."""
-    for name in names:
-        option = _RememberedOption()
-        help_text = "An option of xmap, accepted by xmap_compat without effect."
+def accept_options(restoration: Restoration, defaults: Mapping[str, Any]) -> None:
+    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing."""
+    for name, default in defaults.items():
+        if name in config.config._value_holders:
+            continue
+        option = _RememberedOption(default)
+        help_text = "A former option of JAX, accepted by xmap_compat without effect."
         restoration.entry(config.config._value_holders, name, option)
-        restoration.entry(config.config.meta, name, (bool, [], {"help": help_text}))
+        restoration.entry(config.config.meta, name, (type(default), [], {"help": help_text}))
         restoration.attribute(type(config.config), name, property(option.read))
+
+
+# Modules whose names were public: the private ones that they were names of.
+_INSIDES = {"jax.core": core, "jax.util": util}
+
+
+def inside(name: str) -> Any:
+    """An object of JAX's insides that was public under this name."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(_INSIDES[module], attribute)

@@ -26,6 +26,15 @@ def where_now() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
+def user_stacklevel() -> int:
+    """The ``stacklevel`` at which a warning of the caller is the user's."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def equation_context(eqn: Any) -> Any:
     """A context that gives what is bound in it the name stack and user frame of the original equation."""
     info = eqn.source_info

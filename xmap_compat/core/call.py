@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat.core import errors, undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.placement import (
     Body,
@@ -50,6 +50,7 @@ class Declaration:
     resources: Resources
     names: tuple[AxisName, ...]
     backend: str | None
+    undeclared: bool = False  # whether results may vary over axes on the mesh that their specs leave out
 
     def key(self) -> Hashable:
         """Equal for declarations of one function that mean the same."""
@@ -59,6 +60,7 @@ class Declaration:
             tuple(self.sizes.items()),
             tuple(self.resources.items()),
             self.backend,
+            self.undeclared,
         )
 
 
@@ -72,6 +74,7 @@ class Plan:
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
+      undeclared: of these, for each result, those that its spec leaves out: each device keeps its own element.
       body: what was in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
     """
@@ -83,6 +86,7 @@ class Plan:
     out_specs: tuple[AxisSpec, ...]
     program: NamedProgram
     result_names: tuple[frozenset[AxisName], ...]
+    undeclared: tuple[tuple[AxisName, ...], ...]
     body: Body
     nested: bool
 
@@ -109,10 +113,10 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
         placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
     results = checker.results(program.jaxpr, input_names)
-    _check_results(checker, program, out_specs, results)
-    return Plan(
-        declared.name, scope, placements, tuple(in_specs), tuple(out_specs), program, tuple(results), body, nested
-    )
+    may_be_undeclared = declared.undeclared and not nested
+    extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
+    specs = (tuple(in_specs), tuple(out_specs))
+    return Plan(declared.name, scope, placements, *specs, program, tuple(results), extra, body, nested)
 
 
 def _check_outer_names(program, placements):
@@ -228,24 +232,31 @@ def _bind_results(declared, program, sizes):
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
-    paths = _result_paths(program)
+    paths = result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
         check_result(spec, len(spec.names), aval.shape, path, sizes)
     return out_specs
 
 
-def _result_paths(program):
+def result_paths(program):
     tree = jax.tree.unflatten(program.out_tree, range(len(program.out_types)))
     return [argument_path(path, "result") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def _check_results(checker, program, out_specs, results):
-    for spec, names, path in zip(out_specs, results, _result_paths(program)):
+def _check_results(checker, program, out_specs, results, may_be_undeclared):
+    """Raises what is wrong with the results, and gives the axes that each varies over beyond its spec."""
+    undeclared_axes = []
+    for spec, names, path in zip(out_specs, results, result_paths(program)):
         wanted = frozenset(spec.position_of())
-        if names - wanted:
-            raise errors.undeclared_output(path, spec.source, [n for n in checker.placements if n in names - wanted])
+        extra = tuple(n for n in checker.placements if n in names - wanted)
+        if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
+            raise errors.undeclared_output(path, spec.source, extra)
+        if extra:
+            undeclared.warn(path, extra)
+        undeclared_axes.append(extra)
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
+    return tuple(undeclared_axes)
 
 
 def _check_broadcast(checker, path, present, broadcast):

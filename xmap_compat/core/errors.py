@@ -436,6 +436,22 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
     )
 
 
+def undeclared_output_text(path: str, extra: Iterable[Hashable], where: str) -> str:
+    names = ", ".join(map(str, extra))
+    return (
+        f"{path} of the xmapped function at {where} varies over {names}, which its out_axes leave out. As in legacy, "
+        "reading it gives the element of index 0, and each device keeps its own for the next xmap over the same mesh. "
+        f"from xmap_compat import xmap refuses this: add {names} to its out_axes, or reduce over them in the function"
+    )
+
+
+def gradient_of_undeclared(path: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{path} of an xmapped function varies over an axis that its out_axes leave out. It has no gradient from "
+        "outside: add the axis to its out_axes, or reduce over it in the function"
+    )
+
+
 def _resource_conflict(message: str) -> Any:
     """The type that these errors had, without the link to a page of JAX's that does not speak of them."""
     error = JAXTypeError(message)
@@ -720,6 +736,38 @@ def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
     return NotImplementedError(
         f"The function uses the axes {_names(names)} of a transformation around the xmap (such as vmap with an "
         "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
+    )
+
+
+def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
+    return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
+
+
+def no_fan(shape: Any) -> ValueError:
+    return ValueError(
+        f"Can't compute input and output sizes of a {shape.rank}-dimensional weights tensor. Must be at least 2D, "
+        f"named dimensions included, but the shape is {shape}"
+    )
+
+
+def initializer_of_named_shape(dtype: Any) -> TypeError:
+    return TypeError(
+        f"variance_scaling of a NamedShape makes real floating point numbers, but the dtype is {dtype}. Initialize the "
+        "real and the imaginary part by themselves"
+    )
+
+
+def named_struct(named_shape: Any) -> TypeError:
+    return TypeError(
+        f"ShapeDtypeStruct(named_shape={named_shape!r}): the types of today have no named axes. Leave named_shape out: "
+        "xmap reads the names from in_axes"
+    )
+
+
+def removed_name(name: str, now: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} is no longer in JAX, and nothing of the same meaning takes its place: under xmap_compat.install() it "
+        f"can be imported, but not used. Today, write {now}."
     )
 
 

@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
-from xmap_compat.core.call import Plan, partition_spec
+from xmap_compat.core import errors, undeclared
+from xmap_compat.core.call import Plan, partition_spec, result_paths
 from xmap_compat.core.device import Locality, conform, gather_over
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
@@ -61,6 +61,8 @@ def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluat
     loc = Locality(plan.placements, tuple(mesh.axis_names), dict(mesh.shape))
     arg_specs = [partition_spec(spec, plan.placements) for spec in plan.in_specs]
     out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
+    own_axes = [loc.mesh_axes_of(names) for names in plan.undeclared]
+    leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     # XLA's partitioner fails if all arguments are empty and a result is not (as of jax 0.12): one more is kept alive.
     anchor = [] if any(jnp.size(leaf) for leaf in leaves) or not leaves else [jnp.zeros(())]
@@ -69,16 +71,22 @@ def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluat
         around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
         with _jax.no_spmd_names():
             outs = _on_device(plan, around, consts, args, evaluator)
+        outs = [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
         return lax.optimization_barrier((outs, anchor))[0] if anchor else outs
 
     consts = list(plan.program.consts)
     whole = PartitionSpec()
     in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
     staged = _jax.mesh_to_stage(mesh)
-    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=out_specs)
+    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving)
     with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged)
-        return mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+        outs = mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+        paths = result_paths(plan.program)
+        return [
+            undeclared.each_its_own(out, staged, axes, spec, path) if axes else out
+            for out, axes, spec, path in zip(outs, own_axes, out_specs, paths)
+        ]
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName
     names = set(names)
     unused = [name for name in resources if name not in names]
     if unused:
-        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=4)
+        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=_jax.user_stacklevel())
     return {name: entries for name, entries in resources.items() if name in names}
 
 

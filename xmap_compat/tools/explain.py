@@ -17,7 +17,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from xmap_compat.__main__ import install_with_jax, run_program
+from xmap_compat.legacy.import_hook import install_with_jax
+from xmap_compat.legacy.runner import run_program
 
 if TYPE_CHECKING:
     from xmap_compat.core.call import Declaration, Plan

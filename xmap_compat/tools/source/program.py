@@ -63,6 +63,8 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
     """The source and the values."""
     if plan.staged.plan.nested or mentions_any(plan.staged.plan.program.jaxpr, _device_axes(plan)):
         raise errors.no_source(plan.function, ["nested calls of xmap that use the mesh"])
+    if any(plan.staged.plan.undeclared):
+        raise errors.no_source(plan.function, ["a result varies over an axis that its out_axes leave out"])
     names = _axis_names(plan)
     try:
         rules = rules_over(plan)

@@ -57,17 +57,18 @@ def rules_over(plan: CallPlan) -> list[RuleOver]:
     """The rules with collectives of each call of a function with such a rule."""
     found = []
     for site in plan.staged.sites:
-        if isinstance(_jax.read(site.eqn), _jax.CustomVjp):
-            rule = _rule_over(plan, site.eqn, [o.names for o in site.operands])
+        call = _jax.read(site.eqn)
+        if isinstance(call, _jax.CustomVjp):
+            rule = _rule_over(plan, site.eqn, call, [o.names for o in site.operands])
             found.extend([rule] if rule is not None else [])
     return list(dict.fromkeys(found))
 
 
-def _rule_over(plan: CallPlan, eqn: Any, operands: Sequence[Names]) -> RuleOver | None:
+def _rule_over(plan: CallPlan, eqn: Any, call: _jax.CustomVjp, operands: Sequence[Names]) -> RuleOver | None:
     placements, body = plan.staged.plan.placements, plan.staged.plan.body
     types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
     forwarded, forward, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
-    parts = (_jax.read(eqn).body, forward, backward)
+    parts = (call.body, forward, backward)
     over = frozenset().union(*map(collectives_in, parts)) & frozenset(placements)
     if not over:
         return None

@@ -1,0 +1,178 @@
+"""jax.random and initializers with named shapes give the numbers that jax 0.4.30 gave, under every assignment."""
+
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import named_random
+import numpy as np
+import pytest
+
+import xmap_compat
+from xmap_compat import SerialLoop, install, xmap
+from xmap_compat import random as named
+from xmap_compat.legacy import initializers
+from xmap_compat.random import NamedShape
+
+CASES = list(named_random.cases())
+RECORDED = np.load(Path(__file__).parent / "random_0_4_30.npz")
+DEVICES = np.array(jax.devices())
+OURS = types.SimpleNamespace(
+    random=named,
+    NamedShape=NamedShape,
+    initializers=types.SimpleNamespace(**{name: initializers.initializer(name) for name in initializers.INITIALIZERS}),
+)
+
+
+def assert_equal_numbers(found, case):
+    recorded = RECORDED[case]
+    assert (found.dtype, found.shape) == (recorded.dtype, recorded.shape)
+    # The bits are equal; XLA's functions of today (erf_inv and the like) may differ in the last place.
+    np.testing.assert_allclose(found, recorded, rtol=2e-3 if found.dtype == np.float16 else 3e-6, atol=1e-6)
+
+
+def test_the_recorded_cases_are_those_of_today():
+    assert set(RECORDED) == set(CASES)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("/rbg")])
+def test_numbers_are_those_of_jax_0_4_30(case):
+    assert_equal_numbers(np.asarray(named_random.run(case, OURS, xmap)), case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("/i/threefry")])
+def test_under_install_they_are_those_of_jax_random(case):
+    with install():
+        theirs = types.SimpleNamespace(
+            random=jax.random, initializers=jax.nn.initializers, NamedShape=jax.core.NamedShape
+        )
+        assert_equal_numbers(np.asarray(named_random.run(case, theirs, xmap)), case)
+    assert not hasattr(jax.core, "NamedShape")
+
+
+ASSIGNMENTS = {"one": {"i": "x"}, "both": {"i": "x", "j": "y"}, "in part": {"i": "y"}}
+
+
+@pytest.mark.parametrize("resources", ASSIGNMENTS.values(), ids=ASSIGNMENTS.keys())
+@pytest.mark.parametrize("case", ["normal/ij/threefry", "uniform/ji/threefry", "complex normal/ij/threefry"])
+def test_an_assignment_never_changes_the_numbers(case, resources):
+    with xmap_compat.Mesh(DEVICES.reshape(4, 2), ("x", "y")):
+        assert_equal_numbers(np.asarray(named_random.run(case, OURS, xmap, axis_resources=resources)), case)
+
+
+def samples_over_i(key, **options):
+    fun = xmap(lambda: named.normal(key, NamedShape(3, i=4)), (), ["i", ...], axis_sizes={"i": 4}, **options)
+    with xmap_compat.Mesh(DEVICES.reshape(4, 2), ("x", "y")):
+        return fun()
+
+
+def test_an_axis_with_a_loop_has_no_index_as_in_legacy():
+    with pytest.raises(RuntimeError, match="Named axes with loop resources assigned to them cannot be referenced"):
+        samples_over_i(jax.random.key(0), axis_resources={"i": SerialLoop(2)})
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_rbg_keys_draw_for_each_element(resources):
+    """jax 0.4.30 drew one stream for all elements together, under vmap; here it is that of each folded key."""
+    key = jax.random.key(7, impl="rbg")
+    by_hand = [jax.random.normal(jax.random.fold_in(key, k), (3,)) for k in range(4)]
+    np.testing.assert_allclose(samples_over_i(key, axis_resources=resources), by_hand, rtol=1e-6)
+
+
+OTHERS = {
+    "exponential": lambda key, shape: named.exponential(key, shape),
+    "gumbel": lambda key, shape: named.gumbel(key, shape=shape),
+    "randint": lambda key, shape: named.randint(key, shape, 0, 9),
+    "bits": lambda key, shape: named.bits(key, shape),
+    "gamma": lambda key, shape: named.gamma(key, 2.0, shape),
+    "choice": lambda key, shape: named.choice(key, 9, shape),
+}
+
+
+@pytest.mark.parametrize("sample", OTHERS.values(), ids=OTHERS.keys())
+def test_other_samplers_fold_the_index_first(sample):
+    found = xmap(lambda: sample(jax.random.key(1), NamedShape(3, i=4)), (), ["i", ...], axis_sizes={"i": 4})()
+    by_hand = [sample(jax.random.fold_in(jax.random.key(1), k), (3,)) for k in range(4)]
+    np.testing.assert_allclose(found, by_hand, rtol=1e-6)
+    assert len({row.tobytes() for row in np.asarray(found)}) == 4
+
+
+@pytest.mark.parametrize("name", sorted({*named.__all__} - {"NamedShape", "fold_in_names", "variance_scaling"}))
+def test_shapes_without_names_are_left_to_jax(name):
+    arguments = {
+        "ball": (2,),
+        "categorical": (jnp.zeros(3),),
+        "choice": (9,),
+        "dirichlet": (jnp.ones(3),),
+        "gamma": (1.0,),
+        "poisson": (2.0,),
+        "beta": (1.0, 2.0),
+        "randint": ((3,), 0, 9),
+        "truncated_normal": (-1.0, 1.0),
+    }.get(name, ())
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(getattr(named, name)(key, *arguments), getattr(jax.random, name)(key, *arguments))
+
+
+def test_a_shape_with_positional_dimensions_only():
+    shape = NamedShape(2, 3)
+    assert shape == (2, 3) and hash(shape) == hash((2, 3)) and str(shape) == "(2, 3)"
+    np.testing.assert_array_equal(named.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(0), (2, 3)))
+
+
+def test_a_named_shape_tells_of_itself():
+    shape = NamedShape(2, 3, i=4, j=5)
+    assert (shape.positional, dict(shape.named_items), shape.total) == ((2, 3), {"i": 4, "j": 5}, 120)
+    assert (shape.rank, shape.positional_rank, shape.named_rank) == (4, 2, 2)
+    assert (shape[0], shape[-1], shape["i"], list(shape.names), list(shape.named_sizes)) == (
+        2,
+        3,
+        4,
+        ["i", "j"],
+        [4, 5],
+    )
+    assert shape == NamedShape(2, 3, j=5, i=4) != NamedShape(2, 3) and repr(shape) == "NamedShape(2, 3, i=4, j=5)"
+
+
+def test_gradients_and_batches_go_through():
+    def body(scale):
+        return jnp.sum(named.normal(jax.random.key(0), NamedShape(3, i=4)) * scale)
+
+    total = xmap(lambda s: jax.lax.psum(body(s), "i"), {}, {}, axis_sizes={"i": 4})
+    numbers = [jax.random.normal(jax.random.fold_in(jax.random.key(0), k), (3,)) for k in range(4)]
+    np.testing.assert_allclose(jax.grad(total)(2.0), np.sum(numbers), rtol=1e-5)
+
+
+MISTAKES = {
+    "a wrong size": (
+        lambda: xmap(lambda: named.normal(jax.random.key(0), NamedShape(i=3)), (), ["i"], axis_sizes={"i": 4})(),
+        "The shape of axis i was specified as 3, but it really is 4",
+    ),
+    "one dimension": (
+        lambda: named.variance_scaling(1.0, "fan_in", "normal")(jax.random.key(0), NamedShape(i=3)),
+        r"1-dimensional weights tensor. Must be at least 2D, named dimensions included, but the shape is \(i=3\)",
+    ),
+    "complex": (
+        lambda: named.variance_scaling(1.0, "fan_in", "normal")(
+            jax.random.key(0), NamedShape(2, 2, i=3), jnp.complex64
+        ),
+        "makes real floating point numbers, but the dtype is complex",
+    ),
+    "no axis": (lambda: named.normal(jax.random.key(0), NamedShape(i=3)), "unbound axis name: i"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_refused(call, message):
+    with pytest.raises((ValueError, TypeError, NameError), match=message):
+        call()
+
+
+def test_named_shape_of_a_struct():
+    with install():
+        assert jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={}).shape == (2,)
+        with pytest.raises(TypeError, match=r"ShapeDtypeStruct\(named_shape=\{'i': 3\}\): the types of today"):
+            jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={"i": 3})
+    with pytest.raises(TypeError):
+        jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={})

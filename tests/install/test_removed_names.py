@@ -1,0 +1,351 @@
+"""The table of removed names: true of the JAX of then and of now, and restored by install() as it says.
+
+What jax 0.4.30 had is recorded (``record_names.py``); what adapters compute is compared with NumPy, or with the
+modern call that the old one stood for.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from xmap_compat import install, uninstall
+from xmap_compat.legacy import adapters, removed
+
+HERE = Path(__file__).parent
+SQUARE_MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+NEVER_HAD = {"jax.core.CallPrimitive"}  # of some JAX, inside or outside
+
+
+def get(name):
+    """What a program finds under a name by ``from module import name``."""
+    module, _, attribute = name.rpartition(".")
+    names = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        exec(f"from {module} import {attribute} as found", names)
+    return names["found"]
+
+
+def is_there(name):
+    try:
+        get(name)
+    except ImportError:
+        return False
+    return True
+
+
+BEFORE = {row.name: is_there(row.name) for row in removed.TABLE}
+rows = pytest.mark.parametrize("row", removed.TABLE, ids=lambda row: row.name)
+
+
+# ------------------------------------------------------------------------------ the table itself
+
+
+def version(text):
+    return tuple(map(int, text.split(".")))
+
+
+def test_the_table_says_what_jax_0_4_30_had():
+    recorded = json.loads((HERE / "names_0_4_30.json").read_text())
+    assert {row.name: version(row.until) >= (0, 4, 30) for row in removed.TABLE} == recorded
+
+
+def test_every_name_is_there_once_and_every_adapter_is_used():
+    names = [row.name for row in removed.TABLE]
+    assert len(set(names)) == len(names)
+    assert {row.name for row in removed.TABLE if row.kind == removed.ADAPTER} == set(adapters.ADAPTERS)
+
+
+@rows
+def test_what_the_table_calls_removed_is_gone_from_the_newest_releases(row):
+    if version(row.until) < (0, 10):
+        assert not BEFORE[row.name]
+
+
+@rows
+def test_under_install_it_is_what_the_table_says(row):
+    with install():
+        assert is_there(row.name) or row.name in NEVER_HAD
+        if row.kind == removed.REFUSED and not BEFORE[row.name]:
+            assert_refused(get(row.name), row)
+        elif row.kind in (removed.ALIAS, removed.MODULE) and row.public and row.name not in NEVER_HAD:
+            assert_same(get(row.name), row.now)
+    assert is_there(row.name) == BEFORE[row.name]
+
+
+def assert_same(found, now):
+    module, _, attribute = now.rpartition(".")
+    home = importlib.import_module(module)
+    modern = getattr(home, attribute) if hasattr(home, attribute) else importlib.import_module(now)
+    if isinstance(modern, type(sys)):
+        public = [name for name in vars(modern) if not name.startswith("_")]
+        assert all(getattr(found, name) is getattr(modern, name) for name in public)
+    else:
+        assert found is modern
+
+
+def assert_refused(found, row):
+    with pytest.raises(NotImplementedError, match="is no longer in JAX") as raised:
+        found(lambda x: x)
+    assert row.name in str(raised.value) and row.now in str(raised.value)
+    with pytest.raises(NotImplementedError, match="is no longer in JAX"):
+        _ = found.some_method
+    assert not isinstance(jnp.ones(3), found)
+
+
+# ------------------------------------------------------------------------- how programs find them
+
+STATEMENTS = [
+    "import jax; jax.tree_map(abs, [1])",
+    "import jax; jax.tree_multimap(max, [1], [2])",
+    "from jax import tree_map, tree_leaves",
+    "from jax.experimental.pjit import pjit, PartitionSpec, with_sharding_constraint",
+    "from jax.experimental import PartitionSpec as P",
+    "from jax.interpreters.xla import DeviceArray",
+    "import jax.numpy as jnp; jnp.DeviceArray",
+    "import jax; isinstance(jax.numpy.ones(2), jax.random.KeyArray)",
+    "from jax.lib import xla_bridge; xla_bridge.get_backend().platform",
+    "import jax.lib.xla_bridge; jax.lib.xla_bridge.get_backend()",
+    "from jax.lib.xla_bridge import get_backend",
+    "from jax.lib import xla_client; xla_client.Device",
+    "import jax.util; jax.util.safe_map(abs, [1])",
+    "from jax.util import safe_zip; safe_zip([1], [2])",
+    "import jax; jax.linear_util.wrap_init",
+    "from jax import linear_util as lu; lu.wrap_init(abs).call_wrapped(-1)",
+    "from jax.abstract_arrays import ShapedArray, raise_to_shaped; raise_to_shaped(ShapedArray((), int))",
+    "from jax.core import Primitive; Primitive('p')",
+    "from jax.config import config; config.update('jax_enable_x64', False)",
+    "import jax; jax.config.config.update('jax_enable_x64', False)",
+    "from jax.experimental import host_callback as hcb; hcb.call",
+    "import jax.experimental.host_callback as hcb; from jax.experimental.host_callback import id_tap",
+    "from jax.experimental.global_device_array import GlobalDeviceArray; isinstance(1, GlobalDeviceArray)",
+    "from jax.experimental import optimizers; optimizers.adam(1e-3)",
+    "import jax.experimental.stax as stax; from jax.experimental.stax import Dense",
+    "import jax; jax.config.update('jax_spmd_mode', 'allow_all'); jax.config.jax_spmd_mode",
+    "import jax; jax.ops.index_update(jax.numpy.ones(3), jax.ops.index[1:], 0)",
+    "import jax.numpy as jnp; jnp.clip(jnp.ones(2), a_min=0, a_max=None)",
+    "from jax.experimental.maps import xmap_p, make_xmap_callable",
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_statements_of_that_time_run_while_installed(statement):
+    with install():
+        exec(statement, {})
+    with pytest.raises((ImportError, AttributeError, TypeError, DeprecationWarning)):
+        exec(statement, {})
+
+
+def test_names_that_never_were_are_missed_as_ever():
+    with pytest.raises(AttributeError) as before:
+        _ = jax.nonsense
+    with install():
+        with pytest.raises(AttributeError) as after:
+            _ = jax.nonsense
+        with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+            exec("from jax.util import nonsense", {})
+    assert str(before.value) == str(after.value)
+
+
+# ------------------------------------------------------------------------- nothing else changes
+
+
+def state():
+    names = {*removed.MODULES, "jax.experimental.pjit", "jax.numpy", "jax"}
+    present = {name for name in names if isinstance(sys.modules.get(name), type(sys))}
+    attributes = {name: dict(vars(sys.modules[name])) for name in present}
+    return attributes, dict(vars(type(jax.config))), jax.config.values, sorted(sys.modules)
+
+
+def test_uninstall_restores_exactly_what_was_there():
+    with install():
+        for row in removed.TABLE:
+            is_there(row.name)
+    before = state()
+    install()
+    assert state()[3] != before[3]
+    for row in removed.TABLE:
+        is_there(row.name)
+    uninstall()
+    assert state() == before
+
+
+def test_it_can_be_left_out_and_added():
+    with install(removed=False):
+        assert is_there("jax.experimental.maps.xmap") and not is_there("jax.tree_map")
+        with install():
+            assert is_there("jax.tree_map")
+    assert not is_there("jax.tree_map") and not is_there("jax.experimental.maps.xmap")
+
+
+def test_importing_the_package_restores_nothing():
+    program = "import jax; from xmap_compat import xmap; print(hasattr(jax, 'tree_map'), hasattr(jax, 'util'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
+LIBRARY = """
+    {first}
+    import warnings
+    warnings.simplefilter("ignore")
+    import numpy as np, jax, jax.numpy as jnp
+    import flax.linen as nn, optax, equinox as eqx
+    from jax.experimental import checkify
+
+    model = nn.Dense(3)
+    params = model.init(jax.random.PRNGKey(0), jnp.ones((2, 4)))
+    optimizer = optax.adam(1e-2)
+    state = optimizer.init(params)
+    loss = lambda p: jnp.mean(model.apply(p, jnp.ones((2, 4))) ** 2)
+    for _ in range(2):
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        params = optax.apply_updates(params, updates)
+    net = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.PRNGKey(1))
+    grads = eqx.filter_grad(eqx.filter_jit(lambda net: net(jnp.ones(2)).sum()))(net)
+    leaves = [*jax.tree.leaves(params), *jax.tree.leaves(eqx.filter(grads, eqx.is_array))]
+    print([np.asarray(x).tobytes().hex() for x in leaves])
+"""
+
+
+def test_libraries_that_probe_jax_behave_as_before():
+    outputs = []
+    for first in ("", "import xmap_compat; xmap_compat.install()"):
+        program = textwrap.dedent(LIBRARY).format(first=first)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] != ""
+
+
+# ----------------------------------------------------------------------------------- adapters
+
+
+@pytest.fixture
+def installed():
+    with install():
+        yield
+
+
+X = np.arange(8.0, dtype=np.float32)
+
+
+def test_pjit_takes_axis_resources(installed):
+    from jax.experimental.pjit import pjit, with_sharding_constraint
+
+    def body(a, b):
+        return with_sharding_constraint(a + b, P("y")), a
+
+    with SQUARE_MESH:
+        fun = pjit(body, in_axis_resources=(P("x"), None), out_axis_resources=(P(("x", "y")), None))
+        total, whole = fun(X, X)
+        by_position = pjit(lambda a: a * 2, None, P("x"))(X)
+        modern = pjit(lambda a: a * 2, in_shardings=P("x"), out_shardings=None)(X)
+    np.testing.assert_array_equal(total, 2 * X)
+    assert total.sharding == NamedSharding(SQUARE_MESH, P(("x", "y")))
+    assert whole.sharding.is_fully_replicated and len(whole.sharding.device_set) == 8
+    np.testing.assert_array_equal(by_position, 2 * X)
+    assert by_position.sharding == NamedSharding(SQUARE_MESH, P("x"))
+    np.testing.assert_array_equal(modern, 2 * X)
+
+
+def test_pjit_through_partial_and_static_arguments(installed):
+    import functools
+
+    from jax.experimental.pjit import pjit
+
+    @functools.partial(
+        pjit, in_axis_resources=P("x"), out_axis_resources=P("x"), static_argnums=(1,), donate_argnums=()
+    )
+    def scale(x, by):
+        assert isinstance(by, int)
+        return x * by
+
+    with SQUARE_MESH:
+        np.testing.assert_array_equal(scale(X, 3), 3 * X)
+
+
+def test_axis_resources_of_a_constraint_by_keyword(installed):
+    from jax.experimental.pjit import with_sharding_constraint
+
+    with SQUARE_MESH:
+        out = jax.jit(lambda v: with_sharding_constraint(v * 1, axis_resources=P("x")))(X)
+        whole = jax.jit(lambda v: with_sharding_constraint(v * 1, None))(out)
+    assert out.sharding == NamedSharding(SQUARE_MESH, P("x"))
+    assert whole.sharding.is_fully_replicated
+
+
+def old(name):
+    return get(name)
+
+
+# What an old call gives, and what it should.
+CALLS = {
+    "clip a_min": lambda: (jnp.clip(X, a_min=3), X.clip(3)),
+    "clip a_max": lambda: (jnp.clip(a=X, a_min=None, a_max=3), X.clip(None, 3)),
+    "clip by position": lambda: (jnp.clip(X, 2, 3), X.clip(2, 3)),
+    "clip of today": lambda: (jnp.clip(X, min=2, max=3), X.clip(2, 3)),
+    "array of None": lambda: (jnp.array(None), np.float32(np.nan)),
+    "array with None": lambda: (jnp.array([None, 1.0]), np.array([np.nan, 1], np.float32)),
+    "asarray of None": lambda: (jnp.asarray([[1, None]]), np.array([[1, np.nan]], np.float32)),
+    "array of today": lambda: (jnp.array([1, 2], dtype=jnp.int8), np.array([1, 2], np.int8)),
+    "in1d": lambda: (old("jax.numpy.in1d")(X.reshape(2, 4), X[1:3]), np.isin(X, X[1:3])),
+    "msort": lambda: (old("jax.numpy.msort")(X[::-1]), X),
+    "NINF": lambda: (old("jax.numpy.NINF"), -np.inf),
+    "trapz": lambda: (old("jax.numpy.trapz")(X), np.float32(np.trapezoid(X))),
+    "row_stack": lambda: (old("jax.numpy.row_stack")([X, X]), np.vstack([X, X])),
+    "product": lambda: (old("jax.numpy.product")(X[1:]), np.prod(X[1:])),
+    "tie_in": lambda: (old("jax.lax.tie_in")(0, X), X),
+    "index_update": lambda: (old("jax.ops.index_update")(X, old("jax.ops.index")[2:], 1), np.r_[X[:2], np.ones(6)]),
+    "index_add": lambda: (old("jax.ops.index_add")(X, 0, 5.0), np.r_[5, X[1:]]),
+    "index_mul": lambda: (old("jax.ops.index_mul")(X, old("jax.ops.index")[:], 2.0), X * 2),
+    "index_min": lambda: (old("jax.ops.index_min")(X, old("jax.ops.index")[:], 2.0), np.minimum(X, 2)),
+    "index_max": lambda: (old("jax.ops.index_max")(X, old("jax.ops.index")[:], 2.0), np.maximum(X, 2)),
+    "shuffle": lambda: (
+        old("jax.random.shuffle")(jax.random.key(0), X),
+        jax.random.permutation(jax.random.key(0), X, independent=True),
+    ),
+    "device_put_replicated": lambda: (jax.device_put_replicated(X, jax.devices()), np.stack([X] * 8)),
+    "device_put_sharded": lambda: (jax.device_put_sharded([X, 2 * X], jax.devices()[:2]), np.stack([X, 2 * X])),
+    "wrap_init": lambda: (old("jax.linear_util.wrap_init")(lambda v: v + 1).call_wrapped(X), X + 1),
+    "partial": lambda: (old("jax.partial")(max, 1)(2), 2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_adapters_compute_what_the_old_functions_did(installed, call):
+    found, expected = call()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.asarray(found).dtype.kind == np.asarray(expected).dtype.kind
+
+
+def test_device_put_replicated_is_on_each_device(installed):
+    out = jax.device_put_replicated({"a": X}, jax.devices()[:2])["a"]
+    assert [shard.device for shard in out.addressable_shards] == jax.devices()[:2]
+    np.testing.assert_array_equal(out.addressable_shards[1].data, X[None])
+
+
+@pytest.mark.parametrize("enable", [True, False])
+def test_the_contexts_of_double_precision(installed, enable):
+    context = getattr(jax.experimental, "enable_x64" if enable else "disable_x64")()
+    with context:
+        assert jnp.arange(2.0).dtype == ("float64" if enable else "float32")
+
+
+@pytest.mark.parametrize("call", [lambda: jnp.array(object()), lambda: jnp.clip(X, a_mid=1), lambda: jnp.array()])
+def test_mistakes_are_jaxs_own(call):
+    with pytest.raises(Exception) as before:
+        call()
+    with install(), pytest.raises(before.type) as after:
+        call()
+    assert str(before.value).partition(" at 0x")[0] == str(after.value).partition(" at 0x")[0]

@@ -1,0 +1,58 @@
+"""Results that vary over an axis that their ``out_axes`` leave out, as legacy had them: under ``install()`` only.
+
+Where the axis fills its mesh axes, each device keeps its own element: reading the result gives the element of index 0,
+and the next xmap over the same mesh is given on each device what that device has.  Programs that feed a decode state
+back rely on both.  Nothing is broadcast.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.placement import Placement
+from xmap_compat.core.specs import AxisName
+
+_warned: set[tuple[str, str, tuple[AxisName, ...]]] = set()
+
+
+def can_stay(extra: Sequence[AxisName], placements: Mapping[AxisName, Placement]) -> bool:
+    """Whether legacy gave a result that varies over these axes: each has one element on each device."""
+    places = [placements[name] for name in extra]
+    return all(p.mesh_axes and p.local_size == 1 and not p.loops for p in places)
+
+
+def warn(path: str, extra: Sequence[AxisName]) -> None:
+    """Once for each place, result and axes."""
+    place = (_jax.where_now(), path, tuple(extra))
+    if place not in _warned:
+        _warned.add(place)
+        text = errors.undeclared_output_text(path, extra, place[0])
+        warnings.warn(text, UserWarning, stacklevel=_jax.user_stacklevel())
+
+
+def stacked_spec(mesh_axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
+    """How a result leaves the typed shard_map: with the elements of all devices in a dimension of its own."""
+    return PartitionSpec(tuple(mesh_axes), *spec)
+
+
+def each_its_own(stacked: Any, mesh: Any, mesh_axes: Sequence[str], spec: PartitionSpec, path: str) -> Any:
+    """Drop that dimension where it is: each device keeps its element of an array that says it is whole on each."""
+
+    @jax.custom_jvp
+    def drop(stacked):
+        sharded = {"mesh": mesh, "in_specs": stacked_spec(mesh_axes, spec), "out_specs": spec, "check_vma": False}
+        return jax.shard_map(lambda x: lax.squeeze(x, [0]), **sharded)(stacked)
+
+    @drop.defjvp
+    def refuse(primals, tangents):
+        raise errors.gradient_of_undeclared(path)
+
+    return drop(stacked)

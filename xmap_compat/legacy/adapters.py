@@ -1,0 +1,180 @@
+"""Functions with the signatures that they had, which call those of today; and what is refused at use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.linear_util
+import jax.numpy as jnp
+import numpy as np
+
+from xmap_compat.core import errors
+
+P = jax.sharding.PartitionSpec
+UNSET: Any = object()
+
+# ------------------------------------------------------------------------------ partitioning
+
+
+def _specs(axis_resources: Any) -> Any:
+    """Shardings of today: None meant "whole on every device", and now means "as it comes"."""
+    is_leaf = lambda x: x is None or isinstance(x, P)  # noqa: E731
+    return jax.tree.map(lambda x: P() if x is None else x, axis_resources, is_leaf=is_leaf)
+
+
+def pjit(fun: Callable[..., Any], in_axis_resources: Any = UNSET, out_axis_resources: Any = UNSET, **options: Any):
+    """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or, later, shardings)."""
+    for keyword, given in (("in_shardings", in_axis_resources), ("out_shardings", out_axis_resources)):
+        if given is not UNSET:
+            options[keyword] = _specs(given)
+    return jax.jit(fun, **options)
+
+
+def with_sharding_constraint(x: Any, axis_resources: Any = UNSET, *, shardings: Any = UNSET) -> Any:
+    """That of ``jax.experimental.pjit``, with ``axis_resources``."""
+    return jax.lax.with_sharding_constraint(x, _specs(axis_resources) if shardings is UNSET else shardings)
+
+
+def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
+    """Each leaf once on each device, in a new leading dimension."""
+    return jax.tree.map(lambda leaf: _one_each([jnp.asarray(leaf)] * len(devices), devices), x)
+
+
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
+    """One shard on each device, in a new leading dimension."""
+    return jax.tree.map(lambda *leaves: _one_each(list(map(jnp.asarray, leaves)), devices), *shards)
+
+
+def _one_each(parts, devices):
+    mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
+    return jax.device_put(jnp.stack(parts), jax.sharding.NamedSharding(mesh, P("devices")))
+
+
+# ------------------------------------------------------------------- numbers, trees and types
+
+
+def clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
+    """``jnp.clip`` that takes ``a``, ``a_min`` and ``a_max`` as well."""
+    new = {"a_min": "min", "a_max": "max"}
+
+    @functools.wraps(clip)
+    def clip_by_old_names(*args, **kwargs):
+        if "a" in kwargs:
+            args = (kwargs.pop("a"), *args)
+        return clip(*args, **{new.get(name, name): value for name, value in kwargs.items()})
+
+    return clip_by_old_names
+
+
+def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
+    """``jnp.array`` and ``asarray`` for which ``None`` is NaN."""
+
+    @functools.wraps(array)
+    def array_of_none(*args, **kwargs):
+        try:
+            return array(*args, **kwargs)
+        except ValueError:
+            if not args or not any(leaf is None for leaf in _leaves(args[0])):
+                raise
+        numbers = jax.tree.map(lambda x: np.nan if x is None else x, args[0], is_leaf=_is_none)
+        return array(numbers, *args[1:], **kwargs)
+
+    return array_of_none
+
+
+def _is_none(x):
+    return x is None
+
+
+def _leaves(tree):
+    return jax.tree.leaves(tree, is_leaf=_is_none)
+
+
+def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
+    """A type without the value that types could have."""
+    return aval if weak_type is None else aval.update(weak_type=weak_type)
+
+
+def wrap_init(fun: Callable[..., Any], params: dict[str, Any] | None = None) -> Any:
+    """That of ``jax.linear_util``, without debugging information."""
+    api_util: Any = jax.api_util
+    return jax.extend.linear_util.wrap_init(fun, params, debug_info=api_util.debug_info("wrap_init", fun, (), {}))
+
+
+def _update(operation):
+    def update(x, index, y, indices_are_sorted=False, unique_indices=False, **options):
+        at: Any = jnp.asarray(x).at[index]
+        options.update(indices_are_sorted=indices_are_sorted, unique_indices=unique_indices)
+        return getattr(at, operation)(y, **options)
+
+    return update
+
+
+def struct_init_or(init: Callable[..., None]) -> Callable[..., None]:
+    """``ShapeDtypeStruct(named_shape=)``, which says nothing if it is empty."""
+
+    @functools.wraps(init)
+    def init_without_names(self, *args, named_shape=None, **kwargs):
+        if named_shape:
+            raise errors.named_struct(named_shape)
+        init(self, *args, **kwargs)
+
+    return init_without_names
+
+
+# By the names under which programs find them.
+ADAPTERS: dict[str, Any] = {
+    "jax.experimental.pjit.with_sharding_constraint": with_sharding_constraint,
+    "jax.device_put_replicated": device_put_replicated,
+    "jax.device_put_sharded": device_put_sharded,
+    "jax.core.raise_to_shaped": raise_to_shaped,
+    "jax.abstract_arrays.raise_to_shaped": raise_to_shaped,
+    "jax.linear_util.wrap_init": wrap_init,
+    "jax.experimental.enable_x64": lambda new_val=True: jax.enable_x64(new_val),
+    "jax.experimental.disable_x64": lambda: jax.enable_x64(False),
+    "jax.experimental.x64_context.enable_x64": lambda new_val=True: jax.enable_x64(new_val),
+    "jax.experimental.x64_context.disable_x64": lambda: jax.enable_x64(False),
+    "jax.ops.index": np.s_,
+    "jax.ops.index_update": _update("set"),
+    "jax.ops.index_add": _update("add"),
+    "jax.ops.index_mul": _update("multiply"),
+    "jax.ops.index_min": _update("min"),
+    "jax.ops.index_max": _update("max"),
+    "jax.lax.tie_in": lambda x, y: y,
+    "jax.random.shuffle": lambda key, x, axis=0: jax.random.permutation(key, x, axis, independent=True),
+    "jax.numpy.in1d": lambda ar1, ar2, *args, **kwargs: jnp.isin(jnp.ravel(ar1), ar2, *args, **kwargs),
+    "jax.numpy.msort": lambda a: jnp.sort(a, axis=0),
+    "jax.numpy.NINF": -jnp.inf,
+}
+
+# What JAX has, and which lacks something that it had: module, name, and what takes its place.
+EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("jax.numpy", "clip", clip_or),
+    ("jax.numpy", "array", array_or),
+    ("jax.numpy", "asarray", array_or),
+]
+
+# -------------------------------------------------------------------------- refused at use
+
+
+class _Refused(type):
+    """The type of a name that can be imported, compared and asked about by ``isinstance``, and raises at use."""
+
+    now: str
+
+    def __call__(cls, *args, **kwargs):
+        raise errors.removed_name(f"{cls.__module__}.{cls.__name__}", cls.now)
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise errors.removed_name(f"{cls.__module__}.{cls.__name__}.{name}", cls.now)
+
+
+def refused(name: str, now: str) -> Any:
+    """What stands at an old name whose meaning is gone."""
+    module, _, attribute = name.rpartition(".")
+    return _Refused(attribute, (), {"__module__": module, "now": now, "__doc__": f"Removed from JAX: write {now}."})

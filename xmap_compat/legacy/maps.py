@@ -1,0 +1,148 @@
+"""The module ``jax.experimental.maps`` as programs knew it.
+
+``maps.Mesh`` is ``jax.sharding.Mesh`` itself, as it was then: programs compare and import the two.  What
+modern JAX lacks is only its ``with``: while installed it does what it did then, without JAX's deprecation
+warning.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib.machinery
+import types
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from xmap_compat import _jax, api
+from xmap_compat.core import errors, placement
+from xmap_compat.core import mesh as meshes
+from xmap_compat.legacy.adapters import refused
+
+MAPS = "jax.experimental.maps"
+
+# ------------------------------------------------------------- the environment, read and set
+
+
+class Loop(NamedTuple):
+    """A serial loop in scope."""
+
+    name: Hashable
+    length: int
+
+
+class ResourceEnv(NamedTuple):
+    """The resources in scope: a mesh (``.empty`` outside of all), and serial loops."""
+
+    physical_mesh: Any
+    loops: tuple[Loop, ...] = ()
+
+    def with_mesh(self, mesh: jax.sharding.Mesh) -> ResourceEnv:
+        return self._replace(physical_mesh=mesh)
+
+    def with_extra_loop(self, loop: Loop) -> ResourceEnv:
+        if loop.name in self.resource_axes:
+            raise errors.loop_name_taken(loop.name)
+        return self._replace(loops=(*self.loops, loop))
+
+    @property
+    def shape(self) -> collections.OrderedDict[Hashable, int]:
+        """The size of each resource."""
+        return collections.OrderedDict([*self.physical_mesh.shape.items(), *self.loops])
+
+    @property
+    def local_shape(self) -> collections.OrderedDict[Hashable, int]:
+        """The size of each resource on this process."""
+        return collections.OrderedDict([*self.physical_mesh.local_mesh.shape.items(), *self.loops])
+
+    @property
+    def physical_resource_axes(self) -> set[Hashable]:
+        return set(self.physical_mesh.axis_names)
+
+    @property
+    def loop_resource_axes(self) -> set[Hashable]:
+        return {loop.name for loop in self.loops}
+
+    @property
+    def resource_axes(self) -> set[Hashable]:
+        return self.physical_resource_axes | self.loop_resource_axes
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name!r}: {size}" for name, size in self.physical_mesh.shape.items())
+        return f"ResourceEnv(mesh=Mesh({sizes}), {self.loops!r})"
+
+
+EMPTY_ENV = ResourceEnv(jax.sharding.Mesh(np.empty((), dtype=object), ()))
+
+
+class ThreadResources:
+    """``thread_resources``: its ``env`` is what is in scope in this thread, however it was entered.
+
+    Assigning ``env`` sets the mesh of this thread without a ``with``: in the place of the innermost
+    ``with mesh:``, or outside of all until ``EMPTY_ENV`` is assigned.
+    """
+
+    @property
+    def env(self) -> ResourceEnv:
+        scope = placement.current_scope()
+        env = ResourceEnv(scope.mesh or EMPTY_ENV.physical_mesh, tuple(Loop(*loop) for loop in scope.loops))
+        return EMPTY_ENV if env == EMPTY_ENV else env
+
+    @env.setter
+    def env(self, env: Any) -> None:
+        mesh, loops = getattr(env, "physical_mesh", None), getattr(env, "loops", ())
+        if not isinstance(mesh, jax.sharding.Mesh) or isinstance(env, meshes.Mesh):
+            raise errors.bad_resource_env(env)
+        if loops and loops != self.env.loops:
+            raise errors.assigned_loops(loops)
+        _jax.assign_mesh(meshes.mesh_of_jax(mesh))
+
+
+thread_resources = ThreadResources()
+
+# ------------------------------------------------------------------------ the module
+
+
+@functools.wraps(api.xmap)
+def xmap(fun: Any, in_axes: Any, out_axes: Any, **options: Any) -> Any:
+    """That of the package, but for results that vary over an axis that their specs leave out: they are as they were."""
+    return api.make(fun, in_axes, out_axes, undeclared=True, **options)
+
+
+def mesh(devices: Any, axis_names: Any) -> jax.sharding.Mesh:
+    """``with mesh(devices, ('x', 'y')):``, the older name of ``Mesh``."""
+    return jax.sharding.Mesh(devices, axis_names)
+
+
+def _module() -> types.ModuleType:
+    """``jax.experimental.maps`` with all of its public names."""
+    resource = Hashable | meshes.SerialLoop
+    made = types.ModuleType(MAPS, "Provided by xmap_compat.install().")
+    made.__spec__ = importlib.machinery.ModuleSpec(MAPS, None, origin=__file__)
+    names = {
+        "xmap": xmap,
+        "Mesh": jax.sharding.Mesh,
+        "mesh": mesh,
+        "SerialLoop": meshes.SerialLoop,
+        "AnonymousSerialLoop": meshes.SerialLoop,
+        "serial_loop": meshes.serial_loop,
+        "Loop": Loop,
+        "ResourceEnv": ResourceEnv,
+        "EMPTY_ENV": EMPTY_ENV,
+        "thread_resources": thread_resources,
+        "AxisName": Hashable,
+        "MeshAxisName": Any,
+        "ResourceAxisName": Hashable,
+        "Resource": resource,
+        "ResourceSet": resource | tuple[resource, ...],
+        "make_xmap_callable": refused(f"{MAPS}.make_xmap_callable", "xmap(fun, ...).lower(*args).compile()"),
+        "xmap_p": refused(f"{MAPS}.xmap_p", "code for the equations of jax.jit: an xmapped function is a jitted one"),
+    }
+    made.__dict__.update(names, __all__=sorted(names))
+    return made
+
+
+module = _module()

@@ -1,0 +1,138 @@
+"""The table of removed names, put in place: found at the first access, and only where this JAX lacks them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xmap_compat import _jax
+from xmap_compat.legacy import adapters, removed
+
+Finders = dict[str, Callable[[], Any]]
+
+
+def restoration() -> _jax.Restoration:
+    """What ``install()`` puts in place of the table."""
+    made = _jax.Restoration()
+    finders = _finders_by_module()
+    _make_modules(made, finders)
+    for name, found in finders.items():
+        if _exists(name):
+            _add_names(made, importlib.import_module(name), found)
+    for name, attribute, extend in adapters.EXTENDED:
+        module = importlib.import_module(name)
+        made.attribute(module, attribute, extend(getattr(module, attribute)))
+    # JAX's own of this name is deprecated, and does not know the old keywords.
+    made.attribute(importlib.import_module("jax.experimental.pjit"), "pjit", adapters.pjit)
+    made.attribute(type(jax.config), "config", property(lambda self: self))
+    _jax.accept_options(made, removed.OPTIONS)
+    return made
+
+
+def _finders_by_module() -> dict[str, Finders]:
+    finders: dict[str, Finders] = {name: {} for name in removed.MODULES}
+    for row in removed.TABLE:
+        module, _, name = row.name.rpartition(".")
+        finders[module][name] = functools.partial(find, row)
+    return finders
+
+
+def _make_modules(made: _jax.Restoration, finders: dict[str, Finders]) -> None:
+    """Modules that this JAX lacks; their parents find them as attributes."""
+    for row in removed.TABLE:
+        if row.kind == removed.MODULE:
+            made.entry(sys.modules, row.name, _module(row.name, functools.partial(_attribute_of, row)))
+    for name in removed.MODULES:
+        if _exists(name):
+            continue
+        module = _module(name, _getattr_of(name, finders[name], None))
+        made.entry(sys.modules, name, module)
+        parent, _, attribute = name.rpartition(".")
+        if parent in finders:
+            finders[parent].setdefault(attribute, functools.partial(_same, module))
+        else:
+            made.attribute(importlib.import_module(parent), attribute, module)
+
+
+def find(row: removed.Removed) -> Any:
+    """What stands for a row of the removed."""
+    if row.kind == removed.REFUSED:
+        return _refused(row)
+    if row.kind == removed.ADAPTER:
+        return adapters.ADAPTERS[row.name]
+    return _at(row.now) if row.public else _jax.inside(row.name)
+
+
+@functools.cache
+def _refused(row: removed.Removed) -> Any:
+    return adapters.refused(row.name, row.now)
+
+
+def _at(name: str) -> Any:
+    """The object at a dotted name."""
+    root, *parts = name.split(".")
+    found, path = importlib.import_module(root), root
+    for part in parts:
+        path = f"{path}.{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(path)
+    return found
+
+
+def _attribute_of(row: removed.Removed, name: str) -> Any:
+    return getattr(find(row), name)
+
+
+def _same(value):
+    return value
+
+
+def _exists(name: str) -> bool:
+    """Whether this JAX has a module (``jax.config`` is none)."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _module(name: str, get: Callable[[str], Any]) -> types.ModuleType:
+    module = types.ModuleType(name, "Provided by xmap_compat.install().")
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=__file__)
+    module.__dict__["__getattr__"] = get
+    return module
+
+
+def _add_names(made: _jax.Restoration, module: types.ModuleType, found: Finders) -> None:
+    lacking = {name: finder for name, finder in found.items() if name not in vars(module)}
+    if lacking:
+        own = vars(module).get("__getattr__")
+        made.attribute(module, "__getattr__", _getattr_of(module.__name__, lacking, own))
+
+
+def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
+    """A module's ``__getattr__``: its own first, and then the names that were removed."""
+
+    def get(name: str) -> Any:
+        if own is not None:
+            try:
+                return own(name)
+            except AttributeError:
+                if name not in found:
+                    raise
+        if name in found:
+            with contextlib.suppress(AttributeError, ImportError):  # this JAX does not have it inside, either
+                return found[name]()
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get

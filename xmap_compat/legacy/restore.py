@@ -1,0 +1,131 @@
+"""``install()``: unmodified programs find ``jax.experimental.maps`` and its friends where they were.
+
+Nothing changes before :func:`install` is called, and :func:`uninstall` puts back exactly what was
+there.  No JAX backend is initialised, so that programs can still choose devices (``XLA_FLAGS``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from typing import Any
+
+import jax
+import jax.experimental
+
+from xmap_compat import _jax, random
+from xmap_compat.core import restored
+from xmap_compat.legacy import adapters, initializers, maps, old_names
+from xmap_compat.legacy import removed as table
+
+# ------------------------------------------------------------------------------- xmap's own
+
+SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names", "variance_scaling"})
+
+
+def _new_installation() -> _jax.Restoration:
+    """The family of xmap.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
+    installation = _jax.Restoration()
+    pxla = importlib.import_module("jax.interpreters.pxla")
+    installation.entry(sys.modules, maps.MAPS, maps.module)
+    installation.attribute(jax.experimental, "maps", maps.module)
+    # JAX's own of this name is deprecated, and does not know jax.set_mesh.
+    installation.attribute(pxla, "thread_resources", maps.thread_resources)
+    installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
+    installation.attribute(jax.core, "NamedShape", random.NamedShape)
+    for name in SAMPLERS:
+        installation.attribute(jax.random, name, getattr(random, name))
+    for name in initializers.INITIALIZERS:
+        installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
+    struct: Any = jax.ShapeDtypeStruct
+    installation.attribute(struct, "__init__", adapters.struct_init_or(struct.__init__))
+    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False))
+    _jax.restore_mesh_context(installation)
+    _jax.hold(installation, restored.restored)
+    return installation
+
+
+# ------------------------------------------------------------------------------- in and out
+
+_lock = threading.Lock()
+_installation: _jax.Restoration | None = None
+_removed: _jax.Restoration | None = None
+
+
+class Installed(contextlib.AbstractContextManager):
+    """What ``install()`` returns: as a context it undoes that call, unless an earlier one had installed already.
+
+    Contexts that overlap, in several threads say, share what the first one installed: the last one to end undoes it.
+    """
+
+    _open = 0
+    _over: _jax.Restoration | None = None  # what is installed for as long as contexts are open
+
+    def __init__(self, first: bool):
+        self._first = first
+
+    def __enter__(self) -> Installed:
+        with _lock:
+            Installed._open += 1
+            if self._first:
+                Installed._over = _installation
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        with _lock:
+            Installed._open -= 1
+            if not Installed._open and Installed._over is _installation:
+                _put_back()
+
+
+def install(removed: bool = True) -> Installed:
+    """Let unmodified programs that used xmap import and run.
+
+    Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``, ``Mesh``,
+    ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
+    ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``, ``pgather``, ``pargmax`` and
+    ``pargmin``, ``jnp.einsum`` with braces, ``with jax.sharding.Mesh(...)`` without a warning, and the
+    options ``experimental_xmap_*`` of ``jax.config`` (without effect: there is one lowering).  There is
+    ``jax.core.NamedShape``, and ``jax.random`` and the initializers take one.
+
+    It can be called again without effect, from any thread, and holds for all of them.  It initialises no
+    backend.  ``with install():`` uninstalls at the end.  For programs that cannot be changed at all there
+    is ``python -m xmap_compat script.py``.
+
+    Args:
+      removed: whether other things that such programs used, and JAX has removed since, are there again too:
+        ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, as the migration guide
+        lists them.  What this JAX has is left alone.
+    """
+    global _installation, _removed
+    with _lock:
+        first = _installation is None
+        if _installation is None:
+            _installation = _new_installation()
+            _installation.enter()
+        if removed and _removed is None:
+            _removed = old_names.restoration()
+            _removed.enter()
+    return Installed(first)
+
+
+def uninstall() -> None:
+    """Put back exactly what was there before :func:`install`; does nothing if nothing is installed.
+
+    A mesh that this thread assigned to ``thread_resources.env`` is forgotten.
+    """
+    with _lock:
+        _put_back()
+
+
+def _put_back() -> None:
+    global _installation, _removed
+    if _removed is not None:
+        _removed.exit()
+        _removed = None
+    if _installation is not None:
+        _installation.exit()
+        _installation = None
+        _jax.forget_assigned_mesh()

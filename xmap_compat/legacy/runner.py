@@ -1,0 +1,90 @@
+"""What ``python -m xmap_compat script.py`` does: a program runs in this process, in the place of the main program."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import os
+import pkgutil
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def run_program(args: Sequence[str]) -> None:
+    """Run ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]`` in this process, in the place of the main program.
+
+    Whatever it raises is raised, and shown at the end of the process with the traceback that plain Python shows.
+    """
+    if args[0] != "-m":
+        sys.argv = list(args)
+    try:
+        if args[0] == "-m":
+            sys.argv = ["-m", *args[2:]]
+            _run_module(args[1])
+        elif pkgutil.get_importer(args[0]) is not None:
+            _replace_first_path(os.path.abspath(args[0]))
+            _run_module("__main__", alter_argv=False)
+        else:
+            _replace_first_path(os.path.dirname(os.path.realpath(args[0])))
+            _run_script(args[0])
+    except SystemExit:
+        raise
+    except BaseException:
+        _show_only_the_program(sys.excepthook)
+        raise
+
+
+def _run_script(script: str) -> None:
+    path = os.path.join(os.getcwd(), script)  # as Python does it: absolute, not normalized
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    module = _new_main_module()
+    module.__dict__.update(__file__=path, __cached__=None)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def _run_module(name: str, alter_argv: bool = True) -> None:
+    _new_main_module()
+    # What the interpreter itself calls for -m and for directories; the public functions of runpy put the
+    # former main module back while threads and exit handlers of the program may still need their own.
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def _new_main_module() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+    return module
+
+
+def _replace_first_path(path: str) -> None:
+    """``sys.path[0]`` is the working directory, put there for ``-m xmap_compat``."""
+    if not sys.flags.safe_path:
+        sys.path[0] = path
+
+
+def _show_only_the_program(hook: Callable[..., Any]) -> None:
+    """Leave the frames up to those of this file out of the traceback that ends the process."""
+    runners = (_run_script.__code__, _run_module.__code__)
+
+    def show(kind, error, traceback):
+        own = [entry for entry in _entries(traceback) if entry.tb_frame.f_code in runners]
+        error.__traceback__ = own[-1].tb_next if own else traceback
+        hook(kind, error, error.__traceback__)
+
+    sys.excepthook = show
+
+
+def _entries(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next

@@ -1,0 +1,245 @@
+"""``jax.random`` with named shapes: ``normal(key, NamedShape(2, i=3))`` samples along the axis ``i`` of an xmap.
+
+Each name of a shape folds the index of its axis into the key, in the order of the names, and so the numbers are the
+same for every assignment of resources.  For ``normal``, ``uniform``, ``truncated_normal`` and ``bernoulli`` they are
+those of ``jax.random`` in jax 0.4.30; the other functions took a named shape there, and gave every element the same
+numbers.  Shapes without names are left to ``jax.random``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+from collections.abc import Callable, Hashable, ItemsView, KeysView, Sequence, ValuesView
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xmap_compat.core import errors
+
+__all__ = [
+    "NamedShape",
+    "ball",
+    "bernoulli",
+    "beta",
+    "bits",
+    "categorical",
+    "cauchy",
+    "choice",
+    "dirichlet",
+    "exponential",
+    "fold_in_names",
+    "gamma",
+    "gumbel",
+    "laplace",
+    "logistic",
+    "normal",
+    "poisson",
+    "rademacher",
+    "randint",
+    "truncated_normal",
+    "uniform",
+    "variance_scaling",
+]
+
+
+class NamedShape:
+    """The shape of an array with positional dimensions and named ones: ``NamedShape(2, 3, batch=8)``."""
+
+    def __init__(self, *positional: int, **named: int):
+        self._positional = tuple(map(operator.index, positional))
+        self._named = {name: operator.index(size) for name, size in named.items()}
+
+    @property
+    def positional(self) -> tuple[int, ...]:
+        return self._positional
+
+    @property
+    def positional_rank(self) -> int:
+        return len(self._positional)
+
+    @property
+    def names(self) -> KeysView[str]:
+        return self._named.keys()
+
+    @property
+    def named_sizes(self) -> ValuesView[int]:
+        return self._named.values()
+
+    @property
+    def named_items(self) -> ItemsView[str, int]:
+        return self._named.items()
+
+    @property
+    def named_rank(self) -> int:
+        return len(self._named)
+
+    @property
+    def rank(self) -> int:
+        return self.positional_rank + self.named_rank
+
+    @property
+    def total(self) -> int:
+        return math.prod([*self._positional, *self._named.values()])
+
+    def __getitem__(self, dimension: Any) -> int:
+        return self._named[dimension] if isinstance(dimension, str) else self._positional[dimension]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, tuple):
+            return not self._named and self._positional == other
+        if not isinstance(other, NamedShape):
+            return NotImplemented
+        return self._positional == other._positional and self._named == other._named
+
+    def __hash__(self) -> int:
+        return hash((self._positional, frozenset(self._named.items()))) if self._named else hash(self._positional)
+
+    def __repr__(self) -> str:
+        return f"NamedShape({self._inside()})"
+
+    def __str__(self) -> str:
+        return f"({self._inside()})" if self._named else str(self._positional)
+
+    def _inside(self) -> str:
+        return ", ".join([*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())])
+
+
+def fold_in_names(key: Any, shape: NamedShape) -> Any:
+    """A key for each element of the named axes of a shape."""
+    for name, size in shape.named_items:
+        actual = jax.lax.axis_size(name)
+        if actual != size:
+            raise errors.wrong_named_size(name, size, actual)
+        key = jax.random.fold_in(key, jax.lax.axis_index(name))
+    return key
+
+
+# -------------------------------------------------------------------------------- samplers
+
+
+def _of_named_shape(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ``jax.random`` that takes a named shape as well."""
+
+    @functools.wraps(sample)
+    def sampler(*args, **kwargs):
+        shape = next((x for x in (*args, *kwargs.values()) if isinstance(x, NamedShape)), None)
+        if shape is None:
+            return sample(*args, **kwargs)
+        given = inspect.signature(sample).bind(*args, **kwargs)
+        given.apply_defaults()
+        values = {name: shape.positional if x is shape else x for name, x in given.arguments.items()}
+        dtype = values.get("dtype")
+        if sample is _jax_normal and dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating):
+            return _complex_normal(values["key"], shape, jnp.dtype(dtype))
+        values["key"] = fold_in_names(values["key"], shape)
+        return sample(**values)
+
+    sampler.__module__ = __name__
+    return sampler
+
+
+_jax_normal = jax.random.normal
+
+
+def _complex_normal(key: Any, shape: NamedShape, dtype: Any) -> Any:
+    """The parts have keys of their own, which are folded each."""
+    real_type = np.zeros((), dtype).real.dtype
+    re, im = (
+        _jax_normal(fold_in_names(part, shape), shape.positional, real_type).astype(dtype)
+        for part in jax.random.split(key)
+    )
+    return (re + 1j * im) / np.sqrt(2).astype(dtype)
+
+
+ball = _of_named_shape(jax.random.ball)
+bernoulli = _of_named_shape(jax.random.bernoulli)
+beta = _of_named_shape(jax.random.beta)
+bits = _of_named_shape(jax.random.bits)
+categorical = _of_named_shape(jax.random.categorical)
+cauchy = _of_named_shape(jax.random.cauchy)
+choice = _of_named_shape(jax.random.choice)
+dirichlet = _of_named_shape(jax.random.dirichlet)
+exponential = _of_named_shape(jax.random.exponential)
+gamma = _of_named_shape(jax.random.gamma)
+gumbel = _of_named_shape(jax.random.gumbel)
+laplace = _of_named_shape(jax.random.laplace)
+logistic = _of_named_shape(jax.random.logistic)
+normal = _of_named_shape(jax.random.normal)
+poisson = _of_named_shape(jax.random.poisson)
+rademacher = _of_named_shape(jax.random.rademacher)
+randint = _of_named_shape(jax.random.randint)
+truncated_normal = _of_named_shape(jax.random.truncated_normal)
+uniform = _of_named_shape(jax.random.uniform)
+
+# ----------------------------------------------------------------------------- initializers
+
+Axes = Hashable | Sequence[Hashable]
+_TRUNCATED_DEVIATION = 0.87962566103423978  # of a standard normal between -2 and 2
+
+
+def variance_scaling(
+    scale: Any,
+    mode: str,
+    distribution: str,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    batch_axis: Axes = (),
+    dtype: Any = None,
+) -> Callable[..., Any]:
+    """That of ``jax.nn.initializers``, for named shapes too: named dimensions count like positional ones.
+
+    ``in_axis``, ``out_axis`` and ``batch_axis`` may be names as well as positions, or sequences of them.
+    """
+    positional: Any = _jax_variance_scaling(
+        scale, mode, distribution, in_axis=in_axis, out_axis=out_axis, batch_axis=batch_axis, **_given(dtype)
+    )
+
+    def init(key, shape, dtype=dtype, *args, **kwargs):
+        if not isinstance(shape, NamedShape):
+            return positional(key, shape, *([] if dtype is None else [dtype]), *args, **kwargs)
+        kind = jnp.zeros((), dtype if dtype is not None else float).dtype
+        if not jnp.issubdtype(kind, jnp.floating):
+            raise errors.initializer_of_named_shape(kind)
+        variance = jnp.array(scale / _denominator(mode, shape, in_axis, out_axis, batch_axis), kind)
+        return _of_variance(distribution, key, shape, kind, variance)
+
+    return init
+
+
+_jax_variance_scaling = jax.nn.initializers.variance_scaling
+
+
+def _given(dtype):
+    return {} if dtype is None else {"dtype": dtype}
+
+
+def _denominator(mode, shape, in_axis, out_axis, batch_axis):
+    if shape.rank < 2:
+        raise errors.no_fan(shape)
+    sizes = [math.prod(shape[d] for d in _several(axes)) for axes in (in_axis, out_axis, batch_axis)]
+    field = shape.total / sizes[0] / sizes[1] / sizes[2]
+    fan_in, fan_out = sizes[0] * field, sizes[1] * field
+    return {
+        "fan_in": fan_in,
+        "fan_out": fan_out,
+        "fan_avg": (fan_in + fan_out) / 2,
+        "fan_geo_avg": (fan_in * fan_out) ** 0.5,
+    }[mode]
+
+
+def _several(axes):
+    return axes if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def _of_variance(distribution, key, shape, dtype, variance):
+    if distribution == "truncated_normal":
+        deviation = jnp.sqrt(variance) / jnp.array(_TRUNCATED_DEVIATION, dtype)
+        return truncated_normal(key, -2, 2, shape, dtype) * deviation
+    if distribution == "normal":
+        return normal(key, shape, dtype) * jnp.sqrt(variance)
+    return uniform(key, shape, dtype, -1) * jnp.sqrt(3 * variance)

@@ -1,0 +1,14 @@
+"""What JAX removed of what programs use: they are read, and never run (``python -m xmap_compat check``)."""
+
+from __future__ import annotations
+
+from xmap_compat.tools.check.advice import CHANGE, DIFFERS, UNKNOWN, WORKS
+from xmap_compat.tools.check.reader import Use, judged, read
+from xmap_compat.tools.check.report import main
+
+__all__ = ["CHANGE", "DIFFERS", "UNKNOWN", "WORKS", "Use", "main", "uses_in"]
+
+
+def uses_in(source: str | bytes, path: str) -> list[Use]:
+    """The uses in one program that are known without JAX, in order."""
+    return judged(read(source, path))

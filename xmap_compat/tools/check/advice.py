@@ -1,0 +1,136 @@
+"""What ``check`` knows of names, without JAX: what becomes of each, and what to write."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xmap_compat.legacy import removed
+
+# How a use is: as it was; with a difference; it needs a hand; this JAX does not know it.
+WORKS, DIFFERS, CHANGE, UNKNOWN = "works", "differs", "change", "unknown"
+BY_HAND = (CHANGE, UNKNOWN)
+UNDER = "under xmap_compat.install()"
+INSTALLED = f"as it is {UNDER}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What becomes of a name.
+
+    Attributes:
+      status: WORKS, DIFFERS, CHANGE or UNKNOWN.
+      text: how it works, what it does now, or what to write instead.
+      heading: the section of migration_guide.md about it, if there is one.
+    """
+
+    status: str
+    text: str
+    heading: str = ""
+
+    def __str__(self) -> str:
+        return f'{self.text}; see "{self.heading}" in migration_guide.md' if self.heading else self.text
+
+
+def _imported(name: str) -> Advice:
+    return Advice(WORKS, f"{INSTALLED}, or with `from xmap_compat import {name}`")
+
+
+def _written(replacement: str) -> Advice:
+    return Advice(CHANGE, f"write {replacement}")
+
+
+# ------------------------------------------------------------------------- the family of xmap
+
+MAPS = "jax.experimental.maps"
+REFUSED_NAME = Advice(CHANGE, f"it can be imported {UNDER}, and raises at use", "What install changes")
+# Every public name of jax.experimental.maps.
+MAPS_NAMES = {
+    "xmap": _imported("xmap"),
+    "mesh": _imported("mesh"),
+    "Mesh": Advice(WORKS, _imported("Mesh").text, "Mesh, the object and the context"),
+    "SerialLoop": _imported("SerialLoop"),
+    "AnonymousSerialLoop": _imported("SerialLoop"),
+    "serial_loop": _imported("serial_loop"),
+    "Loop": Advice(WORKS, INSTALLED),
+    "ResourceEnv": Advice(WORKS, INSTALLED),
+    "EMPTY_ENV": Advice(WORKS, INSTALLED),
+    "thread_resources": Advice(WORKS, INSTALLED),
+    "AxisName": Advice(WORKS, f"{INSTALLED}, or write collections.abc.Hashable"),
+    "MeshAxisName": Advice(WORKS, f"{INSTALLED}, or write collections.abc.Hashable"),
+    "ResourceAxisName": Advice(WORKS, f"{INSTALLED}, or write collections.abc.Hashable"),
+    "Resource": Advice(WORKS, INSTALLED),
+    "ResourceSet": Advice(WORKS, INSTALLED),
+    "make_xmap_callable": REFUSED_NAME,
+    "xmap_p": REFUSED_NAME,
+}
+PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its place")
+PRIVATE_MODULES = (MAPS, "jax._src.maps")
+LAX_NAMES = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
+IN_BODIES = f"as it is inside xmapped functions and {UNDER}"
+
+FAMILY = {
+    MAPS: Advice(WORKS, INSTALLED),
+    **{f"{MAPS}.{name}": advice for name, advice in MAPS_NAMES.items()},
+    **{
+        f"jax.lax.{name}": Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import {name}`") for name in LAX_NAMES
+    },
+    "jax.interpreters.pxla.thread_resources": Advice(WORKS, INSTALLED),
+    "jax.interpreters.pxla.Mesh": MAPS_NAMES["Mesh"],
+    "jax.core.NamedShape": Advice(
+        WORKS, f"{INSTALLED}, or with xmap_compat.random.NamedShape", "jax.random with a NamedShape"
+    ),
+}
+
+BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")
+NAMED_STRUCT = Advice(
+    CHANGE, "leave named_shape out: xmap reads the names from in_axes", "jax.random with a NamedShape"
+)
+NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions", "named_shape in inner functions")
+OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "The experimental_xmap options")
+AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
+GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
+IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
+ADVICES = (BRACES, NAMED_STRUCT, NAMED_SHAPE, OPTION, AXIS_STRING, GRADIENT, IGNORED)
+
+# All sections of the guide that are referred to.
+HEADINGS = sorted({a.heading for a in (*FAMILY.values(), *ADVICES) if a.heading})
+
+# ------------------------------------------------------------------- what else JAX has removed
+
+
+def of_row(row: removed.Removed) -> Advice:
+    """What becomes of a name of the table, where this JAX lacks it."""
+    if row.kind == removed.REFUSED:
+        return Advice(CHANGE, f"write {row.now}; it can be imported {UNDER}, and raises at use")
+    return Advice(WORKS, f"{INSTALLED}, or write {row.now}" if row.public else INSTALLED)
+
+
+def of_module(name: str) -> Advice:
+    return Advice(WORKS, INSTALLED)
+
+
+def of_keyword(row: removed.Keyword) -> Advice:
+    if row.kind == removed.REFUSED:
+        return _written(row.now)
+    return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
+
+
+KEYWORDS = {(row.function, row.keyword): of_keyword(row) for row in removed.KEYWORDS}
+KEYWORDS["jax.jit", "in_axis_resources"] = _written("in_shardings")
+KEYWORDS["jax.jit", "out_axis_resources"] = _written("out_shardings")
+
+
+def unknown_name(jax: str) -> Advice:
+    return Advice(UNKNOWN, f"jax {jax} does not have it")
+
+
+def not_imported(module: str) -> Advice:
+    return Advice(CHANGE, f"nothing here imports it: write `import {module}`")
+
+
+def unknown_keyword(jax: str) -> Advice:
+    return Advice(UNKNOWN, f"jax {jax} does not take it")
+
+
+def unknown_option(jax: str) -> Advice:
+    return Advice(UNKNOWN, f"jax {jax} does not have this option")

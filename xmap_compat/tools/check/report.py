@@ -1,0 +1,174 @@
+"""``python -m xmap_compat check PATH...``: what JAX removed of what programs use, without running anything.
+
+It shows what needs a hand, and counts the rest:
+
+- ``works``: as it is under ``xmap_compat.install()`` or ``python -m xmap_compat``, or with another import;
+- ``differs``: so too, but it does something else than it did; the heading of migration_guide.md that says what;
+- ``change``: it needs a hand; what to write instead;
+- ``unknown``: the JAX of this environment does not have it, and xmap_compat knows nothing of it.
+
+Programs are read, notebooks too, and never imported or run.  Their names of JAX are looked up in the JAX of this
+environment, by a process that imports nothing else.  The exit code is 1 if something needs a hand, and 0 otherwise.
+
+options:
+  --verbose   a line for each use
+  --json      all uses, as JSON
+  --diff      what --fix would write
+  --fix       rewrite what is safe: imports of jax.experimental.maps, jax.tree_*, PartitionSpec, keywords of pjit
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from xmap_compat.tools.check import fix, resolve
+from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, WORKS
+from xmap_compat.tools.check.reader import Reading, Use, is_of_jax, judged, read, unreadable
+from xmap_compat.tools.check.sources import Place, source_files
+
+FLAGS = ("--verbose", "--json", "--diff", "--fix")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What became of all programs."""
+
+    readings: list[Reading]
+    uses: list[Use]
+    facts: resolve.Facts
+
+    @property
+    def unresolved(self) -> int:
+        """How many names of JAX could not be looked up."""
+        return 0 if self.facts.jax else len({r.name for reading in self.readings for r in reading.references})
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.unresolved or any(use.advice.status in BY_HAND for use in self.uses) else 0
+
+
+def main(args: Sequence[str]) -> int:
+    """Print the uses in these files and directories; returns the exit code."""
+    flags = [arg for arg in args if arg.startswith("-")]
+    paths = [arg for arg in args if arg not in flags]
+    if not paths or set(flags) - set(FLAGS):
+        asked = not set(flags) - {"-h", "--help"} and bool(flags)
+        text = f"usage: python -m xmap_compat check [{'] ['.join(FLAGS)}] PATH...\n\n{__doc__}"
+        print(text, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    missing = [path for path in paths if not os.path.exists(path)]
+    if missing:
+        print(f"no such file or directory: {', '.join(missing)}", file=sys.stderr)
+        return 2
+    if "--fix" in flags or "--diff" in flags:
+        return fix.run(list(source_files(paths)), write="--fix" in flags)
+    checked = check_files(list(source_files(paths)))
+    if "--json" in flags:
+        print(as_json(checked, paths))
+    else:
+        print(*lines_of(checked, paths, "--verbose" in flags), sep="\n")
+    return checked.exit_code
+
+
+def check_files(files: Iterable[str]) -> Checked:
+    """Read programs, and look up their names."""
+    readings = []
+    for path in files:
+        try:
+            with open(path, "rb") as file:
+                readings.append(read(file.read(), path))
+        except OSError as error:  # a link to nowhere, say
+            readings.append(Reading(path, {unreadable(Place(path, 0, 1, 1), error)}))
+    facts = _facts(readings)
+    return Checked(readings, [use for reading in readings for use in judged(reading, facts)], facts)
+
+
+def _facts(readings: list[Reading]) -> resolve.Facts:
+    names = {reference.name for reading in readings for reference in reading.references}
+    calls = {(function, keyword) for reading in readings for _, function, keyword in reading.keywords}
+    options = {option for reading in readings for _, option in reading.options}
+    if not (names or calls or options):
+        return resolve.Facts("nothing was asked of it", "", {}, frozenset(), frozenset())
+    modules = {module for reading in readings for module in reading.modules if is_of_jax(module)}
+    return resolve.ask(names, modules, calls, options)
+
+
+# ------------------------------------------------------------------------------- what is printed
+
+
+def lines_of(checked: Checked, paths: Sequence[str], verbose: bool) -> list[str]:
+    shown = checked.uses if verbose else [use for use in checked.uses if use.advice.status in BY_HAND]
+    lines = list(map(str, shown))
+    if not verbose:
+        lines += _differences([use for use in checked.uses if use.advice.status == DIFFERS])
+        lines += _counted([use.name for use in checked.uses if use.advice.status == WORKS])
+    lines.append(_summary(checked))
+    if checked.unresolved:
+        lines.append(f"JAX cannot be imported here ({checked.facts.error}): {checked.unresolved} names not looked up")
+    packages = other_packages(checked.readings, paths)
+    if packages:
+        lines.append(f"not looked at: {', '.join(packages)}")
+    return lines
+
+
+def _differences(uses: list[Use]) -> list[str]:
+    """A line for each, with its first place."""
+    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for use in uses:
+        places[use.name, str(use.advice)].append(use.place)
+    lines = []
+    for (name, advice), found in places.items():
+        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        lines.append(f"{DIFFERS}: {name}: {advice} ({found[0]}{others})")
+    return lines
+
+
+def _counted(names: list[str]) -> list[str]:
+    """One line for all that needs nothing under install()."""
+    counts = Counter(names)
+    shown = [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
+    return [f"{WORKS} {UNDER}: {', '.join(shown)}"] if shown else []
+
+
+def _summary(checked: Checked) -> str:
+    statuses = Counter(use.advice.status for use in checked.uses)
+    total, files = len(checked.uses), len(checked.readings)
+    unknown = f", {statuses[UNKNOWN]} unknown to jax {checked.facts.jax}" if statuses[UNKNOWN] else ""
+    return (
+        f"{total} use{'s' * (total != 1)} in {files} file{'s' * (files != 1)}: {statuses[WORKS]} as they were, "
+        f"{statuses[DIFFERS]} with a difference, {statuses[CHANGE]} to change{unknown}"
+    )
+
+
+def other_packages(readings: Iterable[Reading], paths: Sequence[str]) -> list[str]:
+    """What the programs import that is neither JAX nor of Python, nor lies beside them."""
+    beside = {".", *paths, *(os.path.dirname(reading.path) or "." for reading in readings)}
+    own = {name.removesuffix(".py") for folder in beside if os.path.isdir(folder) for name in os.listdir(folder)}
+    roots = {module.split(".")[0] for reading in readings for module in reading.modules}
+    return sorted(roots - own - set(sys.stdlib_module_names) - {"jax", "jaxlib", "xmap_compat"})
+
+
+def as_json(checked: Checked, paths: Sequence[str]) -> str:
+    uses = [
+        {
+            **dataclasses.asdict(use.place),
+            "status": use.advice.status,
+            "name": use.name,
+            "advice": use.advice.text,
+            "heading": use.advice.heading,
+        }
+        for use in checked.uses
+    ]
+    found = {
+        "jax": checked.facts.jax,
+        "error": checked.facts.error,
+        "files": [reading.path for reading in checked.readings],
+        "not looked at": other_packages(checked.readings, paths),
+        "uses": uses,
+    }
+    return json.dumps(found, indent=1)

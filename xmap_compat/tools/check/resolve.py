@@ -1,0 +1,133 @@
+"""Which names, keywords and options the JAX of this environment has: asked in a process of its own.
+
+That process imports JAX, and never the program.  It answers twice: for JAX as it is, and under ``install()``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+Question = dict[str, list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a JAX has.
+
+    Attributes:
+      jax: its release; empty if it can't be imported, for the reason ``error``.
+      names: of each name, ``"plain"`` if JAX has it, ``"installed"`` if it is there under ``install()`` only,
+        ``"import"`` if some import must come first, or ``""``.
+      refused: the pairs of a function and a keyword that it does not take.
+      options: the options of ``jax.config`` that are unknown, also under ``install()``.
+    """
+
+    jax: str
+    error: str
+    names: dict[str, str]
+    refused: frozenset[tuple[str, str]]
+    options: frozenset[str]
+
+
+def ask(
+    names: Iterable[str], modules: Iterable[str], calls: Iterable[tuple[str, str]], options: Iterable[str]
+) -> Facts:
+    """Ask the JAX of this environment, in another process.
+
+    Args:
+      names: dotted names.
+      modules: modules of JAX that the program imports.
+      calls: functions, each with a keyword.
+      options: options of ``jax.config``.
+    """
+    question = {"names": sorted(names), "modules": sorted(modules), "calls": sorted(calls), "options": sorted(options)}
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import resolve; resolve.main()"
+    # -P: the directory of the program is no place to find modules.
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", program],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return Facts("", lines[-1] if lines else f"exit code {done.returncode}", {}, frozenset(), frozenset())
+    answer = json.loads(done.stdout.rpartition("\n")[2])
+    refused = frozenset((function, keyword) for function, keyword in answer["refused"])
+    return Facts(answer["jax"], "", answer["names"], refused, frozenset(answer["options"]))
+
+
+# ------------------------------------------------------------------------- in that process
+
+
+def main() -> None:
+    answer = _answer(json.load(sys.stdin))
+    print("\n" + json.dumps(answer), end="")
+
+
+def _answer(question: Question) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    jax: Any = importlib.import_module("jax")
+    plain = {name: _find(name) is not None for name in question["names"]}
+    refused = [[f, k] for f, k in question["calls"] if not _takes(f, k)]
+    importlib.import_module("xmap_compat.legacy.restore").install()
+    for module in question["modules"]:
+        if _find(module) is not None:
+            importlib.import_module(module)
+    names = {name: _kind(name, plain[name]) for name in question["names"]}
+    options = [option for option in question["options"] if option not in jax.config.values]
+    return {"jax": vars(jax)["__version__"], "names": names, "refused": refused, "options": options}
+
+
+def _kind(name: str, plain: bool) -> str:
+    by_attributes = _find(name, imports=False) is not None
+    if plain:
+        return "plain" if by_attributes else "import"
+    return "installed" if by_attributes or _find(name) is not None else ""
+
+
+def _find(name: str, imports: bool = True) -> list[Any] | None:
+    """The object at a dotted name, in a list; None if it is not there.  Modules on the way are imported."""
+    root, *parts = name.split(".")
+    try:
+        found, path = importlib.import_module(root), root
+    except ImportError:
+        return None
+    for part in parts:
+        path = f"{path}.{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not imports or not inspect.ismodule(found):
+                return None
+            try:
+                found = importlib.import_module(path)
+            except ImportError:
+                return None
+        except NotImplementedError:  # of what raises at use
+            return [None]
+    return [found]
+
+
+def _takes(function: str, keyword: str) -> bool:
+    """Whether a function takes a keyword, as far as it says so."""
+    found = _find(function)
+    if found is None:
+        return True
+    try:
+        parameters = inspect.signature(found[0]).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    kinds = {p.kind for p in parameters}
+    named = (p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL))
+    return inspect.Parameter.VAR_KEYWORD in kinds or keyword in named

@@ -1,0 +1,144 @@
+"""Programs as ``check`` reads them: files of Python and notebooks, whose cells are one program."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+
+NOTEBOOK = ".ipynb"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A part of a program: its text, its number in the notebook (None for a file), and its first line in the whole."""
+
+    text: str
+    number: int | None
+    start: int
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Place:
+    """Where something is: lines and columns from 1; cells, of a notebook, from 1; 0 for a file."""
+
+    path: str
+    cell: int
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        cell = f":cell {self.cell}" if self.cell else ""
+        return f"{self.path}{cell}:{self.line}:{self.column}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is read of a file: a tree over all of its cells, and what could not be read."""
+
+    path: str
+    cells: tuple[Cell, ...]
+    tree: ast.Module
+    broken: tuple[tuple[Place, Exception], ...] = ()
+
+    def place(self, node: ast.AST) -> Place:
+        line, column = node.lineno, node.col_offset + 1  # type: ignore[attr-defined]
+        cell = self.cell(line)
+        return Place(self.path, cell.number or 0, line - cell.start + 1, column)
+
+    def cell(self, line: int) -> Cell:
+        return self.cells[bisect.bisect_right([cell.start for cell in self.cells], line) - 1]
+
+
+def program_of(source: str | bytes, path: str) -> Program:
+    """Read a file's contents; what cannot be parsed is listed, not raised."""
+    try:
+        cells = _cells(source, path)
+    except (SyntaxError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Program(path, (), ast.Module([], []), ((Place(path, 0, 1, 1), error),))
+    body: list[ast.stmt] = []
+    broken = []
+    for cell in cells:
+        try:
+            with deep_recursion():
+                tree = _parse(cell)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line, column = getattr(error, "lineno", None) or 1, getattr(error, "offset", None) or 1
+            broken.append((Place(path, cell.number or 0, line, column), error))
+            continue
+        ast.increment_lineno(tree, cell.start - 1)
+        body.extend(tree.body)
+    return Program(path, tuple(cells), ast.Module(body, []), tuple(broken))
+
+
+def _parse(cell: Cell) -> ast.Module:
+    text = cell.text if cell.number is None else without_magic(cell.text)
+    flags = ast.PyCF_ONLY_AST | (0 if cell.number is None else ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    tree = compile(text, "<cell>", "exec", flags, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+def _cells(source: str | bytes, path: str) -> list[Cell]:
+    if not path.endswith(NOTEBOOK):
+        return [Cell(decoded(source), None, 1)]
+    cells, start = [], 1
+    for number, cell in enumerate(json.loads(source)["cells"], start=1):
+        if cell["cell_type"] == "code":
+            text = "".join(cell["source"])
+            cells.append(Cell(text, number, start))
+            start += text.count("\n") + 1
+    return cells
+
+
+def decoded(source: str | bytes) -> str:
+    """The text of a Python file, in the encoding that it declares."""
+    if isinstance(source, str):
+        return source
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    return io.TextIOWrapper(io.BytesIO(source), encoding, newline=None).read()
+
+
+# Cell magics whose cells are Python; the cells of others are something else.
+_PYTHON_CELLS = ("time", "timeit", "capture", "prun")
+
+
+def without_magic(text: str) -> str:
+    """A cell's Python: lines for IPython and for the shell become ``pass``, so that all others keep their places."""
+    magic = re.match(r"\s*%%(\w+)", text)
+    if magic and magic[1] not in _PYTHON_CELLS:
+        return "\n" * text.count("\n")
+    # `name = !command` and `name = %magic` too; `help?` of a name.
+    line = re.compile(r"^(\s*)(?:\w+\s*=\s*)?[%!].*$|^(\s*)\?{0,2}[\w.]+\?{1,2}\s*$")
+    return "\n".join(line.sub(lambda m: f"{m[1] or m[2] or ''}pass", each) for each in text.split("\n"))
+
+
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Generated sources have expressions and branches that are nested deeply."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 20_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def source_files(paths: Iterable[str]) -> Iterator[str]:
+    """The files given, and the Python files and notebooks below the directories given, but for hidden ones."""
+    for path in paths:
+        if not os.path.isdir(path):
+            yield path
+            continue
+        for directory, directories, files in os.walk(path):
+            directories[:] = sorted(d for d in directories if not d.startswith((".", "__pycache__")))
+            read = (file for file in sorted(files) if file.endswith((".py", NOTEBOOK)) and not file.startswith("."))
+            yield from (os.path.join(directory, file) for file in read)
