@@ -80,7 +80,7 @@ def make(
     if not callable(fun):
         raise errors.not_callable(fun)
     check_backend(backend)
-    declared = _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
+    declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
     return _jit(dataclasses.replace(declared, undeclared=undeclared), _positions(donate_argnums))
 
 
@@ -130,7 +130,7 @@ def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
 
 # Functions that are told of every call when it is traced.  The tuple is replaced and never changed, so that threads
 # that are reading it are not disturbed.
-Observer = Callable[[calls.Declaration, calls.Plan, tuple[Any, ...]], None]
+Observer = Callable[[calls.Declaration, calls.PlacedCall, tuple[Any, ...]], None]
 _observers: tuple[Observer, ...] = ()
 _observers_lock = threading.Lock()
 
@@ -159,7 +159,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         nonlocal uses_mesh
         if kwargs:
             raise errors.keyword_arguments(kwargs)
-        made = calls.make_plan(declared, args)
+        made = calls.place_call(declared, args)
         uses_mesh |= made.uses_mesh
         for observer in _observers:
             observer(declared, made, args)
@@ -228,7 +228,15 @@ def _name(fun: Callable[..., Any]) -> str:
     return getattr(fun, "__name__", type(fun).__name__)
 
 
-def _parse(fun, in_axes, out_axes, axis_sizes, axis_resources, backend):
+def declare(
+    fun: Callable[..., Any],
+    in_axes: Any,
+    out_axes: Any,
+    axis_sizes: Mapping[AxisName, int] | None = None,
+    axis_resources: Mapping[AxisName, Any] | None = None,
+    backend: str | None = None,
+) -> calls.Declaration:
+    """What the user asked of :func:`xmap`, parsed; raises what it raises."""
     if isinstance(in_axes, list) and not is_single_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:

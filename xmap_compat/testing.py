@@ -213,7 +213,7 @@ def _facts(declared, args, mesh):
     facts = []
 
     def plan(*args):
-        plan = calls.make_plan(dataclasses.replace(declared, resources={}), args)
+        plan = calls.place_call(dataclasses.replace(declared, resources={}), args)
         named = collectives_in(plan.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
         sizes = {n: p.size for n, p in plan.placements.items() if not isinstance(n, DeviceAxis)}

@@ -65,7 +65,7 @@ class Declaration:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PlacedCall:
     """Everything decided about one call before anything is evaluated.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plan:
         return any(p.mesh_axes for p in self.placements.values())
 
 
-def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
+def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     """Stages 1 to 4 for one call: specs, sizes, placements, program, named shapes."""
     in_specs, sizes = _bind_arguments(declared, args)
     scope = current_scope()
@@ -116,7 +116,7 @@ def make_plan(declared: Declaration, args: tuple[Any, ...]) -> Plan:
     may_be_undeclared = declared.undeclared and not nested
     extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
     specs = (tuple(in_specs), tuple(out_specs))
-    return Plan(declared.name, scope, placements, *specs, program, tuple(results), extra, body, nested)
+    return PlacedCall(declared.name, scope, placements, *specs, program, tuple(results), extra, body, nested)
 
 
 def _check_outer_names(program, placements):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -130,20 +131,26 @@ def _vary_typed(data, axes):
     return lax.pcast(data, missing, to="varying") if missing else data
 
 
+# What vary_over made of a value for some names, and in which trace.  Several uses share one cast: in a gradient their
+# cotangents are added on each device, and summed over devices once.
+_CASTS: weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
+_CASTS = weakref.WeakKeyDictionary()
+
+
 def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Mark a value as varying over more names, without adding local dimensions yet."""
     names = loc.own(names)
     if not loc.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
-    known = value.cast(names)
-    if known is not None:
+    trace, known = _CASTS.get(value, {}).get(names, (None, None))
+    if known is not None and trace is _jax.current_trace():
         return known
     axes = loc.mesh_axes_of(names)
     if loc.nested:
         have = loc.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
     varied = NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
-    value.remember_cast(names, varied)
+    _CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)
     return varied
 
 

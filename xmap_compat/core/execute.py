@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
-from xmap_compat.core.call import Plan, partition_spec, result_paths
+from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
 from xmap_compat.core.device import Locality, conform, gather_over
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
@@ -28,40 +28,40 @@ from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional
 
 
-def run(plan: Plan, args: tuple[Any, ...]) -> Any:
+def run(placed: PlacedCall, args: tuple[Any, ...]) -> Any:
     """Execute (or, under a trace, stage out) a planned call on its positional arguments."""
-    outs = execute(plan, jax.tree.leaves(args))
-    return jax.tree.unflatten(plan.program.out_tree, outs)
+    outs = execute(placed, jax.tree.leaves(args))
+    return jax.tree.unflatten(placed.program.out_tree, outs)
 
 
-def execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluator] = Evaluator) -> list[Any]:
+def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator] = Evaluator) -> list[Any]:
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh.
 
     Args:
-      evaluator: makes what evaluates the program; a report on the plan watches with one of its own.
+      evaluator: makes what evaluates the program; a report on the placed watches with one of its own.
     """
-    with mark(_nested_call(plan)) if plan.nested else contextlib.nullcontext():
-        return _execute(plan, leaves, evaluator)
+    with mark(_nested_call(placed)) if placed.nested else contextlib.nullcontext():
+        return _execute(placed, leaves, evaluator)
 
 
-def _nested_call(plan: Plan) -> NestedCall:
-    own = tuple(p for name, p in plan.placements.items() if not isinstance(name, DeviceAxis))
-    return NestedCall(plan.fun_name, own)
+def _nested_call(placed: PlacedCall) -> NestedCall:
+    own = tuple(p for name, p in placed.placements.items() if not isinstance(name, DeviceAxis))
+    return NestedCall(placed.fun_name, own)
 
 
-def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
-    if not plan.uses_mesh:
-        loc = Locality(plan.placements, foreign=_jax.in_manual_region())
-        with _explained_types(plan, leaves):
-            return _on_device(plan, loc, plan.program.consts, leaves, evaluator)
-    if plan.nested:
-        return _in_outer_body(plan, leaves, evaluator)
-    mesh = plan.scope.mesh
+def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
+    if not placed.uses_mesh:
+        loc = Locality(placed.placements, foreign=_jax.in_manual_region())
+        with _explained_types(placed, leaves):
+            return _on_device(placed, loc, placed.program.consts, leaves, evaluator)
+    if placed.nested:
+        return _in_outer_body(placed, leaves, evaluator)
+    mesh = placed.scope.mesh
     assert mesh is not None
-    loc = Locality(plan.placements, tuple(mesh.axis_names), dict(mesh.shape))
-    arg_specs = [partition_spec(spec, plan.placements) for spec in plan.in_specs]
-    out_specs = [partition_spec(spec, plan.placements) for spec in plan.out_specs]
-    own_axes = [loc.mesh_axes_of(names) for names in plan.undeclared]
+    loc = Locality(placed.placements, tuple(mesh.axis_names), dict(mesh.shape))
+    arg_specs = [partition_spec(spec, placed.placements) for spec in placed.in_specs]
+    out_specs = [partition_spec(spec, placed.placements) for spec in placed.out_specs]
+    own_axes = [loc.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     # XLA's partitioner fails if all arguments are empty and a result is not (as of jax 0.12): one more is kept alive.
@@ -70,11 +70,11 @@ def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluat
     def on_device(consts, args, anchor):
         around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
         with _jax.no_spmd_names():
-            outs = _on_device(plan, around, consts, args, evaluator)
+            outs = _on_device(placed, around, consts, args, evaluator)
         outs = [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
         return lax.optimization_barrier((outs, anchor))[0] if anchor else outs
 
-    consts = list(plan.program.consts)
+    consts = list(placed.program.consts)
     whole = PartitionSpec()
     in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
     staged = _jax.mesh_to_stage(mesh)
@@ -82,7 +82,7 @@ def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluat
     with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged)
         outs = mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
-        paths = result_paths(plan.program)
+        paths = result_paths(placed.program)
         return [
             undeclared.each_its_own(out, staged, axes, spec, path) if axes else out
             for out, axes, spec, path in zip(outs, own_axes, out_specs, paths)
@@ -90,36 +90,38 @@ def _execute(plan: Plan, leaves: Sequence[Any], evaluator: Callable[..., Evaluat
 
 
 @contextlib.contextmanager
-def _explained_types(plan: Plan, leaves: Sequence[Any]) -> Iterator[None]:
+def _explained_types(placed: PlacedCall, leaves: Sequence[Any]) -> Iterator[None]:
     """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
     try:
         yield
     except Exception as error:
         specs = [_jax.explicit_spec(leaf) for leaf in leaves]
-        sharded = [(n, entries[k]) for spec, entries in zip(plan.in_specs, specs) for k, n in spec.names if entries[k]]
+        sharded = [
+            (n, entries[k]) for spec, entries in zip(placed.in_specs, specs) for k, n in spec.names if entries[k]
+        ]
         if sharded:
             error.add_note(errors.sharded_axis_note(*sharded[0]))
         raise
 
 
-def _on_device(plan: Plan, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any], evaluator) -> list[Any]:
+def _on_device(placed: PlacedCall, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any], evaluator) -> list[Any]:
     """The results of one device from its parts of the arguments."""
     boundary = _without_loops(loc)
-    args = [_enter(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
-    outs = _evaluate(plan, loc, consts, args, evaluator)
-    types = plan.program.out_types
-    return [_leave(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
+    args = [_enter(boundary, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
+    outs = _evaluate(placed, loc, consts, args, evaluator)
+    types = placed.program.out_types
+    return [_leave(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
 
 
-def _evaluate(plan, loc, consts, args, evaluator):
-    body = plan.body if loc.mesh_axes else dataclasses.replace(plan.body, device_axes={})
+def _evaluate(placed, loc, consts, args, evaluator):
+    body = placed.body if loc.mesh_axes else dataclasses.replace(placed.body, device_axes={})
     hidden = {axis: Placement(axis, size, (axis,), (size,)) for axis, size in body.device_axes.items()}
-    checker = Checker(loc.placements, plan.fun_name, hidden if loc.nested else {})
-    ev = evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body), RepeatedCalls(plan.program.jaxpr))
+    checker = Checker(loc.placements, placed.fun_name, hidden if loc.nested else {})
+    ev = evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body), RepeatedCalls(placed.program.jaxpr))
     values = [positional(c) for c in consts]
     if loop_lengths(loc.placements):
-        return evaluate_in_loops(ev, plan.program, values, args)
-    return ev.evaluate(plan.program.jaxpr, args, values)
+        return evaluate_in_loops(ev, placed.program, values, args)
+    return ev.evaluate(placed.program.jaxpr, args, values)
 
 
 def _without_loops(loc: Locality) -> Locality:
@@ -146,20 +148,20 @@ def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) ->
     return _jax.with_weak_type(data, weak_type)
 
 
-def _in_outer_body(plan: Plan, leaves: Sequence[Any], evaluator) -> list[Any]:
+def _in_outer_body(placed: PlacedCall, leaves: Sequence[Any], evaluator) -> list[Any]:
     """A nested call on the mesh: its mesh axes are named axes of the outermost xmap, which maps them to devices.
 
     Each device takes its part of the arguments, and the parts of results are gathered again.
     """
-    placements = {n: p.on_device_axes() for n, p in plan.placements.items()}
-    taken_by = {axis: p.name for p in plan.placements.values() for axis in p.mesh_axes}
-    sizes = {DeviceAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in plan.body.device_axes.items()}
+    placements = {n: p.on_device_axes() for n, p in placed.placements.items()}
+    taken_by = {axis: p.name for p in placed.placements.values() for axis in p.mesh_axes}
+    sizes = {DeviceAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in placed.body.device_axes.items()}
     loc = Locality(placements, tuple(sizes), dict(sizes), nested=True)
     boundary = _without_loops(loc)
-    args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, plan.in_specs)]
-    outs = _evaluate(plan, loc, plan.program.consts, args, evaluator)
-    types = plan.program.out_types
-    return [_gather_parts(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, plan.out_specs, types)]
+    args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
+    outs = _evaluate(placed, loc, placed.program.consts, args, evaluator)
+    types = placed.program.out_types
+    return [_gather_parts(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
 
 
 def _take_part(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:

@@ -24,7 +24,7 @@ Dims = tuple[AxisName | None, ...]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["dims", "names"])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class NamedValue:
     """An array with names on some of its dimensions.
 
@@ -38,15 +38,6 @@ class NamedValue:
     data: Any
     dims: Dims
     names: frozenset[AxisName]
-
-    def cast(self, names: frozenset[AxisName]) -> NamedValue | None:
-        """What ``vary_over`` made of this value for these names in the trace that is running, if it did."""
-        trace, varied = self.__dict__.get("_casts", {}).get(names, (None, None))
-        return varied if trace is _jax.current_trace() else None
-
-    def remember_cast(self, names: frozenset[AxisName], varied: NamedValue) -> None:
-        """Several uses share one cast: in a gradient their cotangents are added on each device, and summed once."""
-        self.__dict__.setdefault("_casts", {})[names] = (_jax.current_trace(), varied)
 
     def positional_dims(self) -> list[int]:
         """The dimensions of ``data`` that are positional, in order."""

@@ -21,7 +21,7 @@ from xmap_compat.legacy.import_hook import install_with_jax
 from xmap_compat.legacy.runner import run_program
 
 if TYPE_CHECKING:
-    from xmap_compat.core.call import Declaration, Plan
+    from xmap_compat.core.call import Declaration, PlacedCall
     from xmap_compat.tools.plan import CallPlan
 
 USAGE = """usage: python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]
@@ -73,7 +73,7 @@ class Report:
         """Watch from now on, in all threads, until the process ends."""
         importlib.import_module("xmap_compat.api").observe(self.call)
 
-    def call(self, declared: Declaration, made: Plan, args: tuple[Any, ...]) -> None:
+    def call(self, declared: Declaration, made: PlacedCall, args: tuple[Any, ...]) -> None:
         """Report one call.  Nothing that goes wrong here may change what the program does."""
         if made.nested:
             return  # a part of the program of the outer call

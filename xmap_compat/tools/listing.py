@@ -108,7 +108,7 @@ class Listing:
       paths: what the arguments are called.
     """
 
-    def __init__(self, plan: calls.Plan, paths: Sequence[str]):
+    def __init__(self, plan: calls.PlacedCall, paths: Sequence[str]):
         self.plan = plan
         self.paths = paths
         self.checker = _Recording(plan.placements, plan.fun_name)

@@ -168,7 +168,7 @@ class Staged:
     """
 
     declared: calls.Declaration
-    plan: calls.Plan
+    plan: calls.PlacedCall
     jaxpr: Any
     in_tree: Any
     sites: tuple[Site, ...]
@@ -188,7 +188,7 @@ def describe(declared: calls.Declaration, *args: Any, **kwargs: Any) -> CallPlan
     return describe_made(declared, None, args)
 
 
-def describe_made(declared: calls.Declaration, made: calls.Plan | None, args: tuple[Any, ...]) -> CallPlan:
+def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]) -> CallPlan:
     """The same for a call that is being traced, whose plan has been made: no function of the user is run again."""
     staged = _stage(declared, made, args)
     plan = staged.plan
@@ -208,11 +208,11 @@ def describe_made(declared: calls.Declaration, made: calls.Plan | None, args: tu
 
 
 def _stage(declared, made, args) -> Staged:
-    plans: list[calls.Plan] = []
+    plans: list[calls.PlacedCall] = []
     sites = Sites()
 
     def call(*args):
-        plan = calls.make_plan(declared, args) if made is None else made
+        plan = calls.place_call(declared, args) if made is None else made
         plans.append(plan)
         return execute.execute(plan, jax.tree.leaves(args), functools.partial(Watching, sites=sites))
 
@@ -256,7 +256,7 @@ def _results(plan, avals):
     return tuple(_array("result", p, a, s, plan) for p, a, s in zip(paths, avals, plan.out_specs))
 
 
-def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: calls.Plan) -> Array:
+def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: calls.PlacedCall) -> Array:
     named = spec.name_at()
     axes = tuple(named.get(k) for k in range(len(aval.shape)))
     parts = [plan.placements[n].devices if n is not None else 1 for n in axes]
