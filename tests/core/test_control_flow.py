@@ -19,6 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.ode import odeint
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec as P
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, all_around, arguments, mesh42, together
 
 from xmap_compat import SerialLoop, xmap
@@ -1095,6 +1096,47 @@ def test_control_flow_around(uses, placement):
     with mesh42():
         result = all_around(AROUND[uses], xmapped(mixing, resources))(*arguments(a, b))
     assert_same(result, around_vmap(AROUND[uses], a, b))
+
+
+# ------------------------------------------------------------ inside of the user's shard_map
+
+
+def carry_that_starts_equal(v, w):
+    """The predicate varies over both mesh axes of the shard_map, the counter over none at first."""
+    return lax.while_loop(lambda c: c[0] < 10, lambda c: (c[0] + w, c[1] + 1), (v, 0))
+
+
+def carry_that_mixes(v, w):
+    return lax.while_loop(lambda c: c[0] + w < 10, lambda c: (c[0] + 1, c[1] + v), (0.0, 0.0))
+
+
+def carry_of_a_scan(v, w):
+    return lax.scan(lambda c, _: ((c[0] + 1, c[1] + c[0] * v), c[1] * w), (0.0, 0.0), None, length=3)
+
+
+def branches_of_other_things(v, w):
+    return lax.cond(w > 1, lambda: (v, 1.0), lambda: (2.0, v * 2))
+
+
+INSIDE_SHARD_MAP = [carry_that_starts_equal, carry_that_mixes, carry_of_a_scan, branches_of_other_things]
+
+
+@pytest.mark.parametrize("body", INSIDE_SHARD_MAP)
+def test_control_flow_of_an_xmap_inside_of_a_shard_map(body):
+    """What carries and results vary over there no name tells; the oracle is the function of each element."""
+    x, w = np.arange(8, dtype=np.float32), np.array([1, 2], np.float32)
+    mapped = xmap(body, (["i"], []), ["i", ...])
+    on_device = lambda x, w: jax.tree.map(lambda a: a[None, None], mapped(x, w[0]))
+    with mesh42() as mesh:
+        split = jax.shard_map(on_device, mesh=mesh, in_specs=(P("x"), P("y")), out_specs=P("x", "y"))(x, w)
+    each = [[[body(v, one) for v in x[2 * k : 2 * k + 2]] for one in w] for k in range(4)]
+    assert_same(
+        split,
+        jax.tree.map(
+            lambda *leaves: np.reshape(np.stack(leaves), (4, 2, 2, *leaves[0].shape)),
+            *(v for row in each for column in row for v in column),
+        ),
+    )
 
 
 if __name__ == "__main__":

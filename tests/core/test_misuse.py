@@ -697,7 +697,7 @@ MISUSES = {
         lambda: xmap(identity, I, I, axis_resources={"i": SerialLoop}),
         TypeError,
         "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned <class 'xmap_compat.resources.SerialLoop'>. "
+        "SerialLoop(length), but axis i is assigned <class 'xmap_compat.core.mesh.SerialLoop'>. "
         "Write a tuple of several resources, and () for none",
     ),
     "resources of an axis that the call lacks": (

@@ -101,6 +101,7 @@ from xmap_compat._jax.types import (
     float0,
     is_key,
     varying_axes,
+    varying_axes_of,
     with_weak_type,
 )
 

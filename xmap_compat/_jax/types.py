@@ -30,7 +30,12 @@ def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
 
 def varying_axes(x: Any) -> frozenset[str]:
     """Mesh axes over which a value inside a typed ``shard_map`` differs between devices."""
-    return jax.typeof(x).manual_axis_type.varying
+    return varying_axes_of(jax.typeof(x))
+
+
+def varying_axes_of(aval: Any) -> frozenset[str]:
+    """The same of the type of a value."""
+    return aval.manual_axis_type.varying
 
 
 def with_weak_type(x: Any, weak_type: bool) -> Any:

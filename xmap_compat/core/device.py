@@ -163,6 +163,13 @@ def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedVal
     return [NamedValue(_vary_typed(v.data, axes), v.dims, v.names) for v in values]
 
 
+def vary_as(values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
+    """Let values vary over foreign mesh axes, those of each value given."""
+    return [
+        NamedValue(_vary_typed(v.data, tuple(sorted(own, key=str))), v.dims, v.names) for v, own in zip(values, axes)
+    ]
+
+
 def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
     """Sum over mesh axes (and axes bound outside); the result is equal on all of those devices."""
     own = tuple(m for m in mesh_axes if m in loc.mesh_axes)

@@ -10,13 +10,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform, vary_over
+from xmap_compat.core.device import conform, vary_as, vary_over
 from xmap_compat.core.names import Names, scan_carry_names, while_names
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.values import NamedValue, is_inexact, split
@@ -45,9 +46,26 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
         return ev.conformed(outs[: scan.num_carry], names), outs[scan.num_carry :]
 
     scanned = [_scanned_first(x) for x in xs]
+    slices = lambda: [dataclasses.replace(x, data=x.data[0]) for x in scanned]  # noqa: E731
+    first = _settled(ev, lambda carry: body(carry, slices())[0], first) if scan.length else first
     options = {"length": scan.length, "reverse": scan.reverse, "unroll": scan.unroll}
     last, ys = lax.scan(body, first, scanned, **options)
     return [*last, *(NamedValue(y.data, (None, *y.dims), y.names) for y in ys)]
+
+
+def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[NamedValue]) -> list[NamedValue]:
+    """The carry, as it varies over foreign mesh axes after any number of turns: its type must be the same in each.
+
+    (Of the xmap's own axes the type check of the program tells.)
+    """
+    while ev.loc.foreign:
+        before = [_jax.varying_axes(v.data) for v in carry]
+        types = jax.make_jaxpr(step)(carry).out_avals
+        after = [axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)]
+        if after == before:
+            break
+        carry = vary_as(carry, after)
+    return carry
 
 
 def _scanned_first(value: NamedValue) -> NamedValue:
@@ -75,6 +93,7 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
     together = ev.communicates(loop.condition, loop.body)
     batched = loop.condition.out_avals[0].shape or ev.loc.local_names(varying)
     if not batched and not (varying and together):
+        first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
     asked_again = any(not ev.loc.is_own(n) for n in collectives_in(loop.condition))
     return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
@@ -112,6 +131,7 @@ def _while_any(condition: _Condition, step, first, asked_again: bool):
         stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
         return [conform(condition.ev.loc, new, old.dims, old.names) for old, new in zip(carry, stepped)]
 
+    first = _settled(condition.ev, lambda carry: advance(condition(carry)[1], carry), first)
     if asked_again:
         return lax.while_loop(lambda c: condition(c)[0], lambda c: advance(condition(c)[1], c), first)
 
@@ -157,7 +177,16 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
         return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
     # What differs inside differs before: a cast within a branch would become a sum within a branch of the gradient.
     operands = [vary_over(ev.loc, v, index.names) for v in operands]
-    return lax.switch(index.data, [branch(b) for b in branches], *operands)
+    return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
+
+
+def _alike(ev, branches, operands):
+    """Branches whose results vary over the same foreign mesh axes."""
+    if not ev.loc.foreign:
+        return branches
+    types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
+    axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
+    return [lambda *values, branch=branch: vary_as(branch(*values), axes) for branch in branches]
 
 
 def _by_platform(platforms, branches, operands):
