@@ -13,6 +13,7 @@ import inspect
 import linecache
 import math
 import os
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -383,6 +384,8 @@ class Rewriter:
 
     def _new_call(self, node):
         callee = self.callee(node.func)
+        if callee is xmap_or_none():
+            return self._nested(node)
         if callee is None and (attached := self._attached(node)) is not None:
             return attached
         if any(callee is einsum for einsum in _EINSUMS):
@@ -395,7 +398,7 @@ class Rewriter:
         if self.module.calls.get(self.found.span(node)) or _is_of_jax(callee):
             return self._other(node, callee)
         if _is_ours(callee) and callable(callee):
-            raise NotWritable("a nested call of xmap" if callee.__name__ == "xmap" else f"{ast.unparse(node.func)}")
+            raise NotWritable(ast.unparse(node.func))
         return None
 
     def callee(self, node: ast.expr) -> Any:
@@ -517,6 +520,28 @@ class Rewriter:
         options += [f"{k.arg}={self.text(k.value)}" for k in node.keywords]
         function = self.module.helper("einsum_over") if contracted else self.module.alias("jnp", jnp)
         return f"{function if contracted else f'{function}.einsum'}({', '.join([*operands, *options])})"
+
+    # ---- xmaps inside
+
+    def _nested(self, node: ast.Call) -> str:
+        """``xmap(f, in_axes, out_axes)`` in a body, as a vmap for each of its axes."""
+        given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
+        given.update({str(k.arg): k.value for k in node.keywords})
+        if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
+            raise NotWritable("a nested call of xmap with other options")
+        function, *specs = (given.pop(k) for k in ("fun", "in_axes", "out_axes"))
+        try:
+            values = [self._evaluated(x) for x in (*specs, *given.values())]
+        except Exception:
+            raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
+        self.dropped.update([*specs, *given.values(), node.func])
+        return self.module.vmaps(self.text(function), *values)
+
+    def _evaluated(self, node: ast.expr) -> Any:
+        names = {**self.scope.globals, **self.scope.closure}
+        if any(isinstance(n, ast.Name) and self.scope.is_bound(n.id) for n in ast.walk(node)):
+            raise ValueError(ast.unparse(node))
+        return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
 
     # ---- backward rules
 
@@ -659,6 +684,11 @@ class Rewriter:
                 self.dropped.add(value)
         text = "".join([*pieces, self.found.text[done:end]])
         return None if text == self.found.text[start:end] else text
+
+
+def xmap_or_none() -> Any:
+    """The function that users call xmap, which imports the tools."""
+    return getattr(sys.modules.get("xmap_compat.api"), "xmap", _is_of_jax)
 
 
 def _is_of_jax(callee) -> bool:
