@@ -422,7 +422,7 @@ class Rewriter:
         bound = self._bind(node, row)
         if (at := bound.get(row.axis)) is None:
             return None
-        names = self.axis_names(at)
+        names = self._names_in_scope(at)
         span = self.found.span(node)
         if names is None and row.axis == "axis" and span not in self.module.calls:
             return None
@@ -627,6 +627,13 @@ class Rewriter:
         except TypeError:
             return ()
 
+    def _names_in_scope(self, node: ast.expr) -> tuple[Any, ...] | None:
+        """The same of a collective, with names of axes that vmaps and xmaps inside bind: any string is one."""
+        names = self.axis_names(node)
+        if names != ():
+            return names
+        return tuple(v for v in self._axis_values(node) if isinstance(v, str))
+
     def _axis_values(self, node) -> tuple[Any, ...]:
         value = self._axis_value(node)
         return tuple(value) if isinstance(value, (tuple, list)) else (value,)
@@ -749,15 +756,16 @@ def _permuted(r: Rewriter, node, bound, names) -> bool:
         e.params["perm"] for e in r.module.calls.get(r.found.span(node), ()) if e.primitive.name == "ppermute"
     ]
     # Under vmap JAX takes element 0 where no one sends to an element.
-    partial = bool(local) and (not permutations or any(len(p) < r.names.size(names) for p in permutations))
+    known = bool(permutations) and all(n in r.names.sizes for n in names)
+    partial = bool(local) and not (known and all(len(p) == r.names.size(names) for p in permutations))
     return _mixed(r, node, bound, names) or partial or not in_order
 
 
 def _exchanged(r: Rewriter, node, bound, names) -> bool:
-    """JAX's derivative of an untiled one over devices is wrong where the split and the new dimension differ."""
-    across, _ = _kinds(r, names)
+    """An untiled one is wrong in JAX where the split and the new dimension differ: its derivative, or under vmap it."""
     same = bound.keys() >= {"split_axis", "concat_axis"} and r.text(bound["split_axis"]) == r.text(bound["concat_axis"])
-    return _mixed(r, node, bound, names) or (bool(across) and "tiled" not in bound and not same)
+    untiled = "tiled" not in bound or getattr(bound["tiled"], "value", None) is False
+    return _mixed(r, node, bound, names) or (untiled and not same)
 
 
 def _differentiable(r: Rewriter, node, bound, names) -> bool:
@@ -765,7 +773,8 @@ def _differentiable(r: Rewriter, node, bound, names) -> bool:
     kinds = [v.aval.dtype for e in r.module.calls.get(r.found.span(node), ()) for v in e.invars]
     x = next(iter(bound.values()))
     constant = isinstance(x, ast.Call) and r.callee(x.func) is lax.stop_gradient
-    return not constant and bool(kinds) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
+    inside = not any(n in r.names.mesh for n in names)  # of a vmap inside, whose collectives are gone
+    return not constant and (bool(kinds) or inside) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
 
 
 def _extremum(function, helper, parameters, axis):
