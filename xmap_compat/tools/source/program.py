@@ -71,7 +71,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             try:
                 return _made(plan, names, rules, None)
             except NotWritable as reason:
-                unchecked = str(reason).removeprefix("what was written fails: ")
+                unchecked = f"with types JAX gives {str(reason).removeprefix('what was written fails: ')}"
         return _made(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
@@ -183,7 +183,7 @@ def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _argument_types(plan: CallPlan) -> Any:
@@ -359,7 +359,7 @@ class _Wrapper:
         out.blank(2)
         specs = self._by_argument(lambda a: partition_spec(a.spec or ()))
         results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results])
-        in_specs = f"({', '.join(specs)}{',' if len(specs) == 1 else ''})"
+        in_specs = specs[0] if len(set(specs)) == 1 else f"({', '.join(specs)})"
         unchecked = "" if self.unchecked is None else ", check_vma=False"
         out.raw(["@jax.jit"])
 

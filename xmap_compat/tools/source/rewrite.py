@@ -518,8 +518,7 @@ class Rewriter:
         local = {letters[n]: own[n] for n in letters}
         options = [f"local={literal(local)}"] * bool(local) + [f"across={literal(across)}"] * bool(across)
         options += [f"{k.arg}={self.text(k.value)}" for k in node.keywords]
-        function = self.module.helper("einsum_over") if contracted else self.module.alias("jnp", jnp)
-        return f"{function if contracted else f'{function}.einsum'}({', '.join([*operands, *options])})"
+        return f"{self.module.helper('einsum_over')}({', '.join([*operands, *options])})"
 
     # ---- xmaps inside
 
