@@ -133,6 +133,31 @@ def test_functions_of_all_kinds(name, place):
     np.testing.assert_allclose(np.sum(found * along), np.sum(weights * change) / (2 * step), rtol=1e-3)
 
 
+# ----------------------------------------------------------------------------- xmaps inside
+
+rows = xmap(lambda v, w: v * w - lax.psum(v, ("i", "j")), (["j", ...], [...]), {1: "j"})
+
+
+def nested(x):
+    by_name = rows(x, jnp.float32(2))
+    in_place = xmap(lambda v: jnp.sum(v) * lax.pmax(v, "k"), {0: "k"}, ["k", ...])(x)
+    return by_name.T + in_place
+
+
+def nested_of_whole_arrays(x):
+    return 2 * x - x.sum((0, 1)) + x.sum(2, keepdims=True) * x.max(1, keepdims=True)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_xmaps_inside_are_vmaps(place):
+    x = normal(8, 3, 2)
+    text = check(nested, ["i", ...], ["i", ...], resources_of("i", place), (x,), nested_of_whole_arrays(x))
+    assert text.count("jax.vmap(") >= 2
+    f, weights = run(text), normal(8, 3, 2, seed=4)
+    grad = lambda g: jax.grad(lambda x: jnp.sum(weights * g(x)))(x)
+    assert_close(jax.block_until_ready(grad(f)), grad(nested_of_whole_arrays))
+
+
 # ----------------------------------------------------------------------------- the proof
 
 

@@ -21,8 +21,8 @@ from xmap_compat.tools.plan import describe_made
 ASSIGNMENTS = 2
 # It looks at the attributes of the xmapped function itself.
 NOT_FOLLOWED = {"test_the_wrapped_function_keeps_its_name"}
-# A callback has no source, nor has what JAX 0.12 keeps whole of scipy.linalg.expm_frechet.
-NOT_WRITABLE = ("the primitive debug_callback", "the primitive call_hi_primitive")
+# Why some have no source.
+NOT_WRITABLE = "nested call|which JAX keeps whole|source cannot be read|differentiated inside|computes something else"
 
 followed = collections.Counter()
 
@@ -45,7 +45,7 @@ def follow(plan, args, result):
     try:
         text, values = plan.source(), plan.constants()
     except NotImplementedError as error:
-        assert str(error).endswith(NOT_WRITABLE)
+        assert re.search(NOT_WRITABLE, str(error)), str(error)
         return
     found = jax.block_until_ready(run_source(text, values)(*args))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4), found, result)

@@ -135,12 +135,12 @@ def all_to_all(x, axes, split_axis, concat_axis, tiled=False):
     if tiled and not local:
         return lax.all_to_all(x, across, split_axis, concat_axis, tiled=True)
     block = gathered(x, local)
-    devices, slots = lax.psum(1, across), (lax.psum(1, local) if local else 1)
+    devices, slots = (lax.psum(1, names) if names else 1 for names in (across, local))
     block = block.reshape(slots, *jnp.shape(x))
     at, shape = split_axis + 1, block.shape
     pieces = (devices, slots, shape[at] // (devices * slots))
     block = jnp.moveaxis(block.reshape(*shape[:at], *pieces, *shape[at + 1 :]), (at, at + 1), (0, 1))
-    block = lax.all_to_all(block, across, 0, 0, tiled=True)
+    block = lax.all_to_all(block, across, 0, 0, tiled=True) if across else block
     mine = lax.dynamic_index_in_dim(block, lax.axis_index(local) if local else 0, 1, keepdims=False)
     mine = mine.reshape(devices * slots, *mine.shape[2:])
     if not tiled:

@@ -24,6 +24,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.specs import AxisSpec, is_single_spec, parse_specs, spec_names
 from xmap_compat.tools.source import helpers
 from xmap_compat.tools.source.rewrite import (
     AxisNames,
@@ -37,7 +38,7 @@ from xmap_compat.tools.source.rewrite import (
     source_of_class,
 )
 from xmap_compat.tools.source.rules import RuleOver, rule_at
-from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
+from xmap_compat.tools.source.text import NotWritable, array, literal, prefix, quoted
 
 MAX_LITERAL = 64
 # Names of modules that are imported where they are used.
@@ -65,6 +66,8 @@ class Module:
       name: the function, as an expression.
       calls: the collectives of each innermost call of the user.
       handled: calls whose axes were rewritten, or need not be.
+      nested: in_axes and out_axes of the xmaps inside; they are vmaps, or, where the module is made for the proof
+        (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
 
     def __init__(
@@ -75,12 +78,14 @@ class Module:
         reserved: Sequence[str],
         rules: Sequence[RuleOver] = (),
         typed: bool = False,
+        proving: bool = False,
     ):
-        self.names, self.rules, self.typed = names, rules, typed
+        self.names, self.rules, self.typed, self.proving = names, rules, typed, proving
         self.imports: dict[str, None] = {}
         self.definitions: dict[str, list[str]] = {}
         self.helpers: dict[str, None] = {}
         self.values: dict[str, Any] = {}
+        self.nested: list[Any] = []
         self.calls = collective_calls(jaxpr)
         self.handled: set[Any] = set()
         self._edits: dict[Edit, None] = {}
@@ -138,6 +143,31 @@ class Module:
             self.imports[_module_import(name, module)] = None
         return name
 
+    def vmaps(self, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
+        """An xmap inside another one: a vmap for each of its axes, the first one outermost."""
+        if any(r not in ((), None) for r in (axis_resources or {}).values()):
+            raise NotWritable("a nested call of xmap with resources")
+        if isinstance(in_axes, list) and not is_single_spec(in_axes):
+            in_axes = tuple(in_axes)
+        given, results = parse_specs("in_axes", in_axes), parse_specs("out_axes", out_axes)
+        axes_inside = spec_names([given, results])
+        for name in axes_inside:
+            if not isinstance(name, str) or name in self.names.order or name in self.names.local.values():
+                raise NotWritable(f"the axis {name} of a nested call of xmap, which has the name of another")
+        self.nested.append((in_axes, out_axes))
+        if self.proving:
+            return f"nested_xmap_{len(self.nested)}({function})"
+        structure, leaf = jax.tree.structure(given), jax.tree.leaves(given)
+        out_structure, out_leaf = jax.tree.structure(results), jax.tree.leaves(results)
+        for k in reversed(range(len(axes_inside))):
+            outer = axes_inside[:k]
+            at = lambda spec, k=k, outer=outer: literal(_position(spec, axes_inside[k], outer))  # noqa: E731
+            options = [f"in_axes={prefix(structure, list(map(at, leaf)))}"]
+            options += [f"out_axes={prefix(out_structure, list(map(at, out_leaf)))}"]
+            options += [f"axis_name={literal(axes_inside[k])}"]
+            function = f"{self.alias('jax', jax)}.vmap({function}, {', '.join(options)})"
+        return function
+
     def rule_at(self, file: str, ranges: Sequence[tuple[int, int]]) -> RuleOver | None:
         return rule_at(self.rules, file, ranges)
 
@@ -174,7 +204,11 @@ class Module:
 
     def _callable(self, value, wanted, scope) -> str | None:
         if _is_xmapped(value):
-            raise NotWritable("a nested call of xmap")
+            declared = value.plan.args[0] if isinstance(value.plan, functools.partial) else value.plan.declared
+            if declared.sizes or declared.backend is not None:
+                raise NotWritable("a nested call of xmap with other options")
+            inner = self.expression(declared.fun, "body", scope)
+            return self.vmaps(inner, declared.in_source, declared.out_source, dict(declared.resources))
         if isinstance(value, functools.partial):
             function = self.expression(value.func, "body", scope)
             args = [self.expression(a, "value", scope) for a in value.args]
@@ -474,6 +508,14 @@ def _needs_us(module: str, seen: dict[str, bool]) -> bool:
             seen[module] = True
             return True
     return False
+
+
+def _position(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:
+    """Where an axis is in an array without the dimensions of the outer ones."""
+    positions = spec.position_of()
+    if name not in positions:
+        return None
+    return positions[name] - sum(positions[n] < positions[name] for n in outer if n in positions)
 
 
 def is_jitted(value: Any) -> bool:

@@ -73,7 +73,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             try:
                 return _made(plan, names, rules, None)
             except NotWritable as reason:
-                unchecked = str(reason).removeprefix("what was written fails: ")
+                unchecked = f"with types JAX gives {str(reason).removeprefix('what was written fails: ')}"
         return _made(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
@@ -110,12 +110,15 @@ class Written(NamedTuple):
     Attributes:
       values: arrays that it closes over and that are too large to be written, by their names in it.
       entry: the name of the function for the xmapped one.
+      to_prove: the module with the xmaps inside as ``nested``.
       prove: finds what the module, executed to a namespace, computes otherwise than the plan.
     """
 
     text: str
     values: dict[str, Any]
     entry: str
+    to_prove: str
+    nested: dict[str, Any]
     prove: Callable[[dict[str, Any]], str | None]
 
 
@@ -138,7 +141,7 @@ def _check(plan: CallPlan, made: Written) -> None:
     if [(r.shape, r.dtype) for r in jax.tree.leaves(found)] != expected:
         raise NotWritable("what was written gives results of other types")
     try:
-        difference = made.prove(_executed(plan, made, proof.STAND_INS))
+        difference = made.prove(_executed(plan, made, {**proof.STAND_INS, **made.nested}))
     except Exception as error:
         raise NotWritable(f"what was written cannot be compared with the plan: {_first_line(error)}") from error
     if difference is not None:
@@ -171,7 +174,7 @@ def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None
     """The names that a module defines; stand-ins take the places of helpers."""
     module = types.ModuleType(f"_source_of_{entry_name(plan)}")
     vars(module).update({**made.values, **(stand_ins or {})})
-    tree = ast.parse(made.text)
+    tree = ast.parse(made.to_prove if stand_ins else made.text)
     tree.body = [node for node in tree.body if getattr(node, "name", "") not in (stand_ins or {})]
     sys.modules[module.__name__] = module  # where definitions of classes look for it
     try:
@@ -182,7 +185,7 @@ def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _argument_types(plan: CallPlan) -> Any:
@@ -290,13 +293,13 @@ def _rewritten(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unch
     if rules and hazards.differentiates(plan.staged.plan.program.jaxpr):
         raise NotWritable("a backward rule with collectives, and a gradient that is taken inside")
     reserved = ("P", "Mesh") if plan.mesh is not None else ()
-    module = Module(plan.staged.declared.fun, plan.staged.plan.program.jaxpr, names, reserved, rules, typed)
+    made = lambda proving: Module(  # noqa: E731
+        plan.staged.declared.fun, plan.staged.plan.program.jaxpr, names, reserved, rules, typed, proving
+    )
+    module = made(False)
     fresh = Names(module.taken)
     wrapper = _Wrapper(plan, names, module.name, fresh, unchecked)
-    lines = [*value_lines(module.values), *module.helper_lines()]
-    for definition in module.definitions.values():
-        lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
-    lines.extend(["", "", *wrapper.lines()])
+    lines = [*_definitions(module), "", "", *wrapper.lines()]
     about = [_title(plan, wrapper.entry)]
     if module.edits:
         about.extend(["", "What changed in the functions:", ""])
@@ -304,9 +307,22 @@ def _rewritten(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unch
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about.extend([where + edit.old, "-> ".rjust(len(where)) + edit.new])
     text = _module(plan, about, lines, list(module.imports), wrapper.mesh)
-    return Written(
-        text, module.values, wrapper.entry, lambda there: proof.prove_functions(plan, names, there, module.name)
-    )
+    to_prove, nested = text, {}
+    if module.nested:
+        # What an xmap inside is evaluated to is no nest of vmaps: it is compared as an xmap.
+        of_xmaps = made(True)
+        to_prove = _module(plan, about, _definitions(of_xmaps), list(of_xmaps.imports), wrapper.mesh)
+        nested = proof.nested_xmaps(of_xmaps.nested)
+    prove = lambda there: proof.prove_functions(plan, names, there, module.name)  # noqa: E731
+    return Written(text, module.values, wrapper.entry, to_prove, nested, prove)
+
+
+def _definitions(module: Module) -> list[str]:
+    """The lines of a module before the function for the xmapped one."""
+    lines = [*value_lines(module.values), *module.helper_lines()]
+    for definition in module.definitions.values():
+        lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
+    return lines
 
 
 def _local_names(plan: CallPlan) -> dict[Any, str | None]:
@@ -347,7 +363,7 @@ class _Wrapper:
         out.blank(2)
         specs = self._by_argument(lambda a: partition_spec(a.spec or ()))
         results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results])
-        in_specs = f"({', '.join(specs)}{',' if len(specs) == 1 else ''})"
+        in_specs = specs[0] if len(set(specs)) == 1 else f"({', '.join(specs)})"
         unchecked = "" if self.unchecked is None else ", check_vma=False"
         out.raw(["@jax.jit"])
 

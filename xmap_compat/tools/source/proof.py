@@ -8,8 +8,10 @@ variables, nor calls of jitted functions, nor the order of independent operation
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
+import importlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
+from xmap_compat.core.mesh import Mesh
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.rules.parameters import mentioned_names
@@ -392,7 +395,9 @@ def prove_functions(plan: CallPlan, names: AxisNames, namespace: dict[str, Any],
         return jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))
 
     variables = _jax.input_vars(decided.program.jaxpr)[len(decided.program.consts) :]
-    found = trace(there)(flat, [v.aval for v in variables])
+    mesh = decided.body.scope.mesh
+    with Mesh(mesh.devices, mesh.axis_names) if mesh is not None else contextlib.nullcontext():
+        found = trace(there)(flat, [v.aval for v in variables])
     expected = Side(
         decided.program.jaxpr,
         decided.program.consts,
@@ -401,6 +406,13 @@ def prove_functions(plan: CallPlan, names: AxisNames, namespace: dict[str, Any],
         trace(there),
     )
     return difference(expected, Side(*_jax.open_jaxpr(found), trace(there)))
+
+
+def nested_xmaps(specs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """What stands for the xmaps inside a module."""
+    xmap = importlib.import_module("xmap_compat.api").xmap
+    stand_in = lambda given, results: lambda f: xmap(f, given, results)  # noqa: E731
+    return {f"nested_xmap_{k}": stand_in(*pair) for k, pair in enumerate(specs, 1)}
 
 
 def _is_weak(aval) -> bool:

@@ -13,6 +13,7 @@ import inspect
 import linecache
 import math
 import os
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -386,6 +387,8 @@ class Rewriter:
 
     def _new_call(self, node):
         callee = self.callee(node.func)
+        if callee is xmap_or_none():
+            return self._nested(node)
         if callee is None and (attached := self._attached(node)) is not None:
             return attached
         if any(callee is einsum for einsum in _EINSUMS):
@@ -398,7 +401,7 @@ class Rewriter:
         if self.module.calls.get(self.found.span(node)) or _is_of_jax(callee):
             return self._other(node, callee)
         if _is_ours(callee) and callable(callee):
-            raise NotWritable("a nested call of xmap" if callee.__name__ == "xmap" else f"{ast.unparse(node.func)}")
+            raise NotWritable(ast.unparse(node.func))
         return None
 
     def callee(self, node: ast.expr) -> Any:
@@ -422,7 +425,7 @@ class Rewriter:
         bound = self._bind(node, row)
         if (at := bound.get(row.axis)) is None:
             return None
-        names = self.axis_names(at)
+        names = self._names_in_scope(at)
         span = self.found.span(node)
         if names is None and row.axis == "axis" and span not in self.module.calls:
             return None
@@ -518,8 +521,29 @@ class Rewriter:
         local = {letters[n]: own[n] for n in letters}
         options = [f"local={literal(local)}"] * bool(local) + [f"across={literal(across)}"] * bool(across)
         options += [f"{k.arg}={self.text(k.value)}" for k in node.keywords]
-        function = self.module.helper("einsum_over") if contracted else self.module.alias("jnp", jnp)
-        return f"{function if contracted else f'{function}.einsum'}({', '.join([*operands, *options])})"
+        return f"{self.module.helper('einsum_over')}({', '.join([*operands, *options])})"
+
+    # ---- xmaps inside
+
+    def _nested(self, node: ast.Call) -> str:
+        """``xmap(f, in_axes, out_axes)`` in a body, as a vmap for each of its axes."""
+        given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
+        given.update({str(k.arg): k.value for k in node.keywords})
+        if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
+            raise NotWritable("a nested call of xmap with other options")
+        function, *specs = (given.pop(k) for k in ("fun", "in_axes", "out_axes"))
+        try:
+            values = [self._evaluated(x) for x in (*specs, *given.values())]
+        except Exception:
+            raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
+        self.dropped.update([*specs, *given.values(), node.func])
+        return self.module.vmaps(self.text(function), *values)
+
+    def _evaluated(self, node: ast.expr) -> Any:
+        names = {**self.scope.globals, **self.scope.closure}
+        if any(isinstance(n, ast.Name) and self.scope.is_bound(n.id) for n in ast.walk(node)):
+            raise ValueError(ast.unparse(node))
+        return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
 
     # ---- backward rules
 
@@ -605,6 +629,13 @@ class Rewriter:
         except TypeError:
             return ()
 
+    def _names_in_scope(self, node: ast.expr) -> tuple[Any, ...] | None:
+        """The same of a collective, with names of axes that vmaps and xmaps inside bind: any string is one."""
+        names = self.axis_names(node)
+        if names != ():
+            return names
+        return tuple(v for v in self._axis_values(node) if isinstance(v, str))
+
     def _axis_values(self, node) -> tuple[Any, ...]:
         value = self._axis_value(node)
         return tuple(value) if isinstance(value, (tuple, list)) else (value,)
@@ -662,6 +693,11 @@ class Rewriter:
                 self.dropped.add(value)
         text = "".join([*pieces, self.found.text[done:end]])
         return None if text == self.found.text[start:end] else text
+
+
+def xmap_or_none() -> Any:
+    """The function that users call xmap, which imports the tools."""
+    return getattr(sys.modules.get("xmap_compat.api"), "xmap", _is_of_jax)
 
 
 def _is_of_jax(callee) -> bool:
@@ -722,15 +758,16 @@ def _permuted(r: Rewriter, node, bound, names) -> bool:
         e.params["perm"] for e in r.module.calls.get(r.found.span(node), ()) if e.primitive.name == "ppermute"
     ]
     # Under vmap JAX takes element 0 where no one sends to an element.
-    partial = bool(local) and (not permutations or any(len(p) < r.names.size(names) for p in permutations))
+    known = bool(permutations) and all(n in r.names.sizes for n in names)
+    partial = bool(local) and not (known and all(len(p) == r.names.size(names) for p in permutations))
     return _mixed(r, node, bound, names) or partial or not in_order
 
 
 def _exchanged(r: Rewriter, node, bound, names) -> bool:
-    """JAX's derivative of an untiled one over devices is wrong where the split and the new dimension differ."""
-    across, _ = _kinds(r, names)
+    """An untiled one is wrong in JAX where the split and the new dimension differ: its derivative, or under vmap it."""
     same = bound.keys() >= {"split_axis", "concat_axis"} and r.text(bound["split_axis"]) == r.text(bound["concat_axis"])
-    return _mixed(r, node, bound, names) or (bool(across) and "tiled" not in bound and not same)
+    untiled = "tiled" not in bound or getattr(bound["tiled"], "value", None) is False
+    return _mixed(r, node, bound, names) or (untiled and not same)
 
 
 def _differentiable(r: Rewriter, node, bound, names) -> bool:
@@ -738,7 +775,8 @@ def _differentiable(r: Rewriter, node, bound, names) -> bool:
     kinds = [v.aval.dtype for e in r.module.calls.get(r.found.span(node), ()) for v in e.invars]
     x = next(iter(bound.values()))
     constant = isinstance(x, ast.Call) and r.callee(x.func) is lax.stop_gradient
-    return not constant and bool(kinds) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
+    inside = not any(n in r.names.mesh for n in names)  # of a vmap inside, whose collectives are gone
+    return not constant and (bool(kinds) or inside) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
 
 
 def _extremum(function, helper, parameters, axis):

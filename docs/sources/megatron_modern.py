@@ -1,0 +1,108 @@
+"""layers as a program for plain JAX: call mapped_layers.
+
+What changed in the functions:
+
+  megatron.py:24  lax.psum(ct, axis)
+               -> lax.psum(ct, axes_of(axis))
+  megatron.py:33  lax.psum(x, axis)
+               -> lax.psum(x, axes_of(axis))
+  megatron.py:37  lax.psum(x, axis)
+               -> lax.psum(x, axes_of(axis))
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+AXES = {"shards": ("model",), "batch": ("data", "batch")}
+
+
+def axes_of(names):
+    """What executes a named axis, or several of them."""
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    return tuple(axis for name in names for axis in AXES.get(name, (name,)))
+
+
+def typed_backward_over(rule, axes, results="", operands=""):
+    """A backward rule that sums over axes by itself, for cotangents that stand for all elements of an axis.
+
+    Args:
+      axes: or a function of the arguments that are not differentiated.
+      results: "first" gives a cotangent to the first element only, "whole" to each.
+      operands: "vary" if the rule's cotangents are equal along the axes, where the operands vary.
+    """
+
+    def backward(*args):
+        *nondiff, residuals, cotangents = args
+        names = axes(*nondiff) if callable(axes) else axes
+        if results == "first":
+            cotangents = at_first(cotangents, names)
+        found = rule(*nondiff, residuals, cotangents)
+        return jax.tree.map(lambda ct: lax.pcast(ct, names, to="varying"), found) if operands == "vary" else found
+
+    return backward
+
+
+def at_first(tree, axes):
+    """Arrays that are zero but for the first element along axes."""
+    first = functools.reduce(jnp.logical_and, [lax.axis_index(axis) == 0 for axis in axes])
+    return jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), tree)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def reduce_from(x, axis):
+    """The sum over an axis; each element gets its cotangent as it is."""
+    return lax.psum(x, axes_of(axis))
+
+
+def reduce_fwd(x, axis):
+    return lax.psum(x, axes_of(axis)), None
+
+
+def reduce_bwd(axis, _, ct):
+    return (ct,)
+
+
+reduce_from.defvjp(reduce_fwd, typed_backward_over(reduce_bwd, lambda axis: axes_of(axis), operands="vary"))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def copy_to(x, axis):
+    """The same ``x`` for each element of an axis; their cotangents are summed."""
+    return x
+
+
+def copy_fwd(x, axis):
+    return x, None
+
+
+def copy_bwd(axis, _, ct):
+    return (lax.psum(ct, axes_of(axis)),)
+
+
+copy_to.defvjp(copy_fwd, typed_backward_over(copy_bwd, lambda axis: axes_of(axis), results="first"))
+
+
+def layers(params, x):
+    hidden = jax.nn.gelu(copy_to(x, "shards") @ params["w_in"] + params["bias"])
+    return jnp.tanh(reduce_from(hidden @ params["w_out"], "shards"))
+
+
+def per_device(params, x):
+    """What each device computes from its parts of the arguments."""
+    params = jax.tree.map(lambda a: jnp.squeeze(a, 0), params)
+    mapped = jax.vmap(layers, in_axes=(None, 0), axis_name="batch")
+    return mapped(params, x)
+
+
+@jax.jit
+def mapped_layers(params, x):
+    """4 arrays -> 1 array."""
+    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P("model"), P("data")), out_specs=P("data"))
+    return mapped(params, x)

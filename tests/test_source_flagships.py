@@ -1,0 +1,94 @@
+"""The programs of docs/sources and what ``plan.source()`` writes for them, kept so that changes are seen in review.
+
+Values, first and second derivatives of what is written are those of the program without resources, at a seeded point
+that is not symmetric.
+"""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_source import run
+
+from xmap_compat import xmap
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "sources"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.endswith("_modern"))
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"before_{name}", FOLDER / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def source(name):
+    f, args, mesh = load(name).example()
+    with mesh:
+        return f.plan(*args).source()
+
+
+def test_there_are_seven():
+    assert len(NAMES) == 7
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in text for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_is_what_is_kept(name):
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff is not installed")
+    path, text = FOLDER / f"{name}_modern.py", source(name)
+    if os.environ.get("XMAP_COMPAT_REGENERATE"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def on_one_device(f):
+    """The same xmapped function without resources."""
+    declared = f.plan.args[0] if hasattr(f.plan, "args") else f.plan.declared
+    return xmap(declared.fun, declared.in_source, declared.out_source)
+
+
+def smooth_loss(f, args):
+    """A functional of the results that are floats, and the arguments that are."""
+    leaves, tree = jax.tree.flatten(args)
+    places = [k for k, x in enumerate(leaves) if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating)]
+
+    def loss(floats):
+        given = dict(zip(places, floats))
+        outs = jax.tree.leaves(f(*jax.tree.unflatten(tree, [given.get(k, x) for k, x in enumerate(leaves)])))
+        kept = [x for x in outs if jnp.issubdtype(x.dtype, jnp.floating)]
+        return sum(jnp.sum(jnp.cos(jnp.arange(x.size)).reshape(x.shape) * x) for x in kept)
+
+    return loss, [jnp.asarray(leaves[k]) for k in places]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_derivatives(name):
+    before = load(name)
+    f, args, _ = before.example()
+    modern = run((FOLDER / f"{name}_modern.py").read_text(encoding="utf-8"))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+    got, want = jax.block_until_ready(modern(*args)), on_one_device(f)(*args)
+    jax.tree.map(close, jax.tree.leaves(got), jax.tree.leaves(want))
+    derivatives = []
+    for g in (modern, on_one_device(f)):
+        loss, floats = smooth_loss(g, args)
+        first = jax.grad(loss)
+        along = [jnp.sin(x) for x in floats]
+        both = jax.jit(lambda xs, first=first, along=along: jax.jvp(first, (xs,), (along,)))
+        derivatives.append(jax.block_until_ready(both(floats) if name not in FIRST_ONLY else jax.jit(first)(floats)))
+    jax.tree.map(close, *derivatives)
+
+
+# A custom_vjp has no derivative of its derivative in forward mode.
+FIRST_ONLY = ("megatron",)
