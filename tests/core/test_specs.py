@@ -1088,20 +1088,20 @@ def test_a_function_can_be_xmapped_as_a_decorator():
     np.testing.assert_array_equal(scale(ROWS, 3), ROWS * 3)
 
 
-class Pair:
+class Keyless:
     """A pytree node that is registered without keys."""
 
     def __init__(self, *children):
         self.children = children
 
 
-jax.tree_util.register_pytree_node(Pair, lambda pair: (pair.children, None), lambda _, children: Pair(*children))
+jax.tree_util.register_pytree_node(Keyless, lambda pair: (pair.children, None), lambda _, children: Keyless(*children))
 
 
 def test_paths_through_classes_without_keys_are_in_words():
     f = xmap(lambda tree: tree, ["i", ...], ["i", ...])
-    tree = {"w": Pair(np.ones(3), Pair(np.ones(3), np.float32(1)))}
+    tree = {"w": Keyless(np.ones(3), Keyless(np.ones(3), np.float32(1)))}
     with pytest.raises(ValueError, match=r"\(it is args\[0\]\['w'\]\.<child 1>\.<child 1> with shape \(\)\)"):
         f(tree)
-    (path,) = [a.path for a in f.plan(Pair(Pair(np.ones(3)))).arguments]
+    (path,) = [a.path for a in f.plan(Keyless(Keyless(np.ones(3)))).arguments]
     assert path == "tree.<child 0>.<child 0>"

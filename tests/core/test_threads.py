@@ -164,7 +164,7 @@ def test_the_innermost_mesh_is_that_of_one_thread():
         outer = jax.sharding.Mesh(np.array(devices).reshape(-1), (f"outer{k}",))
         with jax.set_mesh(outer), mesh(devices, names) as m:
             entered.wait(20)
-            assert legacy_maps.thread_resources.env.physical_mesh is m
+            assert legacy_maps.thread_resources.env.physical_mesh == m
             out = jax.block_until_ready(fun(X))
             entered.wait(20)
         np.testing.assert_array_equal(out, X * k)
@@ -276,7 +276,7 @@ def test_install_and_uninstall_while_another_thread_traces():
             with install():
                 from jax.experimental.maps import xmap as legacy_xmap
 
-                assert legacy_xmap is xmap
+                assert legacy_xmap is legacy_maps.xmap
                 assert jax.lax.pdot is xmap_compat.pdot
 
     while_in_a_body(install_and_uninstall)
