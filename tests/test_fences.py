@@ -331,6 +331,8 @@ ORDER = [
     "legacy.restore",  # install()
     "legacy.import_hook",  # ... once JAX is imported
     "legacy.runner",
+    "legacy.notebook",
+    "legacy.notebook_items",
     "tools",
     "tools.check.advice",  # reads sources; imports no JAX
     "tools.check.names",

@@ -272,7 +272,7 @@ def test_install_and_uninstall_while_another_thread_traces():
             with install():
                 from jax.experimental.maps import xmap as legacy_xmap
 
-                assert legacy_xmap is xmap
+                assert legacy_xmap is legacy_maps.xmap
                 assert jax.lax.pdot is xmap_compat.pdot
 
     while_in_a_body(install_and_uninstall)
