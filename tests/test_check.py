@@ -412,6 +412,12 @@ def test_what_is_said_of_each_name_of_the_table_is_what_happens(program):
     assert list(by_line.values()).count(advice.WORKS) > 80
 
 
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_module_of_jax_that_nothing_imports_needs_an_import(program, imported):
+    path = program(f"import jax{'.experimental.jet' * imported}\njax.experimental.jet.jet\n")
+    assert judged(path) == ({} if imported else {"jax.experimental.jet.jet": "change"})
+
+
 def test_other_packages_are_listed_as_not_looked_at(program, tmp_path):
     program("import os, optax, helper, jax\nfrom flax.linen import Dense\nimport numpy", "a/program.py")
     program("import jax", "a/helper.py")
