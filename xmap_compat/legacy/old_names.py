@@ -125,7 +125,11 @@ def _add_names(made: _jax.Restoration, module: types.ModuleType, found: Finders)
 def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
     """A module's ``__getattr__``: its own first, and then the names that were removed."""
 
+    kept: dict[str, Any] = {}
+
     def get(name: str) -> Any:
+        if name in kept:
+            return kept[name]
         if own is not None:
             try:
                 return own(name)
@@ -134,7 +138,8 @@ def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -
                     raise
         if name in found:
             with contextlib.suppress(AttributeError, ImportError):  # this JAX does not have it inside, either
-                return found[name]()
+                kept[name] = found[name]()
+                return kept[name]
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get
