@@ -3,6 +3,9 @@
 usage:
   python -m xmap_compat SCRIPT [ARGS...]      run a script under xmap_compat.install()
   python -m xmap_compat -m MODULE [ARGS...]   run a module under xmap_compat.install()
+  python -m xmap_compat NOTEBOOK.ipynb [--compare]
+                                              run the cells of a notebook in order, and write nothing;
+                                              or compare what they show with what it stores
   python -m xmap_compat check [--fix] PATH... list what a program uses that JAX removed; rewrite what is safe
   python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
                                               run a program, and print the plan of each of its calls
@@ -18,7 +21,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from xmap_compat.legacy import import_hook, runner
+from xmap_compat.legacy import import_hook, notebook, runner
 
 # The subcommands: module and function, called with the arguments that follow; it returns the exit code.
 COMMANDS = {
@@ -38,6 +41,8 @@ def main(args: Sequence[str]) -> int | None:
     if not args or unknown or list(args) == ["-m"]:
         print(__doc__, file=sys.stderr)
         return 2
+    if args[0].endswith(".ipynb"):
+        return notebook.main(args)
     import_hook.install_with_jax()
     runner.run_program(args)
     return None

@@ -1,9 +1,13 @@
 """``pytest -p xmap_compat.pytest_plugin``: run a test suite under ``xmap_compat.install()``, unmodified.
 
-It is installed before the first ``conftest.py`` is read, or when that one imports JAX.
+It is installed before the first ``conftest.py`` is read, or when that one imports JAX.  A notebook that is named on the
+command line is collected too: its cells run in order, and are compared with what it stores of them.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +26,15 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     return "xmap_compat: jax.experimental.maps is provided"
+
+
+def pytest_collect_file(file_path: Path, parent: Any) -> Any:
+    named = {(parent.config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in parent.config.args}
+    if file_path.suffix != ".ipynb" or file_path.resolve() not in named:
+        return None
+    from xmap_compat.legacy.notebook_items import NotebookFile
+
+    return NotebookFile.from_parent(parent, path=file_path)
 
 
 def pytest_unconfigure() -> None:

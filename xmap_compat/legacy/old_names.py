@@ -20,19 +20,29 @@ from xmap_compat.legacy import adapters, removed
 Finders = dict[str, Callable[[], Any]]
 
 
+def _exists(name: str) -> bool:
+    """Whether this JAX has a module (``jax.config`` is none)."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+# The modules of the table that this JAX has, imported with this one: install() imports nothing.
+_PRESENT = {name: importlib.import_module(name) for name in removed.MODULES if _exists(name)}
+
+
 def restoration() -> _jax.Restoration:
     """What ``install()`` puts in place of the table."""
     made = _jax.Restoration()
     finders = _finders_by_module()
     _make_modules(made, finders)
-    for name, found in finders.items():
-        if _exists(name):
-            _add_names(made, importlib.import_module(name), found)
+    for name, module in _PRESENT.items():
+        _add_names(made, module, finders[name])
     for name, attribute, extend in adapters.EXTENDED:
-        module = importlib.import_module(name)
-        made.attribute(module, attribute, extend(getattr(module, attribute)))
+        made.attribute(_PRESENT[name], attribute, extend(getattr(_PRESENT[name], attribute)))
     # JAX's own of this name is deprecated, and does not know the old keywords.
-    made.attribute(importlib.import_module("jax.experimental.pjit"), "pjit", adapters.pjit)
+    made.attribute(_PRESENT["jax.experimental.pjit"], "pjit", adapters.pjit)
     made.attribute(type(jax.config), "config", property(lambda self: self))
     _jax.accept_options(made, removed.OPTIONS)
     return made
@@ -52,7 +62,7 @@ def _make_modules(made: _jax.Restoration, finders: dict[str, Finders]) -> None:
         if row.kind == removed.MODULE:
             made.entry(sys.modules, row.name, _module(row.name, functools.partial(_attribute_of, row)))
     for name in removed.MODULES:
-        if _exists(name):
+        if name in _PRESENT:
             continue
         module = _module(name, _getattr_of(name, finders[name], None))
         made.entry(sys.modules, name, module)
@@ -98,14 +108,6 @@ def _same(value):
     return value
 
 
-def _exists(name: str) -> bool:
-    """Whether this JAX has a module (``jax.config`` is none)."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False
-
-
 def _module(name: str, get: Callable[[str], Any]) -> types.ModuleType:
     module = types.ModuleType(name, "Provided by xmap_compat.install().")
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=__file__)
@@ -123,7 +125,11 @@ def _add_names(made: _jax.Restoration, module: types.ModuleType, found: Finders)
 def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
     """A module's ``__getattr__``: its own first, and then the names that were removed."""
 
+    kept: dict[str, Any] = {}
+
     def get(name: str) -> Any:
+        if name in kept:
+            return kept[name]
         if own is not None:
             try:
                 return own(name)
@@ -132,7 +138,8 @@ def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -
                     raise
         if name in found:
             with contextlib.suppress(AttributeError, ImportError):  # this JAX does not have it inside, either
-                return found[name]()
+                kept[name] = found[name]()
+                return kept[name]
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get

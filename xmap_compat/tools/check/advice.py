@@ -87,10 +87,11 @@ NAMED_STRUCT = Advice(
 )
 NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions", "named_shape in inner functions")
 OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "The experimental_xmap options")
+OTHER_OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "What install changes")
 AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
-ADVICES = (BRACES, NAMED_STRUCT, NAMED_SHAPE, OPTION, AXIS_STRING, GRADIENT, IGNORED)
+ADVICES = (BRACES, NAMED_STRUCT, NAMED_SHAPE, OPTION, OTHER_OPTION, AXIS_STRING, GRADIENT, IGNORED)
 
 # All sections of the guide that are referred to.
 HEADINGS = sorted({a.heading for a in (*FAMILY.values(), *ADVICES) if a.heading})

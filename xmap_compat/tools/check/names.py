@@ -15,7 +15,7 @@ class Bindings:
     """What the names of one program stand for: ``{'maps': 'jax.experimental.maps'}``.
 
     Attributes:
-      modules: the modules that it imports.
+      modules: the modules that it imports, and names that it imports from modules, which may be modules too.
     """
 
     def __init__(self, tree: ast.AST):
@@ -31,7 +31,7 @@ class Bindings:
                     self.modules.add(alias.name)
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 self._names.update(_imported_names(node))
-                self.modules.add(str(node.module))
+                self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
         self._follow_aliases(nodes)
 
     def _follow_aliases(self, nodes: list[ast.AST]) -> None:

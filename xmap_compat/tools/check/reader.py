@@ -303,7 +303,7 @@ def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
             uses.add(Use(place, f"{function}({keyword}=)", advice))
     for place, option in reading.options:
         if option in removed.OPTIONS:
-            uses.add(Use(place, option, known.OPTION))
+            uses.add(Use(place, option, known.OTHER_OPTION))
         elif facts is not None and option in facts.options:
             uses.add(Use(place, option, known.unknown_option(facts.jax)))
     return sorted(uses)

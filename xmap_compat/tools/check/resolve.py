@@ -5,6 +5,7 @@ That process imports JAX, and never the program.  It answers twice: for JAX as i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -78,25 +79,33 @@ def main() -> None:
 def _answer(question: Question) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     jax: Any = importlib.import_module("jax")
-    plain = {name: _find(name) is not None for name in question["names"]}
+    restore = importlib.import_module("xmap_compat.legacy.restore")
     refused = [[f, k] for f, k in question["calls"] if not _takes(f, k)]
-    importlib.import_module("xmap_compat.legacy.restore").install()
-    for module in question["modules"]:
-        if _find(module) is not None:
-            importlib.import_module(module)
-    names = {name: _kind(name, plain[name]) for name in question["names"]}
+    _import_all(question["modules"])
+    kinds = dict.fromkeys(question["names"], "")
+    _classify(kinds, "plain", imports=False)
+    restore.install()
+    _import_all(question["modules"])
+    _classify(kinds, "installed", imports=False)
+    _classify(kinds, "import", imports=True)
     options = [option for option in question["options"] if option not in jax.config.values]
-    return {"jax": vars(jax)["__version__"], "names": names, "refused": refused, "options": options}
+    return {"jax": vars(jax)["__version__"], "names": kinds, "refused": refused, "options": options}
 
 
-def _kind(name: str, plain: bool) -> str:
-    by_attributes = _find(name, imports=False) is not None
-    if plain:
-        return "plain" if by_attributes else "import"
-    return "installed" if by_attributes or _find(name) is not None else ""
+def _import_all(modules: Iterable[str]) -> None:
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
 
 
-def _find(name: str, imports: bool = True) -> list[Any] | None:
+def _classify(kinds: dict[str, str], kind: str, imports: bool) -> None:
+    """Names that have no kind yet, and are there now."""
+    for name in [name for name, known in kinds.items() if not known]:
+        if _find(name, imports) is not None:
+            kinds[name] = kind
+
+
+def _find(name: str, imports: bool) -> list[Any] | None:
     """The object at a dotted name, in a list; None if it is not there.  Modules on the way are imported."""
     root, *parts = name.split(".")
     try:
@@ -121,7 +130,7 @@ def _find(name: str, imports: bool = True) -> list[Any] | None:
 
 def _takes(function: str, keyword: str) -> bool:
     """Whether a function takes a keyword, as far as it says so."""
-    found = _find(function)
+    found = _find(function, imports=True)
     if found is None:
         return True
     try:

@@ -1,0 +1,180 @@
+"""Notebooks run as programs, and are compared with what they store.
+
+The stored outputs are those of jax 0.4.30 (the tutorial), or written here by hand.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from subprocesses import run
+
+from xmap_compat.legacy import notebook
+from xmap_compat.legacy.notebook import Shown, difference, same_text
+
+ROOT = Path(__file__).parent.parent.parent
+TUTORIAL = ROOT / "tests" / "tutorial" / "tutorial.ipynb"
+
+# --------------------------------------------------------------------------- comparing texts
+
+SAME = {
+    "numbers that are close": ("loss 2.6598105", "loss 2.6598107"),
+    "white space": ("[1.  2. 3.]\n", "[1. 2.\n 3.]"),
+    "addresses": ("<f at 0x7f01>", "<f at 0xab42>"),
+    "times": (
+        "CPU times: user 3 ms\n1.2 ms ± 3 µs per loop\ndone in 3.4 s",
+        "CPU times: user 9 s\n3 s ± 1 ms per loop\ndone in 7 s",
+    ),
+    "not a number": ("[nan inf]", "[nan inf]"),
+    "integers of any notation": ("1e3", "1000.0"),
+}
+DIFFERENT = {
+    "numbers": ("2.66", "2.67"),
+    "words": ("Array(1.)", "array(1.)"),
+    "one more": ("1 2", "1 2 3"),
+    "a sign": ("-1.5", "1.5"),
+    "nan": ("nan", "1.0"),
+    "names with digits": ("x1", "x2"),
+    "nothing": ("", "1"),
+}
+
+
+@pytest.mark.parametrize(("stored", "found"), SAME.values(), ids=SAME.keys())
+def test_what_is_the_same(stored, found):
+    assert same_text(stored, found)
+
+
+@pytest.mark.parametrize(("stored", "found"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_what_is_different(stored, found):
+    assert not same_text(stored, found)
+
+
+def test_the_tolerance_can_be_set():
+    assert same_text("2.66", "2.67", rtol=0.01) and not same_text("0.0", "1e-6") and same_text("0.0", "1e-6", atol=1e-5)
+
+
+def test_a_difference_says_cell_and_line():
+    text = difference(Shown("a\nb 1\nc"), Shown("a\nb 2\nc"), cell=7)
+    assert text.splitlines()[0] == "cell 7, line 2 of its output:"
+    assert "-b 1" in text and "+b 2" in text
+    assert difference(Shown("a"), Shown("a"), 1) == ""
+
+
+def test_exceptions_are_compared_by_their_types():
+    assert difference(Shown("", "ValueError", "old words"), Shown("", "ValueError", "new words"), 1) == ""
+    assert difference(Shown("", "ValueError"), Shown(""), 2).startswith("cell 2: ValueError expected, but found none")
+    found = difference(Shown(""), Shown("", "KeyError", "Traceback\nKeyError: 'x'"), 3)
+    assert found.startswith("cell 3: no exception expected, but found KeyError") and "KeyError: 'x'" in found
+
+
+# ------------------------------------------------------------------------------- the command
+
+
+def book(path, *cells):
+    """A notebook of pairs ``(source, output)``; an output is text, ``{'ename': ...}`` or None."""
+    made = []
+    for k, (source, output) in enumerate(cells):
+        outputs = []
+        if isinstance(output, dict):
+            outputs = [{"output_type": "error", "evalue": "", "traceback": [], **output}]
+        elif output is not None:
+            outputs = [{"output_type": "stream", "name": "stdout", "text": output}]
+        cell = {"cell_type": "code", "id": f"c{k}", "metadata": {}, "execution_count": None, "outputs": outputs}
+        made.append({**cell, "source": textwrap.dedent(source).strip()})
+    path.write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    return path.name
+
+
+def python(*arguments, cwd):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+LEGACY = """
+    import os
+    os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    import jax
+    from jax.experimental.maps import xmap
+    print(jax.device_count(), xmap(lambda v: 2 * v, ["i"], ["i"])(jax.numpy.arange(3)))
+"""
+CELLS = [
+    (LEGACY, "4 [0 2 4]\n"),
+    ("value = jax.tree_map(abs, [-1]); print(value)", "[1]\n"),
+    ("1 / 0", {"ename": "ZeroDivisionError"}),
+    ("open('seen', 'w').close(); print(1.0000001)", "1.0\n"),
+]
+
+
+def test_a_notebook_runs_in_order_and_is_not_written(tmp_path):
+    name = book(tmp_path / "book.ipynb", *CELLS)
+    before = (tmp_path / name).read_bytes()
+    done = python("-m", "xmap_compat", name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "4 [0 2 4]\n[1]\n1.0000001\n")
+    assert (tmp_path / name).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.ipynb", "seen"]
+
+
+def test_an_exception_that_is_not_stored_ends_it(tmp_path):
+    name = book(tmp_path / "book.ipynb", ("print('first')", None), ("{}['key']", None), ("print('third')", None))
+    done = python("-m", "xmap_compat", name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "first\n")
+    assert "book.ipynb: cell 2:" in done.stderr and "KeyError: 'key'" in done.stderr
+
+
+def test_compare(tmp_path):
+    name = book(
+        tmp_path / "book.ipynb", *CELLS, ("print(3.0)\nprint(4.01)", "3.0\n4.0\n"), ("1", {"ename": "KeyError"})
+    )
+    done = python("-m", "xmap_compat", name, "--compare", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "book.ipynb: cell 5, line 2 of its output:" in done.stdout and "+4.01" in done.stdout
+    assert "book.ipynb: cell 6: KeyError expected, but found none" in done.stdout
+    assert done.stdout.endswith("6 cells, 2 with a difference\n")
+
+
+def test_pytest_collects_its_cells(tmp_path):
+    name = book(tmp_path / "book.ipynb", *CELLS, ("print(value)", "[2]"))
+    book(tmp_path / "other.ipynb", ("1 / 0", None))
+    command = ["-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin"]
+    done = python(*command, name, cwd=tmp_path)
+    assert (done.returncode, "1 failed, 4 passed" in done.stdout) == (1, True), done.stdout + done.stderr
+    assert "cell 5, line 1 of its output:" in done.stdout and "+[1]" in done.stdout
+    alone = python(*command, f"{name}::cell 2", cwd=tmp_path)
+    assert "1 passed" in alone.stdout, alone.stdout
+    assert "no tests ran" in python(*command, cwd=tmp_path).stdout  # only what is named
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["absent.ipynb"], "can't open file"), (["book.ipynb", "--rtol"], "usage: "), (["book.ipynb", "-x"], "usage: ")],
+)
+def test_mistakes(tmp_path, arguments, message):
+    book(tmp_path / "book.ipynb")
+    done = run("-m", "xmap_compat", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, message in done.stderr) == (2, "", True)
+
+
+def test_without_nbclient_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "book.ipynb"
+    book(path)
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+    assert notebook.main([str(path)]) == 2
+    assert "pip install 'xmap-compat[notebooks]'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ the tutorial
+
+
+def test_the_tutorial_shows_what_it_showed_under_jax_0_4_30():
+    done = python("-m", "xmap_compat", TUTORIAL, "--compare", cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "19 cells, 0 with a difference\n"), done.stdout + done.stderr
+
+
+def test_the_tutorial_holds_what_it_should():
+    cells = [cell for cell in json.loads(TUTORIAL.read_text())["cells"] if cell["cell_type"] == "code"]
+    errors = [output["ename"] for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+    assert errors == ["ValueError", "ValueError"]
+    assert sum(bool(cell["outputs"]) for cell in cells) > 12

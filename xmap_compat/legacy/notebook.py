@@ -1,0 +1,217 @@
+"""Notebooks as programs: ``python -m xmap_compat notebook.ipynb`` runs the cells in order, in a kernel of their own.
+
+Nothing is written.  ``--compare`` compares what each cell shows with the output that the notebook stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import difflib
+import importlib
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+USAGE = "usage: python -m xmap_compat NOTEBOOK.ipynb [--compare] [--rtol R] [--atol A]"
+MISSING = (
+    "Running a notebook needs nbclient and ipykernel, which are not installed here. "
+    "Install them with: pip install 'xmap-compat[notebooks]'"
+)
+RTOL, ATOL = 1e-5, 1e-8
+
+# -------------------------------------------------------------------------- running the cells
+
+
+class Notebook:
+    """A notebook that has been read; its own cells are left as they are."""
+
+    def __init__(self, path: str):
+        try:
+            self._nbclient = importlib.import_module("nbclient")
+            importlib.import_module("ipykernel")
+            nbformat = importlib.import_module("nbformat")
+        except ImportError:
+            raise ModuleNotFoundError(MISSING) from None
+        self._config = importlib.import_module("traitlets.config").Config
+        self.path = path
+        self.stored = nbformat.read(path, as_version=4)
+        self.code = [k for k, cell in enumerate(self.stored.cells) if cell.cell_type == "code" and cell.source.strip()]
+
+    @contextlib.contextmanager
+    def kernel(self) -> Iterator[Kernel]:
+        """A fresh kernel of this Python, with everything installed as soon as it has imported JAX."""
+        folder = os.path.dirname(os.path.abspath(self.path))
+        sockets = tempfile.TemporaryDirectory(prefix="xmap_compat")
+        config = self._config()
+        if os.name == "posix":  # nothing listens to a network
+            config.KernelManager.update(transport="ipc", ip=os.path.join(sockets.name, "kernel"))
+        client = self._nbclient.NotebookClient(
+            copy.deepcopy(self.stored),
+            timeout=None,
+            config=config,
+            kernel_name="python3",
+            allow_errors=True,
+            extra_arguments=["--InteractiveShellApp.extra_extensions=['xmap_compat']", "--InlineBackend.rc={}"],
+            resources={"metadata": {"path": folder}},
+        )
+        home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), home]))
+        with sockets, client.setup_kernel(env={**os.environ, "PYTHONPATH": path}):
+            yield Kernel(client)
+
+
+class Kernel:
+    def __init__(self, client: Any):
+        self._client = client
+
+    def run(self, index: int) -> list[Any]:
+        """Run a cell; returns its outputs."""
+        self._client.execute_cell(self._client.nb.cells[index], index)
+        return self._client.nb.cells[index].outputs
+
+
+# ------------------------------------------------------------------------------- what it shows
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """The text that a cell shows, and the exception that ended it."""
+
+    text: str
+    error: str = ""
+    traceback: str = ""
+
+
+def shown(outputs: Sequence[Any]) -> Shown:
+    """What is printed and displayed as text, without what goes to the error stream."""
+    texts, error, traceback = [], "", ""
+    for output in outputs:
+        if output["output_type"] == "stream" and output["name"] == "stdout":
+            texts.append(output["text"])
+        elif output["output_type"] in ("execute_result", "display_data"):
+            texts.append(output["data"].get("text/plain", "") + "\n")
+        elif output["output_type"] == "error":
+            error, traceback = output["ename"], _COLOURS.sub("", "\n".join(output["traceback"]))
+    return Shown("".join(texts), error, traceback)
+
+
+# What differs from run to run: addresses and times.
+_CHANGING = [
+    (re.compile(r"0x[0-9a-fA-F]+"), "0x..."),
+    (re.compile(r"(?m)^(CPU times|Wall time|\s*.*\bper loop\b).*$"), "..."),
+    (re.compile(r"\b\d+(\.\d+)? ?(ns|µs|us|ms|s|min|seconds|sec)\b"), "..."),
+    (_COLOURS, ""),
+]
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])|\b(?:nan|inf)\b")
+
+
+def _steady(text: str) -> str:
+    for pattern, replacement in _CHANGING:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def same_text(stored: str, found: str, rtol: float = RTOL, atol: float = ATOL) -> bool:
+    """Whether two texts are the same up to white space, where their numbers are close."""
+    stored, found = _steady(stored), _steady(found)
+    between = ["".join(re.sub(_NUMBER, "#", text).split()) for text in (stored, found)]
+    numbers = [list(map(float, _NUMBER.findall(text))) for text in (stored, found)]
+    return between[0] == between[1] and all(
+        math.isclose(a, b, rel_tol=rtol, abs_tol=atol) or (math.isnan(a) and math.isnan(b)) for a, b in zip(*numbers)
+    )
+
+
+def difference(stored: Shown, found: Shown, cell: int, rtol: float = RTOL, atol: float = ATOL) -> str:
+    """What to print if a cell (counted from 1) does not show what is stored; empty if it does.
+
+    An exception that is stored is expected, by its type: messages may be worded better.
+    """
+    lines: list[str] = []
+    if stored.error != found.error:
+        expected = stored.error or "no exception"
+        lines += [f"cell {cell}: {expected} expected, but found {found.error or 'none'}", found.traceback]
+    if not same_text(stored.text, found.text, rtol, atol):
+        before, after = (_steady(text).splitlines() for text in (stored.text, found.text))
+        first = next((k for k, pair in enumerate(zip(before, after)) if not same_text(*pair, rtol, atol)), None)
+        line = min(len(before), len(after)) if first is None else first
+        lines += [f"cell {cell}, line {line + 1} of its output:"]
+        lines += difflib.unified_diff(before, after, "stored", "found", lineterm="", n=1)
+    return "\n".join(filter(None, lines))
+
+
+# ------------------------------------------------------------------------------- the command
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a notebook, or compare it; returns the exit code."""
+    try:
+        path, compare, tolerances = _options(args)
+    except ValueError:
+        print(USAGE, file=sys.stderr)
+        return 2
+    if not os.path.exists(path):
+        print(f"{sys.executable}: can't open file {path!r}", file=sys.stderr)
+        return 2
+    try:
+        notebook = Notebook(path)
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return _compare(notebook, *tolerances) if compare else _run(notebook)
+
+
+def _options(args: Sequence[str]) -> tuple[str, bool, tuple[float, float]]:
+    tolerances = {"--rtol": RTOL, "--atol": ATOL}
+    path, *rest = args
+    compare = False
+    while rest:
+        option = rest.pop(0)
+        if option == "--compare":
+            compare = True
+        elif option in tolerances and rest:
+            tolerances[option] = float(rest.pop(0))
+        else:
+            raise ValueError(option)
+    return path, compare, (tolerances["--rtol"], tolerances["--atol"])
+
+
+def _run(notebook: Notebook) -> int:
+    """Show what the cells show; the first exception that the notebook does not expect ends it."""
+    with notebook.kernel() as kernel:
+        for index in notebook.code:
+            found = shown(kernel.run(index))
+            print(found.text, end="", flush=True)
+            if found.error and not _may_raise(notebook.stored.cells[index]):
+                print(f"{notebook.path}: cell {index + 1}:\n{found.traceback}", file=sys.stderr)
+                return 1
+    return 0
+
+
+def _may_raise(cell: Any) -> bool:
+    return "raises-exception" in cell.metadata.get("tags", ()) or bool(shown(cell.outputs).error)
+
+
+def _compare(notebook: Notebook, rtol: float, atol: float) -> int:
+    differences = 0
+    with notebook.kernel() as kernel:
+        for index in notebook.code:
+            text = compare_cell(notebook, kernel, index, rtol, atol)
+            if text:
+                print(f"{notebook.path}: {text}")
+            differences += bool(text)
+    print(f"{len(notebook.code)} cells, {differences} with a difference")
+    return 1 if differences else 0
+
+
+def compare_cell(notebook: Notebook, kernel: Kernel, index: int, rtol: float = RTOL, atol: float = ATOL) -> str:
+    """Run a cell, and say what differs from what is stored of it."""
+    stored = shown(notebook.stored.cells[index].outputs)
+    return difference(stored, shown(kernel.run(index)), index + 1, rtol, atol)
