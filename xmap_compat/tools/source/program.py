@@ -294,8 +294,9 @@ def _rewritten(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unch
     )
     module = made(False)
     fresh = Names(module.taken)
-    wrapper = _Wrapper(plan, names, module.name, fresh, unchecked)
-    lines = [*_definitions(module), "", "", *wrapper.lines()]
+    wrapper = _Wrapper(plan, names, module, fresh, unchecked)
+    mapped = wrapper.lines()
+    lines = [*_definitions(module), "", "", *mapped]
     about = [_title(plan, wrapper.entry)]
     if module.edits:
         about.extend(["", "What changed in the functions:", ""])
@@ -335,8 +336,9 @@ def _local_names(plan: CallPlan) -> dict[Any, str | None]:
 class _Wrapper:
     """The functions that map the body: over the devices, over loops, over what is vectorized."""
 
-    def __init__(self, plan: CallPlan, names: AxisNames, body: str, fresh: Names, unchecked: str | None):
-        self.plan, self.names, self.body, self.fresh, self.unchecked = plan, names, body, fresh, unchecked
+    def __init__(self, plan: CallPlan, names: AxisNames, module: Module, fresh: Names, unchecked: str | None):
+        self.plan, self.names, self.body, self.fresh, self.unchecked = plan, names, module.name, fresh, unchecked
+        self.named = lambda cls: module.expression(cls, cls.__name__)
         self.entry = fresh.like(entry_name(plan))
         self.mesh, self.per_device, self.mapped_name, self.result = (
             fresh.like(name) for name in ("mesh", "per_device", "mapped", "result")
@@ -358,7 +360,7 @@ class _Wrapper:
         out.block(f"def {self.per_device}({called}):", lambda: self._on_device(out, about))
         out.blank(2)
         specs = self._by_argument(lambda a: partition_spec(a.spec or ()))
-        results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results])
+        results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results], self.named)
         in_specs = specs[0] if len(set(specs)) == 1 else f"({', '.join(specs)})"
         unchecked = "" if self.unchecked is None else ", check_vma=False"
         out.raw(["@jax.jit"])
@@ -376,10 +378,13 @@ class _Wrapper:
 
     def _by_argument(self, leaf: Callable[[Any], str]) -> list[str]:
         texts, start = [], 0
-        for group in self.in_tree:
-            arrays = self.plan.arguments[start : start + group.num_leaves]
-            texts.append(prefix(group, [leaf(a) for a in arrays]) if arrays else "None")
+        for parameter, group in zip(self.parameters, self.in_tree):
+            leaves = [leaf(a) for a in self.plan.arguments[start : start + group.num_leaves]]
             start += group.num_leaves
+            try:
+                texts.append(prefix(group, leaves) if leaves else "None")
+            except NotWritable:  # classes of the user's: the structure is the argument's
+                texts.append(f"jax.tree.unflatten(jax.tree.structure({parameter}), [{', '.join(leaves)}])")
         return texts
 
     # ---- on a device
@@ -428,7 +433,11 @@ class _Wrapper:
             outer = [*looped, *(a.name for a in self.mapped[: self.mapped.index(axis)])]
             where = lambda a, axis=axis, outer=outer: literal(self._position(a, axis, outer))  # noqa: E731
             in_axes = self._by_argument(where)
-            out_axes = prefix(self.out_tree, [where(r) for r in self.plan.results]) if self.plan.results else "None"
+            out_axes = (
+                prefix(self.out_tree, [where(r) for r in self.plan.results], self.named)
+                if self.plan.results
+                else "None"
+            )
             options = [f"axis_name={literal(self.names.local[axis.name])}"]
             if all(axis.name not in a.axes for a in self.plan.arguments):
                 options.append(f"axis_size={axis.device_size}")
@@ -490,7 +499,15 @@ def _at_leaves_with(function: str, argument: str, structure: Any, shown: Sequenc
         return _applied(function, argument, shown[0])
     if len(set(shown)) == 1:
         return f"jax.tree.map(lambda a: {_applied(function, 'a', shown[0])}, {argument})"
-    return f"jax.tree.map({function}, {argument}, {tree(structure, shown)})"
+    return f"jax.tree.map({function}, {argument}, {_tree_like(argument, structure, shown)})"
+
+
+def _tree_like(argument: str, structure: Any, leaves: Sequence[str]) -> str:
+    """A pytree of texts with the structure of an argument, which may have classes of the user's."""
+    try:
+        return tree(structure, leaves)
+    except NotWritable:
+        return f"jax.tree.unflatten(jax.tree.structure({argument}), [{', '.join(leaves)}])"
 
 
 def _applied(function: str, argument: str, shown: str) -> str:

@@ -809,6 +809,7 @@ TABLE = (
     ),
     Row(lax.pswapaxes, ("x", "axis_name", "axis"), "axis_name", "pswapaxes", _mixed),
     Row(named_lax.pdot, ("x", "y", "axis_name", *_POSITIONAL), "axis_name", "pdot"),
+    Row(named_lax.pgather, ("src", "idx", "axes"), "axes", "pgather", bare=False),
     Row(named_lax.pargmax, ("x", "axis_name"), "axis_name", "pargmax"),
     Row(named_lax.pargmin, ("x", "axis_name"), "axis_name", "pargmin"),
 )
