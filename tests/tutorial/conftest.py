@@ -23,8 +23,6 @@ ASSIGNMENTS = 2
 NOT_FOLLOWED = {"test_the_wrapped_function_keeps_its_name"}
 # Why some have no source.
 NOT_WRITABLE = "nested call|JAX keeps whole|source cannot be read|differentiated inside|something else|a use of"
-    "nested call|which JAX keeps whole|source cannot be read|differentiated inside|computes something else|a use of"
-)
 
 followed = collections.Counter()
 

@@ -361,7 +361,8 @@ class _Wrapper:
         out.blank(2)
         specs = self._by_argument(lambda a: partition_spec(a.spec or ()))
         results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results], self.named)
-        in_specs = specs[0] if len(set(specs)) == 1 else f"({', '.join(specs)})"
+        same = len(set(specs)) == 1 and specs[0].startswith("P(")
+        in_specs = specs[0] if same else f"({', '.join(specs)}{',' if len(specs) == 1 else ''})"
         unchecked = "" if self.unchecked is None else ", check_vma=False"
         out.raw(["@jax.jit"])
 
