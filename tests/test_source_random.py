@@ -32,10 +32,10 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 # What random programs hold that has no source: the reason, and the most of a hundred programs that may have it.
 REASONS = {
-    "a nested call of xmap": 20,
-    "nested calls of xmap": 20,
-    "a backward rule": 8,
+    "nested calls of xmap that use the mesh": 20,
+    "a nested call of xmap with resources": 8,
     "a contraction over names that is differentiated": 8,
+    "a backward rule": 8,
     "a loop": 8,
     "loops that": 8,
     "a collective in a": 8,
@@ -125,6 +125,6 @@ def test_how_many_are_refused():
     refusals = {reason: count for reason, count in outcomes.items() if reason != "written"}
     print(f"\nrandom programs: {outcomes['written']} of {total} written; refused: {refusals}")
     assert set(refusals) <= set(REASONS)
-    assert outcomes["written"] >= 0.7 * total
+    assert outcomes["written"] >= 0.8 * total
     for reason, most in REASONS.items():
         assert outcomes[reason] <= max(most * total / 100, 2), reason

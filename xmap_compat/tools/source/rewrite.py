@@ -764,7 +764,8 @@ def _exchanged(r: Rewriter, node, bound, names) -> bool:
     """An untiled one is wrong in JAX where the split and the new dimension differ: its derivative, or under vmap it."""
     same = bound.keys() >= {"split_axis", "concat_axis"} and r.text(bound["split_axis"]) == r.text(bound["concat_axis"])
     untiled = "tiled" not in bound or getattr(bound["tiled"], "value", None) is False
-    return _mixed(r, node, bound, names) or (untiled and not same)
+    _, local = _kinds(r, names)
+    return _mixed(r, node, bound, names) or (untiled and (bool(local) or not same))
 
 
 def _differentiable(r: Rewriter, node, bound, names) -> bool:
