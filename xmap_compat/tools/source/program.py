@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import errors
 from xmap_compat.collectives import collectives_in, mentions_any
@@ -71,7 +72,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             try:
                 return _made(plan, names, rules, None)
             except NotWritable as reason:
-                unchecked = f"with types JAX gives {str(reason).removeprefix('what was written fails: ')}"
+                unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
         return _made(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
@@ -82,8 +83,17 @@ def _made(
 ) -> tuple[str, dict[str, Any]]:
     made = _rewritten(plan, names, rules, unchecked)
     _check(plan, made)
-    if plan.mesh is not None and unchecked is None:
+    try:
         _check_derivative(plan, made)
+    except NotWritable as reason:
+        if plan.mesh is not None and unchecked is None:
+            raise
+        # It fails aloud, and values are the same: the module says so.
+        made = made._replace(
+            text=_with_note(
+                made.text, f"JAX cannot differentiate this: {str(reason).partition('fails: ')[2].rstrip('.')}."
+            )
+        )
     return made.text, made.values
 
 
@@ -147,16 +157,24 @@ def _check(plan: CallPlan, made: Written) -> None:
 
 
 def _check_derivative(plan: CallPlan, made: Written) -> None:
-    """Raise unless a module can be differentiated where its types are checked."""
+    """Raise if a module cannot be differentiated, and what the plan runs can."""
     leaves, structure = jax.tree.flatten(_argument_types(plan))
-    smooth = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.inexact)]
     function = _executed(plan, made)[made.entry]
+    flat = lambda *given: jax.tree.leaves(function(*jax.tree.unflatten(structure, given)))  # noqa: E731
+    error = _derivative_error(flat, leaves)
+    if error is not None and _derivative_error(jaxpr_as_fun(plan.staged.jaxpr), leaves) is None:
+        raise NotWritable(f"its derivative fails: {_first_line(error)}") from error
+
+
+def _derivative_error(flat: Callable[..., Any], leaves: Sequence[Any]) -> Exception | None:
+    """What differentiating a function of arrays raises."""
+    smooth = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.inexact)]
 
     def derivative(leaves):
         def of_smooth(*given):
             values = dict(zip(smooth, given))
-            outs = function(*jax.tree.unflatten(structure, [values.get(k, x) for k, x in enumerate(leaves)]))
-            return [x for x in jax.tree.leaves(outs) if jnp.issubdtype(x.dtype, np.inexact)]
+            outs = flat(*(values.get(k, x) for k, x in enumerate(leaves)))
+            return [x for x in outs if jnp.issubdtype(x.dtype, np.inexact)]
 
         results, pull = jax.vjp(of_smooth, *(leaves[k] for k in smooth))
         return pull(results)
@@ -164,8 +182,8 @@ def _check_derivative(plan: CallPlan, made: Written) -> None:
     try:
         jax.eval_shape(derivative, leaves)
     except Exception as error:
-        if "Reverse-mode" not in str(error):
-            raise NotWritable(_first_line(error)) from error
+        return error
+    return None
 
 
 def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -242,6 +260,13 @@ def _sorted_imports(statements: Iterable[str]) -> list[str]:
     groups = [[s for s in (*plain, *joined) if standard(s) is kind] for kind in (True, False)]
     first, second = groups
     return [*first, *([""] if first and second else []), *second]
+
+
+def _with_note(text: str, note: str) -> str:
+    """A module with one more paragraph in its docstring."""
+    docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
+    lines = _docstring([*docstring.rstrip("\n").split("\n"), "", *textwrap.wrap(note, WIDTH)])
+    return text.replace(text[: text.index('"""', 3) + 3], "\n".join(lines), 1)
 
 
 def _docstring(about: Sequence[str]) -> list[str]:
