@@ -32,10 +32,10 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 # What random programs hold that has no source: the reason, and the most of a hundred programs that may have it.
 REASONS = {
-    "a nested call of xmap": 20,
-    "nested calls of xmap": 20,
-    "a backward rule": 8,
+    "nested calls of xmap that use the mesh": 20,
+    "a nested call of xmap with resources": 8,
     "a contraction over names that is differentiated": 8,
+    "a backward rule": 8,
     "a loop": 8,
     "loops that": 8,
     "a collective in a": 8,
@@ -70,7 +70,9 @@ def written(program, assignment):
     note(text)
     outcomes["written"] += 1
     f = run(text, **values)
-    return lambda *arrays: _in_order(program.result_tree, f(*_fill(program.arg_tree, arrays)))
+    function = lambda *arrays: _in_order(program.result_tree, f(*_fill(program.arg_tree, arrays)))
+    function.__doc__ = text
+    return function
 
 
 @random_examples(12)
@@ -87,6 +89,9 @@ def test_values(data):
 def check_derivative(data, program, derivative):
     function = written(program, data.draw(assignments(program)))
     if function is None:
+        return
+    if "JAX cannot differentiate this" in function.__doc__:
+        outcomes["without a derivative"] += 1
         return
     take = lambda f: jax.jit(lambda *floats: derivative(functional(program, f)[0], list(floats)))
     floats = functional(program, None)[1]
@@ -121,10 +126,12 @@ def test_how_many_are_refused():
         written(program, data.draw(assignments(program)))
 
     draw()
+    without = outcomes.pop("without a derivative", 0)
     total = sum(outcomes.values())
+    assert without <= max(0.05 * total, 2)
     refusals = {reason: count for reason, count in outcomes.items() if reason != "written"}
     print(f"\nrandom programs: {outcomes['written']} of {total} written; refused: {refusals}")
     assert set(refusals) <= set(REASONS)
-    assert outcomes["written"] >= 0.7 * total
+    assert outcomes["written"] >= 0.8 * total
     for reason, most in REASONS.items():
         assert outcomes[reason] <= max(most * total / 100, 2), reason

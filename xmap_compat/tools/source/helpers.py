@@ -170,6 +170,20 @@ def index_of(x, value, axes):
     return lax.pmin(jnp.where(x == value, lax.axis_index(axes), lax.psum(1, axes)), axes)
 
 
+def pgather(src, idx, axes):
+    """Elements of src at indices that count row-major through axes and positions; those out of range clip."""
+    positions, names = split_positions(axes)
+    positions = tuple(p % src.ndim for p in positions)
+    order = list(positions)
+    table = jnp.moveaxis(jnp.asarray(src), positions, range(len(positions)))
+    for name in names:
+        table = lax.all_gather(table, name)
+        order.insert(0, name)
+    places = [order.index(a % src.ndim if isinstance(a, int) else a) for a in axes]
+    table = lax.transpose(table, (*places, *range(len(axes), table.ndim)))
+    return jnp.take(table.reshape(-1, *table.shape[len(axes) :]), idx, axis=0, mode="clip")
+
+
 def split_positions(axes):
     """The positions among axes, and the rest."""
     axes = axes if isinstance(axes, tuple) else (axes,)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat.core import errors
 from xmap_compat.core.placement import DeviceAxis
@@ -73,7 +74,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             try:
                 return _made(plan, names, rules, None)
             except NotWritable as reason:
-                unchecked = f"with types JAX gives {str(reason).removeprefix('what was written fails: ')}"
+                unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
         return _made(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
@@ -84,8 +85,17 @@ def _made(
 ) -> tuple[str, dict[str, Any]]:
     made = _rewritten(plan, names, rules, unchecked)
     _check(plan, made)
-    if plan.mesh is not None and unchecked is None:
+    try:
         _check_derivative(plan, made)
+    except NotWritable as reason:
+        if plan.mesh is not None and unchecked is None:
+            raise
+        # It fails aloud, and values are the same: the module says so.
+        made = made._replace(
+            text=_with_note(
+                made.text, f"JAX cannot differentiate this: {str(reason).partition('fails: ')[2].rstrip('.')}."
+            )
+        )
     return made.text, made.values
 
 
@@ -149,16 +159,24 @@ def _check(plan: CallPlan, made: Written) -> None:
 
 
 def _check_derivative(plan: CallPlan, made: Written) -> None:
-    """Raise unless a module can be differentiated where its types are checked."""
+    """Raise if a module cannot be differentiated, and what the plan runs can."""
     leaves, structure = jax.tree.flatten(_argument_types(plan))
-    smooth = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.inexact)]
     function = _executed(plan, made)[made.entry]
+    flat = lambda *given: jax.tree.leaves(function(*jax.tree.unflatten(structure, given)))  # noqa: E731
+    error = _derivative_error(flat, leaves)
+    if error is not None and _derivative_error(jaxpr_as_fun(plan.staged.jaxpr), leaves) is None:
+        raise NotWritable(f"its derivative fails: {_first_line(error)}") from error
+
+
+def _derivative_error(flat: Callable[..., Any], leaves: Sequence[Any]) -> Exception | None:
+    """What differentiating a function of arrays raises."""
+    smooth = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.inexact)]
 
     def derivative(leaves):
         def of_smooth(*given):
             values = dict(zip(smooth, given))
-            outs = function(*jax.tree.unflatten(structure, [values.get(k, x) for k, x in enumerate(leaves)]))
-            return [x for x in jax.tree.leaves(outs) if jnp.issubdtype(x.dtype, np.inexact)]
+            outs = flat(*(values.get(k, x) for k, x in enumerate(leaves)))
+            return [x for x in outs if jnp.issubdtype(x.dtype, np.inexact)]
 
         results, pull = jax.vjp(of_smooth, *(leaves[k] for k in smooth))
         return pull(results)
@@ -166,8 +184,8 @@ def _check_derivative(plan: CallPlan, made: Written) -> None:
     try:
         jax.eval_shape(derivative, leaves)
     except Exception as error:
-        if "Reverse-mode" not in str(error):
-            raise NotWritable(_first_line(error)) from error
+        return error
+    return None
 
 
 def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -246,6 +264,13 @@ def _sorted_imports(statements: Iterable[str]) -> list[str]:
     return [*first, *([""] if first and second else []), *second]
 
 
+def _with_note(text: str, note: str) -> str:
+    """A module with one more paragraph in its docstring."""
+    docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
+    lines = _docstring([*docstring.rstrip("\n").split("\n"), "", *textwrap.wrap(note, WIDTH)])
+    return text.replace(text[: text.index('"""', 3) + 3], "\n".join(lines), 1)
+
+
 def _docstring(about: Sequence[str]) -> list[str]:
     lines = [line.replace("\\", "\\\\").replace('"' * 3, "'" * 3) for line in about]
     return [f'"""{lines[0]}', *lines[1:], '"""'] if len(lines) > 1 else [f'"""{lines[0]}"""']
@@ -298,8 +323,9 @@ def _rewritten(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unch
     )
     module = made(False)
     fresh = Names(module.taken)
-    wrapper = _Wrapper(plan, names, module.name, fresh, unchecked)
-    lines = [*_definitions(module), "", "", *wrapper.lines()]
+    wrapper = _Wrapper(plan, names, module, fresh, unchecked)
+    mapped = wrapper.lines()
+    lines = [*_definitions(module), "", "", *mapped]
     about = [_title(plan, wrapper.entry)]
     if module.edits:
         about.extend(["", "What changed in the functions:", ""])
@@ -339,8 +365,9 @@ def _local_names(plan: CallPlan) -> dict[Any, str | None]:
 class _Wrapper:
     """The functions that map the body: over the devices, over loops, over what is vectorized."""
 
-    def __init__(self, plan: CallPlan, names: AxisNames, body: str, fresh: Names, unchecked: str | None):
-        self.plan, self.names, self.body, self.fresh, self.unchecked = plan, names, body, fresh, unchecked
+    def __init__(self, plan: CallPlan, names: AxisNames, module: Module, fresh: Names, unchecked: str | None):
+        self.plan, self.names, self.body, self.fresh, self.unchecked = plan, names, module.name, fresh, unchecked
+        self.named = lambda cls: module.expression(cls, cls.__name__)
         self.entry = fresh.like(entry_name(plan))
         self.mesh, self.per_device, self.mapped_name, self.result = (
             fresh.like(name) for name in ("mesh", "per_device", "mapped", "result")
@@ -362,8 +389,9 @@ class _Wrapper:
         out.block(f"def {self.per_device}({called}):", lambda: self._on_device(out, about))
         out.blank(2)
         specs = self._by_argument(lambda a: partition_spec(a.spec or ()))
-        results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results])
-        in_specs = specs[0] if len(set(specs)) == 1 else f"({', '.join(specs)})"
+        results = prefix(self.out_tree, [partition_spec(r.spec or ()) for r in self.plan.results], self.named)
+        same = len(set(specs)) == 1 and specs[0].startswith("P(")
+        in_specs = specs[0] if same else f"({', '.join(specs)}{',' if len(specs) == 1 else ''})"
         unchecked = "" if self.unchecked is None else ", check_vma=False"
         out.raw(["@jax.jit"])
 
@@ -380,10 +408,13 @@ class _Wrapper:
 
     def _by_argument(self, leaf: Callable[[Any], str]) -> list[str]:
         texts, start = [], 0
-        for group in self.in_tree:
-            arrays = self.plan.arguments[start : start + group.num_leaves]
-            texts.append(prefix(group, [leaf(a) for a in arrays]) if arrays else "None")
+        for parameter, group in zip(self.parameters, self.in_tree):
+            leaves = [leaf(a) for a in self.plan.arguments[start : start + group.num_leaves]]
             start += group.num_leaves
+            try:
+                texts.append(prefix(group, leaves) if leaves else "None")
+            except NotWritable:  # classes of the user's: the structure is the argument's
+                texts.append(f"jax.tree.unflatten(jax.tree.structure({parameter}), [{', '.join(leaves)}])")
         return texts
 
     # ---- on a device
@@ -432,7 +463,11 @@ class _Wrapper:
             outer = [*looped, *(a.name for a in self.mapped[: self.mapped.index(axis)])]
             where = lambda a, axis=axis, outer=outer: literal(self._position(a, axis, outer))  # noqa: E731
             in_axes = self._by_argument(where)
-            out_axes = prefix(self.out_tree, [where(r) for r in self.plan.results]) if self.plan.results else "None"
+            out_axes = (
+                prefix(self.out_tree, [where(r) for r in self.plan.results], self.named)
+                if self.plan.results
+                else "None"
+            )
             options = [f"axis_name={literal(self.names.local[axis.name])}"]
             if all(axis.name not in a.axes for a in self.plan.arguments):
                 options.append(f"axis_size={axis.device_size}")
@@ -494,7 +529,15 @@ def _at_leaves_with(function: str, argument: str, structure: Any, shown: Sequenc
         return _applied(function, argument, shown[0])
     if len(set(shown)) == 1:
         return f"jax.tree.map(lambda a: {_applied(function, 'a', shown[0])}, {argument})"
-    return f"jax.tree.map({function}, {argument}, {tree(structure, shown)})"
+    return f"jax.tree.map({function}, {argument}, {_tree_like(argument, structure, shown)})"
+
+
+def _tree_like(argument: str, structure: Any, leaves: Sequence[str]) -> str:
+    """A pytree of texts with the structure of an argument, which may have classes of the user's."""
+    try:
+        return tree(structure, leaves)
+    except NotWritable:
+        return f"jax.tree.unflatten(jax.tree.structure({argument}), [{', '.join(leaves)}])"
 
 
 def _applied(function: str, argument: str, shown: str) -> str:

@@ -440,6 +440,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "psum_scatter": lambda x, axes, *args, **kwargs: lax.psum_scatter(x, axes, *args, **kwargs),
     "all_to_all": lambda x, axes, *args, **kwargs: lax.all_to_all(x, axes, *args, **kwargs),
     "pswapaxes": lambda x, axes, axis: lax.pswapaxes(x, axes, axis),
+    "pgather": named_lax.pgather,
     "pargmax": named_lax.pargmax,
     "pargmin": named_lax.pargmin,
     "max_over": lambda x, axes: _extremum(lax.pmax, jnp.max, x, axes),

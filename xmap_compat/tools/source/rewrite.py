@@ -767,7 +767,8 @@ def _exchanged(r: Rewriter, node, bound, names) -> bool:
     """An untiled one is wrong in JAX where the split and the new dimension differ: its derivative, or under vmap it."""
     same = bound.keys() >= {"split_axis", "concat_axis"} and r.text(bound["split_axis"]) == r.text(bound["concat_axis"])
     untiled = "tiled" not in bound or getattr(bound["tiled"], "value", None) is False
-    return _mixed(r, node, bound, names) or (untiled and not same)
+    _, local = _kinds(r, names)
+    return _mixed(r, node, bound, names) or (untiled and (bool(local) or not same))
 
 
 def _differentiable(r: Rewriter, node, bound, names) -> bool:
@@ -812,6 +813,7 @@ TABLE = (
     ),
     Row(lax.pswapaxes, ("x", "axis_name", "axis"), "axis_name", "pswapaxes", _mixed),
     Row(named_lax.pdot, ("x", "y", "axis_name", *_POSITIONAL), "axis_name", "pdot"),
+    Row(named_lax.pgather, ("src", "idx", "axes"), "axes", "pgather", bare=False),
     Row(named_lax.pargmax, ("x", "axis_name"), "axis_name", "pargmax"),
     Row(named_lax.pargmin, ("x", "axis_name"), "axis_name", "pargmin"),
 )

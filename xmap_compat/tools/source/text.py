@@ -124,9 +124,16 @@ def identifier(text: str) -> str:
 # ------------------------------------------------------------------------------- pytrees
 
 
-def tree(structure: Any, leaves: Sequence[str]) -> str:
-    """A pytree of texts as a display of dictionaries, lists and tuples."""
-    return _display(jax.tree.unflatten(structure, [_Text(leaf) for leaf in leaves]))
+Named = Callable[[type], str]
+
+
+def tree(structure: Any, leaves: Sequence[str], named: Named | None = None) -> str:
+    """A pytree of texts as a display of dictionaries, lists and tuples.
+
+    Args:
+      named: what classes of named tuples are called.
+    """
+    return _display(jax.tree.unflatten(structure, [_Text(leaf) for leaf in leaves]), named)
 
 
 class _Text:
@@ -136,33 +143,37 @@ class _Text:
         self.text = text
 
 
-def _display(node):
+def _display(node, named):
+    show = lambda x: _display(x, named)  # noqa: E731
     if isinstance(node, _Text):
         return node.text
     if node is None:
         return "None"
     if type(node) is tuple:
-        return f"({_display(node[0])},)" if len(node) == 1 else f"({', '.join(map(_display, node))})"
+        return f"({show(node[0])},)" if len(node) == 1 else f"({', '.join(map(show, node))})"
     if type(node) is list:
-        return f"[{', '.join(map(_display, node))}]"
+        return f"[{', '.join(map(show, node))}]"
     if type(node) is dict:
-        return "{" + ", ".join(f"{literal(k)}: {_display(v)}" for k, v in node.items()) + "}"
+        return "{" + ", ".join(f"{literal(k)}: {show(v)}" for k, v in node.items()) + "}"
+    if isinstance(node, tuple) and hasattr(node, "_fields") and named is not None:
+        return f"{named(type(node))}({', '.join(f'{f}={show(x)}' for f, x in zip(node._fields, node))})"
     raise NotWritable(f"a pytree with a node of type {type(node).__name__}")
 
 
-def prefix(structure: Any, leaves: Sequence[str]) -> str:
+def prefix(structure: Any, leaves: Sequence[str], named: Named | None = None) -> str:
     """The same, where one text may stand for a subtree whose leaves are all equal."""
     if len(set(leaves)) == 1 and structure.num_nodes > 0:
         return leaves[0]
     children = structure.children()
     if not children or jax.tree_util.treedef_is_leaf(structure):
-        return tree(structure, leaves)
+        return tree(structure, leaves, named)
     rest, parts = list(leaves), []
     for child in children:
-        parts.append(prefix(child, rest[: child.num_leaves]))
+        parts.append(prefix(child, rest[: child.num_leaves], named))
         rest = rest[child.num_leaves :]
     node = _one_level(structure)
-    return _display(jax.tree.unflatten(jax.tree.structure(node, is_leaf=lambda x: x is not node), map(_Text, parts)))
+    level = jax.tree.structure(node, is_leaf=lambda x: x is not node)
+    return _display(jax.tree.unflatten(level, map(_Text, parts)), named)
 
 
 def _one_level(structure):
