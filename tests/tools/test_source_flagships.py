@@ -19,7 +19,7 @@ from xmap_compat import xmap
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "sources"
+FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "sources"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.endswith("_modern"))
 
 
