@@ -83,7 +83,7 @@ def names_defined_in(tree):
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-OF_PYTHON = {"_replace", "_initializing"}  # of named tuples and module specs
+OF_PYTHON = {"_replace", "_fields", "_initializing"}  # of named tuples and module specs
 OWN_NAMES = {name for tree in TREES.values() for name in names_defined_in(tree)} | OF_PYTHON
 
 

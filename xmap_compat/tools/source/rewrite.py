@@ -704,7 +704,7 @@ def _is_of_jax(callee) -> bool:
 
 def _is_of_lax(callee) -> bool:
     """Functions of ``jax.numpy`` read a string letter by letter, so that a tuple it is; those of ``lax`` do not."""
-    return callee is not None and getattr(lax, getattr(callee, "__name__", ""), None) is callee
+    return callee is not None and vars(lax).get(getattr(callee, "__name__", "")) is callee
 
 
 def _is_ours(value) -> bool:
