@@ -427,6 +427,7 @@ LONG_FILES = {
     "core.errors": "one function for each message",
     "tools.picture": "drawings in characters and as SVG",
     "tools.source.module": "reading the user's sources",
+    "tools.source.proof": "the normal form of programs",
     "tools.source.program": "what surrounds the user's functions",
     "tools.source.rewrite": "one handler for each function that takes a name",
 }
