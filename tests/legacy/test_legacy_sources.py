@@ -10,9 +10,9 @@ import re
 
 import jax
 from programs import PROGRAMS
-from xmap_compat.tools.plan import describe_made
 
 from xmap_compat import api
+from xmap_compat.tools.plan import describe_made
 
 CELLS = [(name, assignment) for name, program in PROGRAMS.items() for assignment in program.on]
 SAMPLE = CELLS if os.environ.get("XMAP_COMPAT_EXAMPLES") else CELLS[::25]
