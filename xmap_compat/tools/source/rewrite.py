@@ -174,9 +174,17 @@ def _lambda_node(tree, code):
         if isinstance(node, ast.Lambda)
         and node.lineno == code.co_firstlineno
         and [a.arg for a in node.args.args] == list(code.co_varnames[: code.co_argcount])
-        and any((node.body.lineno, node.body.col_offset) == (p[0], p[2]) for p in positions)
+        and (
+            _is_returned(node.body, code)
+            or any((node.body.lineno, node.body.col_offset) == (p[0], p[2]) for p in positions)
+        )
     ]
     return inside[0] if len(inside) == 1 else None
+
+
+def _is_returned(body, code):
+    """Of a constant that is returned, Python 3.12 does not know the position."""
+    return isinstance(body, ast.Constant) and body.value in code.co_consts and not code.co_names
 
 
 class Scope:
