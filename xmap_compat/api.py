@@ -175,7 +175,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     def recovery(error, args, kwargs):
         """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
         if isinstance(error, TypeError):
-            _check_values(args, kwargs)
+            _check_values(args, kwargs, jax.typeof)
         if not uses_mesh or not _jax.is_device_mismatch(error):
             return None
         others = calls.moved_to_mesh(declared, args)
@@ -183,21 +183,26 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             errors.note_once(error, errors.committed_elsewhere_note())
         return others
 
-    jitted = _jax.recovering(jitted, recovery)
+    jitted = _jax.recovering(jitted, recovery, _check_staged)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted
 
 
-def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any], type_of: Callable[[Any], Any]) -> None:
     """Raise for arguments that are no arrays, which jit advises to make static."""
     if kwargs:
         raise errors.keyword_arguments(kwargs) from None
     for path, value in jax.tree_util.tree_leaves_with_path(args):
         try:
-            jax.typeof(value)
+            type_of(value)
         except TypeError:
             raise errors.no_array_argument(argument_path(path, "args"), value) from None
+
+
+def _check_staged(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """The same for a call that is staged and not executed, where a type may stand for an array."""
+    _check_values(args, kwargs, functools.partial(jax.eval_shape, lambda value: value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +217,8 @@ class Planner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> CallPlan:
         """The plan of one call, which is traced but neither compiled nor executed."""
-        return importlib.import_module("xmap_compat.tools.plan").describe(self.declared, *args, **kwargs)
+        describe = importlib.import_module("xmap_compat.tools.plan").describe
+        return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:

@@ -629,19 +629,21 @@ def test_groups_of_unequal_length(name, placement):
 
 
 def of_every_ordered_type():
-    """Arrays of all types that have an order and that XLA computes with on a CPU: of 8 bits, some without infinity."""
+    """Arrays of all types that have an order and that XLA computes with on a CPU: those of 4 and 8 bits too, of which
+    some are without infinity, or NaN."""
     values = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32) * 4
     # jnp.max of float8_e8m0fnu, which has no sign, is NaN.
     eight_bits = [name for name in dir(jnp) if name.startswith("float8_") and name != "float8_e8m0fnu"]
     arrays = {name: values.astype(getattr(jnp, name)) for name in ["bfloat16", "float16", "float32", *eight_bits]}
+    arrays |= {"float4_e2m1fn": values.astype(jnp.float4_e2m1fn)}
     arrays |= {name: values.astype(name) for name in ["int8", "int16", "int32"]}
     arrays |= {name: np.abs(values).astype(name) for name in ["uint8", "uint16", "uint32"]}
     return {**arrays, "bool": values > 0}
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
-def test_extrema_in_groups_of_every_type(resources, mesh42):
-    groups = [[0, 3, 5], [1, 2], [4, 6, 7]]
+@pytest.mark.parametrize("groups", [None, [[0, 3, 5], [1, 2], [4, 6, 7]]], ids=["whole", "groups"])
+def test_extrema_of_every_type(groups, resources, mesh42):
     arrays = of_every_ordered_type()
 
     def body(arrays):
@@ -653,7 +655,7 @@ def test_extrema_in_groups_of_every_type(resources, mesh42):
     for kind, reduce in {"max": np.max, "min": np.min}.items():
         for name, array in arrays.items():
             wide, expected = array.astype(np.float32), np.empty((8, 3), np.float32)
-            for group in groups:
+            for group in groups or [list(range(8))]:
                 expected[group] = reduce(wide[group], 0)
             assert results[kind][name].dtype == array.dtype
             np.testing.assert_array_equal(np.asarray(results[kind][name]).astype(np.float32), expected, name)

@@ -275,6 +275,12 @@ MISUSES = {
         "True cannot be used as an axis name in xmap in_axes, in the specification {0: True} (it is "
         "in_axes[0]): JAX reads a truth value as the position 0 or 1. Use a string instead",
     ),
+    "a truth value as a name in axis_resources": (
+        lambda: xmap(identity, [1], [1], axis_resources={True: "x"}),
+        TypeError,
+        "True cannot be used as an axis name in xmap axis_resources: JAX reads a truth value as the position 0 or 1. "
+        "Use a string instead",
+    ),
     "None as a name in a dictionary": (
         lambda: xmap(identity, ({0: None},), {}),
         TypeError,
@@ -1655,6 +1661,34 @@ def test_what_is_static_is_bound_before_xmap():
     np.testing.assert_array_equal(xmap(functools.partial(body, how="double"), I, I)(ones(3)), 2 * np.ones(3))
 
 
+STAGES = {
+    "plan": lambda f: f.plan,
+    "lower": lambda f: f.lower,
+    "trace": lambda f: f.trace,
+    "eval_shape": lambda f: f.eval_shape,
+}
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
+def test_calls_that_are_not_executed_refuse_the_same_arguments(stage):
+    staged = stage(xmap(lambda v, how: v, (I, {}), I))
+    with pytest.raises(TypeError) as caught:
+        staged(ones(3), "double")
+    assert str(caught.value) == STATIC.format("args[1]", "'double' of type str")
+    with pytest.raises(TypeError, match="take positional arguments only, but got the keyword arguments: how"):
+        staged(ones(3), how="double")
+    staged(jax.ShapeDtypeStruct((3,), np.float32), 1.0)
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
+def test_errors_of_the_function_stand_where_a_call_is_not_executed(stage):
+    def body(v):
+        raise TypeError("the function's own")
+
+    with pytest.raises(TypeError, match="the function's own"):
+        stage(xmap(body, I, I))(jax.ShapeDtypeStruct((3,), np.float32))
+
+
 @pytest.mark.parametrize("positional", ["abc", np.ones(3)], ids=["a string", "an array"])
 @pytest.mark.parametrize("keyword", ["abc", len, np.ones(3), jnp.ones(3)], ids=["str", "function", "numpy", "jax"])
 def test_keyword_arguments_are_refused_before_arguments_are_read(positional, keyword):
@@ -1707,3 +1741,20 @@ def test_collectives_that_do_not_find_an_axis_with_an_integer_for_a_name(collect
 def test_integers_name_axes_without_collectives_and_are_positions_in_them():
     x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(xmap(lambda v: lax.psum(v, 0) + v.sum(axis=0), {0: 0}, {0: 0})(x), 2 * x.sum(1))
+
+
+@pytest.mark.parametrize("resources", [{}, {0: "x"}], ids=["vectorized", "split"])
+def test_collectives_read_integers_of_numpy_as_names_as_jax_does(resources):
+    def body(v):
+        return v * lax.psum(v, np.int64(0)) + lax.axis_index(np.int64(0))
+
+    v = np.arange(8.0)
+    with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
+        found = xmap(body, [0], [0], axis_resources=resources)(v)
+    np.testing.assert_allclose(found, v * v.sum() + np.arange(8))
+
+
+def test_collectives_read_truth_values_as_positions_as_jax_does():
+    v = np.arange(6.0).reshape(2, 3)
+    found = xmap(lambda v: lax.psum(v, ("i", False)), ["i", ...], {})(v)
+    np.testing.assert_allclose(found, v.sum())

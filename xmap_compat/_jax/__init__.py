@@ -11,7 +11,7 @@ from xmap_compat._jax.version import FLOOR, VERSION, check_release, parse_versio
 
 check_release()
 
-from xmap_compat._jax.dispatch import is_device_mismatch, jit, recovering
+from xmap_compat._jax.dispatch import explaining, is_device_mismatch, jit, recovering
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,12 +23,16 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
 Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
 
 
-def recovering(jitted: Any, recovery: Recovery) -> Any:
+Explanation = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+
+
+def recovering(jitted: Any, recovery: Recovery, explain: Explanation) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
     ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
     Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
-    fast path of ``jax.jit`` misses.
+    fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape``, which stage a call and do not execute
+    it, are not made again: there ``explain(args, kwargs)`` may raise in better words.
     """
     state = jitted.__getstate__()
     missed = state["cache_miss"]
@@ -47,7 +52,24 @@ def recovering(jitted: Any, recovery: Recovery) -> Any:
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
     made.__dict__.update(vars(jitted))
+    for stage in ("lower", "trace", "eval_shape"):
+        setattr(made, stage, explaining(getattr(jitted, stage), explain))
     return made
+
+
+def explaining(stage: Callable[..., Any], explain: Explanation) -> Callable[..., Any]:
+    """The same function, but where it refuses its arguments, ``explain(args, kwargs)`` may raise in better words."""
+
+    @functools.wraps(stage)
+    @traceback_util.api_boundary
+    def explained(*args, **kwargs):
+        try:
+            return stage(*args, **kwargs)
+        except TypeError:
+            explain(args, kwargs)
+            raise
+
+    return explained
 
 
 def is_device_mismatch(error: BaseException) -> bool:

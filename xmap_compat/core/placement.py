@@ -15,7 +15,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.specs import AxisName, check_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +99,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
         raise errors.bad_axis_resources(axis_resources)
     parsed = {}
     for name, resources in axis_resources.items():
+        check_name("axis_resources", name)
         entries = tuple(resources) if isinstance(resources, (tuple, list)) else (resources,)
         named = [r for r in entries if not isinstance(r, SerialLoop)]
         for resource in named:

@@ -188,7 +188,7 @@ def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
         raise errors.bad_axis_sizes(axis_sizes)
     sizes = {}
     for name, size in axis_sizes.items():
-        _check_name("axis_sizes", name)
+        check_name("axis_sizes", name)
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
             raise errors.bad_size(name, size)
         if size < 0:
@@ -255,13 +255,14 @@ def _parse_list(where, spec, path):
 
 def _make_spec(where, pairs, rank, source, path):
     for _, name in pairs:
-        _check_name(where, name, path, source)
+        check_name(where, name, path, source)
     if len({name for _, name in pairs}) != len(pairs):
         raise errors.repeated_name(where, source, path)
     return AxisSpec(tuple(pairs), rank, source)
 
 
-def _check_name(where, name, path="", source=None):
+def check_name(where: str, name: Any, path: str = "", source: Any = None) -> None:
+    """Raise unless something can be the name of an axis."""
     if isinstance(name, jax.sharding.PartitionSpec):
         raise errors.partition_spec(where, name, path, source)
     if name is None or name is ... or isinstance(name, (bool, np.bool_, tuple)):

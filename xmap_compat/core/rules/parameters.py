@@ -36,7 +36,12 @@ def positions(params: Params) -> tuple[int, ...]:
 
 
 def _is_position(axis):
-    return isinstance(axis, (int, np.integer)) and not isinstance(axis, bool)
+    """Whether JAX reads an axis as a dimension: Python's integers, and truth values; NumPy's integers are names."""
+    return isinstance(axis, int)
+
+
+def _is_index(value):
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, where: str) -> None:
@@ -58,7 +63,7 @@ def check_source(params: Params, size: int, where: str) -> None:
 def check_permutation(params: Params, size: int, where: str) -> None:
     """Raise unless a ``ppermute`` moves each index once at most, and to one place."""
     perm = params["perm"]
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_position, pair)) for pair in perm):
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_index, pair)) for pair in perm):
         raise errors.permutation_of_other_things(perm, where)
     for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         for index in indices:

@@ -111,6 +111,8 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
             return reduce(gather_devices(loc, x, mesh_axes), tuple(range(len(mesh_axes))))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
+        if jnp.finfo(x.dtype).bits < 8:  # no integers to compare it by; all its values are values of float32
+            return extremum(loc, x.astype(np.float32), mesh_axes).astype(x.dtype)
         integer = np.dtype(f"int{8 * x.dtype.itemsize}")
         magnitude = np.asarray(jnp.iinfo(integer).max, integer)
         beyond = np.asarray(nan_as(jnp.iinfo(integer)), integer)
