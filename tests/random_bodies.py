@@ -1,7 +1,7 @@
 """Bodies made of words: ``"vmapped custom_vjp scan solve; psum_a"``.
 
-A piece is a function ``(v, w, key) -> v`` of vectors of three elements.  A chain is wrappers, the outermost first, around
-a leaf; a program is chains, one after another.  So a failure says its program: ``body(words)``.
+A piece is a function ``(v, w, key) -> v`` of vectors of three elements.  A chain is wrappers, outermost first, around a
+leaf; a program is chains, one after another.  So a failure says its program: ``body(words)``.
 """
 
 import functools

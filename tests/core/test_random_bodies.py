@@ -1,6 +1,6 @@
 """Random programs of what JAX has beside named axes, in each other and in vmaps inside of bodies.
 
-Control flow, custom rules, linear algebra, random numbers and narrow floats.  The oracle is the body under ``jax.vmap``;
+Control flow, custom rules, linear algebra, random numbers and narrow floats.  The oracle is the body under ``vmap``;
 it is a loop over the elements where vmap draws other bits.  ``XMAP_COMPAT_EXAMPLES`` says how many programs each test
 tries, and ``XMAP_COMPAT_SEED`` where to start.
 """
