@@ -1,0 +1,287 @@
+"""Bodies made of words: ``"vmapped custom_vjp scan solve; psum_a"``.
+
+A piece is a function ``(v, w, key) -> v`` of vectors of three elements.  A chain is wrappers, outermost first, around a
+leaf; a program is chains, one after another.  So a failure says its program: ``body(words)``.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.scipy.linalg import cho_factor, cho_solve
+from jax.scipy.sparse.linalg import cg
+
+# -------------------------------------------------------------------------------- leaves
+
+
+def wide(function):
+    """In float32, whatever the type is: as linear algebra wants it."""
+
+    @functools.wraps(function)
+    def leaf(v, w, key):
+        return function(v.astype(jnp.float32), w.astype(jnp.float32)).astype(v.dtype)
+
+    return leaf
+
+
+def matrix(v, w):
+    return 4 * jnp.eye(3) + jnp.outer(jnp.tanh(v), w) / 2
+
+
+def symmetric(v, w):
+    return jnp.diag(jnp.float32([2, 4, 6])) + (jnp.outer(jnp.tanh(v), w) + jnp.outer(w, jnp.tanh(v))) / 4
+
+
+def cholesky(v, w):
+    factor = jnp.linalg.cholesky(symmetric(v, w))
+    return lax.linalg.triangular_solve(factor, v[:, None], left_side=True, lower=True)[:, 0]
+
+
+def linear_solve(v, w):
+    a = matrix(v, w)
+    solve = lambda transposed: lambda _, b: jnp.linalg.solve(a.T if transposed else a, b)
+    return lax.custom_linear_solve(lambda x: a @ x, v, solve(False), transpose_solve=solve(True))
+
+
+def root(v, w):
+    """Where ``x + tanh(x) / 2`` is v, by Newton's method with a loop."""
+    equation = lambda x: x + jnp.tanh(x) / 2 - v
+    step = lambda _, x: x - equation(x) / (1.5 - jnp.tanh(x) ** 2 / 2)
+    solve = lambda _, x: lax.fori_loop(0, 6, step, x)
+    return lax.custom_root(equation, v, solve, lambda g, y: y / g(jnp.ones(3))) * w
+
+
+ELEMENTWISE = {
+    "tanh": lambda v, w, key: jnp.tanh(v * w),
+    "relu": lambda v, w, key: jax.nn.relu(v) - v * w,
+    "silu": lambda v, w, key: jax.nn.silu(v * w),
+    "softplus": lambda v, w, key: jax.nn.softplus(v) - w,
+    "sort": lambda v, w, key: jnp.sort(v) + w[::-1],
+    "softmax": lambda v, w, key: jax.nn.softmax(v * w),
+    "norm": lambda v, w, key: v / (1 + jnp.linalg.norm(w)),
+}
+ALGEBRA = {
+    "solve": wide(lambda v, w: jnp.linalg.solve(matrix(v, w), v)),
+    "cholesky": wide(cholesky),
+    "cho_solve": wide(lambda v, w: cho_solve(cho_factor(symmetric(v, w)), v)),
+    "inv": wide(lambda v, w: jnp.linalg.inv(matrix(v, w)) @ w),
+    "eigvalsh": wide(lambda v, w: jnp.linalg.eigvalsh(symmetric(v, w)) / 4),
+    "qr": wide(lambda v, w: jnp.abs(jnp.linalg.qr(matrix(v, w))[1]).sum(0) / 4),
+    "slogdet": wide(lambda v, w: v * jnp.linalg.slogdet(matrix(v, w))[1]),
+    "linear_solve": wide(linear_solve),
+    "cg": wide(lambda v, w: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]),
+    "root": wide(root),
+}
+RANDOM = {
+    "uniform": lambda v, w, key: v * jax.random.uniform(key, (3,), v.dtype),
+    "normal": lambda v, w, key: v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype),
+    "split": lambda v, w, key: v * jax.random.uniform(jax.random.split(key, 3)[1], (), v.dtype),
+    "bits": lambda v, w, key: v + (jax.random.bits(key, (3,)) % 8).astype(v.dtype) / 8,
+    "permutation": lambda v, w, key: jax.random.permutation(key, v) - w,
+}
+COLLECTIVE = {
+    "psum_a": lambda v, w, key: v - w * lax.psum(v, "a") / 4,
+    "pmean_b": lambda v, w, key: v * lax.pmean(v * w, "b"),
+    "psum_ab": lambda v, w, key: v + lax.psum(jnp.sin(v * w), ("a", "b")) / 8,
+    "psum_w_a": lambda v, w, key: v * lax.psum(w, "a") / 4,
+    "pmax_a": lambda v, w, key: v - lax.pmax(lax.stop_gradient(v), "a") * w,
+    "ppermute_a": lambda v, w, key: v - lax.ppermute(v * w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
+    "all_gather_b": lambda v, w, key: v + (lax.all_gather(v, "b") * w).mean(0),
+    "psum_scatter_b": lambda v, w, key: v * lax.psum_scatter(jnp.stack([v, w]), "b"),
+    "all_to_all_b": lambda v, w, key: v - lax.all_to_all(jnp.stack([v, w]), "b", 0, 0).mean(0),
+    "index_a": lambda v, w, key: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4,
+    "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
+}
+LEAVES = ELEMENTWISE | ALGEBRA | RANDOM | COLLECTIVE
+
+# ------------------------------------------------------------------------------ wrappers
+
+
+def vmapped(g):
+    """Over v and w, so that what w decides differs in the elements."""
+    return lambda v, w, key: jax.vmap(g, (0, 0, None))(jnp.stack([v, v / 2]), jnp.stack([w, -w]), key).mean(0)
+
+
+def vmapped_in_part(g):
+    return lambda v, w, key: jax.vmap(lambda c: g(v, w * c, key))(jnp.array([1, 0.5], v.dtype)).mean(0)
+
+
+def scan(g):
+    def run(v, w, key):
+        turn = lambda carry, c: (g(carry, w * c, key), carry.sum())
+        out, sums = lax.scan(turn, v, jnp.array([1, 0.5], v.dtype))
+        return out + sums.mean()
+
+    return run
+
+
+def loop(g):
+    """As many turns as w says, by a while loop."""
+    return lambda v, w, key: lax.fori_loop(0, 1 + (w[0] > 0), lambda _, c: g(c, w, key), v)
+
+
+def counted(g):
+    return lambda v, w, key: lax.fori_loop(0, 2, lambda _, c: g(c, w, key), v)
+
+
+def cond(g):
+    return lambda v, w, key: lax.cond(w[0] > 0, lambda: g(v, w, key), lambda: v * w)
+
+
+def switch(g):
+    index = lambda w: (w[0] > 0).astype(int) + (w[1] > 0)
+    branches = [lambda v, w, key: -v, lambda v, w, key: g(v, w, key), lambda v, w, key: jnp.tanh(v) * w]
+    return lambda v, w, key: lax.switch(index(w), branches, v, w, key)
+
+
+def custom_jvp(g):
+    """The tangent is twice the true one."""
+
+    @jax.custom_jvp
+    def f(v, w, key):
+        return g(v, w, key)
+
+    @f.defjvp
+    def rule(primals, tangents):
+        v, w, key = primals
+        out, tangent = jax.jvp(lambda v, w: g(v, w, key), (v, w), tangents[:2])
+        return out, 2 * tangent
+
+    return f
+
+
+def custom_vjp(g):
+    """The cotangent of v is half of the true one."""
+
+    @jax.custom_vjp
+    def f(v, w, key):
+        return g(v, w, key)
+
+    def bwd(saved, ct):
+        v, w, key = saved
+        dv, dw = jax.vjp(lambda v, w: g(v, w, key), v, w)[1](ct)
+        return dv / 2, dw, None
+
+    f.defvjp(lambda v, w, key: (g(v, w, key), (v, w, key)), bwd)
+    return f
+
+
+def custom_vjp_summing(g):
+    """The cotangents are what the elements of both axes make of them together."""
+
+    @jax.custom_vjp
+    def f(v, w, key):
+        return g(v, w, key)
+
+    def fwd(v, w, key):
+        out, pull = jax.vjp(lambda v, w: g(v, w, key), v, w)
+        return out, (pull, lax.pmean(v, "a"))
+
+    def bwd(saved, ct):
+        pull, mean = saved
+        dv, dw = pull(ct - lax.pmean(ct, "b") * mean)
+        return dv + lax.psum(dw, "a") / 4, dw, None
+
+    f.defvjp(fwd, bwd)
+    return f
+
+
+def custom_batched(g):
+    """Batched by a rule, which does what vmap would do."""
+    f = custom_vmap(lambda v, w: g(v, w, None))
+
+    @f.def_vmap
+    def rule(size, batched, v, w):
+        if not any(batched):
+            return g(v, w, None), False
+        return jax.vmap(g, (*(0 if b else None for b in batched), None))(v, w, None), True
+
+    return lambda v, w, key: f(v, w)
+
+
+def gradient(g):
+    return lambda v, w, key: jax.grad(lambda v: jnp.sum(g(v, w, key) * w))(v)
+
+
+def tangent(g):
+    return lambda v, w, key: jax.jvp(lambda v: g(v, w, key), (v,), (w,))[1]
+
+
+def remat(g):
+    return jax.checkpoint(g)
+
+
+def jit(g):
+    return jax.jit(lambda v, w, key: g(v, w, key))
+
+
+WRAPPERS = {
+    f.__name__: f
+    for f in (vmapped, vmapped_in_part, scan, loop, counted, cond, switch, remat, jit, gradient, tangent)
+    + (custom_jvp, custom_vjp, custom_vjp_summing, custom_batched)
+}
+
+# ------------------------------------------------------------------------------ programs
+
+
+NEEDED = {"gradient": "reverse", "custom_vjp": "reverse", "custom_vjp_summing": "reverse"}
+NEEDED |= {"tangent": "forward", "custom_jvp": "forward"}
+LOST = {"loop": "reverse", "custom_batched": "reverse", "custom_vjp": "forward", "custom_vjp_summing": "forward"}
+
+
+def modes(chain):
+    """Which derivatives of a chain there are, "forward" and "reverse"; None if it asks for one that there is not."""
+    kept = {"forward", "reverse"}
+    for name in reversed(chain[:-1]):
+        if NEEDED.get(name, name) not in kept | {name}:
+            return None
+        kept = kept - {LOST.get(name)}
+    return kept
+
+
+def draw(rng, leaves, wrappers):
+    """A program of one or two chains of up to three wrappers."""
+    chains = []
+    while len(chains) < 1 + (rng.random() < 0.3):
+        chain = [*rng.choice(sorted(wrappers), rng.integers(1, 4)), rng.choice(sorted(leaves))]
+        if modes(chain) is not None and ("custom_batched" not in chain or may_have_batching_rule(chain)):
+            chains.append(chain)
+    return "; ".join(" ".join(chain) for chain in chains)
+
+
+def may_have_batching_rule(chain):
+    """It has no collectives or keys; and JAX (to 0.12) fails to map branches that have such a rule."""
+    if chain[-1] in COLLECTIVE | RANDOM or "custom_vjp_summing" in chain:
+        return False
+    return not ({"cond", "switch"} & set(chain) and {"vmapped", "vmapped_in_part"} & set(chain))
+
+
+def chains_of(words):
+    return [chain.split() for chain in words.split(";")]
+
+
+def body(words):
+    """The function that words make."""
+    wrap = lambda g, name: WRAPPERS[name](g)
+    pieces = [functools.reduce(wrap, reversed(wrappers), LEAVES[leaf]) for *wrappers, leaf in chains_of(words)]
+
+    def program(v, w, key=None):
+        for piece in pieces:
+            v = piece(v, w, key)
+        return v
+
+    return program
+
+
+def mentioned(words):
+    """The axes that collectives are over: a collective's name ends with them."""
+    used = [name for chain in chains_of(words) for name in chain]
+    if "custom_vjp_summing" in used:
+        return {"a", "b"}
+    return {axis for name in used if name in COLLECTIVE for axis in name.split("_")[-1]}
+
+
+def communicates_in_branches(words):
+    return any({"cond", "switch"} & set(chain) and mentioned(" ".join(chain)) for chain in chains_of(words))
