@@ -80,6 +80,11 @@ def shard_map_in_body(v):
     return jax.shard_map(lambda u: u, mesh=mesh, in_specs=PartitionSpec("y"), out_specs=PartitionSpec("y"))(v)
 
 
+def shard_map_with_psum_in_body(v):
+    mesh, specs = grid().physical_mesh, {"in_specs": PartitionSpec("y"), "out_specs": PartitionSpec()}
+    return jax.shard_map(lambda u: lax.psum(u, "y"), mesh=mesh, **specs)(v)
+
+
 BATCHED = f32[(3,), {"batch": 8}]
 VARYING = f32[(3,), {"i": 8}]
 SCALAR = f32[()]
@@ -1114,6 +1119,13 @@ MISUSES = {
         ValueError,
         "axis_index_groups must cover all indices exactly once",
     ),
+    "a shard_map with collectives in a placed body": (
+        lambda: over_i(shard_map_with_psum_in_body, shape=(4,), resources={"i": "x"}),
+        NotImplementedError,
+        "The shard_map at HERE cannot be evaluated inside an xmapped function whose axes have mesh "
+        "resources, or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of "
+        "the shard_map to axis_resources instead",
+    ),
     "a shard_map in a placed body": (
         lambda: over_i(shard_map_in_body, shape=(4,), resources={"i": "x"}),
         NotImplementedError,
@@ -1602,7 +1614,8 @@ def lines_of(code):
     return {line for *_, line in code.co_lines() if line}.union(*map(lines_of, inner))
 
 
-HELPER_LINES = set().union(*(lines_of(f.__code__) for f in (split_on_x, closing_over, shard_map_in_body)))
+HELPERS = (split_on_x, closing_over, shard_map_in_body, shard_map_with_psum_in_body)
+HELPER_LINES = set().union(*(lines_of(f.__code__) for f in HELPERS))
 
 # A place as messages show it: file, line, perhaps a column, and the function.
 PLACE = re.compile(re.escape(__file__) + r":(\d+)(?::\d+)? \([^)]*\)")

@@ -124,8 +124,22 @@ def _check_outer_names(program, placements):
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
-    if outer:
-        raise errors.outer_names(sorted(outer, key=str))
+    if not outer:
+        return
+    if inside := _shard_map_in(program.jaxpr):
+        raise errors.shard_map_inside(_jax.where_in_user_code(inside))
+    raise errors.outer_names(sorted(outer, key=str))
+
+
+def _shard_map_in(jaxpr):
+    """The equation of a ``shard_map`` of the user's in a program, if there is one."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        if isinstance(_jax.read(eqn), _jax.ShardMap):
+            return eqn
+        found = next(filter(None, map(_shard_map_in, _jax.subjaxprs(eqn.params))), None)
+        if found is not None:
+            return found
+    return None
 
 
 def _device_axes(scope):
