@@ -89,7 +89,7 @@ COLLECTIVE = {
     "pmax_a": lambda v, w, key: v - lax.pmax(lax.stop_gradient(v), "a") * w,
     "ppermute_a": lambda v, w, key: v - lax.ppermute(v * w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
     "all_gather_b": lambda v, w, key: v + (lax.all_gather(v, "b") * w).mean(0),
-    "psum_scatter_b": lambda v, w, key: v * lax.psum_scatter(jnp.stack([v, w]), "b"),
+    "psum_scatter_b": lambda v, w, key: v * lax.psum_scatter(jnp.concatenate([v, w]), "b", tiled=True),
     "all_to_all_b": lambda v, w, key: v - lax.all_to_all(jnp.stack([v, w]), "b", 0, 0).mean(0),
     "index_a": lambda v, w, key: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4,
     "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
