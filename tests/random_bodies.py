@@ -74,6 +74,19 @@ ALGEBRA = {
     "cg": wide(lambda v, w: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]),
     "root": wide(root),
 }
+SIMPLE = {
+    "add": lambda v, w, key: v + w,
+    "mul": lambda v, w, key: v * w,
+    "maximum": lambda v, w, key: jnp.maximum(v, -w),
+    "where": lambda v, w, key: jnp.where(w > 0, v, -w),
+    "sum": lambda v, w, key: v.sum() * w,
+    "max": lambda v, w, key: v.max() - w,
+    "sine": lambda v, w, key: jnp.sin(v) + w,
+    "cast": lambda v, w, key: jnp.cos(v.astype(jnp.float32) + w.astype(jnp.float32)).astype(v.dtype),
+    "gather_a": lambda v, w, key: lax.all_gather(v, "a")[1] * w,
+    "largest_b": lambda v, w, key: lax.pmax(lax.stop_gradient(v), "b") - w,
+    "shift_a": lambda v, w, key: v - lax.ppermute(w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
+}
 RANDOM = {
     "uniform": lambda v, w, key: v * jax.random.uniform(key, (3,), v.dtype),
     "normal": lambda v, w, key: v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype),
@@ -94,7 +107,8 @@ COLLECTIVE = {
     "index_a": lambda v, w, key: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4,
     "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
 }
-LEAVES = ELEMENTWISE | ALGEBRA | RANDOM | COLLECTIVE
+COLLECTIVE |= {name: SIMPLE[name] for name in ("gather_a", "largest_b", "shift_a")}
+LEAVES = ELEMENTWISE | ALGEBRA | SIMPLE | RANDOM | COLLECTIVE
 
 # ------------------------------------------------------------------------------ wrappers
 
