@@ -74,6 +74,21 @@ ALGEBRA = {
     "cg": wide(lambda v, w: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]),
     "root": wide(root),
 }
+
+
+SIMPLE = {
+    "add": lambda v, w, key: v + w,
+    "mul": lambda v, w, key: v * w,
+    "maximum": lambda v, w, key: jnp.maximum(v, -w),
+    "where": lambda v, w, key: jnp.where(w > 0, v, -w),
+    "sum": lambda v, w, key: v.sum() * w,
+    "max": lambda v, w, key: v.max() - w,
+    "sine": lambda v, w, key: jnp.sin(v) + w,
+    "cast": lambda v, w, key: jnp.cos(v.astype(jnp.float32) + w.astype(jnp.float32)).astype(v.dtype),
+    "gather_a": lambda v, w, key: lax.all_gather(v, "a")[1] * w,
+    "largest_b": lambda v, w, key: lax.pmax(lax.stop_gradient(v), "b") - w,
+    "shift_a": lambda v, w, key: v - lax.ppermute(w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
+}
 RANDOM = {
     "uniform": lambda v, w, key: v * jax.random.uniform(key, (3,), v.dtype),
     "normal": lambda v, w, key: v + w * jax.random.normal(jax.random.fold_in(key, 3), (3,), v.dtype),
@@ -81,6 +96,7 @@ RANDOM = {
     "bits": lambda v, w, key: v + (jax.random.bits(key, (3,)) % 8).astype(v.dtype) / 8,
     "permutation": lambda v, w, key: jax.random.permutation(key, v) - w,
 }
+# No all_to_all: under vmap, JAX (to 0.12) gives it other shapes inside of a gradient.
 COLLECTIVE = {
     "psum_a": lambda v, w, key: v - w * lax.psum(v, "a") / 4,
     "pmean_b": lambda v, w, key: v * lax.pmean(v * w, "b"),
@@ -89,12 +105,12 @@ COLLECTIVE = {
     "pmax_a": lambda v, w, key: v - lax.pmax(lax.stop_gradient(v), "a") * w,
     "ppermute_a": lambda v, w, key: v - lax.ppermute(v * w, "a", [(0, 1), (1, 2), (2, 3), (3, 0)]),
     "all_gather_b": lambda v, w, key: v + (lax.all_gather(v, "b") * w).mean(0),
-    "psum_scatter_b": lambda v, w, key: v * lax.psum_scatter(jnp.stack([v, w]), "b"),
-    "all_to_all_b": lambda v, w, key: v - lax.all_to_all(jnp.stack([v, w]), "b", 0, 0).mean(0),
+    "psum_scatter_b": lambda v, w, key: v * lax.psum_scatter(jnp.concatenate([v, w]), "b", tiled=True),
     "index_a": lambda v, w, key: v * (1 + lax.axis_index("a").astype(v.dtype)) / 4,
     "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
 }
-LEAVES = ELEMENTWISE | ALGEBRA | RANDOM | COLLECTIVE
+COLLECTIVE |= {name: SIMPLE[name] for name in ("gather_a", "largest_b", "shift_a")}
+LEAVES = ELEMENTWISE | ALGEBRA | SIMPLE | RANDOM | COLLECTIVE
 
 # ------------------------------------------------------------------------------ wrappers
 

@@ -1278,7 +1278,35 @@ def test_vmap_with_spmd_axis_name_around(placement, free):
     assert_same(result, (mapped(vmapped(mixing))(stacked, u, w), loss(vmapped(mixing))(stacked, u, w)))
 
 
-SPMD_EXTREMA = {
+@jax.custom_jvp
+def rectified(v):
+    return lax.max(v, 0.0)
+
+
+@rectified.defjvp
+def _(primals, tangents):
+    (v,), (t,) = primals, tangents
+    return rectified(v), lax.mul(t, lax.max(lax.sign(v), 0.1))
+
+
+@jax.custom_vjp
+def clipped(v):
+    return lax.min(v, 0.5)
+
+
+clipped.defvjp(lambda v: (lax.min(v, 0.5), v), lambda v, ct: (lax.mul(ct, lax.max(lax.sign(v), 0.2)),))
+
+
+# JAX maps custom rules late: there a constant and a value must still vary over the same mesh axes.
+SPMD_BODIES = {
+    "relu": (jax.nn.relu, jax.nn.relu),
+    "silu": (jax.nn.silu, jax.nn.silu),
+    "custom_jvp": (rectified, rectified),
+    "custom_vjp": (clipped, clipped),
+    "both": (
+        lambda v: clipped(rectified(v) * lax.pmean(v, "i")),
+        lambda v: clipped(rectified(v) * v.mean(1, keepdims=True)),
+    ),
     "softmax": (lambda v: jax.nn.softmax(v, axis="i"), lambda v: jax.nn.softmax(v, axis=1)),
     "logsumexp": (
         lambda v: v * jax.nn.logsumexp(v, axis="i"),
@@ -1294,11 +1322,11 @@ SPMD_EXTREMA = {
 
 
 @pytest.mark.parametrize("resources", [{"i": "x"}, {}], ids=str)
-def test_gradients_of_extrema_in_vmap_with_spmd_axis_name(resources, rng):
+def test_gradients_in_vmap_with_spmd_axis_name(resources, rng):
     x, w = rng.normal(size=(2, 2, 12)).astype(np.float32)
-    together = lambda v: [named(v) for named, _ in SPMD_EXTREMA.values()]
+    together = lambda v: [named(v) for named, _ in SPMD_BODIES.values()]
     losses = lambda results: sum(jnp.sum(w * r) for r in results)
-    positional = lambda v: [function(v) for _, function in SPMD_EXTREMA.values()]
+    positional = lambda v: [function(v) for _, function in SPMD_BODIES.values()]
     mapped = xmap(together, ["i"], ["i"], axis_resources=resources)
     with mesh42():
         for run in (jax.vmap(mapped, spmd_axis_name="y"), jax.jit(jax.vmap(mapped, spmd_axis_name="y"))):

@@ -54,7 +54,23 @@ def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[N
     traced, restore = only_arrays(on_dynamic)
     jaxpr = ev.trace(traced, [positional_type(v) for v in dynamic])
     ev.checker.check(jaxpr, [v.names for v in dynamic])
-    return restore(ev.evaluate(jaxpr, dynamic))
+    return restore(evaluate_whole(ev, jaxpr, dynamic))
+
+
+def evaluate_whole(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """Evaluate a custom function's body or rule as one jitted function.
+
+    JAX (to 0.12) maps a custom rule late, when it has forgotten the axis of a ``vmap(spmd_axis_name=...)`` around: a
+    constant and a mapped value then meet with different varying mesh axes.  Mapping a jitted function recalls the axis.
+    """
+    if not ev.loc.typed:
+        return ev.evaluate(jaxpr, operands)
+
+    @jax.jit
+    def custom(*values):
+        return ev.evaluate(jaxpr, values)
+
+    return custom(*operands)
 
 
 def is_no_array(value: NamedValue) -> bool:

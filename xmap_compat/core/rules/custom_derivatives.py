@@ -15,7 +15,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.device import conform
-from xmap_compat.core.rules.callables import evaluate_callable
+from xmap_compat.core.rules.callables import evaluate_callable, evaluate_whole
 from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
 from xmap_compat.core.values import NamedValue
 
@@ -37,7 +37,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
     def values_of(operands):
-        return ev.conformed(ev.evaluate(call.body, operands), names)
+        return ev.conformed(evaluate_whole(ev, call.body, operands), names)
 
     @jax.custom_jvp
     def fun(*values):
@@ -83,7 +83,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     @jax.custom_vjp
     def fun(*values):
-        return ev.conformed(ev.evaluate(call.body, values), names)
+        return ev.conformed(evaluate_whole(ev, call.body, values), names)
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
