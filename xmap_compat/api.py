@@ -183,7 +183,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             errors.note_once(error, errors.committed_elsewhere_note())
         return others
 
-    jitted = _jax.recovering(jitted, recovery, _check_staged)
+    jitted = _jax.recovering(jitted, recovery)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted

@@ -1682,9 +1682,14 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
-def test_calls_that_are_not_executed_refuse_the_same_arguments(stage):
-    staged = stage(xmap(lambda v, how: v, (I, {}), I))
+def test_the_stages_of_a_gradient_are_not_those_of_the_function():
+    """What JAX's transformations copy from a function must not stage that function in their place."""
+    gradient = jax.grad(xmap(lambda v: lax.psum(v**2, "i"), I, []))
+    assert [hasattr(gradient, stage) for stage in ("lower", "trace", "eval_shape")] == [False, False, False]
+
+
+def test_a_plan_refuses_the_arguments_that_a_call_refuses():
+    staged = xmap(lambda v, how: v, (I, {}), I).plan
     with pytest.raises(TypeError) as caught:
         staged(ones(3), "double")
     assert str(caught.value) == STATIC.format("args[1]", "'double' of type str")

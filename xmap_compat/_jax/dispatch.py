@@ -26,13 +26,13 @@ Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, 
 Explanation = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 
-def recovering(jitted: Any, recovery: Recovery, explain: Explanation) -> Any:
+def recovering(jitted: Any, recovery: Recovery) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
     ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
     Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
-    fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape``, which stage a call and do not execute
-    it, are not made again: there ``explain(args, kwargs)`` may raise in better words.
+    fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay JAX's own: put on the function itself
+    they would be copied by ``jax.grad``, whose result has none.
     """
     state = jitted.__getstate__()
     missed = state["cache_miss"]
@@ -52,8 +52,6 @@ def recovering(jitted: Any, recovery: Recovery, explain: Explanation) -> Any:
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})
     made.__dict__.update(vars(jitted))
-    for stage in ("lower", "trace", "eval_shape"):
-        setattr(made, stage, explaining(getattr(jitted, stage), explain))
     return made
 
 

@@ -409,7 +409,7 @@ class Rewriter:
         if self.module.calls.get(self.found.span(node)) or _is_of_jax(callee):
             return self._other(node, callee)
         if _is_ours(callee) and callable(callee):
-            raise NotWritable(ast.unparse(node.func))
+            raise NotWritable(f"a use of {ast.unparse(node.func)} of xmap_compat")
         return None
 
     def callee(self, node: ast.expr) -> Any:
