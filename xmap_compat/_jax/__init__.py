@@ -24,7 +24,6 @@ from xmap_compat._jax.equations import (
     RootMap,
     Scan,
     ShardMap,
-    Structured,
     While,
     instantiate_symbolic,
     is_symbolic_zero,

@@ -21,8 +21,6 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
 
 
 Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
-
-
 Explanation = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 

@@ -89,7 +89,3 @@ def _makes_or_takes_references(jaxpr, seen):
 def has_side_effect(eqn: Any) -> bool:
     """Whether an equation must run even if nothing reads its results (callbacks, prints)."""
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
-
-
-def has_named_axis_effect(jaxpr: Any) -> bool:
-    return any(isinstance(effect, NamedAxisEffect) for effect in jaxpr.effects)
