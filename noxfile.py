@@ -4,6 +4,12 @@
 ``-s`` chooses.  What comes after ``--`` goes to pytest.  Times are those of two cores.
 """
 
+import os
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
 import nox
 from nox.command import CommandFailed
 
@@ -19,7 +25,6 @@ PAIRS = [
         ("3.13", "newest"),
     ]
 ]
-NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 SMOKE = ["tests/core/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/core/test_mesh.py"]
 
 
@@ -32,7 +37,7 @@ def install_and_test(session, jax, *args, **environment):
 @nox.session
 @nox.parametrize("python,jax", PAIRS)
 def tests(session, jax):
-    """The quick tests, which see every kind of behaviour (8 minutes for each pair)."""
+    """The quick tests, which see every kind of behaviour (7 to 10 minutes for each pair)."""
     install_and_test(session, jax)
 
 
@@ -59,10 +64,11 @@ def mutants(session):
 
 @nox.session(python="3.12")
 def nightly(session):
-    """The quick tests on JAX's newest pre-release, if one can be installed."""
+    """The quick tests on JAX's newest pre-release, if one can be installed; JAX_NIGHTLY_INDEX is one more index."""
     session.install("-e", ".[test]")
+    index = os.environ.get("JAX_NIGHTLY_INDEX")
     try:
-        session.install("--pre", "--upgrade", "jax", "jaxlib", "--extra-index-url", NIGHTLY)
+        session.install("--pre", "--upgrade", "jax", "jaxlib", *(["--extra-index-url", index] if index else []))
     except CommandFailed:
         session.skip("no pre-release of JAX can be installed here")
     session.run("python", "-c", "import jax; print('jax', jax.__version__)")
@@ -76,3 +82,49 @@ def lint(session):
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def docs(session):
+    """The documentation in site/, with warnings as errors (a minute); the code of its pages runs among the tests."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+# A few tests that need pytest alone, with helpers, and documents; what else the archive holds is compared with git.
+FROM_THE_ARCHIVE = [
+    "tests/core/test_walking_skeleton.py",
+    "tests/tutorial/test_tutorial_network.py",
+    "tests/test_sampling.py",
+    "tests/test_docs.py::test_links_between_files_lead_somewhere",
+    "tests/test_docs.py::test_every_page_has_its_place_on_the_site",
+]
+
+
+@nox.session
+def release(session):
+    """What would be uploaded (three minutes): the source archive passes tests of its own, the wheel runs alone."""
+    made = Path(session.create_tmp()).resolve() / "release"
+    shutil.rmtree(made, ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(made))
+    (archive,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
+    with tarfile.open(archive) as file:
+        file.extractall(made, filter="data")
+    tree = made / archive.name.removesuffix(".tar.gz")
+    tracked = session.run("git", "ls-files", external=True, silent=True).splitlines()
+    if missing := [name for name in tracked if not (tree / name).exists()]:
+        session.error(f"not in the archive: {', '.join(missing)}")
+    session.install(str(tree), "pytest")
+    with session.chdir(tree):
+        session.run("python", "-m", "pytest", "-q", *FROM_THE_ARCHIVE)
+    # The wheel, and nothing else, in an environment of its own.
+    session.run("python", "-m", "venv", "--clear", str(made / "bare"))
+    python = str(made / "bare" / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "-q", str(wheel), external=True)
+    example = re.search("^```python\n(.*?)^```", (tree / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    (made / "example.py").write_text(example)
+    with session.chdir(made):
+        session.run(python, "-W", "error", "example.py", external=True)
+    session.log(f"made {archive} and {wheel}")

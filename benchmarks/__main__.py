@@ -12,19 +12,30 @@ import jax
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 from benchmarks.measure import FULL, QUICK
-from benchmarks.sections import SECTIONS, run
+from benchmarks.sections import LONG, SECTIONS, run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="xmap_compat beside hand-written JAX")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of: {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument(
+        "sections",
+        nargs="*",
+        metavar="SECTION",
+        help=f"some of: {', '.join(SECTIONS)} (default: all but {', '.join(LONG)})",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, noisier times")
     parser.add_argument("--only", metavar="NAME", default="", help="only programs whose name contains NAME")
     options = parser.parse_args()
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"no section is called {unknown[0]!r}; there are: {', '.join(SECTIONS)}")
     print(f"jax {jax.__version__}; ratio = xmap_compat / by hand; * = goal missed")
-    lines = list(run(options.sections or list(SECTIONS), options.only, QUICK if options.quick else FULL))
+    lines = list(
+        run(
+            options.sections or [name for name in SECTIONS if name not in LONG],
+            options.only,
+            QUICK if options.quick else FULL,
+        )
+    )
     if not lines:
         parser.error(f"no program's name contains {options.only!r}")
     print("\ngoals")

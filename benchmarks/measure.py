@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import hlo, timing
 from benchmarks.programs import Case, make_mesh
-from xmap_compat import Mesh
+from xmap_compat import Mesh, compiler_axes
 
 TIMED_SCALE, COMPILED_SCALE = 1, 8
 
@@ -27,10 +27,11 @@ class Effort:
     traces: int
     cold_traces: int
     compiles: int
+    candidates: int = 10**6
 
 
 FULL = Effort(rounds=20, calls=30, traces=9, cold_traces=3, compiles=4)
-QUICK = Effort(rounds=5, calls=30, traces=5, cold_traces=2, compiles=2)
+QUICK = Effort(rounds=5, calls=30, traces=5, cold_traces=2, compiles=2, candidates=8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,23 +57,24 @@ class Timed:
 
 def compare(case: Case) -> Comparison:
     """Compile both programs of one case, and run them."""
-    with _mesh_in_scope(case):
-        types = _placed_types(case, case.args(COMPILED_SCALE))
+    with mesh_in_scope(case):
+        types = placed_types(case, case.args(COMPILED_SCALE))
         args = _placed(case, case.args(COMPILED_SCALE))
         programs = [fun().lower(*types).compile() for fun in (case.named, case.by_hand)]
         results = [jax.block_until_ready(program(*args)) for program in programs]
-    return Comparison(case.name, *map(hlo.statistics, programs), _difference(*results))
+    difference = _difference(*results) or (_lying_otherwise(*results) if case.compiler else "")
+    return Comparison(case.name, *map(hlo.statistics, programs), difference)
 
 
 def measure(case: Case, effort: Effort) -> Timed:
     """Everything about one case: its times too."""
     compiled = compare(case)
-    with _mesh_in_scope(case):
+    with mesh_in_scope(case):
         args = _placed(case, case.args(TIMED_SCALE))
         ours, theirs = case.named(), case.by_hand()
         jax.block_until_ready((ours(*args), theirs(*args)))
         dispatch = timing.calls(ours, theirs, args, effort.rounds, effort.calls)
-        types = _placed_types(case, case.args(COMPILED_SCALE))
+        types = placed_types(case, case.args(COMPILED_SCALE))
 
         def lower(fun):
             return fun.lower(*types)
@@ -98,11 +100,14 @@ def _forgetting(fun: Callable) -> Callable:
     return fun
 
 
-def _mesh_in_scope(case: Case) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def mesh_in_scope(case: Case) -> Iterator[None]:
     if case.specs is None:
-        return contextlib.nullcontext()
+        yield
+        return
     mesh = make_mesh()
-    return Mesh(mesh.devices, mesh.axis_names)
+    with Mesh(mesh.devices, mesh.axis_names), compiler_axes(*case.compiler):
+        yield
 
 
 def _shardings(case: Case, args: Any) -> list[Any]:
@@ -120,7 +125,7 @@ def _placed(case: Case, args: Any) -> Any:
     return jax.block_until_ready(jax.tree.unflatten(tree, placed))
 
 
-def _placed_types(case: Case, args: Any) -> Any:
+def placed_types(case: Case, args: Any) -> Any:
     leaves, tree = jax.tree.flatten(args)
     types = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(leaves, _shardings(case, args), strict=True)
@@ -140,3 +145,11 @@ def _difference(ours: Any, theirs: Any) -> str:
         if (worst := np.max(np.abs(x - y), initial=0)) > tolerance * np.max(np.abs(y), initial=1e-30):
             return f"by {worst:.2g}, where the largest element is {np.max(np.abs(y)):.2g}"
     return ""
+
+
+def _lying_otherwise(ours: Any, theirs: Any) -> str:
+    """Which arrays lie otherwise on the mesh; empty if none does."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
+    others = [(path, a, b) for (path, a), b in pairs if not a.sharding.is_equivalent_to(b.sharding, a.ndim)]
+    texts = (f"{jax.tree_util.keystr(path)} {a.sharding.spec} against {b.sharding.spec}" for path, a, b in others)
+    return "; ".join(texts)

@@ -184,7 +184,7 @@ def loops_verdicts(name: str, group: Sequence[Comparison], falls: bool) -> Itera
 
 def summary(section: str, verdicts: Sequence[Verdict]) -> Iterator[str]:
     """For each goal how many programs meet it; then a line for each program that misses some."""
-    yield f"{section}:"
+    yield f"{section}:" if verdicts else f"{section}: no goals"
     for goal in dict.fromkeys(v.goal for v in verdicts):
         met = [v.met for v in verdicts if v.goal == goal]
         yield f"  {'met   ' if all(met) else 'MISSED'} {goal}: {sum(met)} of {len(met)}"
@@ -240,3 +240,12 @@ def _moves_no_more(comparison: Comparison) -> bool:
 
 def _listed(side: Statistics) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(side.collective_counts().items())) or "none"
+
+
+def passes_table(name: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
+    """The passes of one program, ours and those of the hand-written one, with their shares."""
+    lines = [name]
+    for title, times in (("xmap_compat", ours), ("by hand", theirs)):
+        lines.append(f"  {title}")
+        lines += [f"    {part:<42} {ms:8.1f} {100 * ms / times['in all']:5.0f} %" for part, ms in times.items()]
+    return "\n".join(lines)

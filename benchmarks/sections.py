@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks import contractions, gradients, loops, programs, report
-from benchmarks.measure import Effort, compare, measure
+from benchmarks import compiler, contractions, gradients, loops, passes, programs, report, search
+from benchmarks.measure import Effort, compare, measure, mesh_in_scope, placed_types
 from benchmarks.programs import Case
 from benchmarks.report import Verdict
 
-Groups = Sequence[tuple[str, list[Case]]]
+Groups = Sequence[tuple[str, list[Any]]]
 
 
 def run_programs(groups: Groups, effort: Effort) -> Iterator[Verdict]:
@@ -46,6 +46,18 @@ def run_loops(groups: Groups, effort: Effort) -> Iterator[Verdict]:
         yield from report.loops_verdicts(name, comparisons, loops.falls(name))
 
 
+def run_passes(groups: Groups, effort: Effort) -> Iterator[Verdict]:
+    """The share of each pass in tracing and lowering; there is no goal for it."""
+    del effort
+    for name, [case] in groups:
+        types = placed_types(case, case.args(1))
+        with mesh_in_scope(case):
+            ours = passes.shares(case.named, types, passes.OURS)
+            theirs = passes.shares(case.by_hand, types, passes.BY_HAND)
+        print(report.passes_table(name, ours, theirs), flush=True)
+    yield from ()
+
+
 def _each_alone(cases: Iterator[Case]) -> Groups:
     return [(case.name, [case]) for case in cases]
 
@@ -74,12 +86,29 @@ SECTIONS = {
         lambda: _each_alone(gradients.cases()),
         run_compiled,
     ),
+    "compiler": Section(
+        "mesh axes left to the compiler beside shard_map(axis_names=...) in a sharded jit",
+        lambda: _each_alone(compiler.cases()),
+        run_compiled,
+    ),
     "loops": Section(
         "bytes of temporaries of serial loops beside lax.map(batch_size=...)",
         lambda: list(loops.groups()),
         run_loops,
     ),
+    "passes": Section(
+        "milliseconds of each pass in tracing and lowering a gradient, warm, under a profiler",
+        lambda: _each_alone(passes.gradients()),
+        run_passes,
+    ),
+    "search": Section(
+        "prices of all assignments beside what is compiled and measured",
+        search.groups,
+        search.run_search,
+    ),
 }
+# Minutes, and worth something on a quiet machine only: it runs where it is asked for.
+LONG = ("search",)
 
 
 def run(names: Sequence[str], only: str, effort: Effort) -> Iterator[str]:

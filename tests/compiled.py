@@ -1,10 +1,7 @@
-"""Compiling, and reading compiled modules: the devices that communicate with each other."""
+"""Reading compiled modules: the devices that communicate with each other."""
 
-import contextlib
-import functools
 import re
 
-import jax
 import numpy as np
 
 MESH = {"x": 4, "y": 2}
@@ -36,14 +33,3 @@ def groups_over(mesh_axes, sizes=MESH):
     names = list(sizes)
     moved = np.moveaxis(ids, [names.index(m) for m in mesh_axes], range(-len(mesh_axes), 0))
     return _rows(moved.reshape(-1, np.prod([sizes[m] for m in mesh_axes])))
-
-
-@functools.cache
-def quick_compilation():
-    """Those options that this XLA knows; compilation would else take most of the time of these tests."""
-    known = {}
-    for option, value in {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.jit(lambda x: x).lower(0).compile({option: value})
-            known[option] = value
-    return known

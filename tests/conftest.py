@@ -1,4 +1,4 @@
-"""Eight fake CPU devices for every test, set before JAX is imported; and which tests are left out, unless asked for.
+"""Eight fake CPU devices and quick compilation, set before JAX is imported; and which tests are left out.
 
 ``slow`` marks what takes long and finds little that a quick test does not.  ``sampled`` marks a test of many
 combinations: some of them, in which each value of each parameter occurs, are quick, and the others are slow;
@@ -8,9 +8,19 @@ combinations: some of them, in which each value of each parameter occurs, are qu
 
 import collections
 import faulthandler
+import gc
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+import jaxlib
+
+# Programs here are small and run once: optimizing them takes most of the time.  XLA ends the process where it does not
+# know a flag, and jaxlib 0.12 has no other emitters any more.
+_QUICKLY = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if jaxlib.version.__version_info__ < (0, 12):
+    _QUICKLY.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(
+    [*_QUICKLY, os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["COLUMNS"] = "100"  # plans fit the terminal
 
@@ -60,6 +70,13 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in set(left_out)]
 
 
+def pytest_collection_finish():
+    # What has been loaded by now stays: looking it through for garbage takes a twentieth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 def _mark_unsampled(items):
     groups = collections.defaultdict(list)
     for item in items:
@@ -93,12 +110,3 @@ def end_a_hang():
     faulthandler.dump_traceback_later(240, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
-
-
-@pytest.fixture(scope="module")
-def compiled_quickly():
-    """For programs of which only the results count: XLA compiles them with few optimizations."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

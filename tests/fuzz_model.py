@@ -1,19 +1,21 @@
 """An xmap over NumPy for the fuzz test: it reads what the user wrote, and says the result or that there is none.
 
-A value is an array whose first dimensions are all named axes of the call, with one element where it does not vary.
-Nothing here knows how xmap_compat works; the rules are those of its documentation.
+The values are those of ``named_arrays``.  Nothing here knows how xmap_compat works; the rules are those of its
+documentation.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import named_arrays
 import numpy as np
 from jax import lax
+from named_arrays import Named
 
 from xmap_compat import SerialLoop
 
@@ -253,71 +255,52 @@ def infer_sizes(pairs, given):
     return sizes
 
 
-@dataclasses.dataclass
-class Value:
-    data: np.ndarray
-    names: frozenset[Hashable]
-
-
-@dataclasses.dataclass
 class Model:
-    sizes: Mapping[Any, int]
-    resources: Mapping[Any, tuple]
+    """The axes of a call with their resources, and its values as named arrays."""
 
-    def __post_init__(self):
-        self.order = list(self.sizes)
+    def __init__(self, sizes: Mapping[Any, int], resources: Mapping[Any, tuple]):
+        self.sizes, self.resources = sizes, resources
+        self.arrays = named_arrays.Model(sizes)
 
-    def checked(self, value):
+    def checked(self, names):
         """Two axes that need one resource do not meet in a value."""
-        for a, b in itertools.combinations(value.names, 2):
+        for a, b in itertools.combinations(names, 2):
             shared = {r for r in self.resources[a] if not isinstance(r, SerialLoop)} & set(self.resources[b])
             require(not shared, "axes on one resource do not meet")
-        return value
 
     def enter(self, spec, data):
-        position = {name: k for k, name in spec.positions.items()}
-        present = [n for n in self.order if n in position]
-        kept = [k for k in range(data.ndim) if k not in spec.positions]
-        data = data.transpose([*(position[n] for n in present), *kept])
-        gaps = [k for k, n in enumerate(self.order) if n not in position]
-        return self.checked(Value(np.expand_dims(data, gaps), frozenset(position)))
+        self.checked(spec.positions.values())
+        data = np.moveaxis(data, list(spec.positions), range(len(spec.positions)))
+        return Named(self.arrays, data, spec.positions.values())
 
     def compute(self, expression, leaves):
-        named = len(self.order)
         if isinstance(expression, Leaf):
             return leaves[expression.index]
         if isinstance(expression, Constant):
-            return Value(np.arange(expression.length).reshape((1,) * named + (-1,)), frozenset())
+            return self.arrays.named(np.arange(expression.length))
         over = (expression.name,) if isinstance(expression, Index) else expression.over
-        require(set(over) <= set(self.order), "names are bound")
+        require(set(over) <= set(self.sizes), "names are bound")
         require(len(set(over)) == len(over), "a collective names an axis once")
         for name in over:
             looped = any(isinstance(r, SerialLoop) or r == "l" for r in self.resources[name])
             require(not looped, "collectives do not name looped axes")
         if isinstance(expression, Index):
-            shape = [-1 if n == expression.name else 1 for n in self.order]
-            return Value(np.arange(self.sizes[expression.name]).reshape(shape), frozenset({expression.name}))
-        used = [leaves[k] for k in expression.indices]
-        total = Value(0.0, frozenset())
-        for leaf in used:
-            data = total.data + leaf.data.sum(tuple(range(named, leaf.data.ndim)), dtype=np.float64)
-            total = self.checked(Value(data, total.names | leaf.names))
-        for name in over:
-            summed = total.data.sum(self.order.index(name), keepdims=True)
-            total = Value(summed if name in total.names else summed * self.sizes[name], total.names - {name})
-        return total
+            return self.arrays.axis_index(expression.name)
+        total = self.arrays.named(0.0)
+        for leaf in (leaves[k] for k in expression.indices):
+            part = leaf.data.sum(tuple(range(len(leaf.names), leaf.data.ndim)), dtype=np.float64)
+            names = self.arrays.ordered({*total.names, *leaf.names})
+            self.checked(names)
+            both = [self.arrays.expanded(v, names) for v in (total, Named(self.arrays, part, leaf.names))]
+            total = Named(self.arrays, sum(both), names)
+        return self.arrays.psum(total, over) if over else total
 
     def leave(self, spec, value):
-        wanted = frozenset(spec.positions.values())
-        require(value.names <= wanted, "axes of results are declared")
-        self.checked(Value(None, wanted))
-        positional = value.data.shape[len(self.order) :]
-        rank = len(positional) + len(wanted)
+        wanted = self.arrays.ordered(spec.positions.values())
+        require(set(value.names) <= set(wanted), "axes of results are declared")
+        self.checked(wanted)
+        rank = value.ndim + len(wanted)
         require(all(k < rank for k in spec.positions), "a result has the dimensions that are named")
         require(spec.rank in (None, rank), "a result has the rank that is asserted")
-        shape = [self.sizes[n] if n in wanted else 1 for n in self.order]
-        data = np.broadcast_to(value.data, (*shape, *positional))
-        rest = iter(range(len(self.order), data.ndim))
-        axes = [self.order.index(spec.positions[k]) if k in spec.positions else next(rest) for k in range(rank)]
-        gone = [k for k, n in enumerate(self.order) if n not in wanted]
-        return data.transpose([*axes, *gone]).reshape([data.shape[k] for k in axes])
+        position = {name: k for k, name in spec.positions.items()}
+        return np.moveaxis(self.arrays.expanded(value, wanted), range(len(wanted)), [position[n] for n in wanted])

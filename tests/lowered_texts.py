@@ -21,6 +21,8 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, einsum, serial_loop, xmap
+from xmap_compat.api import observe
+from xmap_compat.core.fingerprint import fingerprint
 
 # ------------------------------------------------------------------------------- bodies
 
@@ -135,10 +137,20 @@ def own_texts():
             # Every result is broadcast along the axes that it does not vary over.
             mapped = xmap(body, tuple([n] for n in NAMES), [*NAMES, ...], axis_resources=resources)
             with mesh, serial_loop("loop", 2):
+                calls: list[str] = []
+                end = observe(lambda *call, calls=calls: calls.append(fingerprint_text(*call)))
                 yield f"{body.__name__} {k}", mapped.lower(*args).as_text()
+                end()
+                yield f"fingerprint of {body.__name__} {k}", "\n".join(calls)
                 gradient = jax.jit(jax.grad(lambda *args, f=mapped: _total(f(*args)), argnums=(0, 1, 2)))
                 if body is not control_flow:  # a while loop has no backward derivative
                     yield f"gradient of {body.__name__} {k}", gradient.lower(*args).as_text()
+
+
+def fingerprint_text(declared, placed, args):
+    """What processes compare of a call that is no part of another."""
+    made = fingerprint(declared, placed, args)
+    return "" if placed.nested else "\n".join([*made.parts.values(), *made.program])
 
 
 def _total(results):

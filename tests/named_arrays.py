@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import contract
+from oracles import contract, exchange, gather, permute, scatter_sum
 
 
 class Named:
@@ -202,49 +202,32 @@ class Model:
     def axis_index(self, name):
         return Named(self, self.xp.arange(self.sizes[name]), (name,))
 
-    def ppermute(self, x, names, perm):
+    def _spmd(self, definition, x, names, *dims):
+        """Apply ``definition(parts, *positional dimensions)`` of ``oracles`` to what the participants hold."""
         data, kept = self.whole(x, names)
-        source_of = {d: s for s, d in perm}
-        nothing = self.xp.zeros_like(data[0])
-        rows = [data[source_of[k]] if k in source_of else nothing for k in range(len(data))]
-        return self.parts(self.xp.stack(rows), names, kept)
+        received = definition(list(data), *(len(kept) + d for d in dims))
+        return self.parts(self.xp.stack(received), names, kept)
+
+    def ppermute(self, x, names, perm):
+        return self._spmd(lambda parts: permute(parts, perm, self.xp), x, names)
 
     def pshuffle(self, x, name, perm):
-        data, kept = self.whole(x, name)
-        return self.parts(self.xp.stack([data[k] for k in perm]), name, kept)
+        return self._spmd(lambda parts: [parts[k] for k in perm], x, name)
 
     def all_gather(self, x, names, axis=0, tiled=False):
         data, kept = self.whole(x, names)
-        at = len(kept) + axis
-        data = self.xp.moveaxis(data, 0, at)
-        if tiled:
-            data = data.reshape(*data.shape[:at], -1, *data.shape[at + 2 :])
-        return Named(self, data, kept)
+        return Named(self, gather(list(data), len(kept) + axis, tiled, self.xp)[0], kept)
 
     def all_to_all(self, x, names, split_axis, concat_axis, tiled=False):
-        """Participant i receives piece i of everyone, in order, along ``concat_axis``."""
-        data, kept = self.whole(x, names)
-        count, lead = len(data), 1 + len(kept)
-        split, concat = lead + split_axis, lead + concat_axis
-        pieces = data.reshape(*data.shape[:split], count, -1, *data.shape[split + 1 :])
-        pieces = self.xp.moveaxis(pieces, split, 0)  # (receiver, sender, kept..., positional...)
-        received = []
-        for k in range(count):
-            if tiled:
-                received.append(self.xp.concatenate(list(pieces[k]), concat - 1))
-            else:
-                received.append(self.xp.stack([p.squeeze(split - 1) for p in pieces[k]], concat - 1))
-        return self.parts(self.xp.stack(received), names, kept)
+        definition = lambda parts, split, concat: exchange(parts, split, concat, tiled, self.xp)
+        return self._spmd(definition, x, names, split_axis, concat_axis)
 
     def pswapaxes(self, x, name, axis):
         return self.all_to_all(x, name, axis, axis)
 
     def psum_scatter(self, x, names, scatter_dimension=0, tiled=False):
-        data, kept = self.whole(x, names)
-        at, count = len(kept) + scatter_dimension, len(data)
-        total = data.sum(0)
-        pieces = self.xp.moveaxis(total.reshape(*total.shape[:at], count, -1, *total.shape[at + 1 :]), at, 0)
-        return self.parts(pieces if tiled else pieces.squeeze(at + 1), names, kept)
+        definition = lambda parts, dimension: scatter_sum(parts, dimension, tiled, self.xp)
+        return self._spmd(definition, x, names, scatter_dimension)
 
     def pdot(self, x, y, names, pos_contract=((), ()), pos_batch=((), ())):
         product = self.pointwise(lambda a, b: contract(a, b, pos_contract, pos_batch, self.xp), x, y)

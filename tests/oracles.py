@@ -1,11 +1,11 @@
 """What every collective over named axes means, in NumPy: the oracle of the tests.
 
-A value over named axes is stored whole: one leading dimension for each axis of the model, then its
-positional dimensions.  A value that does not vary over an axis has equal entries along it.  A
-collective is defined by what the n participants, who hold one array each, hold afterwards;
-:class:`Model` applies such a definition at every index of the remaining axes.  Its methods are named as in
-``jax.lax``, ``jax.numpy`` and ``jax.nn`` and take the operands, the axes, then options.  Nothing here knows
-of JAX or devices.
+The definitions are the only ones: ``named_arrays.py`` applies them too, to values that lack some axes.  Here a value
+is stored whole: one leading dimension for each axis of the model, then its positional dimensions.  A value that does
+not vary over an axis has equal entries along it.  A collective is defined by what the n participants, who hold one
+array each, hold afterwards; :class:`Model` applies such a definition at every index of the remaining axes.  Its methods
+are named as in ``jax.lax``, ``jax.numpy`` and ``jax.nn`` and take the operands, the axes, then options.  Nothing here
+knows of JAX or devices.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ def _wide(x):
     return x.astype(np.float32 if _is_floating(x) else np.int32) if x.dtype.itemsize < 4 else x
 
 
-# ----------------------------------------- definitions: a list of parts in, a list of parts out
+# -------- definitions: a list of parts in, a list of parts out; by NumPy, or another ``xp`` with its functions
 
 
-def permute(parts, perm):
-    out = [np.zeros_like(parts[0]) for _ in parts]
+def permute(parts, perm, xp=np):
+    out = [xp.zeros_like(parts[0]) for _ in parts]
     for source, destination in perm:
         out[destination] = parts[source]
     return out
 
 
-def gather(parts, axis, tiled):
-    join = np.concatenate if tiled else np.stack
+def gather(parts, axis, tiled, xp=np):
+    join = xp.concatenate if tiled else xp.stack
     return [join(parts, axis)] * len(parts)
 
 
-def exchange(parts, split_axis, concat_axis, tiled):
+def exchange(parts, split_axis, concat_axis, tiled, xp=np):
     """Participant i receives the i-th piece of every participant."""
     n = len(parts)
     if tiled:
-        pieces = [np.split(part, n, split_axis) for part in parts]
-        return [np.concatenate([pieces[j][i] for j in range(n)], concat_axis) for i in range(n)]
-    return [np.stack([part.take(i, split_axis) for part in parts], concat_axis) for i in range(n)]
+        pieces = [xp.split(part, n, split_axis) for part in parts]
+        return [xp.concatenate([pieces[j][i] for j in range(n)], concat_axis) for i in range(n)]
+    return [xp.stack([part.take(i, split_axis) for part in parts], concat_axis) for i in range(n)]
 
 
-def scatter_sum(parts, dimension, tiled):
+def scatter_sum(parts, dimension, tiled, xp=np):
     """Participant i receives the i-th piece of the sum."""
     total = sum(parts[1:], parts[0])
     if tiled:
-        return np.split(total, len(parts), dimension)
+        return xp.split(total, len(parts), dimension)
     return [total.take(i, dimension) for i in range(len(parts))]
 
 
 def contract(x, y, pos_contract, pos_batch, xp=np):
-    """``lax.dot_general``: result dimensions are batch, rest of x, rest of y; computed by NumPy or another ``xp``."""
+    """``lax.dot_general``: result dimensions are batch, rest of x, rest of y."""
     x_dims = list(range(x.ndim))
     y_dims = [x.ndim + k for k in range(y.ndim)]
     for left, right in [*zip(*pos_contract), *zip(*pos_batch)]:

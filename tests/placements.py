@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 
-from xmap_compat import Mesh
+from xmap_compat import Mesh, xmap
 
 IN_AXES = ({0: "a", 1: "b"}, {0: "a"}, {})
 OUT_AXES = {0: "a", 1: "b"}
@@ -39,6 +39,25 @@ def together(programs):
     return lambda x, u, w: {program.__name__: program(x, u, w) for program in programs}
 
 
-def all_around(uses, mapped):
+def vmapped(body):
+    """The positional function that xmap must equal."""
+    over_b = jax.vmap(body, in_axes=(0, None, None), axis_name="b")
+    return jax.vmap(over_b, in_axes=(0, 0, None), axis_name="a")
+
+
+def around(uses, body, placement):
+    """The results of every use of the mapped body, under a placement; and those of ``jax.vmap``."""
+    a, b, resources = PLACEMENTS[placement]
+    with mesh42():
+        results = _all_around(uses, xmap(body, IN_AXES, OUT_AXES, axis_resources=resources))(*arguments(a, b))
+    return results, _around_vmap(uses, body, a, b)
+
+
+@functools.cache
+def _around_vmap(uses, body, a, b):
+    return _all_around(uses, vmapped(body))(*arguments(a, b))
+
+
+def _all_around(uses, mapped):
     """Every use of a mapped function, as one jitted function."""
     return jax.jit(lambda *args: {use.__name__: use(mapped, *args) for use in uses})

@@ -9,6 +9,7 @@ number of turns) is computed exactly, from integers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import textwrap
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import PartitionSpec
 from named_arrays import Model, Named
 
 import xmap_compat
@@ -130,7 +132,8 @@ class Program:
         mapped = xmap_compat.xmap(
             body, self.in_axes, self.out_axes, axis_sizes=own, axis_resources=assignment.of(self.sizes)
         )
-        return lambda *arrays: _in_order(self.result_tree, mapped(*_fill(self.arg_tree, arrays)))
+        placed = lambda arrays: _fill(self.arg_tree, [assignment.placed(a) for a in arrays])
+        return lambda *arrays: _in_order(self.result_tree, mapped(*placed(arrays)))
 
     def modelled(self, xp=np):
         """The same function by the model."""
@@ -154,13 +157,13 @@ class Program:
             [
                 "import jax, jax.numpy as jnp, numpy as np",
                 "from jax import lax",
-                "from xmap_compat import Mesh, SerialLoop, pargmax, pargmin, xeinsum, xmap",
+                "from xmap_compat import Mesh, SerialLoop, compiler_axes, pargmax, pargmin, xeinsum, xmap",
                 f"rng = np.random.default_rng({self.seed})",
                 _ARRAY,
                 f"inner = { {name: assignment.of([name]) for name in self.inner} }",
                 self.source,
                 f"f = {call}axis_resources={assignment.of(self.sizes)})",
-                f"with {assignment.mesh_text()}:",
+                f"with {assignment.mesh_text()}, compiler_axes(*{assignment.compiler}):  # arguments sharded over them",
                 f"    print(f({arguments}))",
             ]
         )
@@ -222,21 +225,37 @@ MESHES = [(("x", 4), ("y", 2)), (("x", 2), ("y", 2), ("z", 2)), (("x", 8),), (("
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A mesh, and resources for some of the axes of a program."""
+    """A mesh, and resources for some of the axes of a program.
+
+    Attributes:
+      compiler: mesh axes that are left to the compiler; arguments are sharded over the first one.
+    """
 
     mesh: tuple[tuple[str, int], ...]
     resources: dict[str, tuple[Any, ...]]
+    compiler: tuple[str, ...] = ()
 
     def of(self, axes):
         return {name: self.resources[name] for name in axes if name in self.resources}
 
+    @contextlib.contextmanager
     def context(self):
         names, shape = zip(*self.mesh) if self.mesh else ((), ())
         devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
-        return xmap_compat.Mesh(devices, names)
+        with xmap_compat.Mesh(devices, names), xmap_compat.compiler_axes(*self.compiler):
+            yield
+
+    def placed(self, array):
+        """The array, sharded over the compiler's first axis along the last dimension that it divides."""
+        if not self.compiler:
+            return array
+        axis = self.compiler[0]
+        dims = [d for d in range(array.ndim) if array.shape[d] and array.shape[d] % dict(self.mesh)[axis] == 0]
+        spec = [axis if d == dims[-1] else PartitionSpec.UNCONSTRAINED for d in range(array.ndim)] if dims else []
+        return lax.with_sharding_constraint(array, PartitionSpec(*spec)) if dims else array
 
     def __repr__(self):
-        return f"{dict(self.mesh)}: {self.resources}"
+        return f"{dict(self.mesh)}: {self.resources}" + (f" beside {self.compiler}" if self.compiler else "")
 
     def _repr_pretty_(self, printer, cycle):
         printer.text(repr(self))
@@ -250,8 +269,12 @@ NOWHERE = Assignment((), {})
 
 
 @st.composite
-def assignments(draw, program):
-    """Distinct mesh axes for the axes, in any order, and loops for axes that nothing refers to."""
+def assignments(draw, program, beside_compiler=False):
+    """Distinct mesh axes for the axes, in any order, and loops for axes that nothing refers to.
+
+    Args:
+      beside_compiler: whether every other program leaves the mesh axes that are left to the compiler.
+    """
     mesh = draw(st.sampled_from(MESHES))
     left = dict(mesh)
     resources = {}
@@ -266,7 +289,8 @@ def assignments(draw, program):
             taken.append(SerialLoop(draw(st.sampled_from([k for k in range(1, rest + 1) if rest % k == 0]))))
         if taken:
             resources[name] = tuple(taken)
-    return Assignment(mesh, resources)
+    to_compiler = beside_compiler and program.seed % 2 and len(left) < len(mesh)
+    return Assignment(mesh, resources, tuple(left) if to_compiler else ())
 
 
 # ------------------------------------------------------------------------------ writing

@@ -20,8 +20,24 @@ from jax.sharding import PartitionSpec as P
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import contractions, gradients, hlo, loops, measure, programs, report, sections
+from benchmarks import (
+    compiler,
+    contractions,
+    gradients,
+    hlo,
+    loops,
+    measure,
+    passes,
+    programs,
+    report,
+    search,
+    sections,
+)
 from benchmarks.measure import compare
+from xmap_compat import Hardware, Link, xmap
+from xmap_compat.tools.hardware import Rates
+from xmap_compat.tools.hlo import parse_groups
+from xmap_compat.tools.transfers import Transfer
 
 BRIEF = measure.Effort(rounds=1, calls=2, traces=1, cold_traces=1, compiles=1)
 
@@ -42,10 +58,13 @@ def statistics_of(fun, *args):
         ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
         ("mesh['x'=2,'y'=2] {'x'}", ((0, 2), (1, 3))),
         ("mesh['x'=2,'y'=2] {'x','y'}", ((0, 1, 2, 3),)),
+        ("mesh['a'=2,'b'=3], device_ids=([3,2]T(1,0)) {'a'}", ((0, 1), (2, 3), (4, 5))),
+        ("mesh['a'=2,'b'=2], device_ids=([4]) {'b'}", ((0, 1), (2, 3))),
+        ("mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
     ],
 )
 def test_device_groups_are_read_in_every_form(text, groups):
-    assert hlo.parse_groups(text) == groups
+    assert parse_groups(text) == groups
 
 
 def test_dots_are_counted():
@@ -75,7 +94,7 @@ def test_collectives_are_read(axes, size):
 
 
 def cases_named(*names):
-    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases()]
+    every = [*programs.cases(), *contractions.cases(), *gradients.cases(), *loops.cases(), *compiler.cases()]
     found = {case.name: case for case in every}
     return [pytest.param(found[name], id=name) for name in names]
 
@@ -108,6 +127,7 @@ def cases_named(*names):
         "matmul grad left:x right:y",
         "megatron rules shard:y",
         "gradient, checkpointed body batch:x 8 chunks",
+        "batch normalization gradient",
     ),
 )
 def test_compiled_programs_are_no_worse(case):
@@ -210,6 +230,17 @@ def test_the_table_of_loops(capsys):
     assert "  met    temporaries fall with the number of chunks: 1 of 1" in goals
 
 
+def test_the_shares_of_the_passes(capsys):
+    """Each pass took time, so the functions that are counted are still called so; no pass takes longer than all."""
+    header, rows, goals = run_section(capsys, "passes", "mlp grad batch:x.y")
+    assert header == "mlp grad batch:x.y" and goals == ["passes: no goals"]
+    parts = [re.fullmatch(r"    (\S.*?|  of this.*?) +([\d.]+) +(\d+) %", row) for row in rows]
+    times = [float(part[2]) for part in parts if part]
+    assert len(times) == len(passes.OURS) + len(passes.BY_HAND) + 2
+    assert min(times) > 0
+    assert all(int(part[3]) <= 100 for part in parts if part)
+
+
 def test_every_program_has_a_name_of_its_own():
     for section in sections.SECTIONS.values():
         groups = section.groups()
@@ -222,4 +253,42 @@ def test_an_unknown_section_is_refused():
     command = [sys.executable, "-m", "benchmarks", "nonsense"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "no section is called 'nonsense'; there are: programs, contractions, gradients, loops" in done.stderr
+    assert (
+        "no section is called 'nonsense'; there are: programs, contractions, gradients, compiler, loops, passes"
+        in done.stderr
+    )
+
+
+# ---------------------------------------------------------------------------- prices
+
+
+def test_prices_are_compared_with_what_is_compiled_and_measured(capsys):
+    """Two assignments of a small program; the figures are those of nothing, so that no time is looked at."""
+    machine = Hardware("figures of nothing", Rates(1e10, 1e10), Link(1e9, 1e-4))
+    body = lambda v: lax.pmean(jnp.sum(v @ v.T), "i")
+    make = lambda resources: xmap(body, ["i", ...], [...], axis_resources=resources)
+    found = search.examine(search.Priced("small", make, (np.ones((8, 4, 4), np.float32),)), 1, machine, most=2)
+    assert (found.candidates, found.bytes_equal) == (2, 2)
+    assert found.flops < 0.05
+    assert found.memory[0] <= found.memory[1] <= found.memory[2]
+    assert found.place in (1, 2) and found.lost >= 0
+    row = search._row(found.name, search._cells(found), 20)
+    assert columns(row)[:2] == ["small", "2"]
+    goals = {v.goal: v.met for v in search.verdicts(found._replace(lost=0.3, flops=0.2, correlation=0.9, place=4))}
+    assert [goal for goal, met in goals.items() if met and goal != "planned in 0.1 s"] == [
+        "bytes as compiled",
+        "rank correlation 0.8",
+    ]
+
+
+def test_ranks_are_correlated():
+    assert search._rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert search._rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert search._rank_correlation([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(0.6)
+
+
+def test_bytes_differ_by_rounding_at_most():
+    transfer = Transfer("all-reduce", ("x",), 4, "", None, 100_000, 1, False)
+    assert search.same_bytes({"x": 100_010}, [transfer])
+    assert not search.same_bytes({"x": 100_200}, [transfer])
+    assert not search.same_bytes({"x": 100_000, "y": 100}, [transfer])

@@ -1,4 +1,4 @@
-"""Every example of README.md and migration_guide.md runs, and shows what it says.
+"""Every example of README.md, the migration guide and the pages in docs/ runs, and shows what it says.
 
 A fence says what its code is:
 
@@ -6,9 +6,12 @@ A fence says what its code is:
   the ``text`` block after it, if there is one.
 - ``python raises`` and ``python warns``: the error, or the warning, is the ``text`` block after it.
 - ``python legacy``: code for JAX before 0.4.31; it is only parsed.
+- ``python file NAME``: code for JAX before 0.4.31, which lies in a file for what follows.
+- ``console``: commands after ``$``, which are executed, each with what it prints.
 
-``...`` in what is shown stands for anything, and white space does not count.  Each section begins with the names
-that the first section of its document and the beginning of its chapter leave.
+``...`` in what is shown stands for anything, and white space does not count.  A page of docs/ is one program, from
+its top to its end.  Of the documents in which readers look things up, each section begins with the names that the
+first section and the beginning of its chapter leave.
 """
 
 import ast
@@ -16,18 +19,27 @@ import contextlib
 import dataclasses
 import functools
 import io
+import linecache
+import os
 import re
+import subprocess
+import sys
+import textwrap
 import warnings
 from pathlib import Path
 
 import pytest
 
+import xmap_compat
 from xmap_compat import __main__ as command_line
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "migration_guide.md", "docs/architecture.md")
-LANGUAGES = ("bash", "python", "python legacy", "python raises", "python warns", "text")
-ERRORS_CHAPTER = "Error messages"
+LOOKED_UP = ("README.md", "migration_guide.md", "docs/errors.md")
+PAGES = sorted({path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} - {*LOOKED_UP})
+DOCUMENTS = (*LOOKED_UP, *PAGES)
+LANGUAGES = ("bash", "console", "python", "python legacy", "python file", "python raises", "python warns", "text")
+REGENERATE = bool(os.environ.get("XMAP_COMPAT_REGENERATE"))
+ERRORS_PAGE = "docs/errors.md"
 
 
 # ------------------------------------------------------------------------------ reading
@@ -56,7 +68,7 @@ class Section:
         following = [*self.blocks, None][1:]
         for block, after in zip(self.blocks, following, strict=True):
             shown = after.text if after is not None and after.language == "text" else None
-            if block.language.startswith("python"):
+            if block.language.startswith(("python", "console")):
                 yield block, shown
 
 
@@ -65,12 +77,12 @@ def read_sections(document):
     chapter, title, blocks, fence = "", "", [], None
     for number, line in enumerate((ROOT / document).read_text().splitlines(), start=1):
         if fence is not None and line.strip() == "```":
-            blocks.append(Block(fence[0], "\n".join(fence[1]), fence[2]))
+            blocks.append(Block(fence[0], textwrap.dedent("\n".join(fence[1])), fence[2]))
             fence = None
         elif fence is not None:
             fence[1].append(line)
-        elif line.startswith("```"):
-            fence = (line[3:].strip(), [], number + 1)
+        elif line.strip().startswith("```"):
+            fence = (line.strip()[3:].strip(), [], number + 1)
         elif line.startswith("##"):
             yield Section(document, chapter, title, tuple(blocks))
             title, blocks = line.lstrip("#").strip(), []
@@ -81,9 +93,7 @@ def read_sections(document):
 
 SECTIONS = [section for document in DOCUMENTS for section in read_sections(document)]
 WITH_CODE = [section for section in SECTIONS if any(section.pairs())]
-ERROR_SECTIONS = [
-    section for section in SECTIONS if section.chapter == ERRORS_CHAPTER and section.title.startswith("`")
-]
+ERROR_SECTIONS = [section for section in SECTIONS if section.document == ERRORS_PAGE and section.title.startswith("`")]
 
 
 def section_id(section):
@@ -122,11 +132,22 @@ def compare_with_shown(found, shown):
     assert any(agrees(shown, as_text(found)) for as_text in (repr, str)), f"shown: {shown}\nfound: {found!r}"
 
 
+def show_code_to_readers_of_sources(document):
+    """Have ``linecache`` take the code of a document, in its places, for the lines of that file."""
+    path = ROOT / document
+    lines = [""] * len(path.read_text().splitlines())
+    for block in (b for s in SECTIONS if s.document == document for b in s.blocks if b.language.startswith("python")):
+        for number, line in enumerate(block.text.splitlines(), start=block.line - 1):
+            lines[number] = line
+    linecache.cache[str(path)] = (len(lines), None, [f"{line}\n" for line in lines], str(path))
+
+
 def run_code(section, block, names):
     """Run a block and compare the values that it shows.
 
-    Frames are those of the document itself, so that messages (and inspect) point into it.
+    Frames are those of the document itself, so that messages point into it, and its functions have sources.
     """
+    show_code_to_readers_of_sources(section.document)
     comparisons = Comparisons(block.text)
     tree = comparisons.visit(ast.parse(block.text))
     assert not comparisons.shown, f"these are no values of expressions: {comparisons.shown}"
@@ -139,6 +160,10 @@ def run_block(section, block, shown, names):
     """Run a block in a namespace, and compare what it shows with what it does."""
     if block.language == "python legacy":
         ast.parse(block.text)
+    elif block.language.startswith("python file "):
+        Path(block.language.removeprefix("python file ")).write_text(block.text + "\n")
+    elif block.language == "console":
+        run_commands(block.text)
     elif block.language == "python raises":
         assert shown is not None, "the error is not shown"
         with pytest.raises(Exception) as raised:
@@ -153,6 +178,20 @@ def run_block(section, block, shown, names):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             run_code(section, block, names)
         assert agrees(shown or "", printed.getvalue()), printed.getvalue()
+
+
+def run_commands(text):
+    """Run the lines after ``$`` in a shell, and compare what each prints."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, timeout=120)
+        found = f"{done.stdout}{done.stderr}"
+        assert agrees(shown, found), f"$ {command}\n{found}"
 
 
 def run_section(section, names):
@@ -180,7 +219,26 @@ def names_after(*sections):
     return names
 
 
-@pytest.mark.parametrize("section", WITH_CODE, ids=section_id)
+@pytest.mark.parametrize("page", [page for page in PAGES if page in {section.document for section in WITH_CODE}])
+def test_the_code_of_a_page_runs_and_shows_what_it_says(page, tmp_path, monkeypatch):
+    """And the pictures that it saves are those that are shown."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for section in WITH_CODE:
+        if section.document == page:
+            run_section(section, names)
+    for drawn in sorted(tmp_path.glob("*.svg")):
+        kept = ROOT / "docs" / "plans" / drawn.name
+        # Without the identifier of a plan, and the lines of its collectives.
+        svg = re.sub(r"(?<=xmap)-[0-9a-f]{8}|(?<=\.md):\d+", "", drawn.read_text())
+        if REGENERATE:
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(svg)
+        assert svg == kept.read_text(), f"{kept.name} is shown as it was (XMAP_COMPAT_REGENERATE=1)"
+    assert "compare_with_shown" in names
+
+
+@pytest.mark.parametrize("section", [s for s in WITH_CODE if s.document in LOOKED_UP], ids=section_id)
 def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
     given = names_after(*(other for other in before(section) if other != section))
     assert run_section(section, dict(given)).keys() >= given.keys()
@@ -190,7 +248,8 @@ def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
 
 
 def test_every_block_says_what_it_is():
-    unknown = [(s.document, b.line, b.language) for s in SECTIONS for b in s.blocks if b.language not in LANGUAGES]
+    blocks = [(s.document, b.line, re.sub("(python file) .*", r"\1", b.language)) for s in SECTIONS for b in s.blocks]
+    unknown = [block for block in blocks if block[-1] not in LANGUAGES]
     assert unknown == []
 
 
@@ -215,34 +274,75 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("function", ERRORS, ids=lambda function: function.name)
-def test_every_error_is_in_the_guide(function):
+def test_every_error_has_its_place_among_the_messages(function):
     """By at least a few of its words that are its own."""
-    guide = words((ROOT / "migration_guide.md").read_text())
+    messages = words((ROOT / ERRORS_PAGE).read_text())
     own = [fragment for fragment in fragments(function) if len(fragment) > 12]
     others = {f for other in ERRORS if other is not function for f in fragments(other)}
     own = [fragment for fragment in own if fragment not in others] or own
     parts = {" ".join(fragment.split()[k : k + 4]) for fragment in own for k in range(len(fragment.split()) - 3)}
     parts |= {fragment for fragment in own if len(fragment.split()) < 4}
-    assert any(part.strip("`.,: ") in guide for part in parts), own
+    assert any(part.strip("`.,: ") in messages for part in parts), own
 
 
 def anchors(document):
     """The anchors of a document's headings, as they are made for readers of Markdown in repositories."""
-    titles = [s.title for s in SECTIONS if s.document == document]
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    return {anchor(section.title) for section in SECTIONS if section.document == document}
+
+
+def anchor(title):
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+
+
+def prose(document):
+    """A document without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_between_files_lead_somewhere(document):
-    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", (ROOT / document).read_text())
-    assert links
-    for target, anchor in links:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", prose(document))
+    assert links or document in PAGES
+    for target, heading in links:
         path = ((ROOT / document).parent / target).resolve() if target else ROOT / document
         assert path.exists(), target
-        assert not anchor or anchor in anchors(path.relative_to(ROOT).as_posix()), anchor
+        assert not heading or heading in anchors(path.relative_to(ROOT).as_posix()), heading
+
+
+def test_every_page_has_its_place_on_the_site():
+    shown = re.findall(r"^ *- [^#\n]*?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in shown if page not in ("migration_guide.md", "CHANGELOG.md")) == sorted(
+        {*PAGES, "docs/errors.md"}
+    )
+
+
+REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+
+
+@pytest.mark.parametrize("name", xmap_compat.__all__)
+def test_every_public_function_has_a_page(name):
+    assert re.search(rf"^::: xmap_compat\.{name}\b", REFERENCE, re.MULTILINE)
+
+
+def test_the_contents_of_the_guide_are_its_headings_to_the_second_level():
+    text = prose("migration_guide.md")
+    shown = re.findall(r"^(1|\d+|    -)\.? \[(.*)\]\(#(.*)\)$", text[: text.index("\n## ")], re.MULTILINE)
+    headings = re.findall(r"^(##|###) (.*?) *$", text, re.MULTILINE)
+    assert [(("##" if mark.isdigit() else "###"), title) for mark, title, _ in shown] == headings
+    assert [link for *_, link in shown] == [anchor(title) for _, title in headings]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_commands_that_are_named_exist(document):
     named = re.findall(r"python -m xmap_compat ([a-z]+)\b(?![./])", (ROOT / document).read_text())
     assert set(named) <= {*command_line.COMMANDS}
+
+
+def test_workflows_run_sessions_that_exist():
+    nox = (ROOT / "noxfile.py").read_text()
+    functions = {*re.findall(r"^def (\w+)\(session", nox, re.MULTILINE)}
+    pairs = {f"python {python}, jax {jax}" for python, jax in re.findall(r'\("(3\.\d+)", "(\S+)"\)', nox)}
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        sessions = re.findall(r"^          - (\w+)(?:\((.*)\))?$", path.read_text(), re.MULTILINE)
+        assert {name for name, _ in sessions} <= functions
+        assert {pair for _, pair in sessions if pair} == pairs

@@ -1,222 +1,38 @@
-"""Several processes share one mesh: global arrays from local parts, collectives and gradients across processes.
+"""Several processes share one mesh: global arrays, collectives, gradients; the same program everywhere or an error.
 
-The tests start 2 and 4 processes of this very file, of 8 CPU devices in all.  Each process runs every program
-on its own part of the arguments and writes down what lies on its devices; here all the parts are put together
-and compared with NumPy on the whole arrays.
+The tests start processes of ``process_programs.py``; here the parts that they wrote down are put together and
+compared with NumPy on whole arrays.
 """
 
 import dataclasses
-import faulthandler
-import functools
+import fnmatch
 import os
 import pathlib
 import pickle
+import re
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import process_faults
 import pytest
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from process_programs import LIMIT, PROGRAMS, chosen, grids
 
-from xmap_compat import SerialLoop, global_array, mesh, xmap
-
-DEVICES = 8
-LIMIT = 120  # seconds for all programs together; they need about 15
-
-# Which device is where on the mesh of x: 4, y: 2.  Devices 0 to 3 (0 and 1) belong to the first of 2 (of 4) processes.
-GRIDS = {"x over processes": np.arange(8).reshape(4, 2), "y over processes": np.arange(8).reshape(2, 4).T}
+from xmap_compat import SerialLoop, global_array
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-W = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
-RING = [(k, (k + 3) % 8) for k in range(8)]
 ROWS = ["i", ...]
 
 
-# ---------------------------------------------------------------------- the parts of a process
-
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """One of ``count`` processes, and the mesh of all.
-
-    Attributes:
-      grid: the number of the device at each place of the mesh.
-    """
-
-    index: int
-    count: int
-    grid: np.ndarray
-
-    def part(self, whole, placement):
-        """The rows of ``whole`` for the devices of this process, found by hand."""
-        x, y = np.nonzero(self.grid // (DEVICES // self.count) == self.index)
-        number, pieces = {"x": (x, 4), "y": (y, 2), ("x", "y"): (2 * x + y, 8), ("y", "x"): (4 * y + x, 8)}[placement]
-        return np.concatenate([np.split(whole, pieces)[k] for k in np.unique(number)])
-
-    def bring(self, whole, placement):
-        """The global array, made of the parts that the processes have."""
-        return global_array(self.part(whole, placement), ROWS, {"i": placement})
-
-
-# ------------------------------------------------------------------------------- the programs
-
-
-# What each process runs, and what NumPy says of the whole, as one program: {name: (run, expected)}.
-PROGRAMS: dict[str, tuple[Callable[[Process], Any], Callable[[], Any]]] = {}
-
-# Over the rows of X.  name: (body, out_axes, the result for whole arrays)
-COLLECTIVES = {
-    "psum": (lambda v: lax.psum(v, "i"), [...], lambda: X.sum(0)),
-    "pmean": (lambda v: v - lax.pmean(v, "i"), ROWS, lambda: X - X.mean(0)),
-    "pmax": (lambda v: lax.pmax(v, "i"), [...], lambda: X.max(0)),
-    "all_gather": (lambda v: v[0] * lax.all_gather(v, "i"), ROWS, lambda: X[:, :1, None] * X),
-    "ppermute": (lambda v: lax.ppermute(v, "i", RING), ROWS, lambda: np.roll(X, 3, axis=0)),
-    "psum_scatter": (
-        lambda v: lax.psum_scatter(jnp.outer(jnp.arange(8.0), v), "i"),
-        ROWS,
-        lambda: np.outer(np.arange(8), X.sum(0)),
-    ),
-    "all_to_all": (
-        lambda v: lax.all_to_all(v[0] * jnp.arange(8.0), "i", 0, 0),
-        ROWS,
-        lambda: np.outer(np.arange(8), X[:, 0]),
-    ),
-    "axis_index": (lambda v: v + lax.axis_index("i"), ROWS, lambda: X + np.arange(8)[:, None]),
-    "loops of different lengths": (
-        lambda v: lax.while_loop(lambda c: c < 9, lambda c: c + lax.pmax(c, "i"), 1.0 + lax.axis_index("i")),
-        ROWS,
-        lambda: raised_to(9.0, 1.0 + np.arange(8)),
-    ),
-}
-
-
-def collectives(process, placement):
-    """All of them in one function, as each function that is compiled takes its time."""
-    bodies, out_axes, _ = ({name: c[k] for name, c in COLLECTIVES.items()} for k in range(3))
-    f = xmap(lambda v: {n: body(v) for n, body in bodies.items()}, ROWS, out_axes, axis_resources={"i": placement})
-    return f(process.bring(X, placement))
-
-
-def raised_to(limit, values):
-    """Add the largest value to those below a limit, until there are none."""
-    while (values < limit).any():
-        values = np.where(values < limit, values + values.max(), values)
-    return values
-
-
-def named_loss(x, w):
-    """Of one row, the inputs k and the units j; nothing but names is left."""
-    y = jnp.tanh(lax.pdot(x, w, "k"))
-    return lax.pmean(jnp.sum(y, axis="j"), "i"), y
-
-
-def gradients(process, resources):
-    """Of the mean loss, with respect to global rows, and to weights that every process has."""
-    loss = xmap(named_loss, (["i", "k"], ["k", "j"]), ({}, ["i", "j"]), axis_resources=resources)
-    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(process.bring(X, "x"), W)
-
-
-def gradients_by_hand():
-    y = np.tanh(X.astype(np.float64) @ W)
-    d_before = (1 - y**2) / len(X)
-    return (y.sum(1).mean(), y), (d_before @ W.T, X.T @ d_before)
-
-
-def whole_file(process):
-    """Each process has read everything, and the global array takes what it needs."""
-    return global_array(X, ROWS, {"i": ("x", "y")}, axis_sizes={"i": 8})
-
-
-def tree_of_parts(process):
-    """A batch as a tree, of which each process has some rows, and weights split by columns."""
-    batch = {"x": process.part(X, ("x", "y")), "row": process.part(np.arange(8), ("x", "y"))}
-    columns = process.part(W.T, "y").T
-    resources = {"i": ("x", "y"), "j": "y"}
-    return global_array((batch, columns), (ROWS, [None, "j"]), resources)
-
-
-def keys_of_rows(process):
-    """Typed keys are arrays as others: what is drawn for a row is the same as on one process."""
-    keys = process.part(np.arange(8), "x")
-    made = global_array(jax.vmap(jax.random.key)(keys), ["i"], {"i": "x"})
-    return xmap(lambda key: jax.random.bits(key, (3,)), ["i"], ROWS, axis_resources={"i": "x"})(made)
-
-
-def bits_of_rows():
-    return np.stack([jax.random.bits(jax.random.key(k), (3,)) for k in range(8)])
-
-
-def refused(process):
-    """What does not fit raises on every process, before any waits for another."""
-    odd = np.ones((5, 4), np.float32)
-    with pytest.raises(ValueError, match=r"Size of axis i \(\d+\) is not divisible"):
-        global_array(odd, ROWS, {"i": ("x", "y")})
-    with pytest.raises(ValueError, match="process data has 5 elements"):
-        global_array(odd, ROWS, {"i": ("x", "y")}, axis_sizes={"i": 8})
-    return xmap(lambda v: v, ROWS, ROWS, axis_resources={"i": "x"})(process.bring(X, "x"))
-
-
-def looped(process):
-    f = xmap(lambda v: jnp.cumsum(v), ROWS, ROWS, axis_resources={"i": ("x", SerialLoop(2))})
-    return f(process.bring(X, "x"))
-
-
-def brought_otherwise(process):
-    f = xmap(lambda v: v - lax.pmean(v, "i"), ROWS, ROWS, axis_resources={"i": ("y", "x")})
-    return f(process.bring(X, "y"))
-
-
-GRADIENTS = [{"i": "x"}, {"i": "x", "j": "y"}, {"i": "y", "k": "x"}, {"i": ("y", "x")}]
-
-for placement in ["x", ("x", "y"), ("y", "x")]:
-    expected = lambda: {name: whole() for name, (_, _, whole) in COLLECTIVES.items()}
-    PROGRAMS[f"collectives over {placement}"] = (functools.partial(collectives, placement=placement), expected)
-for resources in GRADIENTS:
-    PROGRAMS[f"gradients with {resources}"] = (functools.partial(gradients, resources=resources), gradients_by_hand)
-PROGRAMS |= {
-    "whole file": (whole_file, lambda: X),
-    "tree of parts": (tree_of_parts, lambda: ({"x": X, "row": np.arange(8)}, W)),
-    "keys of rows": (keys_of_rows, bits_of_rows),
-    "refused": (refused, lambda: X),
-    "looped": (looped, lambda: np.cumsum(X, axis=1)),
-    "brought otherwise": (brought_otherwise, lambda: X - X.mean(0)),
-}
-
-
-# ----------------------------------------------------------------- what one process does
-
-
-def run_programs(port, count, index, path):
-    """Run every program on every grid, and write the shards of this process's devices to a file."""
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", count, index, initialization_timeout=LIMIT)
-    found = {}
-    for where, grid in GRIDS.items():
-        process = Process(index, count, grid)
-        with mesh(np.array(jax.devices())[grid], ("x", "y")):
-            for name, (run, _) in PROGRAMS.items():
-                found[where, name] = jax.tree.map(shards_of, run(process))
-    path.write_bytes(pickle.dumps(found))
-
-
-def shards_of(array):
-    """``(shape, [(bounds, data), ...])``: the shape of the whole, and the parts that lie here."""
-    bounds = lambda index: tuple(
-        (k.start or 0, size if k.stop is None else k.stop) for k, size in zip(index, array.shape)
-    )
-    return array.shape, [(bounds(s.index), np.asarray(s.data)) for s in array.addressable_shards]
-
-
-# ------------------------------------------------------------------- what the tests do
+# ------------------------------------------------------------------- several processes
 
 
 def free_port():
@@ -225,44 +41,77 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_processes(count, folder):
-    """Run the programs on ``count`` processes; all of them have ended when this returns or raises."""
-    flags = f"--xla_force_host_platform_device_count={DEVICES // count}"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    command = [sys.executable, "-W", "error", __file__, str(free_port()), str(count)]
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How one process has ended: its exit code, what it wrote, and what it printed."""
+
+    code: int
+    wrote: Any
+    log: str
+
+
+def run_processes(count, devices, folder, *what):
+    """Run ``process_programs.py`` on ``count`` processes of so many devices; all of them have ended when this returns.
+
+    ``what`` is what each of them runs.
+    """
+    dying = what[-1].startswith("lose")
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    env = {**os.environ, "XLA_FLAGS": flags}
+    program = pathlib.Path(__file__).parent / "process_programs.py"
+    command = [sys.executable, "-W", "error", str(program), str(free_port()), str(count)]
     logs = [folder / f"log{k}" for k in range(count)]
-    paths = [folder / f"shards{k}" for k in range(count)]
+    paths = [folder / f"wrote{k}" for k in range(count)]
     processes = []
     try:
         for k in range(count):
             with logs[k].open("w") as log:
-                started = subprocess.Popen([*command, str(k), str(paths[k])], env=env, stdout=log, stderr=log)
+                started = subprocess.Popen([*command, str(k), str(paths[k]), *what], env=env, stdout=log, stderr=log)
             processes.append(started)
-        wait_for_all(processes)
+        wait_for_all(processes, dying)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    codes = [process.returncode for process in processes]
-    assert codes == [0] * count, "\n".join(f"process {k}: {logs[k].read_text()[-3000:]}" for k in range(count))
-    return [pickle.loads(path.read_bytes()) for path in paths]
+    wrote = [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
+    return [Ended(p.returncode, w, log.read_text()) for p, w, log in zip(processes, wrote, logs)]
 
 
-def wait_for_all(processes):
-    """Until all have ended, or one has failed (the others would wait for it), or it takes too long."""
+def wait_for_all(processes, dying):
+    """Until all have ended, or one has failed (the others would wait for it), or it takes too long.
+
+    Where one is to die, the others have a minute more.
+    """
     deadline = time.monotonic() + LIMIT + 10  # by then they have said where they hang, and stopped
+    died = False
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
-        if None not in codes or any(codes):
+        if None not in codes or (any(codes) and not dying):
             return
+        if any(codes) and not died:
+            died, deadline = True, time.monotonic() + 60
         time.sleep(0.05)
+
+
+def assert_all_succeeded(ended):
+    codes = [e.code for e in ended]
+    assert codes == [0] * len(ended), "\n".join(f"process {k}: {e.log[-3000:]}" for k, e in enumerate(ended))
+
+
+def assert_all_ended(ended, lost):
+    """One process has died; each of the others has ended by itself, and says why."""
+    assert ended[lost].code == process_faults.DIED, ended[lost].log[-3000:]
+    for k, process in enumerate(ended):
+        if k != lost:
+            assert process.code not in (0, -signal.SIGKILL), f"process {k} went on: {process.log[-3000:]}"
+            assert re.search(r"another task died|Connection (reset|closed) by peer|heartbeat", process.log), process.log
 
 
 def is_shards(node):
     return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], list)
 
 
-def assert_parts_of(expected, found, name):
+def assert_parts_of(expected, found, devices, name):
     """The shards of all processes are parts of the whole array, and cover it.
 
     Args:
@@ -272,7 +121,7 @@ def assert_parts_of(expected, found, name):
     seen = np.zeros(expected.shape, bool)
     for shape, shards in found:
         assert shape == expected.shape, name
-        assert len(shards) == DEVICES // len(found), name
+        assert len(shards) == devices, name
         for bounds, data in shards:
             here = tuple(slice(*b) for b in bounds)
             np.testing.assert_allclose(data, expected[here], rtol=2e-5, atol=2e-5, err_msg=name)
@@ -280,15 +129,126 @@ def assert_parts_of(expected, found, name):
     assert seen.all(), name
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_programs_on_several_processes(count, tmp_path):
-    """One start for all programs: starting takes longer than most of them."""
-    found = run_processes(count, tmp_path)
-    for where in GRIDS:
-        for name, (_, expected) in PROGRAMS.items():
-            parts = [jax.tree.leaves(f[where, name], is_leaf=is_shards) for f in found]
-            for (path, leaf), *of_processes in zip(jax.tree.leaves_with_path(expected()), *parts, strict=True):
-                assert_parts_of(leaf, of_processes, f"{name}{jax.tree_util.keystr(path)}, {where}")
+def assert_programs(wrote, devices, quickly):
+    """Each program gave what NumPy gives, and each process the same plan."""
+    for where, name in chosen(quickly):
+        parts = [jax.tree.leaves(w[where, name], is_leaf=is_shards) for w in wrote]
+        expected = jax.tree.leaves_with_path(PROGRAMS[name][1]())
+        for (path, leaf), *of_processes in zip(expected, *parts, strict=True):
+            assert_parts_of(leaf, of_processes, devices, f"{name}{jax.tree_util.keystr(path)}, {where}")
+    for where in grids(4):
+        (plan,) = {w[where, "plan"] for w in wrote}
+        assert plan.startswith("plan of named_loss: mesh x: ") and f"({len(wrote) * devices} cpu devices)" in plan
+
+
+# What every process says of a fault, where the last is numbered N.
+DIFFERENCES = {
+    "another_body": "process N: program of `<lambda>` (process_faults.py:*): v2:* = div *, others v2:* = sub ",
+    "other_resources": "process N: axis_resources {'i': 'y'}, others {'i': 'x'}. ",
+    "another_function": "process N calls `loss` (process_faults.py:*) where the others call `step` (process_faults.py:",
+    "other_axes": "process N: in_axes {1: 'i'}, others {0: 'i'}; axis sizes {'i': 2}, others {'i': 32}. ",
+    "no_resources": "process N: axis_resources {}, others {'i': 'x'}. ",
+    "other_sizes": "process N: axis sizes {'i': 64}, others {'i': 32}; arguments float32[64,2], others float32[32,2]. ",
+    "another_constant": "process N: program of `<lambda>` (*): * constants (float32[2] *), others * (float32[2] *). ",
+    "another_key": "process N: program of `<lambda>` (*): * (key<fry>[] of *), others * (key<fry>[] of *). ",
+    "another_backward_rule": "process N: program of `<lambda>` (*): * bwd=another_* others * bwd=another_",
+    "other_loops": "process N: axis_resources {'i': ('x', SerialLoop(4))}, others {'i': ('x', SerialLoop(2))}. ",
+    "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of processes *, others * devices 0 ",
+    "other_names_of_the_mesh": "process N: mesh {'x': *, 'z': *} of *, others {'x': *, 'y': *} of ",
+    "other_axes_of_the_compiler": "process N: axes of the compiler 'y', others none. ",
+    "another_version": "process N: versions jax *, xmap_compat 0.0.1, others jax *, xmap_compat ",
+    "one_call_more": "process N: program of `<lambda>` (*): * 4.0 *, others * 5.0 ",
+    "a_gradient_of_another_body": "process N: program of `<lambda>` (*): * y=3, others * y=2. ",
+    "traced_by_one_and_called_otherwise": "process N: program of `<lambda>` (*): * 2.0 *, others * 3.0 ",
+}
+X_OF_FAULTS = process_faults.X
+SHIFTED = X_OF_FAULTS - X_OF_FAULTS.mean(0)
+RESULTS = {
+    "traced_by_one": SHIFTED * 2,
+    "without_the_mesh": X_OF_FAULTS * 8,
+    "a_mesh_of_some": X_OF_FAULTS,
+    "other_callbacks": X_OF_FAULTS * 9,
+    "traced_again_by_one": SHIFTED,
+    "compiled_is_not_compared": X_OF_FAULTS * 11,
+    "without_a_client": X_OF_FAULTS * 14,
+    "in_time_again": X_OF_FAULTS * 15,
+    "late_under_an_outer_jit": X_OF_FAULTS * 16 + 1,
+}
+ALONE = "Without the mesh, process N has called `<lambda>` (process_faults.py:*) with axis_resources {}. "
+TOO_LATE = ["late", "no_resources_for_arguments_of_its_own", "too_late_under_an_outer_jit"]
+WARNED = ["late_under_an_outer_jit", "too_late_under_an_outer_jit"]
+
+
+def assert_faults(reports):
+    """How each fault ended in each process; ``reports`` are those of process 0, 1, ..."""
+    last = len(reports) - 1
+    assert reports[0].keys() == {*DIFFERENCES, *RESULTS, *TOO_LATE, "switched_off"} == {*process_faults.FAULTS}
+    for name, text in DIFFERENCES.items():
+        for report in (of_process[name] for of_process in reports):
+            pattern = f"The processes of this mesh call different programs: {text.replace('N', str(last), 1)}*"
+            assert fnmatch.fnmatchcase(report.error, pattern.replace("[", "[[]")), (name, report.error)
+            assert report.seconds < process_faults.TIMEOUT / 2, name
+    for name, expected in RESULTS.items():
+        for report in (of_process[name] for of_process in reports):
+            assert report.error == "", name
+            for index, data in report.shards:
+                np.testing.assert_allclose(data, expected[index], rtol=1e-6, err_msg=name)
+    for name in TOO_LATE:
+        for process, report in enumerate(of_process[name] for of_process in reports):
+            seconds = f"{len(reports) / 2:g}"
+            text = f"Process {last} did not arrive within {seconds} s: the others wait at process_faults.py:*. *"
+            assert fnmatch.fnmatchcase(report.error, text), (name, report.error)
+            alone = f"*{ALONE.replace('N', str(last))}*"
+            assert fnmatch.fnmatchcase(report.error, alone) == name.startswith("no_resources"), report.error
+            assert ("This process came later, to process_faults.py:" in report.error) == (process == last)
+    assert [bool(report["switched_off"].error) for report in reports] == [False] * len(reports)
+    assert_warnings(reports, last)
+
+
+def assert_warnings(reports, last):
+    for name in process_faults.FAULTS:
+        of_processes = [report[name].warnings for report in reports]
+        if name in WARNED:
+            assert all(len(of_process) == 1 for of_process in of_processes[:last]), of_processes
+            late = f"Process {last} did not arrive within * s at the call that is traced at process_faults.py:*. It is*"
+            assert all(fnmatch.fnmatchcase(text, late) for of_process in of_processes for text in of_process)
+            assert of_processes[last] == []
+        elif name == "without_a_client":
+            assert all(len(of_process) == 1 for of_process in of_processes), of_processes
+            assert "has no client of jax.distributed" in of_processes[0][0]
+        else:
+            assert of_processes == [[]] * len(reports), name
+
+
+def test_programs_and_faults_on_two_processes(tmp_path):
+    """One start for all that is quick: starting takes longer than most programs."""
+    ended = run_processes(2, 2, tmp_path, "few programs", "faults", "lose 1 computing")
+    assert_all_ended(ended, lost=1)
+    assert_programs([e.wrote for e in ended], 2, quickly=True)
+    assert_faults([e.wrote["faults"] for e in ended])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 8])
+def test_faults_of_one_among_more_processes(count, tmp_path):
+    ended = run_processes(count, 1, tmp_path, "faults")
+    assert_all_succeeded(ended)
+    assert_faults([e.wrote["faults"] for e in ended])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["computing", "waiting"])
+@pytest.mark.parametrize(("count", "lost"), [(2, 0), (2, 1), (4, 2)])
+def test_the_others_end_when_one_dies(count, lost, where, tmp_path):
+    assert_all_ended(run_processes(count, 1, tmp_path, f"lose {lost} {where}"), lost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "devices"), [(2, 1), (2, 4), (4, 1), (4, 2), (8, 1), (8, 2)])
+def test_programs_on_more_processes(count, devices, tmp_path):
+    ended = run_processes(count, devices, tmp_path, "programs")
+    assert_all_succeeded(ended)
+    assert_programs([e.wrote for e in ended], devices, quickly=False)
 
 
 # ------------------------------------------------------------------------- on one process
@@ -358,9 +318,7 @@ def test_what_is_refused(local, in_axes, resources, sizes, message, mesh42):
         global_array(local, in_axes, resources, axis_sizes=sizes)
 
 
-@pytest.mark.parametrize(
-    "mesh", ["x", jax.sharding.AbstractMesh((4,), ("x",)), DEVICES], ids=["name", "abstract", "number"]
-)
+@pytest.mark.parametrize("mesh", ["x", jax.sharding.AbstractMesh((4,), ("x",)), 8], ids=["name", "abstract", "number"])
 def test_a_mesh_without_devices_is_refused(mesh):
     with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
         global_array(X, ROWS, {"i": "x"}, mesh=mesh)
@@ -370,10 +328,3 @@ def test_a_process_without_devices_on_the_mesh_has_no_part(mesh42, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 5)
     with mesh42, pytest.raises(ValueError, match=r"Process 5 has no device on the mesh \(x: 4, y: 2\)"):
         global_array(X, ROWS, {"i": "x"})
-
-
-if __name__ == "__main__":
-    # A process that hangs says where; and it ends although nobody may be left to stop it.
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    port, count, index, path = sys.argv[1:]
-    run_programs(int(port), int(count), int(index), pathlib.Path(path))

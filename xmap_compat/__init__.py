@@ -1,5 +1,16 @@
 """xmap on modern JAX: named axes, and one argument that says how each is executed.
 
+>>> import jax.numpy as jnp
+>>> from jax import lax
+>>> from xmap_compat import xmap
+>>> centred = xmap(lambda x: x - lax.pmean(x, "batch"), in_axes=["batch", ...], out_axes=["batch", ...])
+>>> centred(jnp.array([1.0, 2.0, 6.0])).tolist()
+[-2.0, -1.0, 3.0]
+
+Begin with ``help(xmap_compat.xmap)``.  ``Mesh`` and ``serial_loop`` make what ``axis_resources`` name; ``lax``,
+``numpy`` and ``random`` have functions of named axes; ``testing`` checks that ``axis_resources`` change no result of
+your program; ``install`` gives unmodified programs ``jax.experimental.maps`` back.
+
 Nothing is imported before it is used: ``python -m xmap_compat`` and ``install()`` must leave it to the
 program to set the environment variables that JAX reads at its own import.
 """
@@ -9,66 +20,80 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat import lax as lax
     from xmap_compat import numpy as numpy
     from xmap_compat import random as random
-    from xmap_compat.api import xmap
-    from xmap_compat.core.mesh import Mesh, SerialLoop, mesh, serial_loop
-    from xmap_compat.core.named_shape import named_shape
-    from xmap_compat.lax import pargmax, pargmin, pdot, pgather, xeinsum
-    from xmap_compat.legacy.restore import install, uninstall
-    from xmap_compat.numpy import einsum
-    from xmap_compat.processes import global_array
+    from xmap_compat import testing as testing
+    from xmap_compat.api import Xmapped as Xmapped
+    from xmap_compat.api import xmap as xmap
+    from xmap_compat.core.comparison import compare_processes as compare_processes
+    from xmap_compat.core.compiler import compiler_axes as compiler_axes
+    from xmap_compat.core.mesh import Mesh as Mesh
+    from xmap_compat.core.mesh import SerialLoop as SerialLoop
+    from xmap_compat.core.mesh import mesh as mesh
+    from xmap_compat.core.mesh import serial_loop as serial_loop
+    from xmap_compat.core.named_shape import named_shape as named_shape
+    from xmap_compat.lax import pargmax as pargmax
+    from xmap_compat.lax import pargmin as pargmin
+    from xmap_compat.lax import pdot as pdot
+    from xmap_compat.lax import pgather as pgather
+    from xmap_compat.lax import xeinsum as xeinsum
+    from xmap_compat.legacy.restore import install as install
+    from xmap_compat.legacy.restore import uninstall as uninstall
+    from xmap_compat.numpy import einsum as einsum
+    from xmap_compat.processes import global_array as global_array
+    from xmap_compat.processes import process_array as process_array
+    from xmap_compat.tools.hardware import Hardware as Hardware
+    from xmap_compat.tools.hardware import Link as Link
+    from xmap_compat.tools.search import search as search
+    from xmap_compat.tools.steps import plan as plan
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
-__all__ = [
-    "Mesh",
-    "SerialLoop",
-    "einsum",
-    "global_array",
-    "install",
-    "mesh",
-    "named_shape",
-    "pargmax",
-    "pargmin",
-    "pdot",
-    "pgather",
-    "serial_loop",
-    "uninstall",
-    "xeinsum",
-    "xmap",
-]
-
+# Where the public names live, for dir(), completion, and the import at first use.
+_MODULES = ["lax", "numpy", "random", "testing"]
 _HOMES = {
+    "Hardware": "tools.hardware",
+    "Link": "tools.hardware",
     "Mesh": "core.mesh",
     "SerialLoop": "core.mesh",
+    "Xmapped": "api",
+    "compare_processes": "core.comparison",
+    "compiler_axes": "core.compiler",
     "einsum": "numpy",
     "global_array": "processes",
     "install": "legacy.restore",
-    "load_ipython_extension": "jupyter",
     "mesh": "core.mesh",
     "named_shape": "core.named_shape",
     "pargmax": "lax",
     "pargmin": "lax",
     "pdot": "lax",
     "pgather": "lax",
+    "plan": "tools.steps",
+    "process_array": "processes",
+    "search": "tools.search",
     "serial_loop": "core.mesh",
     "uninstall": "legacy.restore",
-    "unload_ipython_extension": "jupyter",
     "xeinsum": "lax",
     "xmap": "api",
 }
+# What Jupyter looks for; not for people.
+_HOOKS = {"load_ipython_extension": "jupyter", "unload_ipython_extension": "jupyter"}
+
+__all__ = sorted(_HOMES)  # without modules: `import *` must not put our numpy and random in the place of others
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("lax", "numpy", "random"):
-        return importlib.import_module(f"xmap_compat.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"xmap_compat.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'xmap_compat' has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"xmap_compat.{name}")
+        home = {**_HOMES, **_HOOKS}.get(name)
+        if home is None:
+            raise AttributeError(f"module 'xmap_compat' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"xmap_compat.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*_HOMES, *_MODULES, *(name for name in globals() if name.startswith("__"))])

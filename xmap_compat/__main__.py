@@ -7,20 +7,23 @@ usage:
                                               run the cells of a notebook in order, and write nothing;
                                               or compare what they show with what it stores
   python -m xmap_compat check [--fix] PATH... list what a program uses that JAX removed; rewrite what is safe
-  python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
-                                              run a program, and print the plan of each of its calls
-                                              of xmapped functions; write them for plain JAX to DIR
+  python -m xmap_compat explain [--brief] [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
+                                              run a program, list its calls of xmapped functions and
+                                              print their plans; write them for plain JAX to DIR
+  python -m xmap_compat --version             the versions of xmap_compat, JAX and Python
 
-A program runs as it does without `-m xmap_compat`: with its sys.argv, sys.path, __main__ module,
-tracebacks and exit code.
+Installed, it is also the command `xmap-compat`.  A program runs as it does without `-m xmap_compat`:
+with its sys.argv, sys.path, __main__ module, tracebacks and exit code.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
+from xmap_compat import __version__
 from xmap_compat.legacy import import_hook, notebook, runner
 
 # The subcommands: module and function, called with the arguments that follow; it returns the exit code.
@@ -37,6 +40,9 @@ def main(args: Sequence[str]) -> int | None:
     if args and args[0] in ("-h", "--help"):
         print(__doc__)
         return 0
+    if args and args[0] == "--version":
+        print(_versions())
+        return 0
     unknown = bool(args) and args[0] != "-m" and args[0].startswith("-")
     if not args or unknown or list(args) == ["-m"]:
         print(__doc__, file=sys.stderr)
@@ -46,6 +52,18 @@ def main(args: Sequence[str]) -> int | None:
     import_hook.install_with_jax()
     runner.run_program(args)
     return None
+
+
+def _versions() -> str:
+    # What is installed, for a report: JAX is not imported, and nothing depends on the answer.
+    jax = importlib.import_module("importlib.metadata").distribution("jax")
+    return f"xmap_compat {__version__}, jax {jax.version}, Python {sys.version.split()[0]}"
+
+
+def command() -> int | None:
+    """``xmap-compat``: what ``python -m xmap_compat`` does, which also looks for modules in the working directory."""
+    runner.replace_first_path(os.getcwd())
+    return main(sys.argv[1:])
 
 
 if __name__ == "__main__":

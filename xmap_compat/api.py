@@ -9,13 +9,13 @@ import operator
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, SupportsIndex, TypeVar, overload
 
 import jax
 
 from xmap_compat import _jax, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
-from xmap_compat.core import errors, execute
+from xmap_compat.core import comparison, errors, execute
 from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.placement import known_axes, parse_axis_resources
 from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
@@ -24,8 +24,61 @@ if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
 
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R", covariant=True)
+
+
+class Xmapped(Protocol[P, R]):
+    """What :func:`xmap` returns, for annotations: the parameters and the result of the function, as in ``jax.vmap``.
+
+    At run time it is an object of ``jax.jit``'s, with an attribute ``plan``.  Its parameters are positional only.
+
+    >>> import jax
+    >>> from xmap_compat import Xmapped, xmap
+    >>> def centred(x: jax.Array) -> jax.Array:
+    ...     return x - jax.lax.pmean(x, "i")
+    >>> f: Xmapped[[jax.Array], jax.Array] = xmap(centred, ["i"], ["i"])
+    >>> f.lower(jax.ShapeDtypeStruct((3,), "float32")).as_text()[:6]
+    'module'
+    """
+
+    __name__: str
+
+    @property
+    def plan(self) -> Planner:
+        """``f.plan(*args)`` says how a call would be executed."""
+
+    @property
+    def __wrapped__(self) -> Callable[P, R]: ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None, /) -> Self: ...
+    @overload
+    def __get__(self: Xmapped[Concatenate[Any, Q], R], instance: object, owner: Any = None, /) -> Callable[Q, R]: ...
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def clear_cache(self) -> None: ...
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN: Any = _NotGiven()
+
+
+@overload
 def xmap(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     in_axes: Any,
     out_axes: Any,
     *,
@@ -33,8 +86,29 @@ def xmap(
     axis_resources: Mapping[AxisName, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
+) -> Xmapped[P, R]: ...
+@overload
+def xmap(
+    *,
+    in_axes: Any,
+    out_axes: Any,
+    axis_sizes: Mapping[AxisName, int] | None = None,
+    axis_resources: Mapping[AxisName, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    backend: str | None = None,
+) -> Callable[[Callable[P, R]], Xmapped[P, R]]: ...
+@_jax.api_boundary
+def xmap(
+    fun: Any = NOT_GIVEN,
+    in_axes: Any = NOT_GIVEN,
+    out_axes: Any = NOT_GIVEN,
+    *,
+    axis_sizes: Mapping[AxisName, int] | None = None,
+    axis_resources: Mapping[AxisName, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    backend: str | None = None,
 ) -> Any:
-    """Assign a positional signature to a program that uses named array axes.
+    """Vectorize a function over named axes of its arguments, or distribute it over a mesh, or both.
 
     Inside ``fun`` the dimensions that ``in_axes`` names are gone from ``x.shape``: they are named axes,
     over which every operation is vectorized, and which collectives (``lax.psum(x, 'i')``) and reductions
@@ -42,7 +116,8 @@ def xmap(
     ``axis_resources`` says how each axis is executed, and never what is computed.
 
     Args:
-      fun: a function of positional arguments: arrays, scalars, or pytrees of them.
+      fun: a function of positional arguments: arrays, scalars, or pytrees of them.  Without it, ``xmap(...)`` is a
+        decorator: ``@xmap(in_axes=..., out_axes=...)``.
       in_axes: for each argument, which dimensions are named: a dictionary ``{position: name}``, or a
         list of names for the leading dimensions ending in ``...`` (without it, the list also asserts the
         rank; None leaves a dimension positional).  A pytree prefix of the arguments, or one such
@@ -61,9 +136,40 @@ def xmap(
     Raises:
       TypeError, ValueError: malformed arguments, here or at the call; see the migration guide.
 
+    Example:
+
+      >>> import jax
+      >>> from xmap_compat import Mesh, xmap
+      >>> @xmap(in_axes=["batch", ...], out_axes=["batch", ...])
+      ... def centred(x):
+      ...     return x - jax.lax.pmean(x, "batch")
+      >>> centred(jax.numpy.array([[1.0, 5.0], [3.0, 5.0]]))  # the mean over the rows is subtracted
+      Array([[-1.,  0.],
+             [ 1.,  0.]], dtype=float32)
+
+      A product of matrices: rows over the mesh axis ``'x'``, and the sum over ``'k'`` vectorized.
+
+      >>> product = xmap(
+      ...     lambda a, b: jax.lax.psum(a * b, "k"),
+      ...     in_axes=(["i", "k"], ["k", "j"]),
+      ...     out_axes=["i", "j"],
+      ...     axis_resources={"i": "x"},
+      ... )
+      >>> with Mesh(jax.devices()[:1], "x"):
+      ...     product(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 2)))
+      Array([[3., 3.],
+             [3., 3.]], dtype=float32)
+
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
-    return make(fun, in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
+    missing = [name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN]
+    if missing and (fun is NOT_GIVEN or callable(fun)):
+        raise errors.missing_specs(missing)
+    if missing:
+        raise errors.not_callable(fun)
+
+    options = (in_axes, out_axes, axis_sizes, axis_resources, donate_argnums, backend)
+    return _jax.api_boundary(lambda fun: make(fun, *options)) if fun is NOT_GIVEN else make(fun, *options)
 
 
 def make(
@@ -154,6 +260,7 @@ def observe(observer: Observer) -> Callable[[], None]:
 
 def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     uses_mesh = False
+    compared = comparison.ComparedCalls()
 
     def xmapped(*args, **kwargs):
         nonlocal uses_mesh
@@ -163,6 +270,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         uses_mesh |= made.uses_mesh
         for observer in _observers:
             observer(declared, made, args)
+        compared.traced(declared, made, args)
         return execute.run(made, args)
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
@@ -183,7 +291,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             errors.note_once(error, errors.committed_elsewhere_note())
         return others
 
-    jitted = _jax.recovering(jitted, recovery)
+    jitted = _jax.recovering(jitted, recovery, compared.calling)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted
@@ -215,8 +323,25 @@ class Planner:
 
     declared: calls.Declaration
 
+    @_jax.api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> CallPlan:
-        """The plan of one call, which is traced but neither compiled nor executed."""
+        """The plan of one call, which is traced but neither compiled nor executed.
+
+        Args:
+          args: what a call would be given, or types in the place of arrays (``jax.ShapeDtypeStruct``).
+
+        Example:
+
+          >>> import jax
+          >>> from xmap_compat import Mesh, xmap
+          >>> f = xmap(lambda x: jax.lax.psum(x, "i"), ["i", ...], {}, axis_resources={"i": "x"})
+          >>> with Mesh(jax.devices()[:2], "x"):
+          ...     plan = f.plan(jax.ShapeDtypeStruct((8, 3), "float32"))
+          >>> plan.axes[0].name, plan.axes[0].mesh_axes, plan.axes[0].device_size
+          ('i', ('x',), 4)
+          >>> "all-reduce" in str(plan)  # print(plan) shows all of it
+          True
+        """
         describe = importlib.import_module("xmap_compat.tools.plan").describe
         return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
 
@@ -253,7 +378,7 @@ def declare(
     names = list(dict.fromkeys([*spec_names(in_specs), *sizes]))
     missing = [n for n in spec_names(out_specs) if n not in names]
     if missing:
-        raise errors.names_missing_from_inputs(missing)
+        raise errors.names_missing_from_inputs(missing, names)
     resources = known_axes(parse_axis_resources(axis_resources), names)
     return calls.Declaration(
         fun, _name(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend

@@ -6,10 +6,9 @@ mention and the output does not are contracted.  Axes that nobody mentions broad
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import string
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +61,14 @@ def einsum(
       TypeError: an operand varies over an axis that another mentions and it does not.
       NameError: a name is not in scope.
 
+    Example:
+
+      >>> import numpy as np
+      >>> from xmap_compat import einsum, xmap
+      >>> layer = xmap(lambda w, x: einsum("{k,m},{b,k}->{b,m}", w, x), (["k", "m"], ["b", "k"]), ["b", "m"])
+      >>> layer(np.array([[1, 2], [3, 4]]), np.array([[1, 1], [0, 1]])).tolist()
+      [[4, 6], [3, 4]]
+
     Source: ``jax.numpy.einsum`` with braces and ``jax.lax.xeinsum`` (until 0.4.21 and 0.4.30), which
     took two operands and left a skipped axis undefined.
     """
@@ -84,15 +91,21 @@ def einsum(
 
 
 def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
-    """``jax.lax.xeinsum`` (until jax 0.4.30): see :func:`einsum`."""
+    """``jax.lax.xeinsum`` (until jax 0.4.30): see :func:`einsum`.
+
+    >>> import numpy as np
+    >>> from xmap_compat import xeinsum, xmap
+    >>> dot = xmap(lambda x, y: xeinsum("{i},{i}->", x, y), (["i"], ["i"]), {})
+    >>> dot(np.array([1, 2, 3]), np.array([1, 0, 2])).tolist()
+    7
+    """
     return einsum(spec, *operands)
 
 
 # ------------------------------------------------------------------------- parsing
 
 
-@dataclasses.dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """One operand (or the output) of a spec.
 
     Attributes:
@@ -106,8 +119,7 @@ class Term:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     source: str
     inputs: tuple[Term, ...]
     output: Term
@@ -218,15 +230,14 @@ def _check_output(spec, start, output, inputs):
 # ------------------------------------------------------------------- binding operands
 
 
-@dataclasses.dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An array with labels for its positional dimensions and the named axes that it takes part in."""
 
     data: Any
     letters: tuple[Any, ...]
     names: frozenset[AxisName]
     text: str
-    index: int
+    position: int
 
 
 def _operand(parsed, index, data):
@@ -259,12 +270,12 @@ def _take_diagonals(spec, operand):
     sizes = dict(zip(operand.letters, operand.data.shape))
     for letter, size in zip(operand.letters, operand.data.shape):
         if sizes[letter] != size:
-            raise errors.einsum_size(spec, letter, size, sizes[letter], operand.index)
+            raise errors.einsum_size(spec, letter, size, sizes[letter], operand.position)
     unique = tuple(dict.fromkeys(operand.letters))
     symbols = {x: opt_einsum.get_symbol(k) for k, x in enumerate(unique)}
     subscripts = "".join(symbols[x] for x in operand.letters)
     data = jnp.einsum(f"{subscripts}->{''.join(symbols[x] for x in unique)}", operand.data)
-    return dataclasses.replace(operand, data=data, letters=unique)
+    return operand._replace(data=data, letters=unique)
 
 
 def _output(parsed, terms):
@@ -285,7 +296,7 @@ def _sizes(spec, terms):
             if known == 1:
                 sizes[letter] = size
             elif size not in (known, 1):
-                raise errors.einsum_size(spec, letter, known, size, term.index)
+                raise errors.einsum_size(spec, letter, known, size, term.position)
     return sizes
 
 
@@ -295,7 +306,7 @@ def _drop_broadcast(term, sizes):
     if not gone:
         return term
     letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)
-    return dataclasses.replace(term, data=lax.squeeze(term.data, gone), letters=letters)
+    return term._replace(data=lax.squeeze(term.data, gone), letters=letters)
 
 
 # --------------------------------------------------------------------- contracting
@@ -357,4 +368,4 @@ def _mentions(spec, terms) -> Mentions | None:
 
 
 def _describe(term):
-    return f"operand {term.index} ({term.text!r})"
+    return f"operand {term.position} ({term.text!r})"

@@ -2,6 +2,12 @@
 
 Inside an xmapped function the same functions are found at their old places (``jax.lax.pdot``);
 they can also be imported from here.
+
+>>> import numpy as np
+>>> from xmap_compat import lax, xmap
+>>> where_largest = xmap(lambda x: lax.pargmax(x, "i"), in_axes=["i", ...], out_axes={})
+>>> where_largest(np.array([[1, 9], [5, 2]])).tolist()
+[1, 0]
 """
 
 from __future__ import annotations
@@ -56,10 +62,18 @@ def pdot(
       TypeError, ValueError: the contracted or batched dimensions do not fit.
       NameError: an axis is not in scope.
 
+    Example:
+
+      >>> import numpy as np
+      >>> from xmap_compat import pdot, xmap
+      >>> product = xmap(lambda x, y: pdot(x, y, "k"), in_axes=(["i", "k"], ["k", "j"]), out_axes=["i", "j"])
+      >>> product(np.array([[1, 2], [3, 4]]), np.array([[1, 0], [1, 1]])).tolist()
+      [[3, 2], [7, 4]]
+
     Source: ``jax.lax.pdot`` (until jax 0.4.30).
     """
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    _check_names("pdot", axes)
+    check_names("pdot", axes)
     x, y = jnp.asarray(x), jnp.asarray(y)
     contract = _normalized("pos_contract", pos_contract, x, y)
     batch = _normalized("pos_batch", pos_batch, x, y)
@@ -82,13 +96,26 @@ def pdot(
 def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
     """The smallest index over a named axis at which ``x`` is largest; int32, without that axis.
 
+    >>> import numpy as np
+    >>> from xmap_compat import pargmax, xmap
+    >>> xmap(lambda x: pargmax(x, "i"), ["i"], {})(np.array([1, 5, 5])).tolist()
+    1
+
     Source: ``jax.lax.pargmax`` (until jax 0.4.30).
     """
     return _index_of_extremum(x, axis_name, lax.pmax)
 
 
 def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
-    """The smallest index over a named axis at which ``x`` is smallest; int32, without that axis."""
+    """The smallest index over a named axis at which ``x`` is smallest; int32, without that axis.
+
+    >>> import numpy as np
+    >>> from xmap_compat import pargmin, xmap
+    >>> xmap(lambda x: pargmin(x, "i"), ["i"], {})(np.array([4, 1, 5])).tolist()
+    1
+
+    Source: ``jax.lax.pargmin`` (until jax 0.4.30).
+    """
     return _index_of_extremum(x, axis_name, lax.pmin)
 
 
@@ -111,12 +138,22 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
       An array of positional shape ``(*idx.shape, *the other dimensions of src)``, without the named ``axes``
       unless ``idx`` varies over them.
 
+    Example:
+
+      >>> import numpy as np
+      >>> from xmap_compat import pgather, xmap
+      >>> @xmap(in_axes=(["i"], ["j"]), out_axes=["j"])
+      ... def looked_up(table, index):
+      ...     return pgather(table, index, "i")
+      >>> looked_up(np.array([10, 20, 30]), np.array([2, 0])).tolist()
+      [30, 10]
+
     Source: ``jax.lax.pgather`` (until jax 0.4.30), as measured; its docstring said otherwise.
     """
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     src, idx = jnp.asarray(src), jnp.asarray(idx)
     axes = tuple(position("pgather", a, "src", src.shape) if isinstance(a, int) else a for a in axes)
-    _check_names("pgather", axes)
+    check_names("pgather", axes)
     check_integers("pgather", idx)
     positional = [a for a in axes if isinstance(a, int)]
     table = jnp.moveaxis(src, positional, range(len(positional)))
@@ -135,7 +172,7 @@ def check_integers(fun: str, indices: jax.Array) -> None:
         raise errors.integer_indices(fun, indices.dtype)
 
 
-def _check_names(fun, names):
+def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
     bound = _jax.bound_axis_names()
     for name in names:

@@ -1,7 +1,13 @@
 """``from xmap_compat import numpy``: functions that take named axes beside positional ones.
 
 ``along`` is the general mechanism: it turns a named axis positional, applies any function, and turns
-the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.
+the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.  Of ``jax.numpy`` itself ``sum``,
+``mean``, ``max`` and the other reductions that its collectives can do take axis names already.
+
+>>> import numpy as np
+>>> from xmap_compat import numpy as xnp, xmap
+>>> xmap(lambda x: xnp.median(x, axis="i"), ["i", ...], {})(np.array([[1, 5], [2, 9], [3, 0]])).tolist()
+[2.0, 5.0]
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Hashable
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +24,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors
-from xmap_compat.lax import check_integers, position
+from xmap_compat.lax import check_integers, check_names, position
 
 __all__ = [
     "all",
@@ -41,6 +47,13 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        found = ": jax.numpy has it, and its sum, mean, max and other reductions take axis names" * (name in vars(jnp))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{found}")
 
 
 Axis = Hashable
@@ -66,9 +79,20 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
       ValueError: ``keep`` and a result whose first dimension is not the axis.
       NameError: the axis is not in scope.
 
-    Example: the median over a named axis is ``along(lambda v: jnp.median(v, axis=0), 'i', x)``, and
-    sorting along it ``along(lambda v: jnp.sort(v, axis=0), 'i', x, keep=True)``.
+    Example:
+
+      >>> import jax.numpy as jnp
+      >>> from xmap_compat import numpy as xnp, xmap
+      >>> middle = xmap(lambda x: xnp.along(jnp.median, "i", x), ["i"], {})
+      >>> middle(jnp.array([5, 1, 2])).tolist()
+      2.0
+      >>> turned = xmap(lambda x: xnp.along(lambda v: v[::-1], "i", x, keep=True), ["i"], ["i"])
+      >>> turned(jnp.array([5, 1, 2])).tolist()
+      [2, 1, 5]
     """
+    if not callable(fun):
+        raise errors.no_function("along(fun, axis_name, *operands)", fun)
+    check_names("along", axis_name if isinstance(axis_name, tuple) else (axis_name,))
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
     if not keep:
         return results
@@ -107,7 +131,13 @@ def _split_axes(fun: str, axis: Any, x: jax.Array) -> tuple[tuple[Hashable, ...]
 
 
 def prod(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
-    """``jnp.prod`` over positional and named axes."""
+    """``jnp.prod`` over positional and named axes.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.prod(x, axis=("i", 0)), ["i", ...], {})(jnp.array([[1, 2], [3, 4]])).tolist()
+    24
+    """
     x = jnp.asarray(x)
     names, positions = _split_axes("prod", axis, x)
     out = jnp.prod(x, axis=positions) if positions else x
@@ -117,12 +147,24 @@ def prod(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
 
 
 def any(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
-    """``jnp.any`` over positional and named axes; bool."""
+    """``jnp.any`` over positional and named axes; bool.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.any(x > 3, axis="i"), ["i", ...], {})(jnp.array([[1, 2], [3, 4]])).tolist()
+    [False, True]
+    """
     return _logical(x, axis, jnp.any, lax.pmax)
 
 
 def all(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
-    """``jnp.all`` over positional and named axes; bool."""
+    """``jnp.all`` over positional and named axes; bool.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.all(x > 1, axis="i"), ["i", ...], {})(jnp.array([[1, 2], [3, 4]])).tolist()
+    [False, True]
+    """
     return _logical(x, axis, jnp.all, lax.pmin)
 
 
@@ -133,7 +175,8 @@ def _logical(x, axis, reduce, across):
     return across(out.astype(jnp.int8), names).astype(bool) if names else out
 
 
-def _over_one_axis(name: str, keep: bool) -> Callable[..., Any]:
+def _over_one_axis(name: str, keep: bool, shown: str) -> Callable[..., Any]:
+    """``shown``: what the function makes of [3, 1, 2], for its example."""
     function = getattr(jnp, name)
 
     def over_axis(x, axis=None, **options):
@@ -148,24 +191,35 @@ def _over_one_axis(name: str, keep: bool) -> Callable[..., Any]:
     over_axis.__doc__ = (
         f"``jnp.{name}`` along one positional or one named axis; along a named axis the result {kind}.\n\n"
         f"Options are those of ``jax.numpy.{name}``.  Source: xmap's tutorial, whose NumPy functions take named axes."
+        "\n\n"
+        ">>> import jax.numpy as jnp\n"
+        ">>> from xmap_compat import numpy as xnp, xmap\n"
+        f">>> over_i = xmap(lambda x: xnp.{name}(x, axis='i'), in_axes=['i'], out_axes={['i'] if keep else {}})\n"
+        f">>> over_i(jnp.array([3, 1, 2])).tolist()\n"
+        f"{shown}"
     )
     return over_axis
 
 
-argmax = _over_one_axis("argmax", keep=False)
-argmin = _over_one_axis("argmin", keep=False)
-median = _over_one_axis("median", keep=False)
-cumsum = _over_one_axis("cumsum", keep=True)
-cumprod = _over_one_axis("cumprod", keep=True)
-sort = _over_one_axis("sort", keep=True)
-argsort = _over_one_axis("argsort", keep=True)
-flip = _over_one_axis("flip", keep=True)
+argmax = _over_one_axis("argmax", keep=False, shown="0")
+argmin = _over_one_axis("argmin", keep=False, shown="1")
+median = _over_one_axis("median", keep=False, shown="2.0")
+cumsum = _over_one_axis("cumsum", keep=True, shown="[3, 4, 6]")
+cumprod = _over_one_axis("cumprod", keep=True, shown="[3, 3, 6]")
+sort = _over_one_axis("sort", keep=True, shown="[1, 2, 3]")
+argsort = _over_one_axis("argsort", keep=True, shown="[1, 2, 0]")
+flip = _over_one_axis("flip", keep=True, shown="[2, 1, 3]")
 
 
 def roll(x: jax.typing.ArrayLike, shift: Any, axis: Any = None) -> jax.Array:
     """``jnp.roll`` along positional and named axes; over a split axis only what crosses devices moves.
 
     Along named axes the shifts are Python integers, one for all axes or one for each.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.roll(x, 1, axis="i"), ["i"], ["i"])(jnp.array([3, 1, 2])).tolist()
+    [2, 3, 1]
     """
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     if not builtins.any(map(_is_named, axes)):
@@ -190,6 +244,11 @@ def take(x: jax.typing.ArrayLike, indices: jax.typing.ArrayLike, axis: Any) -> j
 
     Along a named axis the result has the shape ``(*indices.shape, *x.shape)`` and lacks the axis, unless
     ``indices`` varies over it.  Out-of-range indices clip.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.take(x, jnp.array([2, 0]), axis="i"), ["i"], {})(jnp.array([3, 1, 2])).tolist()
+    [2, 3]
     """
     if not _is_named(axis):
         if axis is not None and not isinstance(axis, SupportsIndex):

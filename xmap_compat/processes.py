@@ -1,13 +1,15 @@
-"""Arguments of xmapped functions when several processes share a mesh: each brings the part that it has."""
+"""Arrays of xmapped functions when several processes share a mesh: each brings, and takes, the part that it has."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.call import partition_spec
 from xmap_compat.core.mesh import mesh_of_jax
@@ -54,7 +56,16 @@ def global_array(
 
     Raises:
       TypeError, ValueError: as :func:`xmap` for specs, sizes and resources, and JAX's own error for a part
-      that is neither the whole nor what the devices of this process need.
+        that is neither the whole nor what the devices of this process need.
+
+    Example:
+
+      >>> import jax, numpy as np
+      >>> from xmap_compat import Mesh, global_array
+      >>> with Mesh(jax.devices()[:2], "x"):
+      ...     rows = global_array(np.arange(6).reshape(2, 3), ["batch", ...], {"batch": "x"})
+      >>> [shard.data.tolist() for shard in rows.addressable_shards]
+      [[[0, 1, 2]], [[3, 4, 5]]]
 
     Source: ``jax.make_array_from_process_local_data``.  Legacy xmap took the parts themselves.
     """
@@ -114,3 +125,80 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
     positions = {(*(index[k] for k in dims), d.process_index) for index, d in np.ndenumerate(mesh.devices)}
     here = jax.process_index()
     return sum(p[-1] == here for p in positions), len({p[:-1] for p in positions})
+
+
+def process_array(result: Any, *, whole: bool = False) -> Any:
+    """The part of global arrays that this process has, as NumPy arrays: the inverse of :func:`global_array`.
+
+    A dimension that is split between processes has the elements that lie on the devices of this process, in their
+    order; other dimensions are whole.  (``np.asarray`` of an array that is not whole here is refused by JAX.)
+
+    Args:
+      result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training state.
+      whole: give the whole arrays instead.  Each process then gathers all parts, so all processes of the
+        mesh must make the call, and each needs memory for all of it.
+
+    Returns:
+      For each array a NumPy array (for typed PRNG keys a JAX array of keys on this process); other leaves
+      as they are.
+
+    Raises:
+      ValueError: the devices of this process have no rectangular part of the array (``whole=True``, or
+        ``array.addressable_shards``, give what there is), or none at all; or the whole of an array is wanted that
+        has no mesh.
+
+    Example:
+
+      >>> import numpy as np
+      >>> from xmap_compat import process_array, xmap
+      >>> process_array(xmap(lambda x: x + 1, ["batch"], ["batch"])(np.arange(3)))  # one process has all of it
+      array([1, 2, 3], dtype=int32)
+
+      ``np.save(f"part{jax.process_index()}.npy", process_array(result))`` writes the part of each process.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _own_part(leaf, path, whole), result)
+
+
+def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return leaf
+    where = argument_path(path, "result")
+    if whole and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        leaf = _gathered(leaf, where)
+    if _jax.is_key(leaf):
+        parts = {bounds: jax.random.key_data(data) for bounds, data in _shards(leaf).items()}
+        return jax.random.wrap_key_data(_block(parts, leaf, where), impl=jax.random.key_impl(leaf))
+    return _block(_shards(leaf), leaf, where)
+
+
+def _gathered(leaf, where):
+    """The array, whole on every device of its mesh."""
+    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        raise errors.no_mesh_to_gather_over(where, leaf.sharding)
+    everywhere = jax.sharding.NamedSharding(leaf.sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
+
+
+def _shards(leaf):
+    """What lies here: ``{((start, stop), ...): data}``, a part that several devices have once."""
+    return {
+        tuple(k.indices(size)[:2] for k, size in zip(shard.index, leaf.shape)): shard.data
+        for shard in leaf.addressable_shards
+    }
+
+
+def _block(parts: Mapping[tuple[tuple[int, int], ...], Any], leaf: jax.Array, where: str) -> np.ndarray:
+    """Parts put together along each dimension, in the order of their positions."""
+    if not parts:
+        raise errors.no_part_here(where, jax.process_index())
+    edges = [sorted(set(of_dim)) for of_dim in zip(*parts)]
+    if len(parts) != math.prod(map(len, edges)):
+        raise errors.parts_are_no_block(where, leaf.sharding)
+    blocks = np.empty([len(e) for e in edges], dtype=object)
+    for bounds, data in parts.items():
+        blocks[tuple(e.index(b) for e, b in zip(edges, bounds))] = np.asarray(data)
+    return _joined(blocks.tolist(), 0)
+
+
+def _joined(blocks, dim):
+    return np.concatenate([_joined(b, dim + 1) for b in blocks], dim) if isinstance(blocks, list) else blocks

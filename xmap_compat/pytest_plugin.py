@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from xmap_compat.fixtures import check_assignments as check_assignments
 from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
 

@@ -4,6 +4,14 @@ Each name of a shape folds the index of its axis into the key, in the order of t
 same for every assignment of resources.  For ``normal``, ``uniform``, ``truncated_normal`` and ``bernoulli`` they are
 those of ``jax.random`` in jax 0.4.30; the other functions took a named shape there, and gave every element the same
 numbers.  Shapes without names are left to ``jax.random``.
+
+>>> import jax
+>>> from xmap_compat import random, xmap
+>>> @xmap(in_axes={}, out_axes=["i", ...], axis_sizes={"i": 3})
+... def noise(key):
+...     return random.normal(key, random.NamedShape(2, i=3))
+>>> noise(jax.random.key(0)).shape
+(3, 2)
 """
 
 from __future__ import annotations
@@ -48,11 +56,20 @@ __all__ = [
 
 
 class NamedShape:
-    """The shape of an array with positional dimensions and named ones: ``NamedShape(2, 3, batch=8)``."""
+    """The shape of an array with positional dimensions and named ones: ``NamedShape(2, 3, batch=8)``.
+
+    >>> from xmap_compat.random import NamedShape
+    >>> shape = NamedShape(2, 3, batch=8)
+    >>> shape.positional, shape["batch"], shape.rank, shape.total
+    ((2, 3), 8, 3, 48)
+    """
 
     def __init__(self, *positional: int, **named: int):
-        self._positional = tuple(map(operator.index, positional))
-        self._named = {name: operator.index(size) for name, size in named.items()}
+        try:
+            self._positional = tuple(map(operator.index, positional))
+            self._named = {name: operator.index(size) for name, size in named.items()}
+        except TypeError:
+            raise errors.bad_named_shape([*positional, *named.values()]) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
@@ -110,7 +127,16 @@ class NamedShape:
 
 
 def fold_in_names(key: Any, shape: NamedShape) -> Any:
-    """A key for each element of the named axes of a shape."""
+    """A key for each element of the named axes of a shape.
+
+    >>> import jax
+    >>> from xmap_compat import random, xmap
+    >>> @xmap(in_axes={}, out_axes=["i"], axis_sizes={"i": 3})
+    ... def keys(key):
+    ...     return random.fold_in_names(key, random.NamedShape(i=3))
+    >>> jax.eval_shape(keys, jax.random.key(0)).shape
+    (3,)
+    """
     for name, size in shape.named_items:
         actual = jax.lax.axis_size(name)
         if actual != size:
@@ -122,8 +148,11 @@ def fold_in_names(key: Any, shape: NamedShape) -> Any:
 # -------------------------------------------------------------------------------- samplers
 
 
-def _of_named_shape(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of ``jax.random`` that takes a named shape as well."""
+def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str = "(4, 2)") -> Callable[..., Any]:
+    """A function of ``jax.random`` that takes a named shape as well.
+
+    ``arguments`` and ``shown`` are for its example: what stands between key and shape, and the shape of the samples.
+    """
 
     @functools.wraps(sample)
     def sampler(*args, **kwargs):
@@ -140,6 +169,17 @@ def _of_named_shape(sample: Callable[..., Any]) -> Callable[..., Any]:
         return sample(**values)
 
     sampler.__module__ = __name__
+    own, _, of_jax = (sample.__doc__ or "").partition("\n")
+    sampler.__doc__ = f"""{own}  The shape may be a :class:`NamedShape`.
+
+    >>> import jax
+    >>> from xmap_compat import random, xmap
+    >>> @xmap(in_axes={{}}, out_axes=["i", ...], axis_sizes={{"i": 4}})
+    ... def sample(key):
+    ...     return random.{sample.__name__}(key, {arguments and f"{arguments}, "}shape=random.NamedShape(2, i=4))
+    >>> jax.eval_shape(sample, jax.random.key(0)).shape
+    {shown}
+{of_jax}"""
     return sampler
 
 
@@ -156,24 +196,24 @@ def _complex_normal(key: Any, shape: NamedShape, dtype: Any) -> Any:
     return (re + 1j * im) / np.sqrt(2).astype(dtype)
 
 
-ball = _of_named_shape(jax.random.ball)
-bernoulli = _of_named_shape(jax.random.bernoulli)
-beta = _of_named_shape(jax.random.beta)
+ball = _of_named_shape(jax.random.ball, "3", shown="(4, 2, 3)")
+bernoulli = _of_named_shape(jax.random.bernoulli, "0.5")
+beta = _of_named_shape(jax.random.beta, "1.0, 2.0")
 bits = _of_named_shape(jax.random.bits)
-categorical = _of_named_shape(jax.random.categorical)
+categorical = _of_named_shape(jax.random.categorical, "jax.numpy.zeros(5)")
 cauchy = _of_named_shape(jax.random.cauchy)
-choice = _of_named_shape(jax.random.choice)
-dirichlet = _of_named_shape(jax.random.dirichlet)
+choice = _of_named_shape(jax.random.choice, "10")
+dirichlet = _of_named_shape(jax.random.dirichlet, "jax.numpy.ones(3)", shown="(4, 2, 3)")
 exponential = _of_named_shape(jax.random.exponential)
-gamma = _of_named_shape(jax.random.gamma)
+gamma = _of_named_shape(jax.random.gamma, "2.0")
 gumbel = _of_named_shape(jax.random.gumbel)
 laplace = _of_named_shape(jax.random.laplace)
 logistic = _of_named_shape(jax.random.logistic)
 normal = _of_named_shape(jax.random.normal)
-poisson = _of_named_shape(jax.random.poisson)
+poisson = _of_named_shape(jax.random.poisson, "4.0")
 rademacher = _of_named_shape(jax.random.rademacher)
-randint = _of_named_shape(jax.random.randint)
-truncated_normal = _of_named_shape(jax.random.truncated_normal)
+randint = _of_named_shape(jax.random.randint, "minval=0, maxval=10")
+truncated_normal = _of_named_shape(jax.random.truncated_normal, "-2, 2")
 uniform = _of_named_shape(jax.random.uniform)
 
 # ----------------------------------------------------------------------------- initializers
@@ -194,6 +234,15 @@ def variance_scaling(
     """That of ``jax.nn.initializers``, for named shapes too: named dimensions count like positional ones.
 
     ``in_axis``, ``out_axis`` and ``batch_axis`` may be names as well as positions, or sequences of them.
+
+    >>> import jax
+    >>> from xmap_compat import random, xmap
+    >>> init = random.variance_scaling(1.0, "fan_in", "normal", in_axis=0, out_axis="units")
+    >>> @xmap(in_axes={}, out_axes={1: "units"}, axis_sizes={"units": 2})
+    ... def weights(key):
+    ...     return init(key, random.NamedShape(4, units=2))
+    >>> weights(jax.random.key(0)).shape
+    (4, 2)
     """
     positional: Any = _jax_variance_scaling(
         scale, mode, distribution, in_axis=in_axis, out_axis=out_axis, batch_axis=batch_axis, **_given(dtype)

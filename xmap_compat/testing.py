@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import sys
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,11 +49,13 @@ def check_assignments(
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    progress: bool | None = None,
 ) -> list[Resources]:
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
 
     The function's own ``axis_resources`` do not matter, and nothing is donated.  An assignment gives different mesh
-    axes to different named axes; mesh axes that xmaps inside the function use are left to them.
+    axes to different named axes; mesh axes that xmaps inside the function use are left to them, and those of
+    :func:`xmap_compat.compiler_axes` to the compiler.
 
     Args:
       xmapped: what ``xmap`` returned.
@@ -66,21 +70,30 @@ def check_assignments(
         function; by default the xmapped function without resources.
       rtol, atol: tolerances as in ``numpy.testing.assert_allclose``; by default a few hundred roundings of the dtype,
         on the scale of the largest element.  Integers and bools must be equal.
+      progress: whether to print each assignment to stderr when it is tried; by default if that is a terminal.
 
     Returns:
       The assignments that were checked, as ``axis_resources``.
 
     Raises:
       AssertionError: some assignment changes a result (or raises); it names the assignment, the first such
-        result, and the largest difference.
+        result, and the largest difference; a note lists the assignments that were tried before.
       TypeError: ``xmapped`` does not come from xmap.
-      ValueError: there is only one device, so that nothing can be compared.
+      ValueError: nothing can be compared: there is only one device, or no mesh axis divides a named axis.
 
-    Example::
+    Example:
 
-      f = xmap(loss, ({}, ["batch", ...]), {})
-      with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
-          testing.check_assignments(f, params, images, derivatives=True)
+      >>> import jax, numpy as np
+      >>> from xmap_compat import Mesh, testing, xmap
+      >>> @xmap(in_axes=({}, ["batch", ...]), out_axes={})
+      ... def loss(w, x):
+      ...     return jax.lax.pmean((x @ w) ** 2, "batch")
+      >>> with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
+      ...     testing.check_assignments(loss, np.ones(2), np.ones((8, 2)), derivatives=True, limit=2)
+      [{'batch': 'x'}, {'batch': 'y'}]
+
+    In a test, the fixture of this name (``pytest_plugins = ["xmap_compat.fixtures"]`` in ``conftest.py``) does the
+    same, with its progress in what pytest shows of a test that fails.
     """
     declared = _declaration_of(xmapped)
     with _mesh_context(mesh) as mesh:
@@ -88,16 +101,57 @@ def check_assignments(
         plain = _assigned(declared, {})
         facts = _facts(declared, args, mesh)
         tried = [dict(r) for r in only] if only is not None else facts.assignments(loops, limit)
+        if not tried and only is None:
+            raise ValueError(_nothing_to_compare(facts, mesh))
         compute = _value_and_derivatives if derivatives else _value
+        report = _Report(tried, sys.stderr.isatty() if progress is None else progress)
+        report.say(f"check_assignments of {declared.name} on the mesh {_mesh_text(mesh)}\n")
         expected = compute(reference or plain, args)
-        for resources in tried:
-            what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
-            try:
-                actual = jax.block_until_ready(compute(_assigned(declared, resources), args))
-            except Exception as error:
-                raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
-            _compare(what, actual, expected, tolerances)
+        for k, resources in enumerate(tried):
+            with report.of(k):
+                what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
+                try:
+                    actual = jax.block_until_ready(compute(_assigned(declared, resources), args))
+                except Exception as error:
+                    raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
+                _compare(what, actual, expected, tolerances)
     return tried
+
+
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """What is said of the assignments while they are tried, and in the error when one fails."""
+
+    tried: Sequence[Resources]
+    aloud: bool
+
+    def say(self, text):
+        if self.aloud:
+            print(text, end="", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def of(self, k):
+        self.say(f"  {k + 1} of {len(self.tried)}: {self.tried[k]} ")  # before it is run, which can take long
+        start = time.perf_counter()
+        try:
+            yield
+        except AssertionError as error:
+            self.say("differs\n")
+            before = ", ".join(map(str, self.tried[:k])) or "none"
+            error.add_note(
+                f"This is assignment {k + 1} of {len(self.tried)}. Tried before, and without a difference: {before}"
+            )
+            raise
+        self.say(f"gives the same ({time.perf_counter() - start:.1f} s)\n")
+
+
+def _nothing_to_compare(facts, mesh):
+    sizes = ", ".join(f"{name}: {size}" for name, size in facts.sizes.items()) or "none"
+    free = ", ".join(f"{name}: {size}" for name, size in facts.mesh_shape.items()) or "none"
+    return (
+        f"There is no assignment to try: no mesh axis divides a named axis. Named axes: {sizes}. Mesh axes that are "
+        f"free: {free}. Pass arguments of other sizes, or another mesh"
+    )
 
 
 def assignments(
@@ -114,11 +168,16 @@ def assignments(
     Returns:
       Dictionaries for ``axis_resources``; the empty one is not among them.
 
-    Example::
+    Example:
 
-      @pytest.mark.parametrize("resources", testing.assignments({"i": 8, "j": 4}, {"x": 4, "y": 2}))
-      def test_layer(resources): ...
+      >>> from xmap_compat import testing
+      >>> testing.assignments({"i": 8, "j": 3}, {"x": 4, "y": 2})
+      [{'i': 'x'}, {'i': 'y'}, {'i': ('x', 'y')}, {'i': ('y', 'x')}]
+
+      With pytest: ``@pytest.mark.parametrize("resources", testing.assignments(...))``.
     """
+    if not isinstance(sizes, Mapping):
+        raise TypeError(f"assignments expects the sizes of the named axes, such as {{'i': 8}}, but got {sizes!r}")
     shape = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
     every = [a for a in _all_assignments(list(sizes.items()), shape, frozenset(loops)) if a]
     return every if limit is None else _diverse(every, limit)
@@ -217,7 +276,7 @@ def _facts(declared, args, mesh):
         named = collectives_in(plan.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
         sizes = {n: p.size for n, p in plan.placements.items() if not isinstance(n, DeviceAxis)}
-        free = {m: n for m, n in mesh.shape.items() if m not in taken}
+        free = {m: n for m, n in mesh.shape.items() if m not in taken | plan.scope.compiler}
         facts.append(_Facts(sizes, free, tuple(n for n in sizes if n not in named)))
         return ()
 

@@ -17,7 +17,7 @@ from placements import IN_AXES, PLACEMENTS, arguments
 
 from xmap_compat import SerialLoop, pdot, serial_loop, xmap
 
-pytestmark = pytest.mark.usefixtures("end_a_hang", "compiled_quickly")
+pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 
 def assert_same(result, expected):
@@ -446,6 +446,14 @@ def test_a_function_with_a_batching_rule_hides_no_names():
     total.def_vmap(lambda size, batched, x: (lax.psum(x, "i"), batched[0]))
     with pytest.raises(NotImplementedError, match=r"custom_vmap_call.*`i`"):
         xmap(total, ["i"], ["i"])(np.ones(4))
+
+
+def test_a_batching_rule_may_do_what_names_do():
+    """As under ``jax.vmap``, it sees all elements of an axis that no device shares; its result may be one for all."""
+    total = jax.custom_batching.custom_vmap(lambda x: lax.psum(x, "i"))
+    total.def_vmap(lambda size, batched, x: (x.sum(0), False))
+    x = numbers(4, 3)
+    np.testing.assert_allclose(xmap(total, ["i", ...], [...])(x), x.sum(0), rtol=1e-6)
 
 
 def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42):

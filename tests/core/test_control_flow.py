@@ -3,7 +3,7 @@
 Every program runs under every placement of its axes on a 4x2 mesh and is compared with the same body under
 ``jax.vmap``, or with NumPy where the meaning itself is at stake.  Predicates that differ between elements
 select; a ``while`` runs until every element is done.  Where such a predicate meets a collective a wrong program
-does not fail but hangs, so those run in a subprocess with a time limit: ``python test_control_flow.py GROUP``.
+does not fail but hangs, so those run in a subprocess with a time limit: ``python test_control_flow.py PLACEMENT...``.
 """
 
 import functools
@@ -20,11 +20,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.ode import odeint
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
-from placements import IN_AXES, OUT_AXES, PLACEMENTS, all_around, arguments, mesh42, together
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, around, mesh42, together, vmapped
 
 from xmap_compat import SerialLoop, xmap
 
-pytestmark = pytest.mark.usefixtures("end_a_hang", "compiled_quickly")
+pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 # name: (size of a, size of b, axis_resources)
 LOOPED_PLACEMENTS = {
@@ -33,15 +33,9 @@ LOOPED_PLACEMENTS = {
 }
 
 
-def vmapped(body):
-    """The positional function that xmap must equal."""
-    over_b = jax.vmap(body, in_axes=(0, None, None), axis_name="b")
-    return jax.jit(jax.vmap(over_b, in_axes=(0, 0, None), axis_name="a"))
-
-
 @functools.cache
 def by_vmap(programs, a, b):
-    return vmapped(together(programs))(*arguments(a, b))
+    return jax.jit(vmapped(together(programs)))(*arguments(a, b))
 
 
 def xmapped(body, resources):
@@ -902,21 +896,40 @@ DIVERGENT_DERIVATIVES = {
 
 
 # Together, they hold what devices and elements of one device disagree about in every way.
-FEW_PLACEMENTS = ["a:yx", "a:x,b:y"]
+FEW_PLACEMENTS = ("a:yx", "a:x,b:y")
 
 
-def check_divergent_group(group, placements):
-    """Run one group under several placements; called in a process of its own."""
-    transform, programs = DIVERGENT_DERIVATIVES.get(group) or (lambda f: f, DIVERGENT[group])
-    oracle = transform(oracles("numpy" if group in DIVERGENT else "positional", programs))
-    for a, b, resources in map(PLACEMENTS.get, placements):
-        print(group, resources, flush=True)
-        with mesh42():
-            result = jax.block_until_ready(transform(xmapped(together(programs), resources))(*arguments(a, b)))
-        assert_same(result, oracle(*arguments(a, b)))
+AGREES = "every placement agrees"
 
 
-OTHER_PLACEMENTS = [name for name in PLACEMENTS if name not in FEW_PLACEMENTS]
+def check_divergent_groups(placements):
+    """Run every group under several placements; called in a process of its own."""
+    for group in [*DIVERGENT, *DIVERGENT_DERIVATIVES]:
+        transform, programs = DIVERGENT_DERIVATIVES.get(group) or (lambda f: f, DIVERGENT[group])
+        oracle = transform(oracles("numpy" if group in DIVERGENT else "positional", programs))
+        for a, b, resources in map(PLACEMENTS.get, placements):
+            print(group, resources, flush=True)
+            with mesh42():
+                result = jax.block_until_ready(transform(xmapped(together(programs), resources))(*arguments(a, b)))
+            assert_same(result, oracle(*arguments(a, b)))
+        print(f"{group}: {AGREES}", flush=True)
+
+
+@functools.cache
+def output_of_divergent_groups(placements):
+    """What a process says that runs all of them, and why it ended."""
+    command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), *placements]
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH", ""), os.getcwd()])
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **output) as process:
+        try:
+            return process.communicate(timeout=230)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.communicate()[0] + "\nit hangs"
+
+
+OTHER_PLACEMENTS = tuple(name for name in PLACEMENTS if name not in FEW_PLACEMENTS)
 
 
 @pytest.mark.parametrize(
@@ -924,11 +937,8 @@ OTHER_PLACEMENTS = [name for name in PLACEMENTS if name not in FEW_PLACEMENTS]
 )
 @pytest.mark.parametrize("group", [*DIVERGENT, *DIVERGENT_DERIVATIVES])
 def test_predicates_that_differ_select_and_never_hang(group, placements):
-    command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), group, *placements]
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH", ""), os.getcwd()])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "every placement agrees"
+    output = output_of_divergent_groups(placements)
+    assert f"{group}: {AGREES}" in output.splitlines(), output
 
 
 @pytest.mark.parametrize("resources", [{}, {"b": "y"}, {"b": ("x", "y")}], ids=str)
@@ -1083,19 +1093,11 @@ AROUND = {
 }
 
 
-@functools.cache
-def around_vmap(uses, a, b):
-    return all_around(uses, vmapped(mixing))(*arguments(a, b))
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("uses", AROUND)
 def test_control_flow_around(uses, placement):
-    a, b, resources = PLACEMENTS[placement]
-    with mesh42():
-        result = all_around(AROUND[uses], xmapped(mixing, resources))(*arguments(a, b))
-    assert_same(result, around_vmap(AROUND[uses], a, b))
+    assert_same(*around(AROUND[uses], mixing, placement))
 
 
 # ------------------------------------------------------------ inside of the user's shard_map
@@ -1141,5 +1143,4 @@ def test_control_flow_of_an_xmap_inside_of_a_shard_map(body):
 
 if __name__ == "__main__":
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    check_divergent_group(sys.argv[1], sys.argv[2:])
-    print("every placement agrees")
+    check_divergent_groups(sys.argv[1:])

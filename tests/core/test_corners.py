@@ -8,8 +8,6 @@ from jax import lax
 
 from xmap_compat import SerialLoop, serial_loop, xmap
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 PLACEMENTS = [{}, {"i": "x"}, {"i": "y", "j": "x"}, {"i": ("y", "x")}]
 over_placements = pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
 ROWS, COLUMNS = np.arange(8, dtype=np.float32), np.arange(4, dtype=np.float32)

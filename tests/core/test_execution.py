@@ -902,6 +902,7 @@ VALUES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", [{}, {"a": "y"}], ids=["none", "full"])
 @pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
 def test_named_shapes_of_values(make, expected, resources, mesh42):

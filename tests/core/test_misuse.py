@@ -8,6 +8,7 @@ compared with that of ``jax.jit``.
 import collections
 import functools
 import re
+import traceback
 import types
 
 import jax
@@ -17,11 +18,16 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import Mesh, SerialLoop, einsum, named_shape, pdot, serial_loop, xeinsum, xmap
+from xmap_compat import Mesh, SerialLoop, compiler_axes, einsum, named_shape, pdot, serial_loop, xeinsum, xmap
 from xmap_compat import numpy as xnp
 from xmap_compat.annotations import check_type, f32, i32, typed
+from xmap_compat.core import errors
+from xmap_compat.legacy import maps
+from xmap_compat.random import NamedShape
+from xmap_compat.testing import assignments
 
 I = ["i", ...]  # noqa: E741
+J, BATCH = ["j", ...], ["batch", ...]
 Pair = collections.namedtuple("Pair", ["first", "second"])
 DEVICES = np.array(jax.devices())
 ones = functools.partial(np.ones, dtype=np.float32)
@@ -71,6 +77,12 @@ def split_on_x(v):
     return xmap(identity, ["n", ...], ["n", ...], axis_resources={"n": "x"})(v)
 
 
+def beside(name, fun=lambda: split_on_x(ones((8,)))):
+    """On the 4x2 mesh, with an axis that is left to the compiler."""
+    with grid(), compiler_axes(name):
+        return fun()
+
+
 def closing_over(v):
     return xmap(lambda u: u * v[0], ["n"], ["n"], axis_resources={"n": "x"})(jnp.ones(4))
 
@@ -116,7 +128,7 @@ MISUSES = {
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 'i'",
+        "but got: 'i'. Write ['i', ...] for the leading dimension",
     ),
     "an integer as in_axes": (
         lambda: xmap(identity, 0, I),
@@ -124,7 +136,7 @@ MISUSES = {
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 0",
+        "but got: 0. Write ['name', ...] or {0: 'name'}, with the name of that dimension",
     ),
     "an integer as one of several specs": (
         lambda: xmap(add, (I, 0), I),
@@ -132,7 +144,7 @@ MISUSES = {
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 0 (it is in_axes[1])",
+        "but got: 0 (it is in_axes[1]). Write ['name', ...] or {0: 'name'}, with the name of that dimension",
     ),
     "a set of names": (
         lambda: xmap(identity, ({"i"},), I),
@@ -146,13 +158,14 @@ MISUSES = {
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: ...",
+        "but got: .... Write [...] where no dimension is named",
     ),
     "an ellipsis for an argument": (
         lambda: xmap(add, (I, ...), I),
         TypeError,
         "['i', ...] cannot be used as an axis name in xmap in_axes, in the specification (['i', "
-        "...], ...): it must be hashable, and neither None nor an ellipsis. Use a string instead",
+        "...], ...): it must be hashable, and neither None nor an ellipsis. A tuple that ends in ... is one "
+        "specification: for an argument without names write [...] or {}",
     ),
     "an ellipsis in the middle": (
         lambda: xmap(identity, ["i", ..., "j"], I),
@@ -185,7 +198,7 @@ MISUSES = {
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}",
+        "but got: {'i': 0}. Write it the other way round: {0: 'i'}",
     ),
     "a dictionary from names to positions, deep in a tree": (
         lambda: xmap(identity, ({"w": [I, {"i": 0}]},), I),
@@ -193,7 +206,7 @@ MISUSES = {
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0} (it is in_axes[0]['w'][1])",
+        "but got: {'i': 0} (it is in_axes[0]['w'][1]). Write it the other way round: {0: 'i'}",
     ),
     "a dictionary from names to positions in out_axes": (
         lambda: xmap(identity, I, {"i": 0}),
@@ -201,7 +214,7 @@ MISUSES = {
         "Value mapping specification in xmap out_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}",
+        "but got: {'i': 0}. Write it the other way round: {0: 'i'}",
     ),
     "a float as a position": (
         lambda: xmap(identity, {0.0: "i"}, I),
@@ -251,10 +264,16 @@ MISUSES = {
     "a PartitionSpec as in_axes": (
         lambda: xmap(identity, PartitionSpec("i"), I),
         TypeError,
+        "xmap in_axes has the PartitionSpec P('i',) in P('i',), which means something in jit and shard_map only. Name "
+        "the dimensions of an array with a list, e.g. ['i', ...]",
+    ),
+    "an array as in_axes": (
+        lambda: xmap(identity, ones(3), I),
+        TypeError,
         "Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: P('i',)",
+        "but got: an array of shape (3,)",
     ),
     "a PartitionSpec as a spec": (
         lambda: xmap(identity, (PartitionSpec("i"),), I),
@@ -295,8 +314,8 @@ MISUSES = {
     "an unhashable name": (
         lambda: xmap(identity, ({0: np.zeros(1)},), {}),
         TypeError,
-        "array([0.]) cannot be used as an axis name in xmap in_axes, in the specification {0: "
-        "array([0.])} (it is in_axes[0]): it must be hashable, and neither None nor an ellipsis. Use "
+        "an array of shape (1,) cannot be used as an axis name in xmap in_axes, in the specification {0: "
+        "an array of shape (1,)} (it is in_axes[0]): it must be hashable, and neither None nor an ellipsis. Use "
         "a string instead",
     ),
     "a set as a name": (
@@ -512,7 +531,7 @@ MISUSES = {
         TypeError,
         "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
         "at least 1 dimensions, but args[1]['w'][0] is a Python scalar. Pass an array with a "
-        "dimension for each name",
+        "dimension for each name (a list of numbers is a pytree of scalars)",
     ),
     "one key where several are mapped": (
         lambda: xmap(identity, I, I)(jax.random.key(0)),
@@ -536,9 +555,14 @@ MISUSES = {
     "no arguments to take a size from": (
         lambda: xmap(lambda *_: 1.0, I, I)(),
         ValueError,
-        "Failed to infer size of axes: i. You've probably passed in empty containers in place of "
-        "arguments that had those axes in their in_axes. Provide the sizes of missing axes "
-        "explicitly via axis_sizes to fix this error.",
+        "Failed to infer size of axes: i. There are no arguments. Call <lambda> with its arguments, and its plan with "
+        "them too, or with types of arrays: jax.ShapeDtypeStruct(shape, dtype)",
+    ),
+    "a plan without arguments": (
+        lambda: xmap(add, (I, J), I).plan(),
+        ValueError,
+        "Failed to infer size of axes: i, j. There are no arguments. Call add with its arguments, and its plan with "
+        "them too, or with types of arrays: jax.ShapeDtypeStruct(shape, dtype)",
     ),
     "an empty container to take sizes from": (
         lambda: xmap(lambda _: 1.0, (["i", "j", ...],), ["i", "j", ...])({"w": None}),
@@ -553,16 +577,16 @@ MISUSES = {
         ValueError,
         "The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
         "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5 (the "
-        "argument is args[1], and 5 is the size in args[0]). If these are different axes, give them "
-        "different names",
+        "argument is args[1], and 5 is the size in args[0]). The specification is for all arguments; if these differ, "
+        "write a tuple of one for each, with {} for what is not mapped",
     ),
     "a size of one does not broadcast": (
         lambda: xmap(add, I, I)(ones(1), ones(6)),
         ValueError,
         "The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
         "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1 (the "
-        "argument is args[1], and 1 is the size in args[0]). If these are different axes, give them "
-        "different names",
+        "argument is args[1], and 1 is the size in args[0]). The specification is for all arguments; if these differ, "
+        "write a tuple of one for each, with {} for what is not mapped",
     ),
     "two sizes within an argument": (
         lambda: xmap(identity, ({"a": {0: "i"}, "b": [{1: "i"}]},), I)({"a": ones(5), "b": [ones((5, 6))]}),
@@ -662,12 +686,13 @@ MISUSES = {
     "axis_resources that are a string": (
         lambda: xmap(identity, I, I, axis_resources="x"),
         TypeError,
-        "axis_resources should be a dictionary from axis names to resources, but got 'x'",
+        "axis_resources should be a dictionary from axis names to resources, such as {'batch': 'x'}, but got 'x'",
     ),
     "axis_resources that are a list of pairs": (
         lambda: xmap(identity, I, I, axis_resources=[("i", "x")]),
         TypeError,
-        "axis_resources should be a dictionary from axis names to resources, but got [('i', 'x')]",
+        "axis_resources should be a dictionary from axis names to resources, such as {'batch': 'x'}, but got "
+        "[('i', 'x')]",
     ),
     "None as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": None}),
@@ -983,7 +1008,84 @@ MISUSES = {
         lambda: over_i(lambda v: lax.psum(v, "x"), resources={"i": "x"}),
         NameError,
         "Found an unbound axis name: x. Named axes in scope: i: 8. Name one of them, or add the axis "
-        "to in_axes or axis_sizes",
+        "to in_axes or axis_sizes. `x` is an axis of the mesh: name the axis that axis_resources assign to it",
+    ),
+    "a typing error in a collective": (
+        lambda: xmap(lambda v: lax.pmean(v, "bacth"), BATCH, BATCH)(ones(3)),
+        NameError,
+        "Found an unbound axis name: bacth. Named axes in scope: batch: 3. Name one of them, or add the axis "
+        "to in_axes or axis_sizes. Did you mean `batch`?",
+    ),
+    "a typing error in a reduction": (
+        lambda: xmap(lambda v: jnp.sum(v, axis="Batch"), BATCH, {})(ones(3)),
+        NameError,
+        "Found an unbound axis name: Batch. Named axes in scope: batch: 3. Name one of them, or add the axis "
+        "to in_axes or axis_sizes. Did you mean `batch`?",
+    ),
+    "a typing error in an einsum": (
+        lambda: xmap(lambda v: jnp.einsum("{bacth}->", v), BATCH, {})(ones(3)),
+        NameError,
+        "Found an unbound axis name: bacth in the einsum '{bacth}->'. Named axes in scope: batch. Name one of them, or "
+        "add the axis to in_axes or axis_sizes. Did you mean `batch`?",
+    ),
+    "a typing error in out_axes": (
+        lambda: xmap(identity, BATCH, ["bacth", ...]),
+        ValueError,
+        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
+        "missing: {'bacth'}. Did you mean `batch`?",
+    ),
+    "a typing error in a mesh axis": (
+        lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "xx"}),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'xx'} "
+        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
+        "loop with `with serial_loop(name, length):` around the call. Did you mean `x`?",
+    ),
+    "a mesh axis of the wrong case": (
+        lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "Y"}),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'Y'} "
+        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
+        "loop with `with serial_loop(name, length):` around the call. Did you mean `y`?",
+    ),
+    "the name before the function": (
+        lambda: over_i(lambda v: xnp.along("i", jnp.sum, v)),
+        TypeError,
+        "along(fun, axis_name, *operands) takes the function first, but got 'i' of type str",
+    ),
+    "a function that is jax.numpy's": (
+        lambda: xnp.sum,
+        AttributeError,
+        "module 'xmap_compat.numpy' has no attribute 'sum': jax.numpy has it, and its sum, mean, max and other "
+        "reductions take axis names",
+    ),
+    "a function that nobody has": (
+        lambda: xnp.nonsense,
+        AttributeError,
+        "module 'xmap_compat.numpy' has no attribute 'nonsense'",
+    ),
+    "a named shape of names": (
+        lambda: NamedShape("batch"),
+        TypeError,
+        "A named shape has integers for sizes, as in NamedShape(2, batch=8), but got ['batch']",
+    ),
+    "assignments of names without sizes": (
+        lambda: assignments(["i"], {"x": 4}),
+        TypeError,
+        "assignments expects the sizes of the named axes, such as {'i': 8}, but got ['i']",
+    ),
+    "no specifications": (
+        lambda: xmap(identity),
+        TypeError,
+        "xmap() is missing in_axes and out_axes. They name the dimensions of the arguments and of the results: write "
+        "xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], "
+        "out_axes=['batch', ...])",
+    ),
+    "a decorator with specifications by position": (
+        lambda: xmap(I, I),
+        TypeError,
+        "xmap expects a callable as its first argument, but got ['i', ...] of type list. As a decorator, write "
+        "@xmap(in_axes=..., out_axes=...)",
     ),
     "the same name twice in psum": (
         lambda: over_i(lambda v: lax.psum(v, ("i", "i")), out_axes={}),
@@ -1143,8 +1245,17 @@ MISUSES = {
     "pdot outside of any xmap": (
         lambda: pdot(ones(3), ones(3), "i"),
         NameError,
-        "Found an unbound axis name: i. Named axes in scope: none. Name one of them, or add the axis "
-        "to in_axes or axis_sizes",
+        "Found an unbound axis name: i. Named axes in scope: none. Call it in a function for xmap",
+    ),
+    "argmax outside of any xmap": (
+        lambda: xnp.argmax(ones(3), axis="i"),
+        NameError,
+        "Found an unbound axis name: i. Named axes in scope: none. Call it in a function for xmap",
+    ),
+    "the result of a function for the function": (
+        lambda: xmap(add(ones(3), ones(3)), I, I),
+        TypeError,
+        "xmap expects a callable as its first argument, but got an array of shape (3,) of type ndarray",
     ),
     "pdot over a set of names": (
         lambda: over_i(lambda v: lax.pdot(v, v, {"i"})),
@@ -1502,19 +1613,19 @@ MISUSES = {
         lambda: Mesh(DEVICES.reshape(4, 2), ("x",)),
         ValueError,
         "mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        "(4, 2) and the names ('x',)",
+        "(4, 2) and the names ('x',). Write the names in one tuple, ('x', 'y'), or reshape the devices",
     ),
     "a string of letters for several names": (
         lambda: Mesh(DEVICES.reshape(4, 2), "xy"),
         ValueError,
         "mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        "(4, 2) and the names ('xy',)",
+        "(4, 2) and the names ('xy',). Write the names in one tuple, ('x', 'y'), or reshape the devices",
     ),
     "more names than dimensions": (
         lambda: Mesh(DEVICES, ("x", "y")),
         ValueError,
         "mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        "(8,) and the names ('x', 'y')",
+        "(8,) and the names ('x', 'y'). Write the names in one tuple, ('x', 'y'), or reshape the devices",
     ),
     "the same name twice in a mesh": (
         lambda: Mesh(DEVICES.reshape(4, 2), ("x", "x")),
@@ -1568,6 +1679,49 @@ MISUSES = {
         lambda: over_i(lambda v: in_mesh(DEVICES, "x", lambda: split_on_x(v)), shape=(8,)),
         RuntimeError,
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call",
+    ),
+    # -------------------------------------------------------------------------------------- axes of the compiler
+    "a list for compiler_axes": (
+        lambda: beside(["y"]),
+        TypeError,
+        "compiler_axes takes the names of mesh axes, each as an argument: compiler_axes('y', 'z'), but got ['y']",
+    ),
+    "None for compiler_axes": (
+        lambda: beside(None),
+        TypeError,
+        "compiler_axes takes the names of mesh axes, each as an argument: compiler_axes('y', 'z'), but got None",
+    ),
+    "an axis for the compiler that the mesh does not have": (
+        lambda: beside("z"),
+        ValueError,
+        "compiler_axes leaves mesh axes {'z'} to the compiler, but the mesh in scope at the call has the axes {'x', "
+        "'y'}. Name some of these, and enter compiler_axes around calls under that mesh only",
+    ),
+    "an axis of the compiler as a resource": (
+        lambda: beside("x"),
+        ValueError,
+        "Axis n has mesh axis 'x' in its axis_resources, but compiler_axes leaves 'x' to the compiler at this call. An "
+        "axis of the mesh is for one of the two: take it out of axis_resources, or call the xmapped function outside "
+        "of compiler_axes",
+    ),
+    "compiler_axes in a body": (
+        lambda: over_i(lambda v: beside("y", lambda: split_on_x(v)), shape=(8,)),
+        RuntimeError,
+        "Changing compiler_axes is not allowed inside xmap: around the xmapped function whose body this is they are "
+        "{}, and here {'y'}. Enter compiler_axes around the outermost xmapped call",
+    ),
+    "a callback beside the compiler": (
+        lambda: beside("y", lambda: over_i(lambda v: jax.pure_callback(np.sin, v, v), resources={"i": "x"})),
+        NotImplementedError,
+        "A pure_callback (at HERE) cannot run in an xmapped function while mesh axes {'y'} are left to the "
+        "compiler: JAX allows callbacks there that return nothing only. Call it outside of compiler_axes (or without "
+        "the option experimental_xmap_spmd_lowering), or use jax.debug.callback",
+    ),
+    "spmd_axis_name over an axis of the compiler": (
+        lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
+        ValueError,
+        "A vmap with spmd_axis_name={'y'} is around an xmapped function, but compiler_axes leaves {'y'} to the "
+        "compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself",
     ),
     # ----------------------------------------------------------------------------------- donation, backends, helpers
     "a name in donate_argnums": (
@@ -1633,6 +1787,112 @@ def test_misuse(misuse, error, message):
 def test_the_misuses_are_many_and_their_messages_differ():
     assert len(MISUSES) >= 200
     assert len({message for *_, message in MISUSES.values()}) >= 150
+
+
+# ------------------------------------------------------------------------ notes on what JAX refuses
+
+ROWS = "`v` has the positional shape (3,) here; its named axes are {i: 8}."
+NO_ROWS = "`v` has no positional dimensions here; its named axes are {i: 8}."
+BY_NAME = " Reduce over one by its name, jnp.mean(v, axis='i'); its size is lax.axis_size('i')"
+NAMED = "jnp.{0} takes no axis names; xmap_compat.numpy.{0} does"
+ALONG = (
+    "stack takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array that has the named axis "
+    "'i' of x as its dimension 0: use stack there, with axis=0"
+)
+
+
+def of_other_values(v):
+    return jnp.ones(3).sum(1)
+
+
+NOTED = {
+    "a reduction over a dimension that is named": (lambda v: v.mean(axis=0), (), NO_ROWS + BY_NAME),
+    "the size of a dimension that is named": (lambda v: v.shape[1], (3,), ROWS + BY_NAME),
+    "the length of a value without dimensions": (lambda v: len(v), (), NO_ROWS + BY_NAME),
+    "an index of a dimension that is named": (lambda v: v[0, 0], (3,), ROWS + BY_NAME),
+    "a product over a dimension that is named": (lambda v: v.T @ np.ones(8), (3,), ROWS + BY_NAME),
+    "in an inner function": (lambda v: jax.jit(lambda w: w.sum(1))(v), (3,), ROWS + BY_NAME),
+    "in an xmap inside": (lambda v: xmap(lambda w: w.shape[1], J, {})(v), (3,), ROWS + BY_NAME),
+    "in a gradient": (lambda v: jax.grad(lambda v: v.sum(1))(v), (3,), ROWS + BY_NAME),
+    "argmax over a named axis": (lambda v: jnp.argmax(v, "i"), (3,), NAMED.format("argmax")),
+    "the method": (lambda v: v.cumsum(axis="i"), (3,), NAMED.format("cumsum")),
+    "prod": (lambda v: jnp.prod(v, axis="i"), (3,), NAMED.format("prod")),
+    "stack": (lambda v: jnp.stack([v, v], axis="i"), (3,), ALONG),
+    "nothing of dimensions": (lambda v: int("v"), (3,), None),
+    "an error of ours": (lambda v: xmap(identity, ["j", "k"], {})(v), (3,), None),
+    "a permutation of sources": (lambda v: lax.ppermute(v, "i", [0, 1]), (3,), errors.permutation_note()),
+    "an argument that is missing": (lambda v: lax.psum(v), (3,), None),
+    "no variable": (of_other_values, (3,), None),
+}  # fmt: skip
+
+
+def notes_of(error):
+    """Those of ours."""
+    return [note for note in getattr(error, "__notes__", ()) if not note.startswith("-----")]
+
+
+@pytest.mark.parametrize(("fun", "shape", "note"), NOTED.values(), ids=NOTED.keys())
+def test_errors_of_jax_are_noted_with_named_axes(fun, shape, note):
+    with pytest.raises((IndexError, NotImplementedError, TypeError, ValueError)) as caught:
+        over_i(fun, shape=shape)
+    assert notes_of(caught.value) == ([note] if note else [])
+
+
+def test_the_functions_that_a_note_speaks_of_take_axis_names():
+    assert {*xnp.__all__} - {"along", "einsum"} == errors.NAMED_FUNCTIONS
+    for name in errors.NAMED_FUNCTIONS:
+        other = [1] if name in ("roll", "take") else []
+        jax.eval_shape(xmap(lambda v: getattr(xnp, name)(v, *other, axis="i"), I, I), ones((8, 3)))  # noqa: B023
+
+
+def test_a_source_that_cannot_be_read_does_not_hide_the_note():
+    made = {}
+    exec("def fun(v):\n    w = 2 * v\n    return w.shape[1]", made)
+    with pytest.raises(IndexError) as caught:
+        over_i(made["fun"])
+    assert notes_of(caught.value) == [f"{ROWS} {ROWS.replace('v', 'w', 1)}{BY_NAME}"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "advice"),
+    [
+        ({"bacth": "x"}, "{'bacth'}. Their axis_resources are ignored. Did you mean `batch`?"),
+        ({"x": "batch"}, "{'x'}. Their axis_resources are ignored. Is it the other way round, {'batch': 'x'}?"),
+        ({"zz": "x"}, "{'zz'}. Their axis_resources are ignored"),
+    ],
+    ids=["a typing error", "the other way round", "another name"],
+)
+def test_resources_of_an_axis_that_is_not_there(resources, advice):
+    with pytest.warns(UserWarning) as caught:
+        xmap(identity, BATCH, BATCH, axis_resources=resources)
+    (warning,) = caught
+    assert (str(warning.message).partition("missing: ")[2], warning.filename) == (advice, __file__)
+
+
+# ------------------------------------------------------------------------------- where errors end
+
+FAILING = {
+    "at xmap": lambda: xmap(identity, 0, I),
+    "at legacy's xmap": lambda: maps.xmap(identity, 0, I),
+    "at the decorator": lambda: xmap(in_axes=I, out_axes=0)(identity),
+    "at the call": lambda: xmap(identity, I, I)(np.float32(1)),
+    "in the function": lambda: xmap(lambda v: v.shape[9], I, I)(ones(3)),
+    "at the plan": lambda: xmap(identity, I, I).plan(np.float32(1)),
+    "at the mesh": lambda: Mesh([1, 2], "x"),
+}
+
+
+@pytest.mark.parametrize("mode", ["quiet_remove_frames", "tracebackhide"], ids=["Python", "IPython"])
+@pytest.mark.parametrize("failing", FAILING.values(), ids=FAILING.keys())
+def test_tracebacks_end_in_the_users_file(failing, mode):
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", mode)
+    try:
+        with pytest.raises(Exception) as caught:
+            failing()
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    assert {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)} == {__file__}
 
 
 # ----------------------------------------------------------------------- what JAX refuses before us
@@ -1745,9 +2005,13 @@ def test_results_that_are_no_arrays_are_refused_as_by_jit(result):
     assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
 
 
-@pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.all_gather], ids=lambda f: f.__name__)
+pbroadcast = functools.partial(lax.pbroadcast, source=0)
+pbroadcast.__name__ = "pbroadcast"
+
+
+@pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.all_gather, pbroadcast], ids=lambda f: f.__name__)
 def test_collectives_that_do_not_find_an_axis_with_an_integer_for_a_name(collective):
-    with pytest.raises(ValueError, match=r"out.of.bounds") as raised:
+    with pytest.raises((TypeError, ValueError), match=r"out.of.bounds|'int' object is not iterable") as raised:
         xmap(lambda v: collective(v, 0), {0: 0}, {0: 0})(np.ones(8))
     note = (
         "This xmap has axes that are named by integers (0). Collectives read an integer as a position (dimension), "

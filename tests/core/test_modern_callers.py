@@ -570,8 +570,8 @@ def call(function):
 
 # How much of an xmapped function there is to keep, and how many of them there is time for.
 LIVES = {
-    "made": (on_x, 3000),
-    "traced": (lambda function: jax.eval_shape(on_x(function), X), 500),
+    "made": (on_x, 1000),
+    "traced": (lambda function: jax.eval_shape(on_x(function), X), 100),
     "called and planned": (call, 30),
 }
 

@@ -191,7 +191,6 @@ def names_axes_by_vmap(x, u, w):
     return jax.vmap(over_b, (0, 0, None), (0, 0, None), axis_name="a")(x, u, w)
 
 
-@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize(
     "size, resources", [(4, {}), (1, {}), (4, {"b": ("y", "x")}), (4, {"b": ("x", SerialLoop(2))})]
 )

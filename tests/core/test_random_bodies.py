@@ -29,8 +29,6 @@ from random_bodies import (
 
 from xmap_compat import Mesh, SerialLoop, xmap
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_EXAMPLES", 0))
 SEED = int(os.environ.get("XMAP_COMPAT_SEED", 0))
 

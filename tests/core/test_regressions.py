@@ -16,6 +16,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
+from xmap_compat.core.device import Locality
+from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
+from xmap_compat.core.placement import Placement
 
 N = 8
 PLACEMENTS = {
@@ -26,8 +29,14 @@ PLACEMENTS = {
 }
 LOOPS = {"loop": {"a": SerialLoop(2)}, "mesh_and_loop": {"a": ("y", SerialLoop(2))}}
 
-over_placements = pytest.mark.parametrize("resources", PLACEMENTS.values(), ids=PLACEMENTS)
-over_all = pytest.mark.parametrize("resources", [*PLACEMENTS.values(), *LOOPS.values()], ids=[*PLACEMENTS, *LOOPS])
+
+def over(placements):
+    """Each of the placements; where a test has other parameters too, some of all combinations are quick."""
+    by_resources = pytest.mark.parametrize("resources", placements.values(), ids=placements)
+    return lambda test: pytest.mark.sampled(by_resources(test))
+
+
+over_placements, over_all = over(PLACEMENTS), over(PLACEMENTS | LOOPS)
 
 
 def numbers(*shape):
@@ -220,6 +229,27 @@ def test_a_permutation_of_some_elements_gives_zeros_to_the_others(mesh42, resour
     x = numbers(N, 3)
     with mesh42:
         assert_close(f(x), np.concatenate([x[[1, 0]], np.zeros_like(x[2:])]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (N, 0)], ids=str)
+@pytest.mark.parametrize("resources", [{"a": "x"}, {"a": ("y", "x")}], ids=str)
+def test_of_empty_arguments_there_may_be_full_results(mesh42, resources, shape):
+    """Also where they are the same for all elements: jax 0.10.2 could not tell, as all came through one barrier."""
+    body = lambda v: (jnp.arange(5), v.sum() + 1, lax.psum(v.sum(), "a"), jnp.full(2, 3))
+    f = xmap(body, ["a", ...], ([...], ["a"], [], ["a", ...]), axis_resources=resources)
+    with mesh42:
+        results = f(np.ones(shape, np.float32))
+    assert_close(results, (np.arange(5), np.ones(shape[0]), np.zeros(()), np.full((shape[0], 2), 3)))
+
+
+def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
+    """The evaluator of a backward rule knows one more than that of the body."""
+    jaxpr = jax.make_jaxpr(lambda v: v * 2)(1.0)
+    calls = RepeatedCalls(jaxpr)
+    loc = Locality({"a": Placement("a", N)})
+    body, again, rule = (Evaluator(known, None, None, calls) for known in (loc, loc, Locality({**loc.placements})))
+    assert calls.function(body, jaxpr, "f") is calls.function(again, jaxpr, "f")
+    assert calls.function(body, jaxpr, "f") is not calls.function(rule, jaxpr, "f")
 
 
 def test_messages_name_the_function_of_the_user():

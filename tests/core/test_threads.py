@@ -27,18 +27,18 @@ DEVICES = np.array(jax.devices())
 
 
 def in_threads(*works, timeout=120):
-    """Run functions at once, each in its own thread, started together; the first error is raised."""
+    """The results of functions run at once, each in its own thread, started together; the first error is raised."""
     barrier = threading.Barrier(len(works))
-    errors = []
+    errors, results = [], [None] * len(works)
 
-    def run(work):
+    def run(k, work):
         try:
             barrier.wait(timeout)
-            work()
+            results[k] = work()
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(works)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -46,6 +46,7 @@ def in_threads(*works, timeout=120):
     assert not any(thread.is_alive() for thread in threads)
     if errors:
         raise errors[0]
+    return results
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,7 @@ def scaled_distance(k):
 
 
 def call_in_its_own_mesh(k, times=2):
+    """Whether the results are right, and lie where thread k's own mesh says, each time."""
     devices, names, resources, spec = SETTINGS[k]
     body, positional = scaled_distance(k)
     expected = positional(X, Y)
@@ -117,10 +119,11 @@ def call_in_its_own_mesh(k, times=2):
         for result, want, where in zip(results, expected, (spec, P(), spec)):
             np.testing.assert_allclose(result, want, rtol=1e-5)
             assert result.sharding == NamedSharding(m, where)
+    return True
 
 
 def test_threads_with_programs_and_meshes_of_their_own():
-    in_threads(*(lambda k=k: call_in_its_own_mesh(k) for k in range(THREADS)))
+    assert all(in_threads(*(lambda k=k: call_in_its_own_mesh(k) for k in range(THREADS))))
 
 
 def test_threads_that_share_one_xmapped_function():
@@ -199,12 +202,12 @@ def test_loops_are_those_of_one_thread():
 
 
 def while_in_a_body(work, resources=()):
-    """Call ``work`` in another thread while this one traces the body of an xmap."""
-    errors = []
+    """The result of ``work``, called in another thread while this one traces the body of an xmap."""
+    errors, results = [], []
 
     def guarded():
         try:
-            work()
+            results.append(work())
         except Exception as error:
             errors.append(error)
 
@@ -221,10 +224,11 @@ def while_in_a_body(work, resources=()):
     np.testing.assert_allclose(total, 2 * (X * X).sum() + X.sum(), rtol=1e-6)
     if errors:
         raise errors[0]
+    return results[0]
 
 
 def plain_jax():
-    """What other threads do with JAX while one traces a body must mean what it means without."""
+    """Whether what other threads do with JAX while one traces a body means what it means without."""
     np.testing.assert_allclose(jnp.einsum("ij,kj->ik", Y, Y), np.einsum("ij,kj->ik", Y, Y))
     np.testing.assert_allclose(jax.jit(lambda y: y.sum(axis=1) + jnp.max(y, axis=(0,))[0])(Y), Y.sum(1) + Y[:, 0].max())
     with pytest.raises(Exception, match="Differentiation rule for 'pmax'"):
@@ -233,16 +237,16 @@ def plain_jax():
         jax.jit(lambda x: jnp.sum(x, axis="i"))(X)
     # What JAX does not have says here that there are no named axes.
     jax.jit(lambda x: np.testing.assert_equal((x.named_shape, x.aval.named_shape), ({}, {})))(X)
-    assert legacy_maps.thread_resources.env is legacy_maps.EMPTY_ENV
+    return legacy_maps.thread_resources.env is legacy_maps.EMPTY_ENV
 
 
 @pytest.mark.parametrize("resources", [(), "x"], ids=["vectorized", "split"])
 def test_other_threads_see_jax_as_it_is(resources):
-    while_in_a_body(plain_jax, resources)
+    assert while_in_a_body(plain_jax, resources)
 
 
 def test_another_thread_may_xmap_under_another_mesh():
-    while_in_a_body(lambda: call_in_its_own_mesh(5), "x")
+    assert while_in_a_body(lambda: call_in_its_own_mesh(5), "x")
 
 
 def test_another_thread_that_fails_takes_nothing_away():

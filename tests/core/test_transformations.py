@@ -20,22 +20,16 @@ from jax.experimental import pallas as pl
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from placements import IN_AXES, OUT_AXES, PLACEMENTS, all_around, arguments, mesh42, together
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, around, mesh42, together, vmapped
 
 from xmap_compat import SerialLoop, xmap
 
-pytestmark = pytest.mark.usefixtures("end_a_hang", "compiled_quickly")
+pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 # name: (size of a, size of b, axis_resources)
 LOOPED_PLACEMENTS = {"a:x+loop,b:loop": (8, 4, {"a": ("x", SerialLoop(2)), "b": SerialLoop(2)})}
 # Each way in which a device can hold its part of the axes, once: for programs that take long to compile.
 KINDS_OF_PLACEMENT = ["vectorized", "a:xy", "a:yx", "a:x,b:y", "b:x"]
-
-
-def vmapped(body):
-    """The positional function that xmap must equal."""
-    over_b = jax.vmap(body, in_axes=(0, None, None), axis_name="b")
-    return jax.vmap(over_b, in_axes=(0, 0, None), axis_name="a")
 
 
 def xmapped(resources):
@@ -1235,19 +1229,11 @@ AROUND = {
 }
 
 
-@functools.cache
-def around_vmap(uses, a, b):
-    return all_around(uses, vmapped(mixing))(*arguments(a, b))
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("uses", AROUND)
 def test_around(uses, placement):
-    a, b, resources = PLACEMENTS[placement]
-    with mesh42():
-        result = all_around(AROUND[uses], xmapped(resources)(mixing))(*arguments(a, b))
-    assert_same(result, around_vmap(AROUND[uses], a, b))
+    assert_same(*around(AROUND[uses], mixing, placement))
 
 
 @pytest.mark.sampled(2)

@@ -3,17 +3,22 @@
 What a program prints, its traceback and its exit code are compared with plain Python's.
 """
 
+import configparser
 import importlib.util
 import multiprocessing.spawn
 import os
+import platform
 import re
 import signal
 import textwrap
 from pathlib import Path
 
+import forks
+import jax
 import pytest
 from subprocesses import run
 
+import xmap_compat
 from xmap_compat.__main__ import COMMANDS
 from xmap_compat.legacy.import_hook import install_with_jax, uninstall_with_jax
 
@@ -179,9 +184,9 @@ def test_errors_of_jax_have_the_traceback_of_plain_python(program, tmp_path):
         product(jnp.ones(3), jnp.ones(4))
         """
     )
-    code, _, errors = assert_same_as_plain("program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
-    assert code == 1
-    assert "in product" in errors
+    plain, ours = (outcome(forks.run("program.py", cwd=tmp_path, plain=plain)) for plain in (True, False))
+    assert ours == plain
+    assert (ours[0], "in product" in ours[2]) == (1, True)
 
 
 def test_environment_variables_that_a_program_sets_before_jax(program, tmp_path):
@@ -195,8 +200,8 @@ def test_environment_variables_that_a_program_sets_before_jax(program, tmp_path)
         print(jax.numpy.arange(3.0).dtype, jax.device_count())
         """
     )
-    code, output, _ = assert_same_as_plain("program.py", cwd=tmp_path)
-    assert (code, output) == (0, "float64 3\n")
+    done = run("-m", "xmap_compat", "program.py", cwd=tmp_path)
+    assert outcome(done) == (0, "float64 3\n", "")
 
 
 def test_a_program_without_jax_does_not_import_it(program, tmp_path):
@@ -210,7 +215,6 @@ LEGACY = """
     import os
     import sys
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    {imports}
     import numpy as np
     import jax
     from jax import lax
@@ -218,10 +222,25 @@ LEGACY = """
     from jax.experimental.maps import Mesh, xmap
 
     jax.config.update("experimental_xmap_spmd_lowering", True)
-    total = xmap(lambda x: lax.pdot(x, x, "i"), ["i"], [...], axis_resources={{"i": "x"}})
+    total = xmap(lambda x: lax.pdot(x, x, "i"), ["i"], [...], axis_resources={"i": "x"})
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         print(float(total(np.arange(8.0))), dict(maps.thread_resources.env.shape), sys.argv[1:])
 """
+PRINTED = "140.0 {'x': 4, 'y': 2} "  # the sum of squares
+
+
+@pytest.mark.parametrize("arguments", [["package/program.py"], ["-m", "package.program"]], ids=" ".join)
+def test_an_unmodified_legacy_program_runs(program, tmp_path, arguments):
+    program(LEGACY, "package/program.py")
+    assert outcome(forks.run(*arguments, "a", cwd=tmp_path)) == (0, PRINTED + "['a']\n", "")
+
+
+def test_without_us_it_does_not_run(program, tmp_path):
+    program(LEGACY)
+    done = forks.run("program.py", cwd=tmp_path, plain=True)
+    assert (done.returncode, done.stdout, "ImportError" in done.stderr) == (1, "", True)
+
+
 # What the program, or a library that it uses, imports before JAX.
 EARLY_IMPORTS = {
     "nothing": "",
@@ -233,28 +252,23 @@ EARLY_IMPORTS = {
     "JAX, only looked for": "import importlib.util; assert importlib.util.find_spec('jax')",
     "JAX, found by ourselves": "import xmap_compat; xmap_compat.install(); xmap_compat.install()",
 }
+LATER = """
+    import os
+    {imports}
+    import jax
+    from jax.experimental.maps import xmap
+    from jax.lax import pdot
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+    print(xmap.__module__, jax.tree_map(abs, [-1]), len(jax.devices()))
+"""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("imports", EARLY_IMPORTS.values(), ids=EARLY_IMPORTS.keys())
-def test_an_unmodified_legacy_script_runs(program, tmp_path, imports):
-    program(LEGACY.format(imports=imports))
-    done = run("-m", "xmap_compat", "program.py", "a", cwd=tmp_path, JAX_PLATFORMS="cpu")
-    expected = sum(i * i for i in range(8))
-    assert outcome(done) == (0, f"{float(expected)} {{'x': 4, 'y': 2}} ['a']\n", "")
-
-
-def test_an_unmodified_legacy_module_runs(program, tmp_path):
-    program(LEGACY.format(imports=""), "package/program.py")
-    done = run("-m", "xmap_compat", "-m", "package.program", cwd=tmp_path, JAX_PLATFORMS="cpu")
-    assert outcome(done) == (0, "140.0 {'x': 4, 'y': 2} []\n", "")
-
-
-def test_without_us_the_legacy_script_does_not_run(program, tmp_path):
-    program(LEGACY.format(imports=""))
-    done = run("program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "ImportError" in done.stderr
+def test_whatever_is_imported_first(program, tmp_path, imports):
+    program(LATER.format(imports=imports))
+    done = run("-m", "xmap_compat", "program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert outcome(done) == (0, "xmap_compat.api [1] 3\n", "")
 
 
 def test_a_mistake_in_a_legacy_script_is_shown_at_the_users_line(program, tmp_path):
@@ -272,7 +286,7 @@ def test_a_mistake_in_a_legacy_script_is_shown_at_the_users_line(program, tmp_pa
         train()
         """
     )
-    done = run("-m", "xmap_compat", "program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    done = forks.run("program.py", cwd=tmp_path)
     frames = re.findall(rf'File "{tmp_path}/program.py", line (\d+), in (.*)', done.stderr)
     assert {("11", "<module>"), ("9", "train"), ("6", "body")} == set(frames)
     assert "__main__.py" not in done.stderr and "runner.py" not in done.stderr
@@ -286,6 +300,29 @@ def test_the_usage(tmp_path, arguments, code):
     text, silent = (done.stdout, done.stderr) if code == 0 else (done.stderr, done.stdout)
     assert silent == ""
     assert all(f"python -m xmap_compat {command} " in text for command in COMMANDS)
+
+
+def test_the_versions():
+    done = run("-m", "xmap_compat", "--version", cwd=ROOT)
+    expected = f"xmap_compat {xmap_compat.__version__}, jax {jax.__version__}, Python {platform.python_version()}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("arguments", [["below/program.py", "a"], ["-m", "program", "a"]], ids=["script", "module"])
+def test_the_command_runs_a_program_as_plain_python_does(programs, tmp_path, arguments):
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    command, _, function = (
+        setup["options.entry_points"]["console_scripts"].strip().partition(" = xmap_compat.__main__:")
+    )
+    programs(LOOK)
+    installed = tmp_path / "bin" / command  # as pip writes it
+    installed.parent.mkdir()
+    installed.write_text(f"import sys\nfrom xmap_compat.__main__ import {function}\nsys.exit({function}())\n")
+    path = {"PYTHONPATH": str(ROOT)}
+    plain = run(*arguments, cwd=tmp_path, **path)
+    assert (plain.returncode, plain.stdout) != (0, "")
+    assert outcome(run(installed, *arguments, cwd=tmp_path, **path)) == outcome(plain)
 
 
 # ------------------------------------------------------------------------------------- pytest
@@ -311,25 +348,24 @@ CONFTEST = """
 """
 
 
-XDIST = [["-n", "1"]] if importlib.util.find_spec("xdist") else []
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins are slow to import
+XDIST = [pytest.param(["-p", "xdist", "-n", "1"], marks=pytest.mark.slow)] if importlib.util.find_spec("xdist") else []
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [[], *XDIST], ids=["one process", "xdist"][: 1 + len(XDIST)])
 def test_the_pytest_plugin_runs_an_unmodified_suite(program, tmp_path, options):
     program(SUITE, "test_suite.py")
     program(CONFTEST.format(plugins=""), "conftest.py")
-    command = ["-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin", *options]
-    done = run(*command, cwd=tmp_path)
+    done = run("-m", "pytest", "-p", "xmap_compat.pytest_plugin", *options, cwd=tmp_path, **ALONE)
     assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
-    assert "xmap_compat: jax.experimental.maps is provided" in run(*command[:2], *command[3:], cwd=tmp_path).stdout
+    assert "xmap_compat: jax.experimental.maps is provided" in done.stdout
 
 
 def test_the_pytest_plugin_in_a_conftest(program, tmp_path):
     program(SUITE, "test_suite.py")
     program('pytest_plugins = ["xmap_compat.pytest_plugin"]', "conftest.py")
     variables = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = run("-m", "pytest", "-q", cwd=tmp_path, **variables)
+    done = run("-m", "pytest", "-q", cwd=tmp_path, **variables, **ALONE)
     assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
@@ -345,7 +381,7 @@ def test_the_pytest_plugin_leaves_nothing(program, tmp_path):
         print(int(code), finders, hasattr(jax.experimental, "maps"))
         """
     )
-    done = run("program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    done = forks.run("program.py", cwd=tmp_path, plain=True)
     assert done.stdout.splitlines()[-1] == "0 [] False", done.stdout + done.stderr
 
 
@@ -369,7 +405,7 @@ SPAWNING = """
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("arguments", [["program.py"], ["-m", "program"]], ids=" ".join)
 def test_processes_that_a_program_spawns_have_it_too(program, tmp_path, method, arguments):

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import types
 
+import forks
 import jax
 import jax.interpreters.pxla
 import jax.numpy as jnp
@@ -95,6 +96,20 @@ def test_the_module_looks_like_one(maps):
     assert maps is jax.experimental.maps
     with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
         exec("from jax.experimental.maps import nonsense", {})
+
+
+@pytest.mark.parametrize(
+    ("use", "now"),
+    [
+        (lambda maps: maps.make_xmap_callable(abs), r"xmap\(fun, \.\.\.\)\.lower\(\*args\)\.compile\(\)"),
+        (lambda maps: maps.xmap_p.bind(1), "an xmapped function is a jitted one"),
+        (lambda maps: maps.xmap_p(1), "an xmapped function is a jitted one"),
+    ],
+)
+def test_what_is_left_of_the_inside_raises_at_use(maps, use, now):
+    with pytest.raises(NotImplementedError, match=f"is no longer in JAX.*{now}"):
+        use(maps)
+    assert not isinstance(abs, (maps.make_xmap_callable, maps.xmap_p))
 
 
 def test_the_functions_are_those_of_the_package(maps):
@@ -528,7 +543,9 @@ def test_options_are_accepted_and_remembered(maps, option):
     jax.config.update(option, True)
     assert getattr(jax.config, option) is True
     assert jax.config.values[option] is True
-    assert_same_program_with_and_without(maps, option)
+    # What the other one does is shown in test_compiler_axes.py.
+    if option != removed.SPMD_LOWERING:
+        assert_same_program_with_and_without(maps, option)
 
 
 def assert_same_program_with_and_without(maps, option):
@@ -695,16 +712,21 @@ def test_a_program_in_the_named_language():
 # -------------------------------------------------------------------------- no backend
 
 
-def python(source):
+@pytest.fixture
+def python(tmp_path):
     """Run a program with warnings as errors, in a process without the devices of this one."""
-    environment = {"JAX_PLATFORMS": "cpu", "PATH": ""}
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+
+    def run(source):
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(source))
+        done = forks.run(path, cwd=tmp_path, plain=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    return run
 
 
-def test_devices_can_be_chosen_after_install():
+def test_devices_can_be_chosen_after_install(python):
     program = """
         import xmap_compat
         xmap_compat.install()
@@ -721,7 +743,7 @@ def test_devices_can_be_chosen_after_install():
     assert python(program) == ["6"]
 
 
-def test_nothing_is_installed_by_the_import_of_the_package():
+def test_nothing_is_installed_by_the_import_of_the_package(python):
     program = """
         import xmap_compat, xmap_compat.legacy.restore, xmap_compat.api, sys
         import jax

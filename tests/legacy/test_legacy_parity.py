@@ -13,8 +13,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from outcomes import checksum, outcome_of
+from outcomes import checksum, outcome_of, values
 from programs import PROGRAMS
+
+from xmap_compat import Mesh
+from xmap_compat.core.compiler import unused_axes_to_compiler
 
 HERE = pathlib.Path(__file__).parent
 RECORDED = json.loads((HERE / "recorded.json").read_text())
@@ -91,6 +94,35 @@ def test_as_recorded(name, assignment):
     assert outcome.get("notes") == expected.get("notes")
     assert outcome["leaves"] == [plain(leaf) for leaf in expected["leaves"]]
     assert_values(values, recorded_values(name, assignment), outcome["leaves"])
+
+
+def half_used(name, assignment):
+    """Whether an assignment leaves a mesh axis, and has values; those of bfloat16 need a process of their own."""
+    program = PROGRAMS[name]
+    resources = [r for entries in program.on[assignment].values() for r in np.atleast_1d(np.asarray(entries, object))]
+    used = {r for r in resources if r in ("x", "y")}
+    leaves = recorded(name, assignment).get("leaves", ())
+    kept = used < {"x", "y"} and used and program.mesh == {"x": 4, "y": 2} and leaves
+    return kept and "bfloat16" not in repr((program.args, leaves))
+
+
+@pytest.mark.sampled(8)
+@over_cells([cell for cell in SAME if half_used(*cell)])
+def test_as_recorded_beside_axes_of_the_compiler(name, assignment):
+    """Under what the option ``experimental_xmap_spmd_lowering`` means, with arguments sharded over what is left."""
+    program = PROGRAMS[name]
+    left = next(axis for axis in "yx" if axis not in str(program.on[assignment].values()))
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")).physical_mesh
+
+    def placed(leaf):
+        dims = [d for d in range(np.ndim(leaf)) if np.shape(leaf)[d] and np.shape(leaf)[d] % mesh.shape[left] == 0]
+        spec = jax.sharding.PartitionSpec(*(left if d == dims[-1] else None for d in range(np.ndim(leaf)) if dims))
+        return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec)) if isinstance(leaf, np.ndarray) else leaf
+
+    with unused_axes_to_compiler(True):
+        result, _ = program.run(assignment, jax.tree.map(placed, program.make_args()))
+    leaves = jax.tree.leaves(result)
+    assert_values(list(map(values, leaves)), recorded_values(name, assignment), recorded(name, assignment)["leaves"])
 
 
 @over_cells(DIFFERENT)

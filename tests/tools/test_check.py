@@ -8,16 +8,23 @@ import re
 import textwrap
 from pathlib import Path
 
+import forks
 import pytest
 from subprocesses import run
 
 from xmap_compat import install
 from xmap_compat.legacy import removed
 from xmap_compat.tools import check
-from xmap_compat.tools.check import advice, fix
+from xmap_compat.tools.check import advice, fix, resolve
 from xmap_compat.tools.check.report import check_files
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def answered_by_forks(monkeypatch):
+    """No process for each question about JAX; tests that run the command have one."""
+    monkeypatch.setattr(resolve, "in_another_process", forks.answer)
 
 
 @pytest.fixture
@@ -204,8 +211,10 @@ def test_every_name_of_the_module_is_known_and_no_other():
 @pytest.mark.parametrize("name", [n for n, said in advice.FAMILY.items() if said.status == WORKS])
 def test_what_is_said_to_work_is_there_under_install(name):
     module, _, attribute = name.rpartition(".")
+    found = {}
     with install():
-        exec(f"from {module} import {attribute}", {})
+        exec(f"from {module} import {attribute}", found)
+    assert attribute in found
 
 
 OTHER_IMPORTS = [
@@ -215,7 +224,9 @@ OTHER_IMPORTS = [
 
 @pytest.mark.parametrize("statement", sorted({match[1] for match in OTHER_IMPORTS if match}))
 def test_the_imports_that_are_proposed_exist(statement):
-    exec(statement, {})
+    found = {}
+    exec(statement, found)
+    assert found[statement.rpartition(" ")[2]].__module__.startswith("xmap_compat")
 
 
 @pytest.mark.parametrize("heading", advice.HEADINGS)
@@ -227,20 +238,29 @@ def test_the_guide_has_the_headings_that_are_named(heading):
 # --------------------------------------------------------------------------- the command check
 
 
-def checked(*paths, cwd, options=("--verbose",)):
-    done = run("-m", "xmap_compat", "check", *options, *paths, cwd=cwd)
-    assert done.stderr == "" or done.returncode == 2
-    return done.returncode, done.stdout.splitlines()
+@pytest.fixture
+def checked(tmp_path, monkeypatch, capsys):
+    """``python -m xmap_compat check`` in the directory of the programs, as its exit code and lines."""
+    monkeypatch.chdir(tmp_path)
+
+    def check_them(*paths, options=("--verbose",)):
+        code = check.main([*options, *paths])
+        shown = capsys.readouterr()
+        assert shown.err == "" or code == 2
+        return code, shown.out.splitlines()
+
+    return check_them
 
 
-def test_check_prints_places_advice_and_a_summary(program, tmp_path):
+def test_check_prints_places_advice_and_a_summary(program, checked):
     program("import jax\njax.experimental.maps.xmap(f)\njax.config.update('experimental_xmap_spmd_lowering', True)\n")
-    code, lines = checked("program.py", cwd=tmp_path)
+    code, lines = checked("program.py")
     assert lines == [
         "program.py:2:1: works: jax.experimental.maps.xmap: as it is under xmap_compat.install(), or with "
         "`from xmap_compat import xmap`",
-        "program.py:3:19: differs: experimental_xmap_spmd_lowering: accepted under xmap_compat.install(), and without "
-        'effect; see "The experimental_xmap options" in migration_guide.md',
+        "program.py:3:19: differs: experimental_xmap_spmd_lowering: under xmap_compat.install() it leaves the mesh "
+        'axes that an xmapped function does not use to the compiler; see "The experimental_xmap options" in '
+        "migration_guide.md",
         "2 uses in 1 file: 1 as they were, 1 with a difference, 0 to change",
     ]
     assert code == 0
@@ -249,54 +269,67 @@ def test_check_prints_places_advice_and_a_summary(program, tmp_path):
 @pytest.mark.parametrize(
     ("source", "code"),
     [
-        ("x = 1", 0),
-        ("from jax.experimental.maps import xmap", 0),
-        ("import jax; jax.config.update('experimental_xmap_spmd_lowering', True)", 0),
-        ("from jax.experimental.pjit import PartitionSpec", 0),
+        (
+            "x = 1\n"
+            "from jax.experimental.maps import xmap\n"
+            "import jax; jax.config.update('experimental_xmap_spmd_lowering', True)\n"
+            "from jax.experimental.pjit import PartitionSpec\n",
+            0,
+        ),
         ("import jax; jax.nonsense(1)", 1),
         ("def broken(:", 1),
     ],
 )
-def test_the_exit_code_says_whether_something_needs_a_hand(program, tmp_path, source, code):
+def test_the_exit_code_says_whether_something_needs_a_hand(program, source, code, checked):
     program(source)
-    assert checked("program.py", cwd=tmp_path)[0] == code
+    assert checked("program.py")[0] == code
 
 
-def test_check_reads_directories_and_files(program, tmp_path):
+def test_what_cannot_be_followed_is_said_and_fails_if_asked(program, checked):
+    program("import jax\nf(jax.numpy)\n")
+    code, lines = checked("program.py")
+    assert (code, lines[0].split(": ")[:3]) == (0, ["program.py:2:3", "unseen", "jax.numpy"])
+    assert lines[1].endswith("0 to change, 1 not followed")
+    assert checked("--strict", "program.py")[0] == 1
+
+
+def test_check_reads_directories_and_files(program, checked):
     for name in ("a/b/one.py", "a/two.py", "a/notes.txt", "a/.hidden/three.py", "four.txt", "five.py"):
         program("from jax.lax import pdot", name)
-    code, lines = checked("a", "four.txt", cwd=tmp_path)
+    code, lines = checked("a", "four.txt")
     assert (code, [line.split(":")[0] for line in lines[:-1]]) == (0, ["a/two.py", "a/b/one.py", "four.txt"])
     assert lines[-1] == "3 uses in 3 files: 3 as they were, 0 with a difference, 0 to change"
 
 
-def test_check_executes_nothing_and_needs_no_jax(program, tmp_path):
-    program("open('executed', 'w'); from jax.lax import pdot", "program.py")
-    program("raise ImportError('JAX is not here')", "jax/__init__.py")
-    assert checked("program.py", cwd=tmp_path)[0] == 0
+def test_the_command_executes_nothing_and_finds_the_jax_of_the_environment(program, tmp_path):
+    program("open('executed', 'w'); import jax; jax.tree_map", "program.py")
+    program("open('executed', 'w'); raise ImportError('JAX is not here')", "jax/__init__.py")
+    done = run("-m", "xmap_compat", "check", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "works under xmap_compat.install(): jax.tree_map"
     assert not (tmp_path / "executed").exists()
 
 
-def test_check_reads_files_in_the_encoding_that_they_declare(tmp_path):
+def test_check_reads_files_in_the_encoding_that_they_declare(tmp_path, checked):
     (tmp_path / "program.py").write_bytes("# coding: latin-1\nname = 'é'\nfrom jax.lax import pdot\n".encode("latin-1"))
-    code, lines = checked("program.py", cwd=tmp_path)
+    code, lines = checked("program.py")
     assert (code, lines[0].split(": ")[:2]) == (0, ["program.py:3:21", "works"])
 
 
-def test_check_goes_on_after_what_cannot_be_read(program, tmp_path):
+def test_check_goes_on_after_what_cannot_be_read(program, tmp_path, checked):
     program("from jax.lax import pdot", "tree/one.py")
     program("from jax.lax import pdot", "tree/.#one.py")  # of an editor
     (tmp_path / "tree" / "link.py").symlink_to("nowhere")
-    code, lines = checked("tree", cwd=tmp_path)
+    code, lines = checked("tree")
     assert [line.split(": ")[0] for line in lines[:-1]] == ["tree/link.py:1:1", "tree/one.py:1:21"]
     assert code == 1 and "the file cannot be read" in lines[0] and "No such file" in lines[0]
 
 
-def test_check_reads_generated_sources_with_deep_trees(program, tmp_path):
+def test_check_reads_generated_sources_with_deep_trees(program, checked):
     program("total = 1" + " + 1" * 2000 + "\nfrom jax.lax import pdot", "program.py")
     branches = "".join(f"elif x == {k}:\n    pass\n" for k in range(700))
     program(f"x = 0\nif x:\n    pass\n{branches}else:\n    from jax.lax import pdot", "branches.py")
-    code, lines = checked("program.py", "branches.py", cwd=tmp_path)
+    code, lines = checked("program.py", "branches.py")
     assert (code, [line.split(": ")[1:3] for line in lines[:-1]]) == (0, [["works", "jax.lax.pdot"]] * 2)
 
 
@@ -418,10 +451,39 @@ def test_a_module_of_jax_that_nothing_imports_needs_an_import(program, imported)
     assert judged(path) == ({} if imported else {"jax.experimental.jet.jet": "change"})
 
 
-def test_other_packages_are_listed_as_not_looked_at(program, tmp_path):
+PACKAGE = {
+    "common.py": "import jax\nimport jax.numpy as jnp\nfrom jax import tree_map\nfrom pkg import layers\n",
+    "pkg/__init__.py": "from .util import *\nfrom . import layers\n",
+    "pkg/util.py": "import jax.numpy as np, jax\n_hidden = jax\n",
+    "pkg/layers/__init__.py": "",
+    "pkg/layers/dense.py": "from ...pkg import util as u\nfrom ..util import jax as j\n",
+}
+THROUGH_OTHERS = {
+    "from common import *\njnp.nothing": [(2, "jax.numpy.nothing")],
+    "from common import jnp as n\nn.nothing": [(2, "jax.numpy.nothing")],
+    "import common\ncommon.jax.lax.nothing": [(2, "jax.lax.nothing")],
+    "import pkg\npkg.np.nothing, pkg.layers.dense.j.nothing": [(2, "jax.nothing"), (2, "jax.numpy.nothing")],
+    "import pkg.util as u\nu.np.nothing": [(2, "jax.numpy.nothing")],
+    "from pkg.layers import dense\ndense.u.np.nothing": [(2, "jax.numpy.nothing")],
+    "from common import layers\nlayers.dense.j.nothing": [(2, "jax.nothing")],
+    "from common import tree_map, jnp\ntree_map, jnp.sum, jnp.msort": [(2, "jax.numpy.msort")],
+    "from common import nothing\nnothing.more, pkg.nothing": [],
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), THROUGH_OTHERS.items())
+def test_names_that_other_modules_of_the_program_pass_on(program, source, expected):
+    for name, text in PACKAGE.items():
+        program(text, name)
+    path = program(source)
+    uses = check_files([str(path)]).uses
+    assert sorted((use.place.line, use.name) for use in uses) == expected
+
+
+def test_other_packages_are_listed_as_not_looked_at(program, checked):
     program("import os, optax, helper, jax\nfrom flax.linen import Dense\nimport numpy", "a/program.py")
     program("import jax", "a/helper.py")
-    assert checked("a", cwd=tmp_path)[1][-1] == "not looked at: flax, numpy, optax"
+    assert checked("a")[1][-1] == "not looked at: flax, numpy, optax"
 
 
 def test_without_jax_nothing_is_clean(program, tmp_path):
@@ -433,19 +495,19 @@ def test_without_jax_nothing_is_clean(program, tmp_path):
     assert "JAX cannot be imported here (ImportError: no JAX here): 2 names not looked up" in done.stdout
 
 
-def test_what_needs_nothing_is_counted(program, tmp_path):
+def test_what_needs_nothing_is_counted(program, checked):
     program("import jax\njax.tree_map\njax.tree_map\nfrom jax.lax import pdot\njax.nothing\n")
-    code, lines = checked("program.py", cwd=tmp_path, options=())
+    code, lines = checked("program.py", options=())
     assert (code, len(lines)) == (1, 3)
     assert lines[0].startswith("program.py:5:1: unknown: jax.nothing: jax ")
     assert lines[1] == "works under xmap_compat.install(): jax.tree_map (2), jax.lax.pdot"
     assert lines[2].startswith("4 uses in 1 file: 3 as they were, 0 with a difference, 0 to change, 1 unknown to jax ")
 
 
-def test_json(program, tmp_path):
+def test_json(program, checked):
     program("import jax\njax.tree_map\n")
-    done = run("-m", "xmap_compat", "check", "--json", "program.py", cwd=tmp_path)
-    found = json.loads(done.stdout)
+    code, lines = checked("program.py", options=("--json",))
+    found = json.loads("\n".join(lines))
     (use,) = found["uses"]
     assert {k: use[k] for k in ("path", "cell", "line", "column", "status", "name")} == {
         "path": "program.py",
@@ -455,7 +517,7 @@ def test_json(program, tmp_path):
         "status": "works",
         "name": "jax.tree_map",
     }
-    assert (done.returncode, found["error"], found["files"]) == (0, "", ["program.py"])
+    assert (code, found["error"], found["files"]) == (0, "", ["program.py"])
 
 
 # ------------------------------------------------------------------------------------ notebooks
@@ -467,7 +529,7 @@ def notebook(*cells):
     return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
 
 
-def test_notebooks_are_read_as_one_program_cell_by_cell(tmp_path):
+def test_notebooks_are_read_as_one_program_cell_by_cell(tmp_path, checked):
     path = tmp_path / "tutorial.ipynb"
     text = {"cell_type": "markdown", "metadata": {}, "source": ["import jax; jax.nothing"]}
     cells = [
@@ -481,8 +543,28 @@ def test_notebooks_are_read_as_one_program_cell_by_cell(tmp_path):
     path.write_text(notebook(*cells))
     uses = [(use.place.cell, use.place.line, use.name) for use in check_files([str(path)]).uses]
     assert uses == [(3, 2, "jax.nothing"), (4, 1, "the file cannot be read"), (6, 2, "jax.tree_map")]
-    code, lines = checked("tutorial.ipynb", cwd=tmp_path)
+    code, lines = checked("tutorial.ipynb")
     assert (code, lines[0].split(": ")[0]) == (1, "tutorial.ipynb:cell 3:2:1")
+
+
+MAGICS = {
+    "%time y = jax.nothing": [(1, 11, "jax.nothing")],
+    "%timeit -n 10 -r 3 jax.nothing": [(1, 20, "jax.nothing")],
+    "print('%d'\n      % jax.nothing)": [(2, 9, "jax.nothing")],
+    'x = """\n%time\n!ls\n"""; jax.nothing': [(4, 6, "jax.nothing")],
+    "!pip install a \\\n  b --c \\\n  d\njax.nothing": [(4, 1, "jax.nothing")],
+    "if True:\n    %load_ext a\n    jax.nothing": [(3, 5, "jax.nothing")],
+    "a, b = %sx ls\njax.nothing?\njax.nothing": [(3, 1, "jax.nothing")],
+    "%%timeit n = 1\njax.nothing": [(2, 1, "jax.nothing")],
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MAGICS.items())
+def test_magics_are_left_out_and_their_python_is_read(tmp_path, text, expected):
+    path = tmp_path / "book.ipynb"
+    path.write_text(notebook("import jax", text))
+    uses = check_files([str(path)]).uses
+    assert [(use.place.line, use.place.column, use.name) for use in uses] == expected
 
 
 # ---------------------------------------------------------------------------------------- --fix
@@ -526,7 +608,7 @@ def test_encodings_and_ends_of_lines_are_kept():
     assert fix.fixed(source, "p.py") == source.replace(b"jax import tree_map", b"jax.tree import map as tree_map")
 
 
-def test_fix_writes_and_diff_shows(program, tmp_path):
+def test_fix_writes_and_diff_shows(program, tmp_path, checked):
     path = program("from jax.experimental.maps import xmap\n")
     book = tmp_path / "book.ipynb"
     book.write_text(notebook("import jax", "y = 'é'\njax.tree_map(abs, [1])\n"))
@@ -539,4 +621,4 @@ def test_fix_writes_and_diff_shows(program, tmp_path):
     assert path.read_text() == "from xmap_compat import xmap\n"
     assert json.loads(book.read_text())["cells"][1]["source"] == ["y = 'é'\n", "jax.tree.map(abs, [1])\n"]
     assert json.loads(book.read_text())["cells"][0] == json.loads(before[1])["cells"][0]
-    assert checked(".", cwd=tmp_path)[0] == 0
+    assert checked(".")[0] == 0

@@ -259,7 +259,7 @@ COLLECTIVES = {
     "pshuffle": (
         lambda x: lax.pshuffle(x, "i", [1, 0, 3, 2, 5, 4, 7, 6]),
         *[("local indexing", 0)] * 2,
-        ("ppermute of 1 slab over x, y", 16),
+        ("ppermute of 1 slab over y", 16),
     ),
     "psum_scatter": (
         lambda x: lax.psum_scatter(x, "i", tiled=True),
@@ -839,7 +839,7 @@ def test_the_picture_stands_alone(mesh42, tmp_path):
     assert written == plan.svg()
     tree = ElementTree.fromstring(written)
     assert {e.tag.removeprefix(SVG) for e in tree.iter()} <= {
-        *("svg", "title", "defs", "pattern", "rect", "text", "line")
+        *("svg", "title", "style", "defs", "pattern", "rect", "text", "path")
     }
     width, height = float(tree.get("width")), float(tree.get("height"))
     for text in tree.iter(f"{SVG}text"):

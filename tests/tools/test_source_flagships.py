@@ -5,6 +5,7 @@ that is not symmetric.
 """
 
 import importlib.util
+import itertools
 import os
 import pathlib
 import sys
@@ -16,8 +17,6 @@ import pytest
 from test_source import run
 
 from xmap_compat import xmap
-
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "sources"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.endswith("_modern"))
@@ -52,9 +51,13 @@ def test_what_is_written_is_what_is_kept(name):
     assert path.read_text(encoding="utf-8") == text
 
 
+def declaration(f):
+    return f.plan.args[0] if hasattr(f.plan, "args") else f.plan.declared
+
+
 def on_one_device(f):
     """The same xmapped function without resources."""
-    declared = f.plan.args[0] if hasattr(f.plan, "args") else f.plan.declared
+    declared = declaration(f)
     return xmap(declared.fun, declared.in_source, declared.out_source)
 
 
@@ -72,23 +75,67 @@ def smooth_loss(f, args):
     return loss, [jnp.asarray(leaves[k]) for k in places]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_values_and_derivatives(name):
-    before = load(name)
-    f, args, _ = before.example()
-    modern = run((FOLDER / f"{name}_modern.py").read_text(encoding="utf-8"))
+def first(loss, floats):
+    return jax.grad(loss)(floats)
+
+
+def second(loss, floats):
+    """The derivative of the gradient along a direction."""
+    return jax.jvp(jax.grad(loss), (floats,), ([jnp.sin(x) for x in floats],))[1]
+
+
+def check_values_and_derivatives(modern, f, args, orders):
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
     got, want = jax.block_until_ready(modern(*args)), on_one_device(f)(*args)
     jax.tree.map(close, jax.tree.leaves(got), jax.tree.leaves(want))
-    derivatives = []
+    found = []
     for g in (modern, on_one_device(f)):
         loss, floats = smooth_loss(g, args)
-        first = jax.grad(loss)
-        along = [jnp.sin(x) for x in floats]
-        both = jax.jit(lambda xs, first=first, along=along: jax.jvp(first, (xs,), (along,)))
-        derivatives.append(jax.block_until_ready(both(floats) if name not in FIRST_ONLY else jax.jit(first)(floats)))
-    jax.tree.map(close, *derivatives)
+        derivatives = lambda floats, loss=loss: [order(loss, floats) for order in orders]
+        found.append(jax.block_until_ready(jax.jit(derivatives)(floats)))
+    jax.tree.map(close, *found)
 
 
-# A custom_vjp has no derivative of its derivative in forward mode.
-FIRST_ONLY = ("megatron",)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_gradients(name):
+    f, args, _ = load(name).example()
+    modern = run((FOLDER / f"{name}_modern.py").read_text(encoding="utf-8"))
+    check_values_and_derivatives(modern, f, args, [first])
+
+
+def test_second_derivatives_of_a_pair_of_rules():
+    f, args, _ = load("megatron").example()
+    modern = run((FOLDER / "megatron_modern.py").read_text(encoding="utf-8"))
+    check_values_and_derivatives(modern, f, args, [second])
+
+
+def assignments(f, mesh):
+    """At most two axes on each axis of the mesh, and on all of them."""
+    names = declaration(f).names
+    places = [(), *((m,) for m in mesh.axis_names), *([mesh.axis_names] if len(mesh.axis_names) > 1 else [])]
+    for chosen in itertools.product(places, repeat=len(names)):
+        if sum(map(bool, chosen)) <= 2:
+            yield {name: place for name, place in zip(names, chosen) if place}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_derivatives_under_every_assignment(name):
+    f, args, mesh = load(name).example()
+    declared = declaration(f)
+    written = []
+    for resources in assignments(f, mesh):
+        placed = xmap(declared.fun, declared.in_source, declared.out_source, axis_resources=resources)
+        try:
+            with mesh:
+                text = placed.plan(*args).source()
+        except (
+            ValueError,
+            jax.errors.JAXTypeError,
+        ):
+            continue  # two axes that need one axis of the mesh, or sizes that it does not divide
+        check_values_and_derivatives(run(text), f, args, [first, second])
+        written.append(resources)
+    print(f"\n{name}: {written}")
+    assert len(written) >= 2

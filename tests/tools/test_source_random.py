@@ -10,7 +10,6 @@ import linecache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import note
 from random_programs import NOWHERE, _fill, _in_order, assignments, programs
 from test_random_programs import (
@@ -28,16 +27,10 @@ from test_source import run
 
 import xmap_compat
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 # What random programs hold that has no source: the reason, and the most of a hundred programs that may have it.
 REASONS = {
-    "nested calls of xmap that use the mesh": 20,
-    "a nested call of xmap with resources": 8,
-    "a contraction over names that is differentiated": 8,
+    "a nested call of xmap": 8,
     "a backward rule": 8,
-    "a loop": 8,
-    "loops that": 8,
     "a collective in a": 8,
     "psum over": 4,
 }
@@ -75,7 +68,7 @@ def written(program, assignment):
     return function
 
 
-@random_examples(12)
+@random_examples(8)
 def test_values(data):
     program = data.draw(programs())
     function = written(program, data.draw(assignments(program)))
@@ -100,19 +93,20 @@ def check_derivative(data, program, derivative):
     try:
         assert_near(got, want, GRADIENT_TOLERANCE, lambda factor: reference(*(f * np.float32(factor) for f in floats)))
     except AssertionError:
-        # The model knows nothing of a rule that is applied inside and differentiated from outside; xmap does.
+        # The model applies a rule that an inner gradient has used up; xmap is right, as
+        # test_rules_applied_inside_and_differentiated_from_outside shows, and stands in for it.
         if "custom_vjp" not in program.source or "jax.grad(" not in program.source:
             raise
         mapped = program.xmapped(NOWHERE)
         assert_near(got, take(mapped)(*floats), GRADIENT_TOLERANCE, lambda factor: got)
 
 
-@random_examples(8)
+@random_examples(5)
 def test_gradients(data):
     check_derivative(data, data.draw(programs(while_loops=False)), reverse)
 
 
-@random_examples(4)
+@random_examples(2)
 def test_second_derivatives(data):
     check_derivative(data, data.draw(programs(while_loops=False, backward_rules=False)), second)
 
@@ -120,7 +114,7 @@ def test_second_derivatives(data):
 def test_how_many_are_refused():
     """Of the programs of the tests above, and of some more that are only written."""
 
-    @random_examples(max(EXAMPLES // 4, 24))
+    @random_examples(max(EXAMPLES // 4, 14))
     def draw(data):
         program = data.draw(programs())
         written(program, data.draw(assignments(program)))
@@ -132,6 +126,6 @@ def test_how_many_are_refused():
     refusals = {reason: count for reason, count in outcomes.items() if reason != "written"}
     print(f"\nrandom programs: {outcomes['written']} of {total} written; refused: {refusals}")
     assert set(refusals) <= set(REASONS)
-    assert outcomes["written"] >= 0.8 * total
+    assert outcomes["written"] >= 0.9 * total
     for reason, most in REASONS.items():
         assert outcomes[reason] <= max(most * total / 100, 2), reason

@@ -4,9 +4,9 @@ Wrong programs are planted: rules of collectives that err on devices, and functi
 The enumeration of assignments is compared with one written out by hand, and with its own laws.
 """
 
-import doctest
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -263,7 +263,41 @@ def test_other_functions_are_refused():
         testing.check_assignments(jax.jit(jnp.sin), X)
 
 
-def test_the_documentations_example():
-    results = doctest.testmod(testing)
-    assert results.attempted >= 4
-    assert results.failed == 0
+def test_a_check_that_would_try_nothing_is_refused():
+    with pytest.raises(ValueError) as caught:
+        testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), np.ones((3, 2)), mesh=MESH42)
+    assert str(caught.value) == (
+        "There is no assignment to try: no mesh axis divides a named axis. Named axes: i: 3. Mesh axes that are free: "
+        "x: 4, y: 2. Pass arguments of other sizes, or another mesh"
+    )
+
+
+# ------------------------------------------------------------------------ what it says meanwhile
+
+pytest_plugins = ["xmap_compat.fixtures"]
+
+
+def test_the_fixture_shows_what_is_tried(check_assignments, capsys):
+    f = xmap(centred, ["i", "j", ...], {"rows": ["i", "j", ...], "total": ROWS})
+    tried = check_assignments(f, X, mesh=MESH42, limit=2)
+    title, *lines = capsys.readouterr().err.splitlines()
+    assert title == "check_assignments of centred on the mesh x=4, y=2"
+    assert [re.sub(r"\d+\.\d s", "TIME", line) for line in lines] == [
+        f"  {k} of 2: {resources} gives the same (TIME)" for k, resources in enumerate(tried, 1)
+    ]
+
+
+def test_an_error_says_what_was_tried_before(wrong_on_devices, capsys):
+    wrong_on_devices("psum", lambda x: 2 * x)
+    f = xmap(lambda x: lax.psum(x, "i"), ROWS, [...])
+    with pytest.raises(AssertionError) as caught:
+        testing.check_assignments(f, X, mesh=MESH42, only=[{}, {"i": "y"}, {"i": "x"}], progress=True)
+    note = "This is assignment 2 of 3. Tried before, and without a difference: {}"
+    assert [n for n in caught.value.__notes__ if "assignment" in n] == [note]
+    _, first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("  1 of 3: {} gives the same (") and second == "  2 of 3: {'i': 'y'} differs"
+
+
+def test_nothing_is_said_where_no_terminal_is(capsys):
+    testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), X, mesh=MESH42, limit=1)
+    assert capsys.readouterr() == ("", "")

@@ -24,11 +24,11 @@ NOT_FOLLOWED = {"test_the_wrapped_function_keeps_its_name"}
 # Why some have no source.
 NOT_WRITABLE = (
     "nested call|JAX keeps whole|source cannot be read|differentiated inside|something else|a use of|"
-    # Found by the proof: what was written does not run, as where a function is taken by getattr(jnp, name).
     "what was written fails|no public name|a value of type"
 )
 
 followed = collections.Counter()
+outcomes = []  # a reason for each call without a source, "" for the others
 
 
 def import_without_us(name, *args, **kwargs):
@@ -50,7 +50,9 @@ def follow(plan, args, result):
         text, values = plan.source(), plan.constants()
     except NotImplementedError as error:
         assert re.search(NOT_WRITABLE, str(error)), str(error)
+        outcomes.append(str(error).partition("\n- ")[2])
         return
+    outcomes.append("")
     found = jax.block_until_ready(run_source(text, values)(*args))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4), found, result)
 
@@ -78,6 +80,11 @@ class Followed:
 
     def __getattr__(self, name):
         return getattr(self.jitted, name)
+
+
+@pytest.fixture
+def source_outcomes():
+    return outcomes
 
 
 @pytest.fixture(autouse=True)

@@ -112,8 +112,9 @@ def two_axes(first, second, loops=True):
 
 
 def under(assignments):
-    """Parametrize a test by ``assignment``."""
-    return pytest.mark.parametrize("assignment", assignments, ids=str)
+    """Parametrize a test by ``assignment``; where it has other parameters too, some of all combinations are quick."""
+    by_assignment = pytest.mark.parametrize("assignment", assignments, ids=str)
+    return lambda test: pytest.mark.sampled(by_assignment(test))
 
 
 def run(assignment, fun, in_axes, out_axes, *args, **options):

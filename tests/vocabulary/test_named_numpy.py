@@ -83,6 +83,7 @@ def test_functions_that_keep_the_axis_equal_numpy(resources, x, mesh42):
         np.testing.assert_allclose(result, oracle(x), rtol=1e-4, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("resources", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("case", ["prod", "median", "take", "cumsum", "sort", "roll", "along fft"])
 def test_gradients_from_outside_equal_the_positional_ones(case, resources, x, mesh42):

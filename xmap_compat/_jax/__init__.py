@@ -7,7 +7,7 @@ release is older than the supported floor.
 
 import os
 
-from xmap_compat._jax.version import FLOOR, VERSION, check_release, parse_version
+from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, parse_version
 
 check_release()
 
@@ -45,6 +45,8 @@ from xmap_compat._jax.local_operations import local_operation
 from xmap_compat._jax.mesh import (
     ambient_mesh,
     assign_mesh,
+    axes_of_entry,
+    axes_of_spmd_vmap,
     context_of,
     enter_mesh,
     exit_mesh,
@@ -55,8 +57,8 @@ from xmap_compat._jax.mesh import (
     replicated,
     resharded,
     restore_mesh_context,
-    under_spmd_vmap,
 )
+from xmap_compat._jax.partial import constrained, gather, reshaped, sum_scatter, widened, widens
 from xmap_compat._jax.patches import (
     Restoration,
     accept_options,
@@ -65,12 +67,15 @@ from xmap_compat._jax.patches import (
     restore_collective_transposes,
     restore_extremum_gradients,
     restore_named_reductions,
+    set_for_all_threads,
 )
 from xmap_compat._jax.positions import (
+    api_boundary,
     equation_context,
     exclude_from_positions,
     name_stack,
     user_frames,
+    user_frames_of,
     user_stacklevel,
     where_in_user_code,
     where_now,
@@ -84,6 +89,7 @@ from xmap_compat._jax.primitives import (
     define_named_primitive,
     names_after_batching,
 )
+from xmap_compat._jax.processes import ProcessStore, is_staging, process_store
 from xmap_compat._jax.tracing import (
     ARRAY_TYPE,
     TRACER_TYPE,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax._src import traceback_util
+
+from xmap_compat._jax.positions import api_boundary
 
 
 def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
@@ -21,13 +23,15 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
 
 
 Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
+Calling = Callable[[tuple[Any, ...]], contextlib.AbstractContextManager[None]]
 Explanation = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 
-def recovering(jitted: Any, recovery: Recovery) -> Any:
+def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
     ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
+    The context ``calling(args)`` is around the call.
     Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
     fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay JAX's own: put on the function itself
     they would be copied by ``jax.grad``, whose result has none.
@@ -35,15 +39,16 @@ def recovering(jitted: Any, recovery: Recovery) -> Any:
     state = jitted.__getstate__()
     missed = state["cache_miss"]
 
-    @traceback_util.api_boundary
+    @api_boundary
     def cache_miss(*args, **kwargs):
-        try:
-            return missed(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            others = recovery(error, args, kwargs)
-            if others is None:
-                raise
-        outs, _, *rest = missed(*others, **kwargs)
+        with calling(args):
+            try:
+                return missed(*args, **kwargs)
+            except (TypeError, ValueError) as error:
+                others = recovery(error, args, kwargs)
+                if others is None:
+                    raise
+            outs, _, *rest = missed(*others, **kwargs)
         return (outs, None, *rest)  # the fast path would be for the arguments that failed
 
     kind: Any = type(jitted)
@@ -57,7 +62,7 @@ def explaining(stage: Callable[..., Any], explain: Explanation) -> Callable[...,
     """The same function, but where it refuses its arguments, ``explain(args, kwargs)`` may raise in better words."""
 
     @functools.wraps(stage)
-    @traceback_util.api_boundary
+    @api_boundary
     def explained(*args, **kwargs):
         try:
             return stage(*args, **kwargs)

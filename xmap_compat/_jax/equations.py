@@ -6,9 +6,8 @@ check, listings and sources match on these, and know no parameters of JAX's.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,12 +16,12 @@ from jax.interpreters import ad
 
 from xmap_compat._jax.jaxprs import subjaxprs
 from xmap_compat._jax.types import float0
+from xmap_compat._jax.version import VERSION
 
 SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A function that is called where it stands.
 
     Attributes:
@@ -34,8 +33,7 @@ class Call:
     name: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """``jax.checkpoint``: a call whose values are computed again for its gradient."""
 
     body: Any
@@ -43,8 +41,7 @@ class Checkpoint:
     prevent_cse: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Scan:
+class Scan(NamedTuple):
     """``lax.scan``: ``body(*consts, *carry, *slices) -> (*carry, *slices)``."""
 
     body: Any
@@ -55,8 +52,7 @@ class Scan:
     unroll: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class While:
+class While(NamedTuple):
     """``lax.while_loop``: operands are constants of the condition, constants of the body, the carry."""
 
     condition: Any
@@ -65,8 +61,7 @@ class While:
     num_body_consts: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Cond:
+class Cond(NamedTuple):
     """``lax.cond`` and ``lax.switch``: the first operand is the index of the branch.
 
     Attributes:
@@ -79,8 +74,7 @@ class Cond:
     platforms: tuple[Any, ...] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class CustomJvp:
+class CustomJvp(NamedTuple):
     """A call of a ``jax.custom_jvp`` function.
 
     Attributes:
@@ -95,8 +89,7 @@ class CustomJvp:
     symbolic_zeros: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class CustomVjp:
+class CustomVjp(NamedTuple):
     """A call of a ``jax.custom_vjp`` function.
 
     Attributes:
@@ -135,8 +128,7 @@ class CustomVjp:
         return run_fwd, run_bwd, bound["out_trees"]
 
 
-@dataclasses.dataclass(frozen=True)
-class CustomVmap:
+class CustomVmap(NamedTuple):
     """A call of a ``jax.custom_batching.custom_vmap`` function: ``rule(axis_size, in_batched, *args)``."""
 
     body: Any
@@ -144,8 +136,7 @@ class CustomVmap:
     in_tree: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearSolve:
+class LinearSolve(NamedTuple):
     """``lax.custom_linear_solve``: operands are the constants of each of the four functions, then right-hand sides.
 
     Attributes:
@@ -160,8 +151,7 @@ class LinearSolve:
     lengths: Sequence[int]
 
 
-@dataclasses.dataclass(frozen=True)
-class Root:
+class Root(NamedTuple):
     """``lax.custom_root``, an operation of its own since 0.12 (before, a ``custom_jvp``).
 
     Attributes:
@@ -180,18 +170,27 @@ class Root:
     body: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class RootMap:
+class RootMap(NamedTuple):
     """The linear map that ``tangent_solve`` of a ``lax.custom_root`` is given (since 0.12), of its operands."""
 
     apply: Callable[..., Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardMap:
-    """The user's own ``jax.shard_map``."""
+class ShardMap(NamedTuple):
+    """``jax.shard_map``: the user's own in a body; in a staged program ours too.
+
+    Attributes:
+      body: what runs on each device.
+      mesh_shape: the mesh axes and their sizes.
+      in_specs, out_specs: how each operand and result is cut over them.
+      mapped: the mesh axes that are not left to the compiler.
+    """
 
     body: Any
+    mesh_shape: Mapping[Any, int]
+    in_specs: Sequence[Any]
+    out_specs: Sequence[Any]
+    mapped: frozenset[Any]
 
 
 Structured = (
@@ -292,7 +291,8 @@ def _operation(params):
 
 
 def _shard_map(params):
-    return ShardMap(params["jaxpr"])
+    mapped = frozenset(params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"])
+    return ShardMap(params["jaxpr"], dict(params["mesh"].shape), params["in_specs"], params["out_specs"], mapped)
 
 
 def _flat(fun, *trees):

@@ -1,10 +1,11 @@
-"""_has_mesh_contexts Meshes in scope, and what jit and shard_map need of them."""
+"""Meshes in scope, and what jit and shard_map need of them."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax._src import config, core, pjit
 from jax._src import mesh as mesh_lib
 
 from xmap_compat._jax.patches import Restoration, hold
+from xmap_compat._jax.types import explicit_spec
 from xmap_compat._jax.version import VERSION
 
 
@@ -126,32 +128,42 @@ def _publish_meshes(resources) -> None:
     config.mesh_context_manager.set_local(tuple(m for m in meshes if not m.empty))
 
 
-def replicated(values: Sequence[Any], mesh: Any) -> list[Any]:
+def replicated(values: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
     """Values as they must be to enter a shard_map whole."""
-    return list(resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh))
+    return resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh, kept)
 
 
-def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any) -> list[Any]:
-    """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say."""
+def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
+    """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say.
+
+    Args:
+      kept: mesh axes over which they lie as they did.
+    """
     explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
     if not explicit:
         return list(values)
-    shardings = [jax.sharding.NamedSharding(mesh, _only_axes(spec, explicit)) for spec in specs]
-    return [jax.sharding.reshard(x, s) for x, s in zip(values, shardings)]
+    own = [explicit_spec(x) for x in values]
+    wanted = [_joined(spec, explicit, before, kept) for spec, before in zip(specs, own)]
+    return [jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec)) for x, spec in zip(values, wanted)]
 
 
-def _only_axes(spec, names):
-    """A PartitionSpec without other mesh axes: those with Auto type are placed by shard_map itself."""
+def _joined(spec, names, before, kept):
+    """A PartitionSpec over ``names`` (shard_map places those of type Auto itself), and over ``kept`` as before."""
     entries = []
-    for entry in spec:
-        axes = tuple(a for a in (entry if isinstance(entry, tuple) else (entry,)) if a in names)
-        entries.append(axes if len(axes) > 1 else axes[0] if axes else None)
+    for entry, had in itertools.zip_longest(spec, before):
+        axes = [a for a in axes_of_entry(entry) if a in names] + [a for a in axes_of_entry(had) if a in kept]
+        entries.append(tuple(axes) or None)
     return jax.sharding.PartitionSpec(*entries)
 
 
-def under_spmd_vmap() -> bool:
-    """Whether a ``vmap(spmd_axis_name=...)`` is being applied around what is traced."""
-    return bool(core.get_axis_env().spmd_axis_names)
+def axes_of_entry(entry: Any) -> tuple[Any, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def axes_of_spmd_vmap() -> frozenset[Any]:
+    """The mesh axes of ``vmap(spmd_axis_name=...)`` that are being applied around what is traced."""
+    return frozenset(core.get_axis_env().spmd_axis_names)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from jax._src.lax import parallel
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
 from jax.interpreters import ad
+
+from xmap_compat._jax.version import VERSION
 
 
 class Restoration:
@@ -45,6 +48,9 @@ class Restoration:
             return lambda: table.pop(key, None) if before is missing else table.update({key: before})
 
         self._plan.append(install)
+
+    def at_exit(self, undo: Callable[[], None]) -> None:
+        self._plan.append(lambda: undo)
 
     def enter(self) -> None:
         with self._lock:
@@ -150,28 +156,45 @@ def hold(restoration: Restoration, other: Restoration) -> None:
 
 
 class _RememberedOption:
-    """The value of an option that nothing reads any more."""
+    """The value of an option that JAX does not read any more; ``heard`` is told of it."""
 
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, value, heard):
+        self.value, self.heard = value, heard
 
     def _set(self, value):
         self.value = value
+        self.heard(value)
 
     def read(self, config):
         return self.value
 
 
-def accept_options(restoration: Restoration, defaults: Mapping[str, Any]) -> None:
-    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing."""
+def accept_options(
+    restoration: Restoration, defaults: Mapping[str, Any], heard: Mapping[str, Callable[[Any], None]] = {}
+) -> None:
+    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing.
+
+    Args:
+      heard: functions that are told of the value when it is set, and of the default at the end.
+    """
     for name, default in defaults.items():
         if name in config.config._value_holders:
             continue
-        option = _RememberedOption(default)
+        tell = heard.get(name, lambda value: None)
+        option = _RememberedOption(default, tell)
+        restoration.at_exit(functools.partial(tell, default))
         help_text = "A former option of JAX, accepted by xmap_compat without effect."
         restoration.entry(config.config._value_holders, name, option)
         restoration.entry(config.config.meta, name, (type(default), [], {"help": help_text}))
         restoration.attribute(type(config.config), name, property(option.read))
+
+
+def set_for_all_threads(context: Any, value: Any) -> None:
+    """The value of a ``jax.make_user_context`` where no context is entered."""
+    if VERSION >= (0, 10, 1):
+        context.set_global(value)
+    else:
+        context._obj.set_global(value)
 
 
 # Modules whose names were public: the private ones that they were names of.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import traceback
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from jax._src import source_info_util, traceback_util
 
@@ -16,6 +19,29 @@ def exclude_from_positions(folder: str) -> None:
     traceback_util.register_exclusion(folder + os.sep)
 
 
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def api_boundary(fun: C) -> C:
+    """Let the traceback of what a function raises end in the user's file, as JAX's own functions do.
+
+    In IPython those only mark their frames as hidden, and it shows the last one all the same: here they are removed.
+    """
+    bounded = traceback_util.api_boundary(fun)
+
+    @functools.wraps(fun)
+    def at_boundary(*args, **kwargs):
+        try:
+            return bounded(*args, **kwargs)
+        except Exception as error:
+            as_it_is = traceback_util._is_under_reraiser(error) or traceback_util._filtering_mode() == "off"
+            if not as_it_is and error.__traceback__ is not None:
+                error.with_traceback(traceback_util.filter_traceback(error.__traceback__))
+            raise
+
+    return cast(C, at_boundary)
+
+
 def where_now() -> str:
     """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
     frame: types.FrameType | None = sys._getframe()
@@ -24,6 +50,25 @@ def where_now() -> str:
     if frame is None:
         return "an unknown place"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[str]]:
+    """The user's frames that an error passed with their lines, innermost first, and the functions below these.
+
+    None where this package raised the error.
+    """
+    passed = list(traceback.walk_tb(error.__traceback__))
+    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    if passed[-1][0].f_code.co_filename.startswith(own):
+        return [], []
+    users: list[tuple[types.FrameType, int]] = []
+    below: list[str] = []
+    for frame, line in passed:
+        if source_info_util.is_user_filename(frame.f_code.co_filename):
+            users, below = [(frame, line), *users], []
+        else:
+            below.append(frame.f_code.co_name)
+    return users, below
 
 
 def user_stacklevel() -> int:

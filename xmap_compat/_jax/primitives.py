@@ -1,4 +1,4 @@
-"""define_attached_tangent Primitives bound one by one, and primitives of our own."""
+"""Primitives bound one by one, and primitives of our own."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def define_dual_primitives(
 
 def _define_linear(primitive, dual, shape, batch):
     def abstract_eval(x, *, axes, sizes):
-        return jax.core.ShapedArray(shape(x.shape, sizes), x.dtype, weak_type=x.weak_type)
+        return jax.core.ShapedArray(shape(x.shape, sizes), x.dtype)
 
     def transpose(ct, x, *, axes, sizes):
         return [ct if type(ct) is ad.Zero else dual.bind(ct, axes=axes, sizes=sizes)]

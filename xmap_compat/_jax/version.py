@@ -20,7 +20,8 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-VERSION = parse_version(jax.__version__)
+RELEASE = jax.__version__
+VERSION = parse_version(RELEASE)
 
 
 def check_release() -> None:

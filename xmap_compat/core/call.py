@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from xmap_compat.core.specs import (
     check_argument,
     check_result,
     infer_sizes,
+    spec_names,
 )
 from xmap_compat.core.trace import NamedProgram, trace_program
 
@@ -77,6 +78,7 @@ class PlacedCall:
       undeclared: of these, for each result, those that its spec leaves out: each device keeps its own element.
       body: what was in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
+      compiler: mesh axes that are left to the compiler where the call uses the others.
     """
 
     fun_name: str
@@ -89,6 +91,7 @@ class PlacedCall:
     undeclared: tuple[tuple[AxisName, ...], ...]
     body: Body
     nested: bool
+    compiler: frozenset[Hashable]
 
     @property
     def uses_mesh(self) -> bool:
@@ -107,6 +110,9 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     input_names = [frozenset(spec.position_of()) for spec in in_specs]
     program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
     out_specs = _bind_results(declared, program, sizes)
+    compiler = _left_to_compiler(scope, program, placements)
+    ours = {axis: size for axis, size in body.device_axes.items() if axis.mesh_axis not in compiler}
+    body = dataclasses.replace(body, device_axes=ours)
     if mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes):
         # They are axes of the outermost xmap, but two that are nested in each other must not need the same one either.
         checker = Checker({**placements, **mesh_axes}, declared.name)
@@ -116,7 +122,8 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     may_be_undeclared = declared.undeclared and not nested
     extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
     specs = (tuple(in_specs), tuple(out_specs))
-    return PlacedCall(declared.name, scope, placements, *specs, program, tuple(results), extra, body, nested)
+    named = tuple(results)
+    return PlacedCall(declared.name, scope, placements, *specs, program, named, extra, body, nested, compiler)
 
 
 def _check_outer_names(program, placements):
@@ -152,6 +159,19 @@ def _device_axes(scope):
     return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
 
 
+def _left_to_compiler(scope, program, placements):
+    """The mesh axes that are the compiler's; those that nobody uses are known when the program is."""
+    if scope.mesh is None or not scope.unused_to_compiler or enclosing_bodies():
+        return scope.compiler
+    return frozenset(scope.mesh.axis_names) - mesh_axes_used(program, placements)
+
+
+def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
+    """The mesh axes over which a call, or one nested in it, splits axes."""
+    own = frozenset(m for p in placements.values() if not isinstance(p.name, DeviceAxis) for m in p.mesh_axes)
+    return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
+
+
 def _mesh_axes_of_nested(program, placements, device_axes):
     """Placements of mesh axes as named axes, if this xmap or one nested in it uses the mesh."""
     used = any(p.mesh_axes for p in placements.values()) or mentions_any(program.jaxpr, device_axes)
@@ -183,6 +203,9 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ..
 
 def _bind_arguments(declared, args):
     leaves = jax.tree_util.tree_leaves_with_path(args)
+    needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
+    if needed and not args:
+        raise errors.no_arguments(declared.name, needed)
     in_specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
     paths = [argument_path(path, "args") for path, _ in leaves]
     shapes = [jnp.shape(leaf) for _, leaf in leaves]
@@ -202,13 +225,24 @@ def _placements(declared, sizes, scope):
         raise errors.shadowed_names(shadowed, _jax.where_now())
     if enclosing and enclosing[-1].scope.mesh != scope.mesh:
         raise errors.mesh_changed()
+    if enclosing and enclosing[-1].scope.compiler != scope.compiler:
+        raise errors.compiler_axes_changed(enclosing[-1].scope.compiler, scope.compiler)
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope)
     _check_backend(declared.backend, scope, placements)
     if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
+        _check_axes_of_nested(placements, enclosing)
         return placements
     # No mesh axis can be had here (we are inside the user's shard_map): each device computes everything.
     return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
+
+
+def _check_axes_of_nested(placements, enclosing):
+    """A custom rule is traced late, when the compiler has been given the axes that its function did not use."""
+    offered = {axis.mesh_axis for body in enclosing[-1:] for axis in body.device_axes}
+    for placement in placements.values() if enclosing else ():
+        if late := [m for m in placement.mesh_axes if m not in offered]:
+            raise errors.axis_given_away(placement.name, late[0])
 
 
 def _check_backend(backend, scope, placements):
@@ -285,8 +319,7 @@ def partition_spec(spec: AxisSpec, placements: dict[AxisName, Placement]) -> Par
     """``P('x')``, ``P(None, 'x')``, ``P(('y', 'x'))``: an entry for each dimension up to the last mapped one."""
     entries: list[Any] = [None] * spec.needed_rank
     for position, name in spec.names:
-        axes = placements[name].mesh_axes
-        entries[position] = axes[0] if len(axes) == 1 else axes or None
+        entries[position] = placements[name].mesh_axes or None
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +39,8 @@ class Locality:
       nested: whether this is the body of another xmap, whose named axes ``mesh_axes`` are.
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
         around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
+      compiler: the mesh axes that are left to the compiler.
+      widens: whether what travels as bfloat16 must do so as float32: see :func:`xmap_compat._jax.widened`.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -46,6 +48,8 @@ class Locality:
     mesh_sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     nested: bool = False
     foreign: bool = False
+    compiler: frozenset[Any] = frozenset()
+    widens: bool = False
 
     @property
     def typed(self) -> bool:
@@ -120,15 +124,20 @@ def spread(loc: Locality, data: Any, mesh_axes: Iterable[Any]) -> Any:
     axes = tuple(m for m in loc.mesh_axes if m in wanted)
     if loc.nested:
         return bind(vary_p, data, axes, tuple(map(loc.mesh_size, axes)))
-    return _vary_typed(data, axes)
+    return _vary_typed(loc, data, axes)
 
 
-def _vary_typed(data, axes):
+def _vary_typed(loc, data, axes):
     if not axes:
         return data
     present = _jax.varying_axes(data)
     missing = tuple(m for m in axes if m not in present)
-    return lax.pcast(data, missing, to="varying") if missing else data
+    return travel(loc, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
+
+
+def travel(loc: Locality, collective: Callable[[Any], Any], data: Any) -> Any:
+    """A collective over devices, or a cast to varying, whose transpose is one."""
+    return _jax.widened(collective, data) if loc.widens else collective(data)
 
 
 # What vary_over made of a value for some names, and in which trace.  Several uses share one cast: in a gradient their
@@ -160,13 +169,14 @@ def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedVal
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
     axes = tuple(sorted(together - set(loc.mesh_axes), key=str))
-    return [NamedValue(_vary_typed(v.data, axes), v.dims, v.names) for v in values]
+    return [NamedValue(_vary_typed(loc, v.data, axes), v.dims, v.names) for v in values]
 
 
-def vary_as(values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
+def vary_as(loc: Locality, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
     """Let values vary over foreign mesh axes, those of each value given."""
     return [
-        NamedValue(_vary_typed(v.data, tuple(sorted(own, key=str))), v.dims, v.names) for v, own in zip(values, axes)
+        NamedValue(_vary_typed(loc, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
+        for v, own in zip(values, axes)
     ]
 
 
@@ -176,8 +186,8 @@ def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
     outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
     if own:
         bound = bind(sum_p, data, own, tuple(map(loc.mesh_size, own))) if loc.nested else None
-        data = lax.psum(data, own) if bound is None else bound
-    return lax.psum(data, outer) if outer else data
+        data = travel(loc, lambda x: lax.psum(x, own), data) if bound is None else bound
+    return travel(loc, lambda x: lax.psum(x, outer), data) if outer else data
 
 
 def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
@@ -199,8 +209,8 @@ def _gather_with_tail(loc, data, mesh_axes):
     if own and loc.nested:
         data = bind(gather_p, data, own, tuple(map(loc.mesh_size, own)))
     elif own:
-        data = lax.all_gather(data, own, to="invarying")
-    return lax.reshape(data, (*map(loc.mesh_size, mesh_axes), *shape))
+        data = travel(loc, lambda x: _jax.gather(x, own), data)
+    return _jax.reshaped(data, (*map(loc.mesh_size, mesh_axes), *shape))
 
 
 def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> NamedValue:
@@ -216,9 +226,9 @@ def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> 
     data = lax.transpose(data, (*order, *range(len(order), data.ndim))) if order != sorted(order) else data
     tail = data.shape[len(have) :]
     full = [loc.place(n).size for n in names]
-    data = lax.reshape(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
+    data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
     data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data
-    data = lax.reshape(data, (math.prod(full), *tail))
+    data = _jax.reshaped(data, (math.prod(full), *tail))
     return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 

@@ -7,6 +7,7 @@ traceback ends where the mistake was found.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ def show(spec: Any) -> str:
     """A specification as the user wrote it: ``['i', ...]``, not ``['i', Ellipsis]``."""
     if spec is ...:
         return "..."
+    if hasattr(spec, "shape") and hasattr(spec, "dtype"):
+        return f"an array of shape {tuple(spec.shape)}"
     if type(spec) in (list, tuple):
         inside = ", ".join(map(show, spec)) + ("," if type(spec) is tuple and len(spec) == 1 else "")
         return f"[{inside}]" if type(spec) is list else f"({inside})"
@@ -37,6 +40,14 @@ def show(spec: Any) -> str:
     return repr(spec)
 
 
+def _did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
+    """A sentence for names that are almost written as known ones, but for case or a letter; often empty."""
+    spelled = {str(name).lower(): name for name in known}
+    close = (difflib.get_close_matches(str(name).lower(), spelled, n=1) for name in names)
+    meant = list(dict.fromkeys(spelled[match[0]] for match in close if match))
+    return f". Did you mean {_names(meant)}?" if meant else ""
+
+
 def _ranked(shape: Sequence[int]) -> str:
     return f"rank {len(shape)} (and shape {tuple(shape)})"
 
@@ -45,7 +56,18 @@ def _ranked(shape: Sequence[int]) -> str:
 
 
 def not_callable(fun: Any) -> TypeError:
-    return TypeError(f"xmap expects a callable as its first argument, but got {fun!r} of type {type(fun).__name__}")
+    advice = ". As a decorator, write @xmap(in_axes=..., out_axes=...)" if isinstance(fun, (list, tuple, dict)) else ""
+    return TypeError(
+        f"xmap expects a callable as its first argument, but got {show(fun)} of type {type(fun).__name__}{advice}"
+    )
+
+
+def missing_specs(names: Sequence[str]) -> TypeError:
+    return TypeError(
+        f"xmap() is missing {' and '.join(names)}. They name the dimensions of the arguments and of the results: "
+        "write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
+        "@xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
+    )
 
 
 def _below(where: str, path: str) -> str:
@@ -58,8 +80,22 @@ def bad_spec(where: str, spec: Any, path: str) -> TypeError:
         f"Value mapping specification in xmap {where} pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        f"but got: {show(spec)}{_below(where, path)}"
+        f"but got: {show(spec)}{_below(where, path)}{_spec_meant(spec)}"
     )
+
+
+def _spec_meant(spec: Any) -> str:
+    """What to write for a specification that is none, where that can be guessed."""
+    if spec is ...:
+        return ". Write [...] where no dimension is named"
+    if isinstance(spec, str):
+        return f". Write [{spec!r}, ...] for the leading dimension"
+    if isinstance(spec, (int, np.integer)):
+        leading = "['name', ...] or " if spec == 0 else ""
+        return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
+    if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
+        return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
+    return ""
 
 
 def misplaced_ellipsis(where: str, spec: Any, path: str) -> ValueError:
@@ -76,9 +112,10 @@ def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
     if isinstance(name, (bool, np.bool_)):
         reason = "JAX reads a truth value as the position 0 or 1"
     read = f", in the specification {show(spec)}{_below(where, path)}" if spec is not None else ""
-    return TypeError(
-        f"{show(name)} cannot be used as an axis name in xmap {where}{read}: {reason}. Use a string instead"
-    )
+    remedy = "Use a string instead"
+    if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
+        remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
+    return TypeError(f"{show(name)} cannot be used as an axis name in xmap {where}{read}: {reason}. {remedy}")
 
 
 def partition_spec(where: str, name: Any, path: str, spec: Any) -> TypeError:
@@ -164,6 +201,7 @@ def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
     return TypeError(
         f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
         f"{needed} dimensions, but {path} is a Python scalar. Pass an array with a dimension for each name"
+        f"{' (a list of numbers is a pytree of scalars)' if path.count('[') > 1 else ''}"
     )
 
 
@@ -189,10 +227,10 @@ def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -
     )
 
 
-def names_missing_from_inputs(names: Iterable[Hashable]) -> ValueError:
+def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
     return ValueError(
         "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
-        f"missing: {_set(names)}"
+        f"missing: {_set(names)}{_did_you_mean(names, known)}"
     )
 
 
@@ -200,13 +238,19 @@ def names_missing_from_inputs(names: Iterable[Hashable]) -> ValueError:
 
 
 def size_conflict(
-    name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str
+    name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str, is_for_all: bool
 ) -> ValueError:
+    advice = "If these are different axes, give them different names"
+    if is_for_all:
+        advice = (
+            "The specification is for all arguments; if these differ, write a tuple of one for each, with {} for what "
+            "is not mapped"
+        )
     return ValueError(
         f"The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
         f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
         f"{shape[dim]} != {known} (the argument is {path}, and {known} is the size in {origin}). "
-        "If these are different axes, give them different names"
+        f"{advice}"
     )
 
 
@@ -216,6 +260,13 @@ def size_not_inferred(names: Iterable[Hashable]) -> ValueError:
         f"Failed to infer size of axes: {listed}. You've probably passed in empty containers in place of arguments "
         "that had those axes in their in_axes. Provide the sizes of missing axes explicitly via axis_sizes to fix "
         "this error."
+    )
+
+
+def no_arguments(fun: str, names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"Failed to infer size of axes: {', '.join(map(str, names))}. There are no arguments. Call {fun} with its "
+        "arguments, and its plan with them too, or with types of arrays: jax.ShapeDtypeStruct(shape, dtype)"
     )
 
 
@@ -232,6 +283,43 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
         f"Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis "
         f"({tuple(resources)}, {total} in total). Pad the axis to a multiple of {total}, or give it other resources"
     )
+
+
+def positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Hashable, int]]]) -> str:
+    """A note for an error of JAX; ``values`` are variables with their positional and their named shapes."""
+    described = [
+        f"`{variable}` has {f'the positional shape {tuple(shape)}' if shape else 'no positional dimensions'} here; "
+        f"its named axes are {{{', '.join(f'{name}: {size}' for name, size in named.items())}}}."
+        for variable, (shape, named) in values.items()
+    ]
+    variable, (_, named) = next(iter(values.items()))
+    advice = [
+        f"Reduce over one by its name, jnp.mean({variable}, axis={name!r}); its size is lax.axis_size({name!r})"
+        for name in named
+        if isinstance(name, str)
+    ]
+    return " ".join([*described, *advice[:1]])
+
+
+# The functions of xmap_compat.numpy that are called like those of jax.numpy, which take no axis names.
+NAMED_FUNCTIONS = frozenset(
+    {"all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "flip", "median", "prod", "roll", "sort", "take"}
+)
+
+
+def named_function_note(fun: str) -> str:
+    """A note for an error of JAX."""
+    if fun in NAMED_FUNCTIONS:
+        return f"jnp.{fun} takes no axis names; xmap_compat.numpy.{fun} does"
+    return (
+        f"{fun} takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array that has the named "
+        f"axis 'i' of x as its dimension 0: use {fun} there, with axis=0"
+    )
+
+
+def permutation_note() -> str:
+    """A note for an error of JAX."""
+    return "The permutation of ppermute is a list of pairs, (source, destination); lax.pshuffle takes a list of sources"
 
 
 def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
@@ -275,7 +363,10 @@ def process_without_devices(process: int, mesh: Any) -> ValueError:
 
 
 def bad_axis_resources(value: Any) -> TypeError:
-    return TypeError(f"axis_resources should be a dictionary from axis names to resources, but got {value!r}")
+    return TypeError(
+        "axis_resources should be a dictionary from axis names to resources, such as {'batch': 'x'}, but got "
+        f"{value!r}"
+    )
 
 
 def bad_axis_sizes(value: Any) -> TypeError:
@@ -296,18 +387,22 @@ def repeated_resource(name: Hashable, resources: Any) -> ValueError:
     )
 
 
-def missing_resources(missing: Iterable[Any], axes: Iterable[Hashable], available: Iterable[Any]) -> ValueError:
+def missing_resources(missing: Sequence[Any], axes: Iterable[Hashable], available: Sequence[Any]) -> ValueError:
     return ValueError(
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
         f"{_set(missing)} (assigned to {_names(axes)}). Resources in scope: {_set(available)}. Enter a mesh with "
         "`with mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call"
+        f"{_did_you_mean(missing, available)}"
     )
 
 
-def unused_resources_text(names: Iterable[Hashable]) -> str:
+def unused_resources_text(unused: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> str:
+    """``unused``: axes that the call does not have, and the resources that they are given."""
+    turned = {r: name for name, entries in unused.items() for r in entries if r in known}
+    meant = f". Is it the other way round, {turned}?" if turned else _did_you_mean(unused, known)
     return (
         "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
-        f"missing: {_set(names)}. Their axis_resources are ignored"
+        f"missing: {_set(unused)}. Their axis_resources are ignored{meant}"
     )
 
 
@@ -343,7 +438,7 @@ def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
 def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
     return ValueError(
         f"mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} and "
-        f"the names {names!r}"
+        f"the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
     )
 
 
@@ -401,6 +496,75 @@ def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
 def mesh_changed() -> RuntimeError:
     return RuntimeError(
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
+    )
+
+
+def bad_compiler_axis(name: Any) -> TypeError:
+    return TypeError(
+        f"compiler_axes takes the names of mesh axes, each as an argument: compiler_axes('y', 'z'), but got {name!r}"
+    )
+
+
+def unknown_compiler_axes(names: Iterable[Hashable], mesh_axes: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"compiler_axes leaves mesh axes {_set(names)} to the compiler, but the mesh in scope at the call has the axes "
+        f"{_set(mesh_axes)}. Name some of these, and enter compiler_axes around calls under that mesh only"
+    )
+
+
+def resource_of_compiler(name: Hashable, mesh_axis: Hashable) -> ValueError:
+    return ValueError(
+        f"Axis {name} has mesh axis {mesh_axis!r} in its axis_resources, but compiler_axes leaves {mesh_axis!r} to the "
+        f"compiler at this call. An axis of the mesh is for one of the two: take it out of axis_resources, or call the "
+        "xmapped function outside of compiler_axes"
+    )
+
+
+def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) -> RuntimeError:
+    return RuntimeError(
+        "Changing compiler_axes is not allowed inside xmap: around the xmapped function whose body this is they are "
+        f"{_set(outer)}, and here {_set(inner)}. Enter compiler_axes around the outermost xmapped call"
+    )
+
+
+def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
+    return ValueError(
+        f"Axis {name} of an xmap inside of a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the "
+        "option experimental_xmap_spmd_lowering has left to the compiler, as the function itself does not use it. Use "
+        "xmap_compat.compiler_axes in the place of the option, with the other axes of the mesh"
+    )
+
+
+def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {_set(axes)} are left to the "
+        "compiler: JAX allows callbacks there that return nothing only. Call it outside of compiler_axes (or without "
+        "the option experimental_xmap_spmd_lowering), or use jax.debug.callback"
+    )
+
+
+def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {_set(axes)} "
+        "are left to the compiler: XLA does not know on which devices. Give it a value of the body, as in "
+        "jax.debug.print('here {}', v), or call the function outside of compiler_axes"
+    )
+
+
+def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
+    """A note for an error of JAX."""
+    return (
+        f"Mesh axes {_set(axes)} are left to the compiler and have the type Explicit, so that JAX must know from types "
+        "how each value lies over them. Where it cannot, give the operation in the body its "
+        "out_sharding=jax.sharding.NamedSharding(mesh, spec), jax.sharding.reshard its operands, or make the axes "
+        "Auto: axis_types=jax.sharding.AxisType.Auto for each when the mesh is made"
+    )
+
+
+def spmd_vmap_over_compiler_axis(axes: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"A vmap with spmd_axis_name={_set(axes)} is around an xmapped function, but compiler_axes leaves "
+        f"{_set(axes)} to the compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself"
     )
 
 
@@ -483,14 +647,15 @@ def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
     )
 
 
-def unbound_name(original: str, names: Mapping[Hashable, int]) -> NameError:
+def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterable[Any] = ()) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
     unbound = original.partition("unbound axis name:")[2].partition(" To fix this")[0].strip().rstrip(".")
-    return NameError(
-        f"Found an unbound axis name: {unbound}. Named axes in scope: {scope}. Name one of them, or add the axis to "
-        "in_axes or axis_sizes"
-    )
+    meant = _did_you_mean([unbound], names)
+    if unbound in map(str, mesh_axes):
+        meant = f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
+    advice = "Name one of them, or add the axis to in_axes or axis_sizes" if names else "Call it in a function for xmap"
+    return NameError(f"Found an unbound axis name: {unbound}. Named axes in scope: {scope}. {advice}{meant}")
 
 
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
@@ -615,10 +780,11 @@ def einsum_strategy(optimize: Any) -> ValueError:
 
 
 def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
-    listed = ", ".join(str(axis) for axis in scope if not hasattr(axis, "mesh_axis")) or "none"
+    names = [str(axis) for axis in scope if not hasattr(axis, "mesh_axis")]
+    listed = ", ".join(names) or "none"
     return NameError(
-        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. Name one of them, "
-        "or add the axis to in_axes or axis_sizes"
+        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. "
+        f"Name one of them, or add the axis to in_axes or axis_sizes{_did_you_mean([name], names)}"
     )
 
 
@@ -638,6 +804,14 @@ def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> Valu
         f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "
         f"shape {tuple(shape)}: its first dimension should be that axis. Use keep=False if it reduces the axis"
     )
+
+
+def no_function(usage: str, found: Any) -> TypeError:
+    return TypeError(f"{usage} takes the function first, but got {found!r} of type {type(found).__name__}")
+
+
+def bad_named_shape(sizes: Any) -> TypeError:
+    return TypeError(f"A named shape has integers for sizes, as in NamedShape(2, batch=8), but got {sizes!r}")
 
 
 def mixed_axes(fun: str, axis: Any) -> TypeError:
@@ -783,3 +957,133 @@ def assigned_loops(loops: Sequence[Any]) -> ValueError:
         f"A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has the loops "
         f"{tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
     )
+
+
+# ----------------------------------------------------------------------- several processes
+
+
+def process_list(processes: Sequence[int]) -> str:
+    """``process 3``, ``processes 0, 2``."""
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+
+
+def verb(processes: Sequence[int], word: str) -> str:
+    """``calls`` of one, ``call`` of several."""
+    return word if len(processes) > 1 else f"{word}s"
+
+
+_SAME_CALLS = "All processes of a mesh must make the same calls of xmapped functions, in the same order."
+
+
+def processes_differ(differences: Sequence[str], me: int, fun: str, place: str) -> RuntimeError:
+    return RuntimeError(
+        f"The processes of this mesh call different programs: {'; '.join(differences)}. (This is process {me}, which "
+        f"calls `{fun}` at {place}; each of them has this error.) {_SAME_CALLS}"
+    )
+
+
+def processes_missing(
+    missing: Sequence[int], me: int, seconds: float, waiting_at: str, place: str, alone: Sequence[str]
+) -> RuntimeError:
+    late = f" This process came later, to {place}." if me in missing else ""
+    instead = f" Without the mesh, {'; '.join(alone)}." if alone else ""
+    return RuntimeError(
+        f"{process_list(missing).capitalize()} did not arrive within {seconds:g} s: the others wait at {waiting_at}."
+        f"{late}{instead} {_SAME_CALLS} If one only needs more time, allow it on every process: "
+        "xmap_compat.compare_processes(timeout=600), or None for no comparison."
+    )
+
+
+def processes_late_text(missing: Sequence[int], waited: float, left: float, place: str) -> str:
+    return (
+        f"{process_list(missing).capitalize()} did not arrive within {waited:.3g} s at the call that is traced at "
+        f"{place}. It is waited for {left:.3g} s more. What calls an xmapped function must be traced by all processes"
+    )
+
+
+def nothing_to_compare_by_text() -> str:
+    return (
+        "The mesh has devices of several processes, but this process has no client of jax.distributed that "
+        "xmap_compat knows: what the processes call is not compared. Call jax.distributed.initialize() first; "
+        "xmap_compat.compare_processes(None) turns the comparison off, and this warning"
+    )
+
+
+def bad_timeout(where: str, off: str, timeout: Any) -> ValueError:
+    return ValueError(
+        f"{where} should be a positive number of seconds, or {off} for no comparison, but got {timeout!r}"
+    )
+
+
+def no_part_here(path: str, process: int) -> ValueError:
+    return ValueError(
+        f"{path} has no part on devices of process {process}: ask for it in the processes of its mesh only"
+    )
+
+
+def parts_are_no_block(path: str, sharding: Any) -> ValueError:
+    return ValueError(
+        f"What this process has of {path} ({sharding}) is no block of rows and columns. Take the parts one by one, "
+        "from array.addressable_shards, or the whole array on every process: process_array(array, whole=True)"
+    )
+
+
+def no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
+    return ValueError(
+        f"process_array(whole=True) gathers arrays that lie on a mesh, but {path} has {sharding}. Put it on one first: "
+        "jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()))(array) is whole "
+        "everywhere"
+    )
+
+
+# ------------------------------------------------------------------------------ search
+
+
+def search_without_mesh() -> ValueError:
+    return ValueError(
+        "search needs a mesh to assign axes to, but there is none in scope. Pass mesh=Mesh(devices, names), or search "
+        "inside `with Mesh(devices, names):`"
+    )
+
+
+def bad_search_argument(name: str, value: Any, wanted: str, tool: str = "search") -> TypeError:
+    return TypeError(f"{tool}: the argument {name} should be {wanted}, but got {value!r}")
+
+
+def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
+    return ValueError(
+        f"search: fixed has resources for axes {_set(unknown)}, but the xmapped functions of the step have the axes "
+        f"{_set(known)}. Name these only{_did_you_mean(unknown, known)}"
+    )
+
+
+def ignored_resources(got: Mapping[Hashable, Any]) -> str:
+    each = ", ".join(f"{name} the resources {axes}" for name, axes in got.items())
+    return (
+        f"the step that make(axis_resources) returned gave axis {each} instead. Let it pass axis_resources on to xmap, "
+        "or pin the axis by fixed="
+    )
+
+
+def unpriced_step() -> ValueError:
+    return ValueError(
+        "search found no call of an xmapped function in the step, so there are no named axes to assign. Let "
+        "make(axis_resources) return a function that calls xmap(..., axis_resources=axis_resources)"
+    )
+
+
+def too_many_candidates(count: int, limit: int, choices: Mapping[Any, int]) -> ValueError:
+    each = ", ".join(f"{n} for {name}" for name, n in choices.items())
+    return ValueError(
+        f"There are {count} assignments to price ({each}), more than limit={limit}. Pin some axes, for example "
+        f"fixed={{{next(iter(choices))!r}: ()}}, or raise the limit"
+    )
+
+
+def nothing_found(reasons: Sequence[str | None]) -> ValueError:
+    kinds = "; ".join(dict.fromkeys(filter(None, reasons)))
+    return ValueError(f"No assignment can be used. Reasons: {kinds or 'there is none to try'}")
+
+
+def too_much_memory(needed: float, given: float) -> str:
+    return f"it needs about {needed / 1e6:.3g} MB on each device, more than memory={given / 1e6:.3g} MB"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
+
+# What calls Python and waits for what it gives, which JAX refuses in a shard_map over a part of the mesh.
+_CALLBACKS = ("pure_callback", "io_callback")
+
+# What calls Python and does not wait; without operands XLA refuses it there.
+_DEBUGGING = ("debug_callback", "debug_print")
 
 
 class RepeatedCalls:
@@ -117,6 +124,10 @@ class Evaluator:
         primitive = eqn.primitive.name
         if primitive in RULES:
             return translate(self.loc, primitive, eqn.params, [_as_array(v) for v in operands])
+        if primitive in _CALLBACKS and self.loc.compiler:
+            raise errors.callback_beside_compiler(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
+        if primitive in _DEBUGGING and self.loc.compiler and not operands:
+            raise errors.debugging_without_operands(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
         found = _jax.read(eqn)
         if found is not None:
             return _STRUCTURED[type(found)](self, found, list(operands), eqn)
@@ -131,7 +142,7 @@ class Evaluator:
         if not self.loc.typed:
             return evaluate_primitive(self.loc, eqn.primitive, operands, eqn.params)
         names = frozenset().union(*(v.names for v in operands))
-        primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names))
+        primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names), self.loc.compiler)
         return evaluate_primitive(self.loc, primitive, operands, params)
 
     def named_axes(self, eqn: Any) -> frozenset[AxisName]:
@@ -204,16 +215,29 @@ _STRUCTURED: dict[type, Rule] = {
 
 
 def _sharding_constraint(ev: Evaluator, operands, eqn):
-    """Inside our shard_map each device holds its part already: a constraint says nothing more."""
-    if ev.loc.typed:
+    """Inside our shard_map each device holds its part already: a constraint speaks of the compiler's axes only."""
+    if ev.loc.typed and not ev.loc.compiler:
         return list(operands)
+    if ev.loc.typed:
+        (value,) = operands
+        return [_constrained(ev.loc, value, eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
     return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+
+
+def _constrained(loc: Locality, value: NamedValue, sharding: Any) -> NamedValue:
+    """A value whose positional dimensions lie over the compiler's axes as a sharding says, which has all axes."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return value
+    entries = itertools.chain(sharding.spec, itertools.repeat(None))
+    wanted = [next(entries) if name is None else jax.sharding.PartitionSpec.UNCONSTRAINED for name in value.dims]
+    return dataclasses.replace(value, data=_jax.constrained(value.data, wanted, loc.compiler))
 
 
 def _device_put(ev: Evaluator, operands, eqn):
     """Of shardings as above; other places (a device, a kind of memory) are left to JAX."""
-    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in eqn.params["devices"]):
-        return list(operands)
+    places = eqn.params["devices"]
+    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in places):
+        return [_constrained(ev.loc, v, place) if ev.loc.compiler else v for v, place in zip(operands, places)]
     return ev.ordinary(eqn, operands)
 
 

@@ -27,10 +27,14 @@ from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional
 
+# What executes calls instead of ``execute`` while a report on a whole program is made: a function of the same
+# arguments.  It is part of jit's cache key, so that nothing is used which was traced without it.
+executor = jax.make_user_context(default_value=None)
+
 
 def run(placed: PlacedCall, args: tuple[Any, ...]) -> Any:
     """Execute (or, under a trace, stage out) a planned call on its positional arguments."""
-    outs = execute(placed, jax.tree.leaves(args))
+    outs = (executor.value or execute)(placed, jax.tree.leaves(args))
     return jax.tree.unflatten(placed.program.out_tree, outs)
 
 
@@ -38,7 +42,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh.
 
     Args:
-      evaluator: makes what evaluates the program; a report on the placed watches with one of its own.
+      evaluator: makes what evaluates the program; a plan watches it with one of its own.
     """
     with mark(_nested_call(placed)) if placed.nested else contextlib.nullcontext():
         return _execute(placed, leaves, evaluator)
@@ -58,34 +62,35 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return _in_outer_body(placed, leaves, evaluator)
     mesh = placed.scope.mesh
     assert mesh is not None
-    loc = Locality(placed.placements, tuple(mesh.axis_names), dict(mesh.shape))
+    compiler = placed.compiler
+    axes = tuple(a for a in mesh.axis_names if a not in compiler)
+    widens = bool(compiler) and _jax.widens(mesh.devices.flat[0].platform)
+    loc = Locality(placed.placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
+    if both := compiler & _jax.axes_of_spmd_vmap():
+        raise errors.spmd_vmap_over_compiler_axis(both)
     arg_specs = [partition_spec(spec, placed.placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placed.placements) for spec in placed.out_specs]
     own_axes = [loc.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
-    # XLA's partitioner fails if all arguments are empty and a result is not (as of jax 0.12): one more is kept alive.
-    anchor = [] if any(jnp.size(leaf) for leaf in leaves) or not leaves else [jnp.zeros(())]
-
-    def on_device(consts, args, anchor):
-        around = dataclasses.replace(loc, foreign=_jax.under_spmd_vmap())
+    def on_device(consts, args):
+        around = dataclasses.replace(loc, foreign=bool(_jax.axes_of_spmd_vmap()))
         with _jax.no_spmd_names():
             outs = _on_device(placed, around, consts, args, evaluator)
-        outs = [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
-        return lax.optimization_barrier((outs, anchor))[0] if anchor else outs
+        return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
 
     consts = list(placed.program.consts)
     whole = PartitionSpec()
-    in_specs = ([whole] * len(consts), arg_specs, [whole] * len(anchor))
+    in_specs = ([whole] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
-    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving)
-    with _jax.context_of(mesh):
-        args = _jax.resharded(leaves, arg_specs, staged)
-        outs = mapped(_jax.replicated(consts, staged), args, _jax.replicated(anchor, staged))
+    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
+    with _jax.context_of(mesh), _explained_explicit_axes(mesh, compiler):
+        args = _jax.resharded(leaves, arg_specs, staged, compiler)
+        outs = mapped(_jax.replicated(consts, staged, compiler), args)
         paths = result_paths(placed.program)
         return [
-            undeclared.each_its_own(out, staged, axes, spec, path) if axes else out
-            for out, axes, spec, path in zip(outs, own_axes, out_specs, paths)
+            undeclared.each_its_own(out, staged, axes, own, spec, path) if own else out
+            for out, own, spec, path in zip(outs, own_axes, out_specs, paths)
         ]
 
 
@@ -101,6 +106,22 @@ def _explained_types(placed: PlacedCall, leaves: Sequence[Any]) -> Iterator[None
         ]
         if sharded:
             error.add_note(errors.sharded_axis_note(*sharded[0]))
+        raise
+
+
+@contextlib.contextmanager
+def _explained_explicit_axes(mesh: jax.sharding.Mesh, compiler: frozenset[Any]) -> Iterator[None]:
+    """Over Explicit axes that are left to the compiler, JAX must know from types where every value lies."""
+    try:
+        yield
+    except Exception as error:
+        explicit = [
+            name
+            for name, kind in zip(mesh.axis_names, mesh.axis_types)
+            if name in compiler and kind == jax.sharding.AxisType.Explicit
+        ]
+        if explicit:
+            errors.note_once(error, errors.explicit_compiler_axes_note(explicit))
         raise
 
 

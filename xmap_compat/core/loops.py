@@ -162,7 +162,7 @@ def _cut(loc: Locality, value: NamedValue, loops) -> _Chunked:
         if place.local_size != 1:
             shape.append(place.local_size)
             labels.append(("keep", name))
-    data = lax.reshape(value.data, shape)
+    data = _jax.reshaped(value.data, shape)
     mine = [loop for loop in loops if ("loop", loop) in labels]
     front = [labels.index(("loop", loop)) for loop in mine]
     rest = [k for k, (kind, _) in enumerate(labels) if kind == "keep"]
@@ -186,7 +186,7 @@ def _join(loc: Locality, value: NamedValue, loops: tuple[Loop, ...]) -> NamedVal
             dims.append(name)
     rest = [lead + k for k in range(len(value.dims)) if lead + k not in order]
     data = lax.transpose(value.data, (*order, *rest))
-    data = lax.reshape(data, (*shape, *data.shape[len(order) :]))
+    data = _jax.reshaped(data, (*shape, *data.shape[len(order) :]))
     return NamedValue(data, (*dims, *(value.dims[k - lead] for k in rest)), value.names)
 
 

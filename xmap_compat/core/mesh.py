@@ -35,11 +35,21 @@ class Mesh(jax.sharding.Mesh):
     Attributes:
       physical_mesh: JAX's own mesh of the same devices and names.
 
+    Example:
+
+      >>> import jax, numpy as np
+      >>> from xmap_compat import Mesh, xmap
+      >>> doubled = xmap(lambda x: 2 * x, ["i"], ["i"], axis_resources={"i": "x"})
+      >>> with Mesh(jax.devices()[:2], "x"):
+      ...     len(doubled(np.arange(4.0)).sharding.device_set)
+      2
+
     Source: ``jax.experimental.maps.Mesh``.
     """
 
     physical_mesh: jax.sharding.Mesh
 
+    @_jax.api_boundary
     def __new__(cls, devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
         names = _mesh_names(axis_names)
         devices = np.asarray(devices, dtype=object)
@@ -115,7 +125,14 @@ def _check_devices(devices, names):
 
 
 def mesh(devices: Any, axis_names: Any) -> Mesh:
-    """``with mesh(devices, ('x', 'y')):`` as in the xmap tutorial; see :class:`Mesh`."""
+    """``with mesh(devices, ('x', 'y')):`` as in the xmap tutorial; see :class:`Mesh`.
+
+    >>> import jax, numpy as np
+    >>> from xmap_compat import mesh
+    >>> with mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("x", "y")) as m:
+    ...     dict(m.shape)
+    {'x': 2, 'y': 1}
+    """
     return Mesh(devices, axis_names)
 
 
@@ -124,6 +141,12 @@ class SerialLoop:
     """A loop as the resource of one axis: ``axis_resources={'batch': SerialLoop(4)}``.
 
     The axis is cut into ``length`` chunks that are computed one after the other.
+
+    >>> import numpy as np
+    >>> from xmap_compat import SerialLoop, xmap
+    >>> squared = xmap(lambda x: x**2, ["batch"], ["batch"], axis_resources={"batch": SerialLoop(2)})
+    >>> squared(np.arange(4)).tolist()
+    [0, 1, 4, 9]
     """
 
     length: int
@@ -137,7 +160,15 @@ loops_in_scope = jax.make_user_context(default_value=())
 
 @contextlib.contextmanager
 def serial_loop(name: Hashable, length: int) -> Iterator[None]:
-    """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share."""
+    """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share.
+
+    >>> import numpy as np
+    >>> from xmap_compat import serial_loop, xmap
+    >>> squared = xmap(lambda x: x**2, ["batch"], ["batch"], axis_resources={"batch": "l"})
+    >>> with serial_loop("l", 2):  # two chunks of two elements
+    ...     squared(np.arange(4)).tolist()
+    [0, 1, 4, 9]
+    """
     _check_length(length)
     if name is None or not isinstance(name, Hashable):
         raise errors.bad_loop_name(name)

@@ -60,6 +60,18 @@ def named_shape(x: Any) -> dict[Hashable, int]:
       ValueError: the value depends on the arguments of an inner function that JAX traces by itself
         (``jit``, the body of a ``scan``, a nested xmap): their named axes are not known there.
 
+    Example:
+
+      >>> import jax, numpy as np
+      >>> from xmap_compat import named_shape, xmap
+      >>> @xmap(in_axes=["batch", ...], out_axes={})
+      ... def total(x):
+      ...     print(x.shape, named_shape(x), named_shape(jax.lax.psum(x, "batch")))
+      ...     return jax.lax.psum(x, "batch")
+      >>> total(np.ones((8, 3))).tolist()
+      (3,) {'batch': 8} {}
+      [8.0, 8.0, 8.0]
+
     Source: ``x.named_shape`` on tracers of ``jax.experimental.maps.xmap``.
     """
     if not is_array(x):

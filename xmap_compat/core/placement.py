@@ -14,6 +14,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.compiler import axes_of_compiler, unused_axes_to_compiler
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName, check_name
 
@@ -123,33 +124,45 @@ def _check_resource(name, resource):
 
 def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName, tuple[Any, ...]]:
     """The resources of axes that the call has; others are ignored with a warning, as they cannot matter."""
-    names = set(names)
-    unused = [name for name in resources if name not in names]
+    names = list(names)
+    unused = {name: entries for name, entries in resources.items() if name not in names}
     if unused:
-        warnings.warn(errors.unused_resources_text(unused), UserWarning, stacklevel=_jax.user_stacklevel())
+        warnings.warn(errors.unused_resources_text(unused, names), UserWarning, stacklevel=_jax.user_stacklevel())
     return {name: entries for name, entries in resources.items() if name in names}
 
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """The resources in scope at a call: the mesh, and named loops with their lengths."""
+    """The resources in scope at a call.
+
+    Attributes:
+      mesh: the mesh.
+      loops: named loops with their lengths.
+      compiler: mesh axes that are left to the compiler.
+      unused_to_compiler: whether those that the call does not use are left to it too.
+    """
 
     mesh: jax.sharding.Mesh | None
     loops: tuple[tuple[Hashable, int], ...]
+    compiler: frozenset[Hashable] = frozenset()
+    unused_to_compiler: bool = False
 
 
 def current_scope() -> Scope:
     ambient = _jax.ambient_mesh()
-    return Scope(mesh_of_jax(ambient) if ambient is not None else None, tuple(loops_in_scope.value))
+    mesh = mesh_of_jax(ambient) if ambient is not None else None
+    return Scope(mesh, tuple(loops_in_scope.value), axes_of_compiler.value, unused_axes_to_compiler.value)
 
 
 def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope) -> dict[AxisName, Placement]:
     """One Placement for each axis.
 
     Raises:
-      ValueError: a resource is not in scope, or does not divide the size of the axis.
+      ValueError: a resource is not in scope, is the compiler's, or does not divide the size of the axis.
     """
     mesh_shape = dict(scope.mesh.shape) if scope.mesh is not None else {}
+    if scope.mesh is not None and (unknown := scope.compiler - set(mesh_shape)):
+        raise errors.unknown_compiler_axes(unknown, mesh_shape)
     loops = dict(scope.loops)
     wanted = {r for entries in resources.values() for r in entries if not isinstance(r, SerialLoop)}
     missing = [r for r in wanted if r not in mesh_shape and r not in loops]
@@ -158,6 +171,9 @@ def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope
         raise errors.missing_resources(missing, axes, [*mesh_shape, *loops])
     if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
         raise errors.mesh_shadows_loops(shadowed)
+    for name, entries in resources.items():
+        if taken := [r for r in entries if r in scope.compiler]:
+            raise errors.resource_of_compiler(name, taken[0])
     return {name: _place(name, size, resources.get(name, ()), mesh_shape, loops) for name, size in sizes.items()}
 
 

@@ -177,7 +177,8 @@ def infer_sizes(
             known = sizes.setdefault(name, shape[dim])
             origin = origins.setdefault(name, path)
             if known != shape[dim]:
-                raise errors.size_conflict(name, known, origin, shape, spec.source, dim, path)
+                is_for_all = len(specs) > 1 and all(other is spec for other in specs)
+                raise errors.size_conflict(name, known, origin, shape, spec.source, dim, path, is_for_all)
     return sizes
 
 
@@ -225,6 +226,8 @@ def _parse_spec(where, spec, path):
         return _parse_dict(where, spec, path)
     if isinstance(spec, (list, tuple)):
         return _parse_list(where, spec, path)
+    if isinstance(spec, jax.sharding.PartitionSpec):
+        raise errors.partition_spec(where, spec, path, spec)
     raise errors.bad_spec(where, spec, path)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.named_shape import known_inputs
+from xmap_compat.core.notes import notes_on_errors
 from xmap_compat.core.placement import Body, enclosing_bodies, entered_body
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
@@ -53,7 +54,7 @@ def trace_program(
 
     @functools.wraps(fun)
     def remembering(*args):
-        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
+        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes), notes_on_errors():
             return fun(*args)
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
@@ -76,13 +77,18 @@ def _trace(fun, types, body, return_shape):
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
-            error.args = errors.unbound_name(str(error), sizes_in_scope()).args
+            error.args = errors.unbound_name(str(error), sizes_in_scope(), _mesh_axes(body)).args
             raise
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             integers = [name for name in body.sizes if isinstance(name, (int, np.integer))]
-            if integers and "out of bounds" in str(error).replace("-", " "):
+            read_as_position = ("out of bounds", "out-of-bounds", "'int' object is not iterable")
+            if integers and any(words in str(error) for words in read_as_position):
                 errors.note_on_integer_names(error, integers)
             raise
+
+
+def _mesh_axes(body):
+    return body.scope.mesh.axis_names if body.scope.mesh is not None else ()
 
 
 def _without_references(traced, axis_env):

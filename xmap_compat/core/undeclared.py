@@ -43,13 +43,19 @@ def stacked_spec(mesh_axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec
     return PartitionSpec(tuple(mesh_axes), *spec)
 
 
-def each_its_own(stacked: Any, mesh: Any, mesh_axes: Sequence[str], spec: PartitionSpec, path: str) -> Any:
-    """Drop that dimension where it is: each device keeps its element of an array that says it is whole on each."""
+def each_its_own(
+    stacked: Any, mesh: Any, mapped: Sequence[str], mesh_axes: Sequence[str], spec: PartitionSpec, path: str
+) -> Any:
+    """Drop that dimension where it is: each device keeps its element of an array that says it is whole on each.
+
+    Args:
+      mapped: the mesh axes that are not left to the compiler.
+    """
 
     @jax.custom_jvp
     def drop(stacked):
         sharded = {"mesh": mesh, "in_specs": stacked_spec(mesh_axes, spec), "out_specs": spec, "check_vma": False}
-        return jax.shard_map(lambda x: lax.squeeze(x, [0]), **sharded)(stacked)
+        return jax.shard_map(lambda x: lax.squeeze(x, [0]), axis_names=set(mapped), **sharded)(stacked)
 
     @drop.defjvp
     def refuse(primals, tangents):

@@ -83,7 +83,8 @@ COTANGENT = _Cotangent()
 """In ``names`` of values that a custom backward rule computes from cotangents.
 
 The cotangent of a value that does not vary over an axis arrives summed over it.  A rule is written for
-one element of the axis, where it would not: its ``psum`` is what sums.  It must not count the elements again.
+one element of the axis, where nothing is summed yet: its own ``psum`` is meant to be that sum.  So a ``psum`` of a
+value with this mark does not multiply it by the size of the axis, as it would any other value that is equal along it.
 """
 
 
@@ -127,7 +128,7 @@ def merge_positional(value: NamedValue, position: int) -> NamedValue:
     dims = tuple(value.dims[k] for k in order)
     at = order.index(first)
     shape = (*data.shape[:at], data.shape[at] * data.shape[at + 1], *data.shape[at + 2 :])
-    return NamedValue(lax.reshape(data, shape), (*dims[:at], *dims[at + 1 :]), value.names)
+    return NamedValue(_jax.reshaped(data, shape), (*dims[:at], *dims[at + 1 :]), value.names)
 
 
 def squeeze_positional(value: NamedValue, position: int) -> NamedValue:

@@ -11,7 +11,7 @@ import jax.extend.linear_util
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat.core import errors
+from xmap_compat.core import errors, placement
 
 P = jax.sharding.PartitionSpec
 UNSET: Any = object()
@@ -27,10 +27,29 @@ def _specs(axis_resources: Any) -> Any:
 
 def pjit(fun: Callable[..., Any], in_axis_resources: Any = UNSET, out_axis_resources: Any = UNSET, **options: Any):
     """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or, later, shardings)."""
-    for keyword, given in (("in_shardings", in_axis_resources), ("out_shardings", out_axis_resources)):
-        if given is not UNSET:
-            options[keyword] = _specs(given)
-    return jax.jit(fun, **options)
+    given = {"in_shardings": in_axis_resources, "out_shardings": out_axis_resources}
+    given = {keyword: resources for keyword, resources in given.items() if resources is not UNSET}
+    jitted = jax.jit(fun, **options, **{keyword: _specs(resources) for keyword, resources in given.items()})
+    if given and all(resources is None for resources in given.values()):
+        return _WithOrWithoutMesh(jitted, jax.jit(fun, **options))
+    return jitted
+
+
+class _WithOrWithoutMesh:
+    """A jitted function that names no mesh axis: it can be called where there is no mesh, too."""
+
+    def __init__(self, on_mesh: Any, without: Any):
+        functools.update_wrapper(self, on_mesh)
+        self._on_mesh, self._without = on_mesh, without
+
+    def _jitted(self) -> Any:
+        return self._without if placement.current_scope().mesh is None else self._on_mesh
+
+    def __call__(self, *args, **kwargs):
+        return self._jitted()(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self._jitted(), name)
 
 
 def with_sharding_constraint(x: Any, axis_resources: Any = UNSET, *, shardings: Any = UNSET) -> Any:

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from xmap_compat import _jax
 from xmap_compat.legacy import adapters, removed
 
 Finders = dict[str, Callable[[], Any]]
+STARRED = (removed.ALIAS, removed.ADAPTER)
 
 
 def _exists(name: str) -> bool:
@@ -122,12 +124,23 @@ def _add_names(made: _jax.Restoration, module: types.ModuleType, found: Finders)
         made.attribute(module, "__getattr__", _getattr_of(module.__name__, lacking, own))
 
 
+def _public(module: str, found: Finders) -> list[str]:
+    """What ``from module import *`` gives: its own names, and the removed that are the same objects or adapters."""
+    own = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
+    others = [name for name in found if getattr(removed.NAMES.get(f"{module}.{name}"), "kind", "") in STARRED]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return own + [name for name in others if hasattr(sys.modules[module], name)]
+
+
 def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
     """A module's ``__getattr__``: its own first, and then the names that were removed."""
 
     kept: dict[str, Any] = {}
 
     def get(name: str) -> Any:
+        if name == "__all__":
+            return _public(module, found)
         if name in kept:
             return kept[name]
         if own is not None:

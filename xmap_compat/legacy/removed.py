@@ -257,14 +257,19 @@ KEYWORDS = [
     Keyword(_CLIP, "a_min", ADAPTER, "min"),
     Keyword(_CLIP, "a_max", ADAPTER, "max"),
     *(
+        Keyword(f"jax.{function}", "concrete", REFUSED, "static_argnums, or leave it out")
+        for function in ("checkpoint", "remat", "ad_checkpoint.checkpoint")
+    ),
+    *(
         Keyword(f"jax.{function}", "reduce_axes", REFUSED, "jax.lax.psum(gradient, names) after it")
         for function in ("grad", "value_and_grad", "vjp")
     ),
 ]
 
-# Options that could be set, and have no effect any more.  Those of xmap:
+# Options that can be set.  Those of xmap: the first one leaves mesh axes to the compiler, others have no effect.
+SPMD_LOWERING = "experimental_xmap_spmd_lowering"
 XMAP_OPTIONS = (
-    "experimental_xmap_spmd_lowering",
+    SPMD_LOWERING,
     "experimental_xmap_spmd_lowering_manual",
     "experimental_xmap_ensure_fixed_sharding",
 )

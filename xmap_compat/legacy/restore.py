@@ -7,6 +7,7 @@ there.  No JAX backend is initialised, so that programs can still choose devices
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 import threading
@@ -17,6 +18,7 @@ import jax.experimental
 
 from xmap_compat import _jax, random
 from xmap_compat.core import restored
+from xmap_compat.core.compiler import unused_axes_to_compiler
 from xmap_compat.legacy import adapters, initializers, maps, old_names
 from xmap_compat.legacy import removed as table
 
@@ -41,7 +43,8 @@ def _new_installation() -> _jax.Restoration:
         installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
     struct: Any = jax.ShapeDtypeStruct
     installation.attribute(struct, "__init__", adapters.struct_init_or(struct.__init__))
-    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False))
+    heard = {table.SPMD_LOWERING: functools.partial(_jax.set_for_all_threads, unused_axes_to_compiler)}
+    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), heard)
     _jax.restore_mesh_context(installation)
     _jax.hold(installation, restored.restored)
     return installation
@@ -87,7 +90,8 @@ def install(removed: bool = True) -> Installed:
     ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
     ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``, ``pgather``, ``pargmax`` and
     ``pargmin``, ``jnp.einsum`` with braces, ``with jax.sharding.Mesh(...)`` without a warning, and the
-    options ``experimental_xmap_*`` of ``jax.config`` (without effect: there is one lowering).  There is
+    options ``experimental_xmap_*`` of ``jax.config``: ``experimental_xmap_spmd_lowering`` leaves to the compiler those
+    mesh axes that an xmap and those nested in it do not use, the others have no effect.  There is
     ``jax.core.NamedShape``, and ``jax.random`` and the initializers take one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It initialises no
@@ -98,6 +102,14 @@ def install(removed: bool = True) -> Installed:
       removed: whether other things that such programs used, and JAX has removed since, are there again too:
         ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, as the migration guide
         lists them.  What this JAX has is left alone.
+
+    Example:
+
+      >>> import jax, xmap_compat
+      >>> with xmap_compat.install():
+      ...     from jax.experimental.maps import xmap
+      ...     xmap(lambda x: x + 1, in_axes=["i"], out_axes=["i"])(jax.numpy.arange(3)).tolist()
+      [1, 2, 3]
     """
     global _installation, _removed
     with _lock:
@@ -115,6 +127,12 @@ def uninstall() -> None:
     """Put back exactly what was there before :func:`install`; does nothing if nothing is installed.
 
     A mesh that this thread assigned to ``thread_resources.env`` is forgotten.
+
+    >>> import jax, xmap_compat
+    >>> installed = xmap_compat.install()
+    >>> xmap_compat.uninstall()
+    >>> hasattr(jax.experimental, "maps")
+    False
     """
     with _lock:
         _put_back()

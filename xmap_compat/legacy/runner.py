@@ -26,10 +26,10 @@ def run_program(args: Sequence[str]) -> None:
             sys.argv = ["-m", *args[2:]]
             _run_module(args[1])
         elif pkgutil.get_importer(args[0]) is not None:
-            _replace_first_path(os.path.abspath(args[0]))
+            replace_first_path(os.path.abspath(args[0]))
             _run_module("__main__", alter_argv=False)
         else:
-            _replace_first_path(os.path.dirname(os.path.realpath(args[0])))
+            replace_first_path(os.path.dirname(os.path.realpath(args[0])))
             _run_script(args[0])
     except SystemExit:
         raise
@@ -66,8 +66,8 @@ def _new_main_module() -> types.ModuleType:
     return module
 
 
-def _replace_first_path(path: str) -> None:
-    """``sys.path[0]`` is the working directory, put there for ``-m xmap_compat``."""
+def replace_first_path(path: str) -> None:
+    """In the place of what Python has put there for ``-m xmap_compat`` (the working directory) or for a command."""
     if not sys.flags.safe_path:
         sys.path[0] = path
 

@@ -1,4 +1,4 @@
-"""``python -m xmap_compat explain``: run a program and print the plan of each distinct call of an xmapped function.
+"""``python -m xmap_compat explain``: run a program; then list its distinct calls of xmapped functions, with plans.
 
 A call is seen when it is traced, which is once for each function, specification, argument types and mesh;
 its plan is read off the program that was traced for the call, so that the functions of the program run no more
@@ -23,58 +23,72 @@ from xmap_compat.legacy.runner import run_program
 if TYPE_CHECKING:
     from xmap_compat.core.call import Declaration, PlacedCall
     from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.source import Merged
 
-USAGE = """usage: python -m xmap_compat explain [--source DIR] SCRIPT [ARGS...]
-       python -m xmap_compat explain [--source DIR] -m MODULE [ARGS...]"""
+USAGE = """usage: python -m xmap_compat explain [--brief] [--source DIR] SCRIPT [ARGS...]
+       python -m xmap_compat explain [--brief] [--source DIR] -m MODULE [ARGS...]"""
 
 
 def main(args: Sequence[str]) -> int | None:
     rest = list(args)
-    directory = _take_option(rest, "--source")
+    brief, directory = _take_options(rest)
     if directory == "" or not rest or rest == ["-m"] or (rest[0].startswith("-") and rest[0] != "-m"):
         print(USAGE, file=sys.stderr)
         return 2
+    program = os.path.splitext(os.path.basename(rest[0]))[0] if rest[0] != "-m" else rest[1]
     # The program may change directory, and what its own sys.stdout is.
-    report = Report(sys.stdout, directory and os.path.abspath(directory))
-    atexit.register(report.summarize)
+    report = Report(sys.stdout, directory and os.path.abspath(directory), program.replace(".", "_"), brief)
+    atexit.register(report.finish)
     install_with_jax(report.begin)
     run_program(rest)
     return None
 
 
-def _take_option(args: list[str], option: str) -> str | None:
-    """The value of an option that stands first, which is removed: ``--source DIR`` or ``--source=DIR``; "" if none."""
-    if args and args[0] == option:
-        value = args[1] if len(args) > 1 else ""
-        del args[:2]
-        return value
-    if args and args[0].startswith(f"{option}="):
-        return args.pop(0).removeprefix(f"{option}=")
-    return None
+def _take_options(args: list[str]) -> tuple[bool, str | None]:
+    """The options that stand first, which are removed: ``--brief`` and ``--source DIR`` or ``--source=DIR``."""
+    brief, directory = False, None
+    while args and (args[0] == "--brief" or args[0].partition("=")[0] == "--source"):
+        option, given, value = args.pop(0).partition("=")
+        if option == "--brief" and not given:
+            brief = True
+        else:
+            directory = value if given else args.pop(0) if args else ""
+    return brief, directory
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call: where it was made, its function, the text of its plan, and what was written for it, or why nothing."""
+
+    where: str
+    function: str
+    plan: str
+    written: str
+    module: tuple[str, str, Any] | None = None  # its text, its entry, and arrays that it lacks
 
 
 class Report:
-    """Prints the plan of every call that is traced while it watches, equal ones once.
+    """Collects the plan of every call that is traced while it watches, equal ones once, and prints them at the end.
 
     Args:
       out: where to print.
-      directory: where to write the program of each plan for plain JAX; None for nowhere.
+      directory: where to write the programs for plain JAX; None for nowhere.
+      program: the name of the program, after which they are called.
+      brief: whether to print one line for each call only.
     """
 
-    def __init__(self, out: TextIO, directory: str | None = None):
-        self.out = out
-        self.directory = directory
+    def __init__(self, out: TextIO, directory: str | None = None, program: str = "program", brief: bool = False):
+        self.out, self.directory, self.program, self.brief = out, directory, program, brief
         self._lock = threading.Lock()
         self._seen: set[Any] = set()
-        self._files: set[str] = set()
-        self._failed = 0
+        self._calls: list[_Call] = []
 
     def begin(self) -> None:
         """Watch from now on, in all threads, until the process ends."""
         importlib.import_module("xmap_compat.api").observe(self.call)
 
     def call(self, declared: Declaration, made: PlacedCall, args: tuple[Any, ...]) -> None:
-        """Report one call.  Nothing that goes wrong here may change what the program does."""
+        """Note one call.  Nothing that goes wrong here may change what the program does."""
         if made.nested:
             return  # a part of the program of the outer call
         where = importlib.import_module("xmap_compat._jax").where_now()
@@ -83,47 +97,81 @@ class Report:
             # What the plan was read from may hold tracers, which must not outlive their trace.
             key = dataclasses.replace(plan, staged=None)
             with self._lock:
-                if key in self._seen:
-                    return
-                self._seen.add(key)
-                self._print(_titled(f"plan {len(self._seen)}, called at {where}", str(plan)))
-                if self.directory is not None:
-                    self._print(self._written(plan) + "\n")
+                if key not in self._seen:
+                    self._seen.add(key)
+                    text = "" if self.brief else str(plan)
+                    self._calls.append(_Call(where, declared.name, text, *self._written(plan)))
         except Exception as error:
             with self._lock:
-                self._failed += 1
-                self._print(f"no plan of {declared.name}, called at {where}: {type(error).__name__}: {error}\n")
+                self._calls.append(_Call(where, declared.name, "", f"no plan: {type(error).__name__}: {error}"))
 
-    def _written(self, plan: CallPlan) -> str:
-        """Write the modern program of a plan; a line that says where, or why not."""
-        assert self.directory is not None
+    def _written(self, plan: CallPlan) -> tuple[Any, ...]:
+        """The modern program of a plan, or why there is none."""
+        if self.directory is None:
+            return ("",)
         source = importlib.import_module("xmap_compat.tools.source")
         try:
             text, values = source.written(plan)
         except Exception as error:
-            return f"no source: {error}"
-        name = source.entry_name(plan).removeprefix("mapped_")
-        variants = (f"{name}_{k}.py" if k else f"{name}.py" for k in (0, *range(2, 10**6)))
-        file = next(f for f in variants if f not in self._files)
-        self._files.add(file)
-        os.makedirs(self.directory, exist_ok=True)
-        path = os.path.join(self.directory, file)
-        with open(path, "w", encoding="utf-8") as target:
-            target.write(text)
-        missing = f"; assign its arrays {', '.join(values)} before it is used" if values else ""
-        return f"source: {path}{missing}"
+            return (f"refused: {str(error).partition(chr(10) + '- ')[2] or error}",)
+        return "", (text, source.entry_name(plan), values)
+
+    def finish(self) -> None:
+        """Print what was seen, and write the programs, at the end of the process."""
+        with self._lock:
+            files = self._write()
+            calls = [call for call in self._calls if not call.written.startswith("no plan")]
+            plans = f"{len(calls)} plan{'s' if len(calls) != 1 else ''}" if self._calls else ""
+            failed = len(self._calls) - len(calls)
+            words = [plans or "no call of an xmapped function"]
+            words += [f"{failed} call(s) without a plan"] if failed else []
+            if files:
+                count = sum(call.module is not None for call in self._calls)
+                words.append(f"{count} written to {', '.join(files)}")
+            self._print(f"xmap_compat explain: {', '.join(words)}")
+            if self._calls:
+                rows = [("", "function", "called at", *(["written as"] if self.directory else []))]
+                for k, call in enumerate(self._calls, 1):
+                    rows.append((str(k), call.function, call.where, *([call.written] if self.directory else [])))
+                    if not self.directory and call.written:
+                        rows[-1] = (*rows[-1][:2], f"{call.where}: {call.written}")
+                self._print("\n".join(importlib.import_module("xmap_compat.tools.text").table(rows)))
+            for k, call in enumerate(self._calls, 1):
+                if call.plan:
+                    self._print("\n" + _titled(f"plan {k}, called at {call.where}", call.plan))
+
+    def _write(self) -> list[str]:
+        """Write the modules that were made, as one if that can be; the files.  Notes what each call became."""
+        modules: list[Merged] = []
+        for k, call in enumerate(self._calls):
+            if call.module is None:
+                continue
+            text, entry, values = call.module
+            for n in range(len(modules) + 1):
+                if n == len(modules):
+                    modules.append(importlib.import_module("xmap_compat.tools.source").Merged())
+                if (
+                    name := modules[n].add(text, entry, f"{call.function}, called at {os.path.basename(call.where)}")
+                ) is not None:
+                    break
+            missing = f"; assign its arrays {', '.join(values)} before it is used" if values else ""
+            place = f" of {self._file(n)}" if n else ""
+            self._calls[k] = dataclasses.replace(call, written=f"{name}{place}{missing}")
+        paths = []
+        for n, module in enumerate(modules):
+            assert self.directory is not None
+            os.makedirs(self.directory, exist_ok=True)
+            paths.append(os.path.join(self.directory, self._file(n)))
+            with open(paths[-1], "w", encoding="utf-8") as target:
+                target.write(module.text(f"The calls of xmapped functions of {self.program} for plain JAX."))
+        return paths
+
+    def _file(self, n: int) -> str:
+        return f"{self.program}_modern{f'_{n + 1}' if n else ''}.py"
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or the program has closed its output
             print(text, file=self.out, flush=True)
-
-    def summarize(self) -> None:
-        """Print one line at the end of the process."""
-        count = len(self._seen)
-        plans = f"{count} plan{'s' if count != 1 else ''}" if count else "no call of an xmapped function"
-        failed = f", {self._failed} call(s) without a plan" if self._failed else ""
-        written = f", {len(self._files)} written to {self.directory}" if self._files else ""
-        self._print(f"xmap_compat explain: {plans}{failed}{written}")
 
 
 def _titled(title: str, text: str) -> str:

@@ -1,8 +1,8 @@
-"""Pictures of a plan: how each argument and result lies on the devices.
+"""Pictures of a plan: how each argument and result lies on the devices, and what moves between them.
 
 An array is a grid of the blocks that devices hold, coloured by device; the mesh stands beside it in the same
-colours.  A block with several holders is striped in their colours, and the array is drawn as a stack.
-:func:`svg` draws it, :func:`text` writes it for a terminal.
+colours.  A block with several holders is striped in their colours, and the array is drawn as a stack.  Below stands
+an arrow for each transfer, in the order of the program.  :func:`svg` draws it, :func:`text` writes it for a terminal.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmap_compat.tools.text import MANY, escape, show_spec, terminal_width, with_more, wrapped
+from xmap_compat.tools.text import MANY, escape, listed, show_bytes, show_spec, terminal_width, with_more, wrapped
+from xmap_compat.tools.transfers import Transfer, alike_transfers, described
 
 if TYPE_CHECKING:
     import jax
 
     from xmap_compat.tools.plan import Array, CallPlan
+    from xmap_compat.tools.steps import StepPlan
 
 Block = tuple[int, ...]
 
@@ -28,59 +30,24 @@ Block = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Dim:
-    """One dimension of an array in a picture.
-
-    Attributes:
-      label: ``batch 12``, or the size alone where it is positional.
-      named: whether it is a named axis.
-      split: the mesh axes that split it.
-      size: its elements.
-      parts: its blocks.
-    """
-
-    label: str
-    named: bool
-    split: tuple[str, ...]
-    size: int
-    parts: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.label} over {', '.join(self.split)}" if self.split else self.label
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """A rectangle of blocks: ``cells[row][column]`` are the mesh positions that hold the block.
-
-    Attributes:
-      label: which index of the dimensions that are neither rows nor columns; empty if there is one panel.
-    """
-
-    label: str
-    cells: tuple[tuple[tuple[int, ...], ...], ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Grid:
     """An array laid out on paper.
 
     Attributes:
-      rows, columns: the dimensions that run down and across; None where the array has no such dimension.
-      panels: one for each block index of the other dimensions.
+      rows, columns: the dimensions that run down and across, ``batch 12 over x``; empty where there is none.
       others: the other dimensions.
+      panels: for each block index of these a label, and ``cells[row][column]``: the mesh positions that hold the block.
     """
 
-    rows: Dim | None
-    columns: Dim | None
-    panels: tuple[Panel, ...]
-    others: tuple[Dim, ...]
+    rows: str
+    columns: str
+    others: str
+    panels: tuple[tuple[str, list[list[list[int]]]], ...]
 
     @property
     def copies(self) -> int:
         """How many devices hold each block."""
-        return len(self.panels[0].cells[0][0])
+        return len(self.panels[0][1][0][0])
 
 
 def block_holders(array: Array, mesh: jax.sharding.Mesh | None) -> dict[Block, list[int]]:
@@ -110,26 +77,32 @@ def arrange(array: Array, mesh: jax.sharding.Mesh | None) -> Grid:
     """Choose rows and columns (dimensions that are split, then named ones) and cut the array into blocks."""
     holders = block_holders(array, mesh)
     parts = [len({block[k] for block in holders}) for k in range(len(array.shape))]
-    dims = [
-        Dim(str(size) if name is None else f"{name} {size}", name is not None, axes, size, n)
-        for name, size, axes, n in zip(array.axes, array.shape, _split_axes(array), parts)
-    ]
-    by_weight = sorted(range(len(dims)), key=lambda k: (parts[k] == 1, array.axes[k] is None, k))
+    labels = [str(size) if name is None else f"{name} {size}" for name, size in zip(array.axes, array.shape)]
+    titles = [f"{label} over {listed(axes)}" if axes else label for label, axes in zip(labels, _split_axes(array))]
+    by_weight = sorted(range(len(parts)), key=lambda k: (parts[k] == 1, array.axes[k] is None, k))
     shown = sorted(by_weight[:2])
-    column = shown[-1] if shown else None
-    row = shown[0] if len(shown) > 1 else None
-    others = [k for k in range(len(dims)) if k not in shown]
+    row, column = (None, *shown)[-2:] if shown else (None, None)
+    others = [k for k in range(len(parts)) if k not in shown]
     panels = []
     for index in itertools.product(*(range(parts[k]) for k in others)):
-        fixed = dict(zip(others, index))
-        label = ", ".join(f"{dims[k].label.split()[0]} part {i}" for k, i in fixed.items() if parts[k] > 1)
+        fixed: dict[int | None, int] = dict(zip(others, index))
+        label = listed(f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1)
         cells = [
-            [tuple(holders[_block(len(dims), {**fixed, row: r, column: c})]) for c in range(_parts(dims, column))]
-            for r in range(_parts(dims, row))
+            [_held(holders, {**fixed, row: r, column: c}, len(parts)) for c in range(_parts(parts, column))]
+            for r in range(_parts(parts, row))
         ]
-        panels.append(Panel(label, tuple(map(tuple, cells))))
-    at = lambda k: None if k is None else dims[k]  # noqa: E731
-    return Grid(at(row), at(column), tuple(panels), tuple(dims[k] for k in others))
+        panels.append((label, cells))
+    at = lambda k: "" if k is None else titles[k]  # noqa: E731
+    further = f"further dimensions: {listed(titles[k] for k in others)}" if others else ""
+    return Grid(at(row), at(column), further, tuple(panels))
+
+
+def _parts(parts: Sequence[int], k: int | None) -> int:
+    return 1 if k is None else parts[k]
+
+
+def _held(holders: dict[Block, list[int]], at: dict[int | None, int], ndim: int) -> list[int]:
+    return holders[tuple(at.get(k, 0) for k in range(ndim))]
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
@@ -138,14 +111,6 @@ def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
     for k, array in enumerate(arrays):
         groups.setdefault(dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else k, []).append(array)
     return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
-
-
-def _parts(dims, k):
-    return 1 if k is None else dims[k].parts
-
-
-def _block(ndim, at) -> Block:
-    return tuple(at.get(k, 0) for k in range(ndim))
 
 
 def _device_ids(mesh: jax.sharding.Mesh | None) -> list[int]:
@@ -206,17 +171,10 @@ def _mesh_text(mesh) -> Iterator[str]:
 
 def _array_text(array, mesh, ids) -> Iterator[str]:
     grid = arrange(array, mesh)
-    for panel in grid.panels:
-        if panel.label:
-            yield panel.label
-        cells = [[ranges(ids[k] for k in holders) for holders in row] for row in panel.cells]
-        yield from _boxes(cells, grid.rows.title if grid.rows else "", grid.columns.title if grid.columns else "")
-    if grid.others:
-        yield _others(grid)
-
-
-def _others(grid: Grid) -> str:
-    return f"further dimensions: {', '.join(d.title for d in grid.others)}"
+    for label, panel in grid.panels:
+        yield from [label] if label else []
+        yield from _boxes([[ranges(ids[k] for k in held) for held in row] for row in panel], grid.rows, grid.columns)
+    yield from [grid.others] if grid.others else []
 
 
 def _boxes(cells: Sequence[Sequence[str]], row_label: str, column_label: str) -> Iterator[str]:
@@ -257,7 +215,7 @@ def _elided(items: Sequence[Any], most: int, gap: Any) -> list[Any]:
 def colours(mesh: jax.sharding.Mesh | None) -> list[str]:
     """A colour for each device: the hue runs along the longest mesh axis, the lightness over the others."""
     if mesh is None:
-        return ["#c9d1dc"]
+        return ["hsl(215,20%,82%)"]
     shape = mesh.devices.shape
     longest = int(np.argmax(shape))
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
@@ -267,305 +225,273 @@ def colours(mesh: jax.sharding.Mesh | None) -> list[str]:
         shade = 0
         for c, n in rest:
             shade = shade * n + c
-        lightness = 0.79 if shades == 1 else 0.88 - 0.22 * shade / (shades - 1)
-        found.append(_oklch(lightness, 0.105, 30 + 360 * coordinates[longest] / hues))
+        lightness = 72 if shades == 1 else 82 - 26 * shade / (shades - 1)
+        found.append(f"hsl({360 * coordinates[longest] / hues:.0f},60%,{lightness:.0f}%)")
     return found
-
-
-def _oklch(lightness: float, chroma: float, hue: float) -> str:
-    """A colour of the OKLCH space (equal steps look equal) as sRGB.  Source: Bjorn Ottosson's Oklab (2020)."""
-    a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    linear = (
-        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
-    )
-    encoded = (12.92 * v if v <= 0.0031308 else 1.055 * max(v, 0) ** (1 / 2.4) - 0.055 for v in linear)
-    return "#" + "".join(f"{round(255 * min(max(v, 0), 1)):02x}" for v in encoded)
 
 
 # ---------------------------------------------------------------------------------- SVG
 
-INK, FAINT, LINE, PAPER = "#1f2430", "#6b7280", "#374151", "#ffffff"
-SANS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
-MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
-PAGE, MARGIN, GAP = 1000.0, 24.0, 30.0
-MAX_ARRAYS, MAX_WIDE, MAX_TALL = 60, 720.0, 480.0
+FONTS = "font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif"
+STYLE = (
+    f"text{{{FONTS};fill:#1f2430}}.faint{{fill:#6b7280}}.bold{{font-weight:bold}}.on{{fill:#1f2430}}"
+    ".paper{fill:#ffffff}.edge{stroke:#374151;fill:none}.sheet{fill:#f3f4f6;stroke:#9ca3af}"
+    ".sent{stroke:#2563eb;fill:#2563eb}.back{stroke:#c2410c;fill:#c2410c}"
+    "@media (prefers-color-scheme:dark){text{fill:#e5e7eb}.faint{fill:#9ca3af}.paper{fill:#16181d}"
+    ".edge{stroke:#9ca3af}.sheet{fill:#2a2e37}.sent{stroke:#60a5fa;fill:#60a5fa}.back{stroke:#fb923c;fill:#fb923c}}"
+)
+PAGE, MARGIN, GAP, SHEET = 1000.0, 24.0, 30.0, 5.0
+MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 60, 30, 720.0, 480.0
 
 
 class _Canvas:
-    """SVG elements in the order of their painting."""
+    """SVG elements in the order of their painting, and how far they reach."""
 
-    def __init__(self, mesh: jax.sharding.Mesh | None, prefix: str):
+    def __init__(self, mesh: jax.sharding.Mesh | None, prefix: str = ""):
         self.elements: list[str] = []
         self.patterns: dict[tuple[tuple[int, ...], int], str] = {}
-        self.colours = colours(mesh)
+        self.colours, self.ids = colours(mesh), _device_ids(mesh)
         self.prefix = prefix
+        self.right = self.bottom = 0.0
 
-    def rect(self, x, y, w, h, fill, stroke=LINE, width=1.0, radius=0.0, title="", opacity=1.0):
+    def rect(self, x, y, w, h, title="", radius=0.0, **attributes):
+        self.right, self.bottom = max(self.right, x + w), max(self.bottom, y + h)
         tip = f"<title>{escape(title)}</title>" if title else ""
-        self.elements.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{radius:g}" fill="{fill}"'
-            f' stroke="{stroke}" stroke-width="{width:g}" opacity="{opacity:g}"' + (f">{tip}</rect>" if tip else "/>")
-        )
+        more = "".join(f' {name.strip("_").replace("_", "-")}="{value}"' for name, value in attributes.items())
+        size = f'width="{w:.1f}" height="{h:.1f}" rx="{radius:g}"'
+        self.elements.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size}{more}>{tip}</rect>')
 
-    def line(self, x1, y1, x2, y2, stroke, width):
-        self.elements.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-            f' stroke="{stroke}" stroke-width="{width:g}"/>'
-        )
+    def path(self, data: str, kind: str, width: float = 1.5, filled: bool = False):
+        paint = "" if filled else ' style="fill:none"'
+        self.elements.append(f'<path d="{data}" class="{kind}" stroke-width="{width:g}"{paint}/>')
 
-    def text(self, x, y, content, size=12.0, fill=INK, anchor="start", bold=False, mono=False, turned=False):
-        family, weight = MONO if mono else SANS, "bold" if bold else "normal"
-        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-        self.elements.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-family="{family}" font-size="{size:g}" font-weight="{weight}"'
-            f' fill="{fill}" text-anchor="{anchor}"{turn}>{escape(content)}</text>'
-        )
+    def text(self, x, y, content, size=12.0, kind="", anchor="start"):
+        if anchor == "start":
+            self.right, self.bottom = max(self.right, x + _text_width(content, size)), max(self.bottom, y)
+        marks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
+        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{marks}>{escape(content)}</text>')
 
     def fill(self, holders: Sequence[int], extent: float = 0.0) -> str:
         """The colour of a device, or stripes in the colours of several, all seen within ``extent``."""
         if len(holders) == 1:
             return self.colours[holders[0]]
         key = tuple(holders), round(min(max(extent / len(holders) * 0.9, 3), 12))
-        if key not in self.patterns:
-            self.patterns[key] = f"{self.prefix}-stripes-{len(self.patterns)}"
-        return f"url(#{self.patterns[key]})"
+        name = self.patterns.setdefault(key, f"{self.prefix}-stripes-{len(self.patterns)}")
+        return f"url(#{name})"
 
-    def pattern_definitions(self) -> str:
+    def block(self, x, y, w, h, holders, title):
+        """A rectangle in the colours of devices, with their numbers where there is room."""
+        label = ranges(self.ids[k] for k in holders)
+        self.rect(x, y, w, h, title, fill=self.fill(holders, (w + h) * 0.7), stroke="#374151")
+        room = _text_width(label, 11.5)
+        if len(self.colours) > 1 and room <= w and h >= 13:
+            if len(holders) > 1:
+                self.rect(x + w / 2 - room / 2 - 4, y + h / 2 - 8, room + 8, 16, radius=4, fill="#ffffff", opacity=0.85)
+            self.text(x + w / 2, y + h / 2 + 4, label, 11.5, "on", "middle")
+
+    def document(self, title: str) -> str:
         drawn = []
         for (holders, stripe), name in self.patterns.items():
             bars = "".join(
-                f'<rect x="{k * stripe}" y="0" width="{stripe + 0.5}" height="40" fill="{self.colours[d]}"/>'
+                f'<rect x="{k * stripe}" width="{stripe + 0.5}" height="40" fill="{self.colours[d]}"/>'
                 for k, d in enumerate(holders)
             )
             drawn.append(
                 f'<pattern id="{name}" width="{stripe * len(holders)}" height="40" patternUnits="userSpaceOnUse"'
                 f' patternTransform="rotate(45)">{bars}</pattern>'
             )
-        return f"<defs>{''.join(drawn)}</defs>" if drawn else ""
+        size = f"{self.right + MARGIN:.0f}", f"{self.bottom + MARGIN:.0f}"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}"'
+            f' viewBox="0 0 {size[0]} {size[1]}" role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
+            f'<defs>{"".join(drawn)}</defs><rect width="{size[0]}" height="{size[1]}" class="paper" rx="8"/>'
+            f"{''.join(self.elements)}</svg>\n"
+        )
 
 
-def _text_width(content: str, size: float, mono: bool = False, bold: bool = False) -> float:
+def _text_width(content: str, size: float) -> float:
     """Roughly, for the fonts that we ask for."""
-    return len(content) * size * (0.605 if mono else 0.64 if bold else 0.58)
+    return len(content) * size * 0.6
 
 
 def svg(plan: CallPlan) -> str:
     """The picture of a plan as a self-contained SVG document."""
-    prefix = f"xmap-{abs(hash((plan.function, plan.arguments, plan.results))) % 16**8:08x}"
-    canvas = _Canvas(plan.mesh, prefix)
-    ids = _device_ids(plan.mesh)
-    canvas.text(MARGIN, MARGIN + 14, plan.function, 17, bold=True)
-    top = MARGIN + 40
-    mesh_right, mesh_bottom = _draw_mesh(canvas, plan.mesh, ids, MARGIN, top)
-    left = mesh_right + 36
-    bottom, right = mesh_bottom, left
-    y = top
+    canvas = _Canvas(plan.mesh, f"xmap-{abs(hash((plan.function, plan.arguments, plan.results))) % 16**8:08x}")
+    canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
+    left = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36
+    y = MARGIN + 40
     for title, arrays in (("arguments", plan.arguments), ("results", plan.results)):
-        if not arrays:
-            continue
-        canvas.text(left, y + 12, title, 13, FAINT, bold=True)
-        y, reached = _draw_arrays(canvas, arrays, plan.mesh, ids, left, y + 28)
-        right, bottom = max(right, reached), max(bottom, y)
-        y += 20
-    canvas.line(mesh_right + 18, top, mesh_right + 18, bottom, "#e5e7eb", 1.5)
-    width, height = right + MARGIN, bottom + MARGIN
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
-        f' viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
-        f"<title>{escape(plan.function)}: arrays on devices</title>"
-        f'{canvas.pattern_definitions()}<rect width="{width:.0f}" height="{height:.0f}" fill="{PAPER}" rx="8"/>'
-        f"{''.join(canvas.elements)}</svg>\n"
-    )
+        if arrays:
+            canvas.text(left, y + 12, title, 13, "faint bold")
+            y = _draw_arrays(canvas, arrays, plan.mesh, left, y + 28) + 20
+    _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, max(y, canvas.bottom + 24))
+    return canvas.document(f"{plan.function}: arrays on devices")
 
 
-# ---- the mesh
+def step_svg(plan: StepPlan) -> str:
+    """What moves in a step."""
+    canvas = _Canvas(plan.mesh)
+    canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
+    _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40)
+    _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, canvas.bottom + 24)
+    return canvas.document(f"{plan.function}: what moves between devices")
 
 
-def _draw_mesh(canvas, mesh, ids, x, y) -> tuple[float, float]:
-    """Draw the devices as tiles; the right and bottom edge."""
-    canvas.text(x, y + 12, "devices" if mesh is None else "mesh", 13, FAINT, bold=True)
+def _draw_mesh(canvas, mesh, x, y) -> float:
+    """Draw the devices as tiles; the right edge."""
+    canvas.text(x, y + 12, "devices" if mesh is None else "mesh", 13, "faint bold")
     y += 28
     if mesh is None:
-        canvas.rect(x, y, 96, 32, canvas.colours[0], radius=4)
-        canvas.text(x + 48, y + 21, "one device", 12, anchor="middle")
-        return x + 96, y + 32
+        canvas.rect(x, y, 96, 32, radius=4, fill=canvas.colours[0])
+        canvas.text(x + 48, y + 21, "one device", 12, "on", "middle")
+        return x + 96
     names, shape = mesh.axis_names, mesh.devices.shape
-    panels = list(np.ndindex(*shape[:-2])) if len(shape) > 2 else [()]
     rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
-    tile_w, tile_h = min(44, 480 / columns), min(32, MAX_TALL / rows)
-    positions = np.arange(mesh.size).reshape((*shape[:-2], rows, columns))
-    right = x
-    for index in panels:
+    width, height = min(44, 480 / columns), min(32, MAX_TALL / rows)
+    positions = np.arange(mesh.size).reshape((-1, rows, columns))
+    left = x + _text_width(f"{names[0] if len(shape) == 1 else names[-2]} {rows}", 12) + 8
+    for index, panel in zip(np.ndindex(*shape[:-2]), positions):
         if index:
-            canvas.text(x, y + 10, ", ".join(f"{n} = {i}" for n, i in zip(names, index)), 11, FAINT)
+            canvas.text(x, y + 10, listed(f"{n} = {i}" for n, i in zip(names, index)), 11, "faint")
             y += 18
-        x0, y0 = x + 20, y + (20 if len(shape) > 1 else 0)
-        row_name = names[0] if len(shape) == 1 else names[-2]
         if len(shape) > 1:
-            canvas.text(x0 + columns * tile_w / 2, y0 - 7, f"{names[-1]} {columns}", 12, anchor="middle", bold=True)
-        canvas.text(x + 10, y0 + rows * tile_h / 2, f"{row_name} {rows}", 12, anchor="middle", bold=True, turned=True)
-        for r, c in np.ndindex(rows, columns):
-            position = int(positions[index][r, c])
-            coordinates = np.unravel_index(position, shape)
-            where = ", ".join(f"{n} = {k}" for n, k in zip(names, coordinates))
-            tip = f"device {ids[position]}: {where}"
-            left, top, inset = x0 + c * tile_w, y0 + r * tile_h, min(1.5, tile_w / 8, tile_h / 8)
-            size = tile_w - 2 * inset, tile_h - 2 * inset
-            colour, radius = canvas.fill([position]), min(4, 2.5 * inset)
-            canvas.rect(left + inset, top + inset, *size, colour, width=min(1, inset), radius=radius, title=tip)
-            if min(tile_w / 26, tile_h / 14) >= 1:
-                canvas.text(left + tile_w / 2, top + tile_h / 2 + 4.5, ids[position], 12.5, anchor="middle")
-        right = max(right, x0 + columns * tile_w)
-        y = y0 + rows * tile_h + 14
-    return right, y - 14
+            canvas.text(left + columns * width / 2, y + 12, f"{names[-1]} {columns}", 12, "bold", "middle")
+            y += 20
+        canvas.text(x, y + rows * height / 2 + 4, f"{names[0] if len(shape) == 1 else names[-2]} {rows}", 12, "bold")
+        for (r, c), position in np.ndenumerate(panel):
+            at = np.unravel_index(position, shape)
+            tip = f"device {canvas.ids[position]}: {listed(f'{n} = {k}' for n, k in zip(names, at))}"
+            inset = min(1.5, width / 8, height / 8)
+            size = width - 2 * inset, height - 2 * inset
+            canvas.block(left + c * width + inset, y + r * height + inset, *size, [int(position)], tip)
+        y += rows * height + 14
+    return left + columns * width
 
 
-# ---- arrays
-
-
-@dataclasses.dataclass(frozen=True)
-class _Card:
-    """An array with its place for captions and labels."""
-
-    array: Array
-    grid: Grid
-    captions: tuple[str, str, str]
-    cell_w: float
-    cell_h: float
-    left: float
-    above: float
-    width: float
-    height: float
-
-
-SHEET = 5.0
-HEAD = 56.0
-
-
-def _card(name: str, array: Array, mesh, ids) -> _Card:
-    grid = arrange(array, mesh)
-    cells = grid.panels[0].cells
-    labels = [ranges(ids[k] for k in holders) for panel in grid.panels for row in panel.cells for holders in row]
-    columns, rows = len(cells[0]), len(cells)
-    widest = min(max(_text_width(label, 11.5) for label in labels) + 14, 120)
-    cell_w = max(_extent(grid.columns, 90, 260) / columns, min(max(widest, 26), MAX_WIDE / columns))
-    cell_h = max(_extent(grid.rows, 34, 180) / rows, min(24, MAX_TALL / rows)) if grid.rows else 34.0
-    if grid.columns is None:
-        cell_w = max(widest, 40)
-    spec = "" if array.spec is None else show_spec(array.spec)
-    each = "" if array.spec is None else f", {array.device_type} on each device"
-    captions = (name, f"{array.type}{each}", spec)
-    left = 24.0 if grid.rows else 0.0
-    above = 20.0 if grid.columns else 0.0
-    across = columns * cell_w + left + SHEET * min(grid.copies - 1, 3)
-    titles = [_text_width(captions[0], 13, bold=True), *(_text_width(c, 11, mono=True) for c in captions[1:])]
-    labels_w = _text_width(grid.columns.title, 11.5) + left if grid.columns else 0
-    tall = _panel_height(grid, rows, cell_h, above) * len(grid.panels)
-    below = 16.0 * bool(grid.others)
-    return _Card(
-        array, grid, captions, cell_w, cell_h, left, above, max(across, labels_w, *titles), HEAD + tall + below
-    )
-
-
-def _extent(dim: Dim | None, least: float, most: float) -> float:
-    return least if dim is None else min(max(11.0 * dim.size, least), most)
-
-
-def _panel_height(grid, rows, cell_h, above):
-    label = 16.0 if grid.panels[0].label else 0.0
-    height, over = rows * cell_h, _overhang(grid, rows * cell_h)
-    return label + max(above, over) + height + max(SHEET * min(grid.copies - 1, 3), over) + 8
-
-
-def _overhang(grid, height):
-    """How far the turned label of the rows reaches beyond the array, at each end."""
-    return max(_text_width(grid.rows.title, 11.5) - height, 0) / 2 if grid.rows else 0.0
-
-
-def _draw_arrays(canvas, arrays, mesh, ids, left, y) -> tuple[float, float]:
-    """Draw arrays side by side, in as many lines as needed; the bottom and right edge."""
-    x, line_bottom, right = left, y, left
+def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
+    """Draw arrays side by side, in as many lines as needed; the bottom edge."""
+    x, line_bottom = left, y
     drawn = alike(arrays)
     for name, array in drawn[:MAX_ARRAYS]:
-        card = _card(name, array, mesh, ids)
-        if x > left and x + card.width > PAGE - MARGIN:
+        grid = arrange(array, mesh)
+        each = "" if array.spec is None else f", {array.device_type} on each device"
+        heads = [name, f"{array.type}{each}", "" if array.spec is None else show_spec(array.spec), grid.columns]
+        cells = grid.panels[0][1]
+        labels = [ranges(canvas.ids[k] for k in held) for _, rows in grid.panels for row in rows for held in row]
+        w = min(max(*(_text_width(label, 11.5) + 14 for label in labels), 34), MAX_WIDE / len(cells[0]))
+        h = min(26.0, MAX_TALL / len(cells))
+        indent = _text_width(grid.rows, 11.5) + 8 if grid.rows else 0.0
+        width = max(indent + len(cells[0]) * w, *(_text_width(head, 12.5) for head in heads))
+        if x > left and x + width > PAGE - MARGIN:
             x, y = left, line_bottom + 22
-        _draw_card(canvas, card, ids, x, y)
-        line_bottom = max(line_bottom, y + card.height)
-        right = max(right, x + card.width)
-        x += card.width + GAP
+        bottom = _draw_array(canvas, grid, heads, (x, y, indent, w, h), array.device_type)
+        line_bottom = max(line_bottom, bottom)
+        x += width + GAP
     if len(drawn) > MAX_ARRAYS:
         line_bottom += 22
-        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds", 12, FAINT)
-    return line_bottom, right
+        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds", 12, "faint")
+    return line_bottom
 
 
-def _draw_card(canvas, card: _Card, ids, x, y):
-    canvas.text(x, y + 12, card.captions[0], 13, bold=True)
-    canvas.text(x, y + 28, card.captions[1], 11, FAINT, mono=True)
-    canvas.text(x, y + 43, card.captions[2], 11, FAINT, mono=True)
-    y += HEAD
-    grid = card.grid
-    rows = len(grid.panels[0].cells)
-    step = _panel_height(grid, rows, card.cell_h, card.above)
-    for panel in grid.panels:
-        _draw_panel(canvas, card, panel, ids, x, y)
-        y += step
+def _draw_array(canvas, grid: Grid, heads, place, device_type) -> float:
+    """Draw one array; the bottom edge."""
+    x, y, indent, w, h = place
+    canvas.text(x, y + 12, heads[0], 13, "bold")
+    for k, head in enumerate(heads[1:3]):
+        canvas.text(x, y + 28 + 15 * k, head, 11, "faint")
+    y += 50
+    for label, cells in grid.panels:
+        if label:
+            canvas.text(x, y + 10, label, 11, "faint")
+            y += 16
+        if grid.columns:
+            canvas.text(x + indent, y + 11, grid.columns, 11.5)
+            y += 17
+        width, height, x0 = len(cells[0]) * w, len(cells) * h, x + indent
+        if grid.rows:
+            canvas.text(x, y + height / 2 + 4, grid.rows, 11.5)
+        for sheet in range(min(grid.copies - 1, 3), 0, -1):
+            canvas.rect(x0 + SHEET * sheet, y + SHEET * sheet, width, height, class_="sheet")
+        for r, row in enumerate(cells):
+            for c, held in enumerate(row):
+                tip = f"{device_type} on device {ranges(canvas.ids[k] for k in held)}"
+                canvas.block(x0 + c * w, y + r * h, w, h, held, tip)
+        canvas.rect(x0, y, width, height, class_="edge", stroke_width=1.6)
+        y += height + SHEET * min(grid.copies - 1, 3) + 8
     if grid.others:
-        canvas.text(x, y + 8, _others(grid), 11, FAINT)
-
-
-def _draw_panel(canvas, card: _Card, panel: Panel, ids, x, y):
-    grid, cells = card.grid, panel.cells
-    if panel.label:
-        canvas.text(x, y + 10, panel.label, 11, FAINT)
+        canvas.text(x, y + 8, grid.others, 11, "faint")
         y += 16
-    width, height = len(cells[0]) * card.cell_w, len(cells) * card.cell_h
-    x0, y0 = x + card.left, y + max(card.above, _overhang(grid, height))
-    if grid.columns:
-        # Over the array, or from its left edge where the label is wider.
-        wide = _text_width(grid.columns.title, 11.5) > width
-        at, anchor = (x0, "start") if wide else (x0 + width / 2, "middle")
-        canvas.text(at, y0 - 7, grid.columns.title, 11.5, INK if grid.columns.named else FAINT, anchor)
-    if grid.rows:
-        ink = INK if grid.rows.named else FAINT
-        canvas.text(x0 - 8, y0 + height / 2, grid.rows.title, 11.5, ink, "middle", turned=True)
-    for sheet in range(min(grid.copies - 1, 3), 0, -1):
-        canvas.rect(x0 + SHEET * sheet, y0 + SHEET * sheet, width, height, "#f3f4f6", "#9ca3af", 1)
-    for r, row in enumerate(cells):
-        for c, holders in enumerate(row):
-            _draw_block(canvas, card, holders, ids, x0 + c * card.cell_w, y0 + r * card.cell_h)
-    canvas.rect(x0, y0, width, height, "none", INK, 1.6)
+    return y
 
 
-def _draw_block(canvas, card: _Card, holders, ids, x, y):
-    w, h = card.cell_w, card.cell_h
-    devices = ranges(ids[k] for k in holders)
-    canvas.rect(
-        x, y, w, h, canvas.fill(holders, (w + h) * 0.7), LINE, 1, title=f"{card.array.device_type} on device {devices}"
-    )
-    if len(holders) == 1:
-        _draw_elements(canvas, card, x, y)
-    room = _text_width(devices, 11.5)
-    if len(canvas.colours) == 1 or room > w or h < 13:
+# ---- what moves
+
+LEGEND = (
+    ("sent", False, "for the function"),
+    ("back", False, "for its derivative"),
+    ("sent", True, "ppermute: one way"),
+)
+
+
+def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
+    """An arrow for each transfer, across the devices of its mesh axes, in the order of the program; equal ones once."""
+    if mesh is None or not transfers:
         return
-    behind, opacity = (PAPER, 0.85) if len(holders) > 1 else (canvas.fill(holders), 1)
-    canvas.rect(x + w / 2 - room / 2 - 4, y + h / 2 - 8, room + 8, 16, behind, "none", 0, radius=4, opacity=opacity)
-    canvas.text(x + w / 2, y + h / 2 + 4, devices, 11.5, anchor="middle")
+    canvas.text(x, y + 12, "what moves, in the order of the program", 13, "faint bold")
+    y += 26
+    met = {(t.derivative, t.kind == "ppermute") for t in transfers}
+    for kind, one_way, meaning in LEGEND:
+        if (one_way and any(p for _, p in met)) or (not one_way and any(d == (kind == "back") for d, _ in met)):
+            _arrow(canvas, x, y + 8, 40, kind, one_way, 2)
+            canvas.text(x + 52, y + 12, meaning, 11, "faint")
+            x += 190
+    x, y = MARGIN, y + 24
+    lanes = {axis: x + k * 110 for k, axis in enumerate(mesh.axis_names)}
+    for axis, at in lanes.items():
+        canvas.text(at, y + 8, f"{axis} {mesh.shape[axis]}", 12, "bold")
+    rows = alike_transfers(transfers)
+    largest = max(t.bytes_sent for t, _ in rows)
+    for t, count in rows[:MAX_TRANSFERS]:
+        y += 24
+        weight = 1 + 4 * math.log1p(t.bytes_sent) / max(math.log1p(largest), 1)
+        for axis in t.mesh_axes:
+            _arrow(canvas, lanes[axis], y + 4, 84, "back" if t.derivative else "sent", t.kind == "ppermute", weight)
+        canvas.text(x + len(lanes) * 110, y + 8, described(t, count), 11.5)
+    if len(rows) > MAX_TRANSFERS:
+        canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more", 12, "faint")
 
 
-def _draw_elements(canvas, card: _Card, x, y):
-    """Faint lines between the elements of a block, where there is room for them."""
-    for dim, extent, across in ((card.grid.columns, card.cell_w, True), (card.grid.rows, card.cell_h, False)):
-        each = dim.size // dim.parts if dim else 1
-        if each < 2 or extent / each < 7:
-            continue
-        for k in range(1, each):
-            at = extent * k / each
-            ends = (x + at, y, x + at, y + card.cell_h) if across else (x, y + at, x + card.cell_w, y + at)
-            canvas.line(*ends, "#ffffff", 0.7)
+def _arrow(canvas, x, y, length, kind, one_way, weight):
+    canvas.path(f"M{x:.1f} {y:.1f}H{x + length:.1f}", kind, weight)
+    for tip, back in ((x + length + 4, -6), *([] if one_way else [(x - 4, 6)])):
+        size = 3 + weight / 2
+        canvas.path(f"M{tip:.1f} {y:.1f}l{back * size / 4:.1f} {-size:.1f}v{2 * size:.1f}z", kind, 0, filled=True)
+
+
+def scatter_svg(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
+    """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones have their names and are joined."""
+    canvas = _Canvas(None)
+    width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10
+    logs = [(math.log10(max(x, 1e-12)), math.log10(max(y, 1.0))) for x, y, *_ in points]
+    low = [min(values) - 0.05 for values in zip(*logs)] if points else [0.0, 0.0]
+    high = [max(values) + 0.05 for values in zip(*logs)] if points else [1.0, 1.0]
+    canvas.rect(left, top, width, height, class_="edge")
+    at = lambda p: (  # noqa: E731
+        left + width * (p[0] - low[0]) / (high[0] - low[0]),
+        top + height * (1 - (p[1] - low[1]) / (high[1] - low[1])),
+    )
+    front = sorted(at(p) for p, point in zip(logs, points) if point[3])
+    if front:
+        canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in front), "sent", 1)
+    for p, (x, y, name, marked) in zip(logs, points):
+        (cx, cy), kind = at(p), "back" if marked else "sent"
+        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {x:.3g} {across}, {show_bytes(round(y))}", 3, class_=kind)
+        if marked:
+            canvas.text(cx + 6, cy - 5, name, 11)
+    for edge, k in ((low, 0), (high, 1)):
+        canvas.text(left + k * width, top + height + 16, f"{10 ** edge[0]:.2g}", 11, "faint", "middle")
+        canvas.text(MARGIN, top + height * (1 - k) + 4, show_bytes(round(10 ** edge[1])), 11, "faint")
+    canvas.text(left + width / 2, top + height + 32, across, 12, "bold", "middle")
+    canvas.text(left, top - 8, up, 12, "bold")
+    canvas.bottom += 30
+    return canvas.document(f"{across} and {up}")

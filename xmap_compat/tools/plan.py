@@ -23,9 +23,11 @@ from xmap_compat.core import errors, execute, nested_marks
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools import picture, report, source
+from xmap_compat.tools.cost import Cost, price
+from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.listing import Listing, Position, Program, position_of
 from xmap_compat.tools.text import short_type
-from xmap_compat.tools.transfers import Collective, Site, Sites, Watching, collectives, itemsize
+from xmap_compat.tools.transfers import Collective, Site, Sites, Transfer, Watching, collectives, itemsize, total_bytes
 
 # ---------------------------------------------------------------------------- the value
 
@@ -98,9 +100,12 @@ class CallPlan:
       mesh: the mesh that the call is split over; None where it runs on one device.
       axes: the named axes.
       nested: the calls of xmapped functions in the body, outer ones first.
-      arguments, results: one entry for each array.
+      arguments: one entry for each array.
+      results: the same.
       program: the function over named axes.
       collectives: in the order of the program.
+      gathered: the arguments that are gathered where they enter, as far as arrays or types say how they lie.
+      compiler_axes: the mesh axes that are left to the compiler.
     """
 
     function: str
@@ -111,13 +116,24 @@ class CallPlan:
     results: tuple[Array, ...]
     program: Program
     collectives: tuple[Collective, ...]
+    gathered: tuple[Gathered, ...]
+    compiler_axes: tuple[Any, ...]
     staged: Staged = dataclasses.field(compare=False, hash=False)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What crosses devices, in the order of the program."""
+        return tuple(t for c in self.collectives for t in c.transfers)
+
+    @property
+    def cost(self) -> Cost:
+        """The price of a call, on the hardware of the mesh as far as it is known."""
+        return price(self.staged.jaxpr, self.transfers, self.mesh)
 
     @property
     def bytes_sent(self) -> int | None:
         """What each device sends in a call; None if that depends on a while loop."""
-        sent = [c.bytes_sent for c in self.collectives]
-        return None if None in sent else sum(n for n in sent if n)
+        return total_bytes(self.transfers)
 
     def __str__(self) -> str:
         return report.text(self)
@@ -202,7 +218,9 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         arguments,
         _results(plan, staged.jaxpr.out_avals),
         Listing(plan, [a.path for a in arguments]).program(),
-        collectives(staged.jaxpr, staged.sites, plan.placements, mesh),
+        collectives(staged.jaxpr, staged.sites),
+        tuple(gathered_arguments(plan, jax.tree.leaves(args), [a.path for a in arguments])),
+        tuple(m for m in mesh.axis_names if m in plan.compiler) if mesh is not None else (),
         staged,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,25 +19,34 @@ from xmap_compat.tools.text import (
     listed,
     plural,
     show_bytes,
+    show_count,
+    show_seconds,
     show_spec,
     table,
     tally,
+    terminal_width,
+    wrapped,
 )
-from xmap_compat.tools.transfers import Collective
+from xmap_compat.tools.transfers import Collective, Transfer, alike_transfers
 
 if TYPE_CHECKING:
+    from xmap_compat.tools.cost import Cost
     from xmap_compat.tools.plan import Array, CallPlan
+    from xmap_compat.tools.search import Candidate
+    from xmap_compat.tools.steps import StepPlan
 
 # A plan of a large program fits a screen; its parts can be printed by themselves.
 SCREEN, LEAST_LISTING, MAX_INPUTS, MAX_OPERANDS = 60, 16, 6, 3
+MAX_CANDIDATES, MAX_REFUSED = 20, 5
 
 
-def show_mesh(mesh: jax.sharding.Mesh | None) -> str:
+def show_mesh(mesh: jax.sharding.Mesh | None, compiler_axes: Sequence[object] = ()) -> str:
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
     axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
-    return f"mesh {axes} ({mesh.size} {mesh.devices.flat[0].platform} devices)"
+    left = f"; left to the compiler: {listed(compiler_axes)}" if compiler_axes else ""
+    return f"mesh {axes} ({mesh.size} {mesh.devices.flat[0].platform} devices{left})"
 
 
 def execution(axis: Placement) -> str:
@@ -89,9 +99,44 @@ def _collective_rows(plan: CallPlan) -> Rows:
     return rows
 
 
+def _gathered_rows(plan: CallPlan | StepPlan) -> Rows:
+    rows: Rows = [("gathered at entry", "over", "bytes received", "remedy")]
+    rows.extend((g.path, listed(g.mesh_axes), show_bytes(g.bytes_received), g.remedy) for g in plan.gathered)
+    return rows
+
+
+def _transfer_rows(transfers: Sequence[Transfer], title: str) -> Rows:
+    """A row for the transfers of one line of the user's that are alike."""
+    rows: Rows = [(title, "over", "of", "where", "bytes sent", "times", "for")]
+    for t, count in alike_transfers(transfers):
+        name = f"{count} x {t.kind}" if count > 1 else t.kind
+        times = "each turn" if t.times is None else str(t.times)
+        purpose = "derivative" if t.derivative else "function"
+        sent = show_bytes(t.bytes_sent)
+        rows.append((name, listed(t.mesh_axes), listed(t.axes), str(t.where or ""), sent, times, purpose))
+    return rows
+
+
+def _sent_over(cost: Cost) -> str:
+    """``1.5 kB over x; 96 B over x, y``"""
+    sent = cost.bytes_sent.items()
+    over = "; ".join(f"{show_bytes(n)} over {listed(a) if isinstance(a, tuple) else a}" for a, n in sent)
+    return over or "nothing"
+
+
+def cost_lines(cost: Cost) -> list[str]:
+    """The price in words."""
+    figures = f"{show_count(cost.flops)} FLOPs, {show_bytes(cost.bytes_accessed)} read and written"
+    lines = [f"each device: {figures}, {show_bytes(cost.memory)} of memory, sends {_sent_over(cost)}"]
+    if cost.seconds is not None:
+        least, most = map(show_seconds, cost.seconds)
+        lines.append(f"time: between {least} and {most}, bound by {cost.bound}")
+    return lines
+
+
 def _sent(collectives: Sequence[Collective]) -> str:
     transfers = [t for c in collectives for t in c.transfers]
-    total = show_bytes(sum(t.bytes_sent * (t.times or 1) for t in transfers))
+    total = show_bytes(sum(t.counted for t in transfers))
     if any(t.times is None for t in transfers):
         return f"{total} a turn"
     return total if transfers else "-"
@@ -100,29 +145,24 @@ def _sent(collectives: Sequence[Collective]) -> str:
 def _tables(plan: CallPlan) -> list[Rows]:
     """What there is of axes, arguments and results, and collectives."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
-    every = [_axis_rows(plan), _nested_rows(plan), *arrays, _collective_rows(plan)]
+    every = [_axis_rows(plan), _nested_rows(plan), *arrays, _gathered_rows(plan), _collective_rows(plan)]
     return [grouped(rows) for rows in every if len(rows) > 1]
 
 
-def _total(plan: CallPlan) -> str:
-    if not plan.collectives:
-        return "no collectives"
-    known = sum(t.bytes_sent * (t.times or 0) for c in plan.collectives for t in c.transfers)
-    more = "" if plan.bytes_sent is not None else ", and more in each turn of a while loop"
+def _total(plan: CallPlan | StepPlan) -> str:
+    known = sum(t.total or 0 for t in plan.transfers)
+    more = "" if all(t.times is not None for t in plan.transfers) else ", and more in each turn of a while loop"
     return f"in all, each device sends {show_bytes(known)}{more}"
 
 
-def _title(plan: CallPlan) -> str:
-    return f"plan of {plan.function}: {show_mesh(plan.mesh)}"
+def _title(plan: CallPlan | StepPlan) -> str:
+    return f"plan of {plan.function}: {show_mesh(plan.mesh, plan.compiler_axes)}"
 
 
 def text(plan: CallPlan) -> str:
     tables = ["\n".join(table(rows)) for rows in _tables(plan)]
-    if plan.collectives:
-        tables[-1] += "\n" + _total(plan)
-    else:
-        tables.append(_total(plan))
-    above = "\n\n".join([_title(plan), *tables, "program"])
+    totals = _lines([_total(plan) if plan.collectives else "no collectives", *cost_lines(plan.cost)])
+    above = "\n\n".join([_title(plan), *tables, totals, "program"])
     listing = _shortened(plan.program, max(SCREEN - above.count("\n") - 1, LEAST_LISTING))
     return "\n".join([above, *(f"  {line}" for line in listing)])
 
@@ -139,18 +179,83 @@ def _shortened(program: Program, most: int) -> list[str]:
     return [*lines[: most - 1], f"... and {plural(hidden, 'more line')}: print(plan.program)"] if hidden > 1 else lines
 
 
-_STYLE = (
-    "font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;font-size:13px;color:#1f2430;background:#ffffff;"
-    "padding:12px;border-radius:8px"
-)
+def _lines(lines: Sequence[str]) -> str:
+    return "\n".join(piece for line in lines for piece in wrapped(line, terminal_width()))
+
+
+def _step_tables(plan: StepPlan) -> list[Rows]:
+    calls: Rows = [("call", "axes", "executed by", "bytes sent")]
+    for call in plan.calls:
+        axes = [(f"{a.name} {a.size}", execution(a)) for a in call.axes]
+        calls.append(
+            (call.function, listed(a for a, _ in axes), "; ".join(e for _, e in axes), show_bytes(call.bytes_sent))
+        )
+    added = plan.compiled.added if plan.compiled else ()
+    moved = [_transfer_rows(plan.transfers, "transfer"), _transfer_rows(added, "added by the compiler")]
+    return [grouped(rows) for rows in (calls, _gathered_rows(plan), *moved) if len(rows) > 1]
+
+
+def _step_lines(plan: StepPlan) -> list[str]:
+    unknown = [] if plan.compiled else ["what the compiler adds outside of the calls is not known before compiling"]
+    return [_total(plan) if plan.transfers else "nothing moves in the calls", *cost_lines(plan.cost), *unknown]
+
+
+def step_text(plan: StepPlan) -> str:
+    tables = ["\n".join(table(rows)) for rows in _step_tables(plan)]
+    return "\n\n".join([_title(plan), *tables, _lines(_step_lines(plan))])
+
+
+def step_html(plan: StepPlan) -> str:
+    """A plan of a step for a notebook: what moves, drawn and as tables, and the report of each call to unfold."""
+    calls = [_unfolded(call.function, call._repr_html_()) for call in plan.calls]
+    return _html(_title(plan), [picture.step_svg(plan), *map(html_table, _step_tables(plan))], _step_lines(plan), calls)
+
+
+def candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
+    """The first candidates of a search, and some that are refused; whole messages are in ``.refused``."""
+    usable = [c for c in found if c.refused is None]
+    rows: Rows = [("", "axis_resources", "flops", "bytes sent", "memory", "estimate", "measured")]
+    for k, c in enumerate(usable[:MAX_CANDIDATES]):
+        assert c.cost is not None
+        estimate = " - ".join(map(show_seconds, c.cost.seconds)) if c.cost.seconds else ""
+        measured = show_seconds(c.measured) if c.measured is not None else ""
+        figures = show_count(c.cost.flops), _sent_over(c.cost), show_bytes(c.cost.memory)
+        rows.append((f"{k + 1}{'*' * c.front}", c.name, *figures, estimate, measured))
+    refused = [c for c in found if c.refused is not None]
+    why: Rows = [("refused", "why"), *((c.name, _first_sentence(c.refused)) for c in refused[:MAX_REFUSED])]
+    hidden = max(len(usable) - MAX_CANDIDATES, 0), max(len(refused) - MAX_REFUSED, 0)
+    rows.extend([("", f"... and {hidden[0]} more", *[""] * 5)] if hidden[0] else [])
+    why.extend([(f"... and {hidden[1]} more", "")] if hidden[1] else [])
+    return [table for table in (rows, why) if len(table) > 1]
+
+
+def _first_sentence(message: str | None) -> str:
+    return re.split(r"\. |, but |\n", message or "")[0]
+
+
+def candidates_text(found: Sequence[Candidate]) -> str:
+    head = f"{plural(len(found), 'assignment')}, best first; * = no other takes both less time and less memory"
+    return "\n\n".join([head, *("\n".join(table(rows)) for rows in candidate_tables(found))])
+
+
+def candidates_html(found: Sequence[Candidate]) -> str:
+    return "".join(map(html_table, candidate_tables(found)))
 
 
 def html(plan: CallPlan) -> str:
     """A plan for a notebook: the drawing, the tables, and the program to unfold."""
+    listing = _unfolded("program over named axes", f"<pre>{escape(plan.program)}</pre>")
+    lines = [_total(plan), *cost_lines(plan.cost)]
+    return _html(_title(plan), [picture.svg(plan), *map(html_table, _tables(plan))], lines, [listing])
+
+
+def _html(title: str, parts: Sequence[str], lines: Sequence[str], folded: Sequence[str]) -> str:
+    below = "".join(f"<div>{escape(line)}</div>" for line in lines)
     return (
-        f'<div style="{_STYLE}"><div style="font-weight:bold;font-size:15px">{escape(_title(plan))}</div>'
-        f'<div style="overflow-x:auto">{picture.svg(plan)}</div>{"".join(map(html_table, _tables(plan)))}'
-        f'<div style="margin:6px 0">{escape(_total(plan))}</div>'
-        f'<details><summary style="cursor:pointer">program over named axes</summary>'
-        f'<pre style="color:#1f2430;background:#ffffff">{escape(plan.program)}</pre></details></div>'
+        f'<div style="font-family:sans-serif;font-size:13px;overflow-x:auto"><b>{escape(title)}</b>'
+        f"{''.join(f'<div>{part}</div>' for part in parts)}{below}{''.join(folded)}</div>"
     )
+
+
+def _unfolded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"

@@ -48,13 +48,24 @@ def show_bytes(count: int | None) -> str:
     """``96 B``, ``1.5 kB``, ``12 MB``."""
     if count is None:
         return "unknown"
-    if count < 1000:
-        return f"{count} B"
-    value, units = count / 1000, iter(("kB", "MB", "GB", "TB", "PB"))
-    unit = next(units)
-    while value >= 999.5:
-        value, unit = value / 1000, next(units)
-    return f"{value:.3g} {unit}"
+    return f"{count} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB", "PB"))
+
+
+def show_count(count: int) -> str:
+    """``96``, ``1.5 k``, ``12 M``."""
+    return str(count) if count < 1000 else _scaled(count / 1000, ("k", "M", "G", "T", "P"))
+
+
+def show_seconds(seconds: float) -> str:
+    """``12 us``, ``3.5 ms``, ``2 s``."""
+    return _scaled(seconds * 1e6, ("us", "ms", "s"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    k = 0
+    while value >= 999.5 and k + 1 < len(units):
+        value, k = value / 1000, k + 1
+    return f"{value:.3g} {units[k]}"
 
 
 def show_spec(spec: PartitionSpec | None) -> str:
@@ -162,7 +173,7 @@ def tally(items: Iterable[str], most: int) -> str:
 
 # -------------------------------------------------------------------------------- HTML
 
-_CELL = "text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid #e5e7eb;vertical-align:top"
+_CELL = "text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid #8884;vertical-align:top"
 
 
 def escape(content: Any) -> str:
@@ -171,7 +182,7 @@ def escape(content: Any) -> str:
 
 def html_table(rows: Rows) -> str:
     head, *body = rows
-    cells = "".join(f'<th style="{_CELL};color:#6b7280;font-weight:bold">{escape(c)}</th>' for c in head)
+    cells = "".join(f'<th style="{_CELL};opacity:0.7">{escape(c)}</th>' for c in head)
     lines = "".join(
         "<tr>" + "".join(f'<td style="{_CELL};font-family:monospace">{escape(c)}</td>' for c in row) + "</tr>"
         for row in body

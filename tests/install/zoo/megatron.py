@@ -1,5 +1,5 @@
-"""A Megatron trainer of 2022: shards of a feed-forward block by xmap, optimizer state placed by pjit and a
-hand-written Adam, parameter trees in the manner of haiku."""
+"""A Megatron trainer of 2022: shards of a feed-forward block by xmap, parameters and the state of optax placed by pjit,
+parameter trees in the manner of haiku."""
 
 import os
 
@@ -11,6 +11,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.experimental.maps import xmap
 from jax.experimental.pjit import pjit
@@ -76,12 +77,24 @@ def step(params, x, y):
     return lax.pmean(value, "batch"), jax.tree_map(lambda g: lax.pmean(g, "batch"), grads)
 
 
-def adam(grads, state, rate=1e-2):
-    count = state["count"] + 1
-    mu = jax.tree_map(lambda m, g: 0.9 * m + 0.1 * g, state["mu"], grads)
-    nu = jax.tree_map(lambda n, g: 0.999 * n + 0.001 * g**2, state["nu"], grads)
-    scale = rate * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-    return jax.tree_map(lambda m, n: -scale * m / (jnp.sqrt(n) + 1e-8), mu, nu), {"mu": mu, "nu": nu, "count": count}
+schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, warmup_steps=2, decay_steps=8)
+optimizer = optax.chain(
+    optax.clip_by_global_norm(0.5),
+    optax.scale_by_adam(b2=0.99),
+    optax.add_decayed_weights(1e-2, mask=lambda params: jax.tree_map(lambda p: p.ndim > 1, params)),
+    optax.scale_by_schedule(schedule),
+    optax.scale(-1.0),
+)
+
+
+def apply(params, grads, state):
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def place(tree):
+    """Shards of parameters and of what belongs to them; counters are everywhere."""
+    return jax.tree_map(lambda leaf: P("mp") if getattr(leaf, "ndim", 0) else P(), tree)
 
 
 def main():
@@ -94,22 +107,26 @@ def main():
         out_axes=({}, ["shard", ...]),
         axis_resources={"batch": "dp", "shard": "mp"},
     )
-    update = functools.partial(pjit, donate_argnums=())(
-        lambda params, grads, state: (lambda u, s: (jax.tree_map(jnp.add, params, u), s))(*adam(grads, state)),
-        in_shardings=(P("mp"), P("mp"), None),
-        out_shardings=(P("mp"), None),
-    )
     losses = []
     with mesh:
-        params = jax.jit(init)(jax.random.PRNGKey(3))
-        zeros = jax.tree_map(jnp.zeros_like, params)
-        state = {"mu": zeros, "nu": zeros, "count": jnp.zeros((), jnp.int32)}
+        shapes = jax.eval_shape(init, jax.random.PRNGKey(3))
+        specs = place(shapes)
+        state_specs = place(jax.eval_shape(optimizer.init, shapes))
+        params = pjit(init, in_shardings=None, out_shardings=specs)(jax.random.PRNGKey(3))
+        state = pjit(optimizer.init, in_shardings=(specs,), out_shardings=state_specs)(params)
+        update = functools.partial(pjit, donate_argnums=())(
+            apply, in_shardings=(specs, specs, state_specs), out_shardings=(specs, state_specs)
+        )
         for _ in range(4):
             value, grads = gradients(params, x, y)
             params, state = update(params, grads, state)
             losses.append(float(value))
     sums = safe_map(lambda leaf: float(jnp.sum(leaf)), jax.tree_leaves(params))
-    print(json.dumps({"losses": losses, "sums": [a for a, _ in safe_zip(sums, sums)], "count": int(state["count"])}))
+    counts = [int(leaf) for leaf in jax.tree_leaves(state) if leaf.ndim == 0]
+    norms = [float(optax.global_norm(tree)) for tree in (grads, params)]
+    print(
+        json.dumps({"losses": losses, "sums": [a for a, _ in safe_zip(sums, sums)], "counts": counts, "norms": norms})
+    )
 
 
 if __name__ == "__main__":

@@ -58,12 +58,12 @@ def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[N
 
 
 def evaluate_whole(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-    """Evaluate a custom function's body or rule as one jitted function.
+    """Evaluate a custom function's body or rule: under a ``vmap(spmd_axis_name=...)`` as one jitted function.
 
-    JAX (to 0.12) maps a custom rule late, when it has forgotten the axis of a ``vmap(spmd_axis_name=...)`` around: a
-    constant and a mapped value then meet with different varying mesh axes.  Mapping a jitted function recalls the axis.
+    JAX (to 0.12) maps a custom rule late, when it has forgotten the axis of that vmap: a constant and a mapped value
+    then meet with different varying mesh axes.  Mapping a jitted function recalls the axis.
     """
-    if not ev.loc.typed:
+    if not (ev.loc.typed and ev.loc.foreign):
         return ev.evaluate(jaxpr, operands)
 
     @jax.jit

@@ -64,7 +64,7 @@ def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[N
         after = [axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)]
         if after == before:
             break
-        carry = vary_as(carry, after)
+        carry = vary_as(ev.loc, carry, after)
     return carry
 
 
@@ -186,7 +186,7 @@ def _alike(ev, branches, operands):
         return branches
     types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
     axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
-    return [lambda *values, branch=branch: vary_as(branch(*values), axes) for branch in branches]
+    return [lambda *values, branch=branch: vary_as(ev.loc, branch(*values), axes) for branch in branches]
 
 
 def _by_platform(platforms, branches, operands):

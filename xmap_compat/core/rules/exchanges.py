@@ -6,6 +6,7 @@ an index; only what changes device travels.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality, Part, conform_to_names, vary_over
+from xmap_compat.core.device import Locality, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.rules.groups import all_to_all_in_groups, reduce_scatter_in_groups
 from xmap_compat.core.rules.parameters import Params, axis_names, check_permutation
@@ -44,7 +46,7 @@ def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], pos
     data, mesh, local = _split(loc, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
-        data = lax.psum_scatter(_merge_leading(data, len(mesh)), axes, scatter_dimension=0, tiled=False)
+        data = travel(loc, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh)))
     result = NamedValue(data, (*(part.name for part in local), *summed.dims), value.names)
     return result if tiled else squeeze_positional(result, position)
 
@@ -60,7 +62,7 @@ def _split(loc: Locality, value: NamedValue, position: int, names: Sequence[Axis
     parts = loc.parts(names)
     left = value.data.shape[at] // loc.total_size(names)
     sizes = [part.size for part in parts]
-    data = lax.reshape(value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :]))
+    data = _jax.reshaped(value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :]))
     mesh, local = loc.parts_by_kind(names)
     front = [at + parts.index(part) for part in (*mesh, *local)]
     rest = [k for k in range(data.ndim) if k not in front]
@@ -68,7 +70,7 @@ def _split(loc: Locality, value: NamedValue, position: int, names: Sequence[Axis
 
 
 def _merge_leading(data, count):
-    return lax.reshape(data, (math.prod(data.shape[:count]), *data.shape[count:]))
+    return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
 def all_to_all(loc: Locality, value: NamedValue, names: Sequence[AxisName], split: int, concat: int) -> NamedValue:
@@ -102,8 +104,9 @@ def _exchange(loc, value, names, split):
     if mesh:
         axes = tuple(part.name for part in mesh)
         shape = data.shape
-        data = lax.all_to_all(_merge_leading(data, len(mesh)), axes, split_axis=0, concat_axis=0, tiled=True)
-        data = lax.reshape(data, shape)
+        exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
+        data = travel(loc, exchange, _merge_leading(data, len(mesh)))
+        data = _jax.reshaped(data, shape)
     # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
     lead = len(mesh) + len(local)
     at: dict[Part, int] = {part: k for k, part in enumerate(mesh)}
@@ -128,7 +131,7 @@ def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: S
     device, slot = _linear_index(parts, mesh), _linear_index(parts, local)
     moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
     data = _permute_slots(loc, data, moves, tuple(part.name for part in mesh))
-    data = lax.reshape(data, (*(part.size for part in local), *data.shape[1:]))
+    data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
@@ -161,7 +164,7 @@ def _permute_slots(loc, data, moves, mesh_axes):
     devices = math.prod(map(loc.mesh_size, mesh_axes))
     slots = data.shape[0]
     if devices > 1 and slots == 1:
-        return lax.ppermute(data, mesh_axes, [(s, d) for s, _, d, _ in moves])
+        return travel(loc, functools.partial(_sent, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
     buffers, nothing = [data], slots
     taken = np.full((devices, slots), -1)
     for source, slot, destination, target in moves:
@@ -174,13 +177,17 @@ def _permute_slots(loc, data, moves, mesh_axes):
             send[source] = [slot for slot, _ in pairs]
             taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
         outgoing = _take_slots(loc, data, send, mesh_axes)
-        buffers.append(lax.ppermute(outgoing, mesh_axes, list(batch)))
+        buffers.append(travel(loc, functools.partial(_sent, mesh_axes, list(batch)), outgoing))
         nothing += width
     if (taken < 0).any():
         buffers.append(jnp.zeros_like(data[:1]))
         taken[taken < 0] = nothing
     pool = lax.concatenate(buffers, 0) if len(buffers) > 1 else data
     return _take_slots(loc, pool, taken, mesh_axes)
+
+
+def _sent(mesh_axes, pairs, x):
+    return lax.ppermute(x, mesh_axes, pairs)
 
 
 def _take_slots(loc, data, table, mesh_axes):

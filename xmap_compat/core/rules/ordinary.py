@@ -57,8 +57,7 @@ def _elementwise(loc, primitive, operands, params):
     missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
     dims = (*dict.fromkeys(missing), *dims)
     names = frozenset().union(*(v.names for v in operands))
-    # JAX's vmap(spmd_axis_name=...) fails on scalars that vary over mesh axes.
-    scalars_broadcast = not loc.foreign and (rank > 0 or primitive.name not in _NO_SCALARS)
+    scalars_broadcast = rank > 0 or primitive.name not in _NO_SCALARS
     shape = next((tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands if v.dims.count(None)), ())
     data = [
         x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims, shape)

@@ -13,7 +13,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices
+from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices, travel
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.rules.groups import reduce_in_groups
 from xmap_compat.core.rules.parameters import Params, axis_names, check_source, positions
@@ -66,7 +66,8 @@ def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[in
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extremum(x)
     if loc.typed and set(mesh_axes) <= set(loc.mesh_axes):
-        return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, reduced=tuple(dims), mesh_axes=mesh_axes)
+        params = {"reduced": tuple(dims), "mesh_axes": mesh_axes, "widens": loc.widens}
+        return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, **params)
 
     # An xmap around this one, or the user's vmap, has yet to translate what is made of axes outside.
     @jax.custom_jvp
@@ -90,9 +91,10 @@ def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
     return shared(t * ties) / shared(ties)
 
 
-def _tangent_on_mesh(out, x, t, *, reduced, mesh_axes):
-    across = lambda x: lax.pcast(x, mesh_axes, to="varying")  # noqa: E731
-    return _tangent_of_ties(x, t, out, reduced, across, lambda v: lax.psum(v, mesh_axes))
+def _tangent_on_mesh(out, x, t, *, reduced, mesh_axes, widens):
+    loc = Locality({}, widens=widens)
+    across = lambda x: travel(loc, lambda x: lax.pcast(x, mesh_axes, to="varying"), x)  # noqa: E731
+    return _tangent_of_ties(x, t, out, reduced, across, lambda v: travel(loc, lambda v: lax.psum(v, mesh_axes), v))
 
 
 # A primitive and no custom_jvp, whose rule JAX (to 0.12) cannot map with ``vmap(spmd_axis_name=...)``.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from xmap_compat.tools.check.advice import CHANGE, DIFFERS, UNKNOWN, WORKS
-from xmap_compat.tools.check.reader import Use, judged, read
+from xmap_compat.tools.check.advice import CHANGE, DIFFERS, UNKNOWN, UNSEEN, WORKS
+from xmap_compat.tools.check.judge import judged
+from xmap_compat.tools.check.reader import read
 from xmap_compat.tools.check.report import main
+from xmap_compat.tools.check.uses import Use
 
-__all__ = ["CHANGE", "DIFFERS", "UNKNOWN", "WORKS", "Use", "main", "uses_in"]
+__all__ = ["CHANGE", "DIFFERS", "UNKNOWN", "UNSEEN", "WORKS", "Use", "main", "uses_in"]
 
 
 def uses_in(source: str | bytes, path: str) -> list[Use]:

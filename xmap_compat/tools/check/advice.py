@@ -6,8 +6,8 @@ import dataclasses
 
 from xmap_compat.legacy import removed
 
-# How a use is: as it was; with a difference; it needs a hand; this JAX does not know it.
-WORKS, DIFFERS, CHANGE, UNKNOWN = "works", "differs", "change", "unknown"
+# How a use is: as it was; with a difference; it needs a hand; this JAX does not know it; it cannot be followed.
+WORKS, DIFFERS, CHANGE, UNKNOWN, UNSEEN = "works", "differs", "change", "unknown", "unseen"
 BY_HAND = (CHANGE, UNKNOWN)
 UNDER = "under xmap_compat.install()"
 INSTALLED = f"as it is {UNDER}"
@@ -18,7 +18,7 @@ class Advice:
     """What becomes of a name.
 
     Attributes:
-      status: WORKS, DIFFERS, CHANGE or UNKNOWN.
+      status: WORKS, DIFFERS, CHANGE, UNKNOWN or UNSEEN.
       text: how it works, what it does now, or what to write instead.
       heading: the section of migration_guide.md about it, if there is one.
     """
@@ -35,7 +35,11 @@ def _imported(name: str) -> Advice:
     return Advice(WORKS, f"{INSTALLED}, or with `from xmap_compat import {name}`")
 
 
-def _written(replacement: str) -> Advice:
+PASSED_ON = Advice(UNSEEN, "the module is passed on, and what is read from it then is not known: look yourself")
+CODE_IN_TEXT = Advice(UNSEEN, "code in a text is not read: look yourself")
+
+
+def written(replacement: str) -> Advice:
     return Advice(CHANGE, f"write {replacement}")
 
 
@@ -64,7 +68,7 @@ MAPS_NAMES = {
     "xmap_p": REFUSED_NAME,
 }
 PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its place")
-PRIVATE_MODULES = (MAPS, "jax._src.maps")
+PRIVATE_MODULES = (MAPS, "jax._src.maps")  # as programs spell it: nothing here imports it
 LAX_NAMES = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
 IN_BODIES = f"as it is inside xmapped functions and {UNDER}"
 
@@ -85,13 +89,38 @@ BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")
 NAMED_STRUCT = Advice(
     CHANGE, "leave named_shape out: xmap reads the names from in_axes", "jax.random with a NamedShape"
 )
+TYPE_NAMED_SHAPE = Advice(
+    CHANGE, "write x.named_shape: the types of today have no names", "named_shape in inner functions"
+)
+NO_KEYWORD = Advice(CHANGE, "xmap takes no such keyword, and never did")
 NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions", "named_shape in inner functions")
 OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "The experimental_xmap options")
+SPMD_LOWERING = Advice(
+    DIFFERS,
+    f"{UNDER} it leaves the mesh axes that an xmapped function does not use to the compiler",
+    "The experimental_xmap options",
+)
 OTHER_OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "What install changes")
 AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
-ADVICES = (BRACES, NAMED_STRUCT, NAMED_SHAPE, OPTION, OTHER_OPTION, AXIS_STRING, GRADIENT, IGNORED)
+ADVICES = (
+    BRACES,
+    NAMED_STRUCT,
+    NAMED_SHAPE,
+    TYPE_NAMED_SHAPE,
+    OPTION,
+    SPMD_LOWERING,
+    OTHER_OPTION,
+    AXIS_STRING,
+    GRADIENT,
+    IGNORED,
+)
+
+
+def xmap_option(name: str) -> Advice:
+    return SPMD_LOWERING if name == removed.SPMD_LOWERING else OPTION
+
 
 # All sections of the guide that are referred to.
 HEADINGS = sorted({a.heading for a in (*FAMILY.values(), *ADVICES) if a.heading})
@@ -112,13 +141,13 @@ def of_module(name: str) -> Advice:
 
 def of_keyword(row: removed.Keyword) -> Advice:
     if row.kind == removed.REFUSED:
-        return _written(row.now)
+        return written(row.now)
     return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
 
 
 KEYWORDS = {(row.function, row.keyword): of_keyword(row) for row in removed.KEYWORDS}
-KEYWORDS["jax.jit", "in_axis_resources"] = _written("in_shardings")
-KEYWORDS["jax.jit", "out_axis_resources"] = _written("out_shardings")
+KEYWORDS["jax.jit", "in_axis_resources"] = written("in_shardings")
+KEYWORDS["jax.jit", "out_axis_resources"] = written("out_shardings")
 
 
 def unknown_name(jax: str) -> Advice:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
+from xmap_compat.tools.check.neighbours import OWN, Neighbours, leads_on
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+PARTIALS = ("functools.partial", "jax.util.partial", "jax.partial")
+
+
+@dataclasses.dataclass
+class Scope:
+    """A module or a function: what its names stand for, and those that hide the ones of outer scopes."""
+
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
 
 
 class Bindings:
@@ -16,76 +29,218 @@ class Bindings:
 
     Attributes:
       modules: the modules that it imports, and names that it imports from modules, which may be modules too.
+      stars: the modules of which it imports everything.
+      assigned: the dotted names that it assigns: ``jax.tree_map = ...``.
     """
 
-    def __init__(self, tree: ast.AST):
-        self._names: dict[str, str] = {}
-        self._hidden: list[frozenset[str]] = []
-        self.modules: set[str] = set()
+    def __init__(self, tree: ast.Module, neighbours: Neighbours | None = None):
         nodes = list(ast.walk(tree))
+        self._neighbours = neighbours
+        self._owners = {"self", "cls", *(node.name for node in nodes if isinstance(node, ast.ClassDef))}
+        self._attributes: dict[str, str] = {}
+        self.modules: set[str] = set()
+        self.stars: list[str] = []
+        self._partials: dict[str, str] = {}
+        self._scopes = [Scope()]
+        # Of functions: imports there are found from elsewhere too, for they may be global.
+        self._anywhere: dict[str, str] = {}
         for node in nodes:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name.split(".")[0]
-                    self._names[alias.asname or root] = alias.name if alias.asname else root
-                    self.modules.add(alias.name)
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                self._names.update(_imported_names(node))
-                self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-        self._follow_aliases(nodes)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                self._anywhere.update(self._imported(node))
+                self._note_modules(node)
+        self._fill(self._scopes[0], list(_own_nodes(tree.body, classes=True)))
+        for node in nodes:
+            self._note_partial(node)
+        stored = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+        self.assigned = {name for name in map(self.of, stored) if name is not None}
+        self._attributes.update(self._attribute_aliases(nodes))
 
-    def _follow_aliases(self, nodes: list[ast.AST]) -> None:
-        """``maps = jax.experimental.maps``, where the name is assigned once."""
-        assigned = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    def _note_modules(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            self.modules |= {alias.name for alias in node.names}
+        elif not node.level:
+            self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            self.stars += [str(node.module) for alias in node.names if alias.name == "*"]
+
+    def exported(self) -> dict[str, str]:
+        """What the names of the module stand for, of those that lead to JAX or to modules beside it."""
+        return {name: value for name, value in self._scopes[0].names.items() if leads_on(value)}
+
+    def _imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        """The names that an import binds, with what they stand for: of the program's own modules, what these bind."""
+        own = [] if self._neighbours is None else list(self._neighbours.imported(node))
+        yield from own
+        known = {name for name, _ in own}
+        yield from ((name, value) for name, value in _imported_names(node) if name not in known)
+
+    def _note_partial(self, node: ast.AST) -> None:
+        """``pjit = functools.partial(pjit, ...)``: a call of it is one of the function."""
+        for name, value in _assignments(node):
+            if isinstance(value, ast.Call) and self.of(value.func) in PARTIALS:
+                function, _ = self.called(value)
+                if function is not None:
+                    self._partials.setdefault(name, function)
+
+    def _fill(self, scope: Scope, nodes: list[ast.AST]) -> None:
+        """Imports of a scope, and then aliases: ``maps = jax.experimental.maps``, where the name is assigned once."""
+        second = _second_choices(nodes)
         for node in nodes:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                value, name = self.of(node.value), node.targets[0].id
-                if value is not None and value.startswith("jax.") and assigned[name] == 1:
-                    self._names.setdefault(name, value)
+            for name, imported in self._imported(node):
+                if id(node) not in second or not leads_on(scope.names.get(name, "")):
+                    scope.names[name] = imported
+        stored = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        for node in nodes:
+            for name, value in _assignments(node):
+                found = self._first_of_jax(value)
+                if found is not None and stored[name] == 1:
+                    scope.names.setdefault(name, found)
+        scope.hidden -= scope.names.keys()
+
+    def _attribute_aliases(self, nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+        """``self.np = jax.numpy``, where an attribute of this name is assigned once."""
+        pairs = [(t.attr, n.value) for n in nodes if isinstance(n, ast.Assign) for t in n.targets if self._is_own(t)]
+        for body in (node.body for node in nodes if isinstance(node, ast.ClassDef)):
+            pairs += [pair for statement in body for pair in _assignments(statement)]
+            yield from (pair for statement in body for pair in self._imported(statement) if leads_on(pair[1]))
+        counts = Counter(attribute for attribute, _ in pairs)
+        for attribute, value in pairs:
+            found = self._first_of_jax(value)
+            if found is not None and counts[attribute] == 1:
+                yield attribute, found
+
+    def _is_own(self, node: ast.AST) -> TypeGuard[ast.Attribute]:
+        """Whether an expression is an attribute of ``self``, ``cls`` or a class of the program."""
+        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._owners
+
+    def _first_of_jax(self, value: ast.expr) -> str | None:
+        choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+        found = (self.of(choice) for choice in choices)
+        return next((name for name in found if name is not None and leads_on(name)), None)
 
     def enter(self, function: ast.AST) -> None:
         """From here on, names are seen from within a function."""
-        self._hidden.append(_locals(function))
+        assert isinstance(function, FUNCTIONS)
+        nodes = list(_own_nodes([function.body] if isinstance(function, ast.Lambda) else function.body))
+        defaults = {name: found for name, value in _defaults(function.args) if (found := self._first_of_jax(value))}
+        self._scopes.append(Scope(hidden=_locals(function, nodes)))
+        self._fill(self._scopes[-1], nodes)
+        self._scopes[-1].names = defaults | self._scopes[-1].names
 
     def leave(self) -> None:
-        self._hidden.pop()
+        self._scopes.pop()
 
     def of_name(self, name: str) -> str | None:
-        return None if any(name in hidden for hidden in self._hidden) else self._names.get(name)
+        for scope in reversed(self._scopes):
+            if name in scope.names:
+                return scope.names[name]
+            if name in scope.hidden:
+                return None
+        return self._anywhere.get(name)
 
     def of(self, node: ast.AST) -> str | None:
-        """``'jax.lax.psum'`` for the expression ``lax.psum``; None for what is not a dotted name from an import."""
+        """``'jax.lax.psum'`` for the expression ``lax.psum``; None for what is not a dotted name from an import.
+
+        ``getattr(lax, 'psum')`` and ``importlib.import_module('jax.lax')`` are such names too.
+        """
         if isinstance(node, ast.Name):
             return self.of_name(node.id)
         if isinstance(node, ast.Attribute):
             value = self.of(node.value)
-            return None if value is None else f"{value}.{node.attr}"
+            if value is None:
+                return self._attributes.get(node.attr) if self._is_own(node) else None
+            if self._neighbours is not None and value.startswith(OWN):
+                return self._neighbours.attribute(value, node.attr)
+            return f"{value}.{node.attr}"
+        if isinstance(node, ast.NamedExpr):
+            return self.of(node.value)
+        return self._of_call(node) if isinstance(node, ast.Call) and not node.keywords else None
+
+    def _of_call(self, node: ast.Call) -> str | None:
+        if not node.args or not text_of(node.args[-1]):
+            return None
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
+        if len(node.args) == 1 and (function == "__import__" or self.of(node.func) == "importlib.import_module"):
+            name = text_of(node.args[0])
+            return name.split(".")[0] if function == "__import__" else name
+        if function == "getattr" and len(node.args) == 2:
+            value = self.of(node.args[0])
+            return None if value is None else f"{value}.{text_of(node.args[1])}"
         return None
 
     def called(self, node: ast.Call) -> tuple[str | None, list[ast.expr]]:
         """The function of a call and its positional arguments, through ``functools.partial``."""
         name = self.of(node.func)
-        if name in ("functools.partial", "jax.util.partial", "jax.partial") and node.args:
-            return self.of(node.args[0]), node.args[1:]
+        if name in PARTIALS and node.args:
+            inner = node.args[0]
+            if isinstance(inner, ast.Call) and self.of(inner.func) in PARTIALS:
+                return self.called(inner)[0], []
+            if isinstance(inner, ast.Name) and self.of(inner) is None:
+                return self._partials.get(inner.id), []
+            return self.of(inner), node.args[1:]
+        if isinstance(node.func, ast.Call) and self.of(node.func.func) in PARTIALS:
+            return self.called(node.func)[0], []
+        if name is None and isinstance(node.func, ast.Name):
+            return self._partials.get(node.func.id), []
         return name, node.args
 
 
-def _imported_names(node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    for alias in node.names:
-        names: Iterable[str] = MAPS_NAMES if alias.name == "*" and node.module == MAPS else [alias.name]
-        for name in names:
-            yield alias.asname or name, f"{node.module}.{name}"
+def _imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that an import binds, with what they stand for."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            root = alias.name.split(".")[0]
+            yield alias.asname or root, alias.name if alias.asname else root
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        for alias in node.names:
+            names: Iterable[str] = MAPS_NAMES if alias.name == "*" and node.module == MAPS else [alias.name]
+            for name in names:
+                yield alias.asname or name, f"{node.module}.{name}"
 
 
-def _locals(function: ast.AST) -> frozenset[str]:
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names that are assigned one value each, with the values."""
+    if isinstance(node, ast.Assign):
+        targets, values = node.targets, [node.value] * len(node.targets)
+        if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple) and len(node.targets) == 1:
+            targets, values = targets[0].elts, node.value.elts
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        targets, values = [node.target], [node.value]
+    else:
+        return
+    for target, value in zip(targets, values):
+        if isinstance(target, ast.Name):
+            yield target.id, value
+
+
+def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    """Parameters that have a default, with it."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    for argument, default in zip(reversed(positional), reversed(arguments.defaults)):
+        yield argument.arg, default
+    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        if value is not None:
+            yield argument.arg, value
+
+
+def _second_choices(nodes: Iterable[ast.AST]) -> set[int]:
+    """Imports that take place where others did not: below ``except`` and ``else``."""
+    branches: list[ast.AST] = []
+    for node in nodes:
+        if isinstance(node, ast.Try):
+            branches += node.handlers
+        elif isinstance(node, ast.If):
+            branches += node.orelse
+    return {id(part) for branch in branches for part in ast.walk(branch)}
+
+
+def _locals(function: ast.AST, nodes: Iterable[ast.AST]) -> frozenset[str]:
     """The names that a function binds by itself, other than by imports."""
     assert isinstance(function, FUNCTIONS)
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     names = {argument.arg for argument in every if argument is not None}
     imported: set[str] = set()
-    body = [function.body] if isinstance(function, ast.Lambda) else function.body
-    for node in _own_nodes(body):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -95,12 +250,30 @@ def _locals(function: ast.AST) -> frozenset[str]:
     return frozenset(names - imported)
 
 
-def _own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes of a body without those of functions in it."""
+def _own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.AST]:
+    """The nodes of a body in order, without those of functions in it, and the variables of comprehensions."""
+    inner = (*FUNCTIONS, *COMPREHENSIONS) if classes else (*FUNCTIONS, *COMPREHENSIONS, ast.ClassDef)
     for node in body:
         yield node
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            yield from _own_nodes(ast.iter_child_nodes(node))
+        if not isinstance(node, inner):
+            yield from _own_nodes(ast.iter_child_nodes(node), classes)
+
+
+def bound_anywhere(tree: ast.AST) -> set[str]:
+    """Every name that a program binds in some way."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            names.add(str(node.name))
+    return names
 
 
 def text_of(node: ast.AST) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
-import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check.advice import MAPS, Advice
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, is_literal, text_of
-from xmap_compat.tools.check.resolve import Facts
+from xmap_compat.tools.check.names import FUNCTIONS, Bindings, bound_anywhere, is_literal, text_of
+from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
 from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap
+from xmap_compat.tools.check.uses import Reading, Reference, Use, family_advice, is_of_jax, unreadable
 
 DERIVATIVES = tuple(
     f"jax.{name}"
@@ -26,68 +28,19 @@ NAMED_AXIS_FUNCTIONS = {
     "jax.scipy.special.logsumexp",
 }
 POSITIONAL_WORDS = ("index", "columns", "rows")  # of pandas
-GUARDS = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"}
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Use:
-    """A place in a program that uses something that JAX removed or changed."""
-
-    place: Place
-    name: str
-    advice: Advice = dataclasses.field(compare=False)
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.advice.status}: {self.name}: {self.advice}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """A dotted name of JAX in a program.
-
-    Attributes:
-      imported: whether it is in an import statement.
-      written: how many of its parts are attributes that are written here; a local name stands for the others.
-      asked: whether it is only asked whether a value is an instance of it.
-    """
-
-    place: Place
-    name: str
-    imported: bool = False
-    written: int = 0
-    asked: bool = False
-
-
-@dataclasses.dataclass
-class Reading:
-    """What a program says, before it is known what this JAX has.
-
-    Attributes:
-      uses: what is known without JAX.
-      references: its names of JAX.
-      keywords: its calls of functions of JAX, one for each keyword.
-      options: what it sets in ``jax.config``.
-      packages: the packages and modules that it imports.
-    """
-
-    path: str
-    uses: set[Use] = dataclasses.field(default_factory=set)
-    references: list[Reference] = dataclasses.field(default_factory=list)
-    keywords: list[tuple[Place, str, str]] = dataclasses.field(default_factory=list)
-    options: list[tuple[Place, str]] = dataclasses.field(default_factory=list)
-    modules: set[str] = dataclasses.field(default_factory=set)
-
-
-def is_of_jax(name: str) -> bool:
-    return name.split(".")[0] in ("jax", "jaxlib")
-
-
-def family_advice(name: str | None) -> Advice | None:
-    """Of what belonged to xmap."""
-    if name is None:
-        return None
-    module = name.rpartition(".")[0]
-    return known.FAMILY.get(name, known.PRIVATE if module in known.PRIVATE_MODULES else None)
+# What is caught by an ``except`` of which exceptions.
+EVERYTHING = {"Exception", "BaseException"}
+CATCHES = {
+    "import": {"ImportError", "ModuleNotFoundError", *EVERYTHING},
+    "attribute": {"AttributeError", *EVERYTHING},
+    "call": {"TypeError", *EVERYTHING},
+}
+XMAP_KEYWORDS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"}
+LOOKING = ("hasattr", "print", "repr", "str", "type", "id", "dir", "help", "bool", "callable")
+# Attributes of arrays.
+DEVICE_BUFFERS = {"device_buffer": "x.addressable_data(0)", "device_buffers": "x.addressable_shards"}
+TYPE_CHECKING = "typing.TYPE_CHECKING"
+TYPES_OF = ("jax.core.get_aval", "jax.typeof")
 
 
 def read(source: str | bytes, path: str) -> Reading:
@@ -103,29 +56,44 @@ def read(source: str | bytes, path: str) -> Reading:
     return reading
 
 
-def unreadable(place: Place, error: Exception) -> Use:
-    advice = Advice(known.CHANGE, f"nothing was checked here ({type(error).__name__}: {error})")
-    return Use(place, "the file cannot be read", advice)
+@functools.lru_cache(1000)
+def names_of_file(path: str, modified: float) -> dict[str, str]:
+    """What the names of a module of the program stand for."""
+    with open(path, "rb") as file:
+        program = program_of(file.read(), path)
+    return Bindings(program.tree, Neighbours(path, names_of_file)).exported()
 
 
 class _Reader(ast.NodeVisitor):
     def __init__(self, program: Program, reading: Reading):
         self.program, self.reading = program, reading
-        self.bindings = Bindings(program.tree)
+        self.bindings = Bindings(program.tree, Neighbours(program.path, names_of_file))
         self.through_xmap = ThroughXmap(program.tree, self.bindings)
         self.uses_xmap = any(self.bindings.of(node) in XMAPS for node in ast.walk(program.tree))
-        self._guarded = 0
+        self._caught: set[str] = set()
+        self._conditions: tuple[tuple[str, bool], ...] = ()
         self._asked = False
+        self._bound = bound_anywhere(program.tree) | set(dir(builtins)) if self.bindings.stars else set()
+        self._methods = {n.name for n in ast.walk(program.tree) if isinstance(n, ast.FunctionDef)}
+        self._followed: set[int] = set()
+        self._late_annotations = self.bindings.of_name("annotations") == "__future__.annotations"
         reading.modules |= self.bindings.modules
 
     def add(self, node: ast.AST, name: str, advice: Advice) -> None:
         self.reading.uses.add(Use(self.program.place(node), name, advice))
 
-    def refer(self, node: ast.AST, name: str, imported: bool = False) -> None:
-        if is_of_jax(name) and not self._guarded:
+    def refer(
+        self, node: ast.AST, name: str, imported: bool = False, written: int | None = None, passed: bool = False
+    ) -> None:
+        if not is_of_jax(name) or ("import" if imported else "attribute") in self._caught:
+            return
+        if any(f"{name}.".startswith(f"{own}.") for own in self.bindings.assigned):
+            return
+        if written is None:
             written = 0 if imported else sum(isinstance(part, ast.Attribute) for part in ast.walk(node))
-            reference = Reference(self.program.place(node), name, imported, written, self._asked)
-            self.reading.references.append(reference)
+        place = self.program.place(node)
+        reference = Reference(place, name, imported, written, self._asked, self._conditions, passed)
+        self.reading.references.append(reference)
 
     # Scopes, and code that runs only where a name is there
 
@@ -135,35 +103,131 @@ class _Reader(ast.NodeVisitor):
             return
         for outer in (*getattr(node, "decorator_list", ()), node.args):
             super().visit(outer)
-        if getattr(node, "returns", None) is not None:
+        if getattr(node, "returns", None) is not None and not self._late_annotations:
             super().visit(node.returns)  # type: ignore[union-attr, arg-type]
         for decorator in getattr(node, "decorator_list", ()):
             self._derivative_of(decorator, node)
         self.bindings.enter(node)
+        caught, self._caught = self._caught, set()  # it runs later
         for statement in [node.body] if isinstance(node, ast.Lambda) else node.body:
             self.visit(statement)
+        self._caught = caught
         self.bindings.leave()
 
-    def visit_Try(self, node: ast.Try) -> None:
-        caught = {part.id for h in node.handlers if h.type for part in ast.walk(h.type) if isinstance(part, ast.Name)}
-        with self._guard(bool(caught & GUARDS) or any(h.type is None for h in node.handlers)):
-            for statement in node.body:
-                self.visit(statement)
-        for rest in (*node.handlers, *node.orelse, *node.finalbody):
-            self.visit(rest)
+    def visit_arg(self, node: ast.arg) -> None:
+        if not self._late_annotations:
+            self.generic_visit(node)
 
-    def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        asks = any(isinstance(n, ast.Name) and n.id in ("hasattr", "TYPE_CHECKING") for n in ast.walk(node.test))
-        with self._guard(asks):
-            for statement in (*node.body, *node.orelse):
-                self.visit(statement)
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._follow_assignment(node)
+        for part in (node.target, node.annotation, node.value):
+            if part is not None and not (part is node.annotation and self._late_annotations):
+                self.visit(part)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        handlers = [h for h in node.handlers if not isinstance(h.body[-1], ast.Raise)]
+        names = {n.id for h in handlers for n in (ast.walk(h.type) if h.type else ()) if isinstance(n, ast.Name)}
+        with self._catching(names | (EVERYTHING if any(h.type is None for h in handlers) else set())):
+            self._visit_all(node.body)
+        self._visit_all((*node.handlers, *node.orelse, *node.finalbody))
+
+    def visit_With(self, node: ast.With) -> None:
+        self._visit_all(node.items)
+        contexts = [item.context_expr for item in node.items]
+        calls = [c for c in contexts if isinstance(c, ast.Call) and self.bindings.of(c.func) == "contextlib.suppress"]
+        with self._catching({arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name)}):
+            self._visit_all(node.body)
 
     @contextlib.contextmanager
-    def _guard(self, holds: bool) -> Iterator[None]:
-        self._guarded += holds
+    def _catching(self, exceptions: set[str]) -> Iterator[None]:
+        before = self._caught
+        self._caught = before | {what for what, names in CATCHES.items() if names & exceptions}
         yield
-        self._guarded -= holds
+        self._caught = before
+
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+        self.visit(node.test)
+        condition = self._condition(node.test)
+        for branch, holds in ((node.body, True), (node.orelse, False)):
+            with self._where(condition, holds):
+                self._visit_all(branch if isinstance(branch, list) else [branch])
+
+    visit_IfExp = visit_If
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """``hasattr(jax, 'x') and jax.x``, or ``not hasattr(jax, 'x') or jax.x``."""
+        first, *rest = node.values
+        self.visit(first)
+        with self._where(self._condition(first), isinstance(node.op, ast.And)):
+            self._visit_all(rest)
+
+    def _condition(self, test: ast.expr) -> tuple[str, bool] | None:
+        """The name that a test asks for, and whether it must be there: ``not hasattr(jax, 'tree_map')``."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self._condition(test.operand)
+            return None if inner is None else (inner[0], not inner[1])
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            return self._condition(test.values[0])
+        if (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or self.bindings.of(test) == TYPE_CHECKING:
+            return "", True  # no name is there
+        if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
+            owner, name = (self.bindings.of(test.args[0]), text_of(test.args[1])) if len(test.args) == 2 else (None, "")
+            return (f"{owner}.{name}", True) if owner is not None and is_of_jax(owner) and name else None
+        return None
+
+    @contextlib.contextmanager
+    def _where(self, condition: tuple[str, bool] | None, holds: bool) -> Iterator[None]:
+        before = self._conditions
+        if condition is not None:
+            self._conditions = (*before, (condition[0], condition[1] == holds))
+        yield
+        self._conditions = before
+
+    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    # Modules that are passed on as values
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._follow_assignment(node)
+        self.generic_visit(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._follow_assignment(node)
+        self.generic_visit(node)
+
+    def visit_arguments(self, node: ast.arguments) -> None:
+        self._follow(*node.defaults, *(default for default in node.kw_defaults if default is not None))
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        self._follow(node.value)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        self._follow(node.left, *node.comparators)
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        name = text_of(node.slice)
+        if self.bindings.of(node.value) == "sys.modules" and is_of_jax(name) and isinstance(node.ctx, ast.Load):
+            self.refer(node, name, passed=True)
+        self.generic_visit(node)
+
+    def _follow_assignment(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> None:
+        """What is assigned to a name is followed where the name is known to stand for it."""
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        pairs = [(target, node.value) for target in targets if node.value is not None]
+        if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(targets[0].elts, node.value.elts))
+        for target, value in pairs:
+            if self.bindings.of(target) is not None:
+                self._follow(value)
+
+    def _follow(self, *values: ast.expr) -> None:
+        for value in values:
+            self._followed |= {id(v) for v in ([value.body, value.orelse] if isinstance(value, ast.IfExp) else [value])}
 
     # Names
 
@@ -186,22 +250,41 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         name = self.bindings.of(node)
-        if name is None or not isinstance(node.ctx, ast.Load):
+        if not isinstance(node.ctx, ast.Load):
+            return
+        if name is None:
+            if node.id not in self._bound and self.bindings.stars:
+                self._from_star(node)
             return
         advice = family_advice(name)
         # What needs another import has been said at the import; modules are seen at their attributes.
         if advice is None:
-            self.refer(node, name)
+            self.refer(node, name, passed=id(node) not in self._followed)
         elif (advice.status != known.CHANGE or advice is known.REFUSED_NAME) and name != MAPS:
             self.add(node, name, advice)
 
+    def _from_star(self, node: ast.Name) -> None:
+        """A name that nothing binds but ``from jax import *``."""
+        if all(map(is_of_jax, self.bindings.stars)):
+            names = [f"{module}.{node.id}" for module in self.bindings.stars]
+            known_ones = [name for name in names if name in removed.NAMES or family_advice(name)]
+            if known_ones or len(names) == 1:
+                self.refer(node, (known_ones or names)[0], written=1)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._follow(node.value)
         name = self.bindings.of(node)
         advice = family_advice(name)
         if advice is not None:
             self.add(node, str(name), advice)
         elif node.attr in removed.XMAP_OPTIONS:
-            self.add(node, node.attr, known.OPTION)
+            self.add(node, node.attr, known.xmap_option(node.attr))
+        elif name is None and node.attr in DEVICE_BUFFERS and self._jax_is_imported:
+            self.add(node, f"array.{node.attr}", known.written(DEVICE_BUFFERS[node.attr]))
+            self.visit(node.value)
+        elif node.attr == "named_shape" and self._is_type(node.value):
+            self.add(node, "aval.named_shape", known.TYPE_NAMED_SHAPE)
+            self.visit(node.value)
         elif node.attr == "named_shape" and self.uses_xmap and not str(name).startswith("xmap_compat."):
             self.add(node, "named_shape", known.NAMED_SHAPE)
             self.visit(node.value)
@@ -213,12 +296,23 @@ class _Reader(ast.NodeVisitor):
     def _attribute_of_family(self, node: ast.Attribute, name: str) -> None:
         if any(family_advice(name.rsplit(".", k)[0]) for k in range(1, name.count(".") + 1)):
             self.visit(node.value)
+        elif node.attr == "__dict__":
+            self.refer(node, name.rpartition(".")[0], passed=True)
         else:
-            self.refer(node, name)
+            self.refer(node, name, passed=id(node) not in self._followed)
+
+    @property
+    def _jax_is_imported(self) -> bool:
+        return any(map(is_of_jax, self.bindings.modules))
+
+    def _is_type(self, node: ast.AST) -> bool:
+        """Whether an expression is the type of an array: ``x.aval``, or ``jax.core.get_aval(x)``."""
+        called = self.bindings.of(node.func) if isinstance(node, ast.Call) else None
+        return (self.uses_xmap and isinstance(node, ast.Attribute) and node.attr == "aval") or called in TYPES_OF
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if node.value in removed.XMAP_OPTIONS:
-            self.add(node, str(node.value), known.OPTION)
+            self.add(node, str(node.value), known.xmap_option(node.value))
         elif node.value == MAPS:
             self.add(node, MAPS, known.FAMILY[MAPS])
 
@@ -231,18 +325,50 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
             self._asked = before
             return
+        self._named_by_text(node)
+        self._follow_arguments(node)
         if name == "jax.numpy.einsum" and args and "{" in text_of(args[0]):
             self.add(node, "jax.numpy.einsum with braces", known.BRACES)
         if name is not None and is_of_jax(name):
             self._keywords(node, name)
             self._option(node, name)
+        elif self._is_device_of_array(node):
+            self.add(node, "array.device()", known.written("x.device, or x.devices()"))
         if name in XMAPS:
             self._unused_resources(node)
+            for keyword in node.keywords:
+                if keyword.arg is not None and keyword.arg not in XMAP_KEYWORDS:
+                    self.add(keyword, f"xmap({keyword.arg}=)", known.NO_KEYWORD)
         if name in DERIVATIVES and args and self.through_xmap.leads(args[0]):
             self.add(node, f"{name} of a function that calls an xmapped one", known.GRADIENT)
         if name in NAMED_AXIS_FUNCTIONS or self._is_reducing_method(node):
             self._axis_strings(node)
         self.generic_visit(node)
+
+    def _named_by_text(self, node: ast.Call) -> None:
+        """``getattr(jax, 'tree_map')``, ``importlib.import_module('jax.linear_util')``."""
+        name = self.bindings.of(node)
+        if name is None or family_advice(name) is not None:
+            return
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            self.refer(node, name, written=1)
+        else:
+            self.refer(node, text_of(node.args[0]), imported=True)
+            self.reading.modules.add(text_of(node.args[0]))
+
+    def _follow_arguments(self, node: ast.Call) -> None:
+        """Functions that read no names from a module that they are given; and those that run code in a text."""
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
+        read_here = function == "getattr" and len(node.args) > 1 and bool(text_of(node.args[1]))
+        if function in LOOKING or read_here or self.bindings.of(node.func) == "importlib.reload":
+            self._follow(*node.args)
+        elif function in ("exec", "eval") and node.args and (not (code := text_of(node.args[0])) or "jax" in code):
+            self.add(node, function, known.CODE_IN_TEXT)
+
+    def _is_device_of_array(self, node: ast.Call) -> bool:
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr == "device"
+        plain = is_method and not node.args and not node.keywords and self.bindings.of(node.func) is None
+        return plain and self._jax_is_imported and "device" not in self._methods
 
     def _derivative_of(self, decorator: ast.expr, function: ast.AST) -> None:
         """``@jax.grad``, also with arguments, on a function that calls an xmapped one."""
@@ -256,8 +382,11 @@ class _Reader(ast.NodeVisitor):
                 self.add(keyword, f"{name}(named_shape=)", known.NAMED_STRUCT)
             elif keyword.arg == "reduce_axes" and ast.unparse(keyword.value) == "()":
                 continue
-            elif keyword.arg is not None and family_advice(name) is None and not self._guarded:
+            elif keyword.arg is not None and family_advice(name) is None and not self._is_elsewhere("call"):
                 self.reading.keywords.append((self.program.place(keyword), name, keyword.arg))
+
+    def _is_elsewhere(self, what: str) -> bool:
+        return what in self._caught or bool(self._conditions)
 
     def _option(self, node: ast.Call, name: str) -> None:
         option = text_of(node.args[0]) if node.args else ""
@@ -285,66 +414,3 @@ class _Reader(ast.NodeVisitor):
         for key in resources.keys:
             if key is not None and text_of(key) and text_of(key) not in names:
                 self.add(key, f"axis_resources of {text_of(key)!r}", known.IGNORED)
-
-
-# ---------------------------------------------------------------------- with what this JAX has
-
-
-def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
-    """All uses, in order.  Without facts about a JAX, only names of the table are judged, as removed."""
-    uses = set(reading.uses)
-    for reference in reading.references:
-        found = _judge_name(reference, facts)
-        if found is not None:
-            uses.add(Use(reference.place, *found))
-    for place, function, keyword in reading.keywords:
-        advice = _judge_keyword(function, keyword, facts)
-        if advice is not None:
-            uses.add(Use(place, f"{function}({keyword}=)", advice))
-    for place, option in reading.options:
-        if option in removed.OPTIONS:
-            uses.add(Use(place, option, known.OTHER_OPTION))
-        elif facts is not None and option in facts.options:
-            uses.add(Use(place, option, known.unknown_option(facts.jax)))
-    return sorted(uses)
-
-
-def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice] | None:
-    """What is to be said of a name of JAX, with the part of it that this is about."""
-    kind = facts.names.get(reference.name, "plain") if facts is not None and facts.jax else "installed"
-    if kind == "plain" or (kind == "import" and reference.imported):
-        return None
-    if kind == "import":
-        return reference.name, known.not_imported(reference.name.rpartition(".")[0])
-    name, advice = _of_table(reference.name)
-    if kind == "":
-        # Whether the table has it or not: this JAX has nothing to restore it from.
-        unknown = reference.imported or reference.written > 0
-        return (reference.name, known.unknown_name(facts.jax)) if unknown and facts is not None else None
-    if advice is None:
-        return None
-    if advice.status == known.CHANGE:  # what raises at use may be imported, and asked about
-        return None if reference.imported or reference.asked else (name, advice)
-    imported_here = reference.name.count(".") + 1 - reference.written
-    said_at_import = not reference.imported and name.count(".") + 1 <= imported_here
-    return None if said_at_import else (name, advice)
-
-
-def _of_table(name: str) -> tuple[str, Advice | None]:
-    """The longest part of a name that the table has, and what it says."""
-    parts = name.split(".")
-    for k in range(len(parts), 1, -1):
-        part = ".".join(parts[:k])
-        if part in removed.NAMES:
-            return part, known.of_row(removed.NAMES[part])
-        if k == len(parts) and part in removed.GONE_MODULES:
-            return part, known.of_module(part)
-    return name, None
-
-
-def _judge_keyword(function: str, keyword: str, facts: Facts | None) -> Advice | None:
-    refused = facts is None or (function, keyword) in facts.refused
-    row = known.KEYWORDS.get((function, keyword))
-    if row is not None:
-        return row if refused or row.status == known.CHANGE else None
-    return known.unknown_keyword(facts.jax) if facts is not None and refused else None

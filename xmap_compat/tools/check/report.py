@@ -5,13 +5,16 @@ It shows what needs a hand, and counts the rest:
 - ``works``: as it is under ``xmap_compat.install()`` or ``python -m xmap_compat``, or with another import;
 - ``differs``: so too, but it does something else than it did; the heading of migration_guide.md that says what;
 - ``change``: it needs a hand; what to write instead;
-- ``unknown``: the JAX of this environment does not have it, and xmap_compat knows nothing of it.
+- ``unknown``: the JAX of this environment does not have it, and xmap_compat knows nothing of it;
+- ``unseen``: a module of JAX is passed on as a value, or code is in a text: what is read from it is not known.
 
 Programs are read, notebooks too, and never imported or run.  Their names of JAX are looked up in the JAX of this
-environment, by a process that imports nothing else.  The exit code is 1 if something needs a hand, and 0 otherwise.
+environment, by a process that imports nothing else.  The exit code is 1 if something needs a hand (with ``--strict``
+also if something is unseen), and 0 otherwise.
 
 options:
   --verbose   a line for each use
+  --strict    fail for what is unseen, too
   --json      all uses, as JSON
   --diff      what --fix would write
   --fix       rewrite what is safe: imports of jax.experimental.maps, jax.tree_*, PartitionSpec, keywords of pjit
@@ -27,11 +30,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from xmap_compat.tools.check import fix, resolve
-from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, WORKS
-from xmap_compat.tools.check.reader import Reading, Use, is_of_jax, judged, read, unreadable
+from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
+from xmap_compat.tools.check.judge import judged
+from xmap_compat.tools.check.reader import read
 from xmap_compat.tools.check.sources import Place, source_files
+from xmap_compat.tools.check.uses import Reading, Use, is_of_jax, unreadable
 
-FLAGS = ("--verbose", "--json", "--diff", "--fix")
+FLAGS = ("--verbose", "--strict", "--json", "--diff", "--fix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +52,9 @@ class Checked:
         """How many names of JAX could not be looked up."""
         return 0 if self.facts.jax else len({r.name for reading in self.readings for r in reading.references})
 
-    @property
-    def exit_code(self) -> int:
-        return 1 if self.unresolved or any(use.advice.status in BY_HAND for use in self.uses) else 0
+    def exit_code(self, strict: bool = False) -> int:
+        failing = (*BY_HAND, UNSEEN) if strict else BY_HAND
+        return 1 if self.unresolved or any(use.advice.status in failing for use in self.uses) else 0
 
 
 def main(args: Sequence[str]) -> int:
@@ -72,7 +77,7 @@ def main(args: Sequence[str]) -> int:
         print(as_json(checked, paths))
     else:
         print(*lines_of(checked, paths, "--verbose" in flags), sep="\n")
-    return checked.exit_code
+    return checked.exit_code("--strict" in flags)
 
 
 def check_files(files: Iterable[str]) -> Checked:
@@ -89,11 +94,12 @@ def check_files(files: Iterable[str]) -> Checked:
 
 
 def _facts(readings: list[Reading]) -> resolve.Facts:
-    names = {reference.name for reading in readings for reference in reading.references}
+    references = [reference for reading in readings for reference in reading.references]
+    names = {r.name for r in references} | {name for r in references for name, _ in r.conditions if name}
     calls = {(function, keyword) for reading in readings for _, function, keyword in reading.keywords}
     options = {option for reading in readings for _, option in reading.options}
     if not (names or calls or options):
-        return resolve.Facts("nothing was asked of it", "", {}, frozenset(), frozenset())
+        return resolve.Facts("nothing was asked of it", "", {}, frozenset(), frozenset(), frozenset())
     modules = {module for reading in readings for module in reading.modules if is_of_jax(module)}
     return resolve.ask(names, modules, calls, options)
 
@@ -102,7 +108,7 @@ def _facts(readings: list[Reading]) -> resolve.Facts:
 
 
 def lines_of(checked: Checked, paths: Sequence[str], verbose: bool) -> list[str]:
-    shown = checked.uses if verbose else [use for use in checked.uses if use.advice.status in BY_HAND]
+    shown = checked.uses if verbose else [use for use in checked.uses if use.advice.status in (*BY_HAND, UNSEEN)]
     lines = list(map(str, shown))
     if not verbose:
         lines += _differences([use for use in checked.uses if use.advice.status == DIFFERS])
@@ -139,9 +145,10 @@ def _summary(checked: Checked) -> str:
     statuses = Counter(use.advice.status for use in checked.uses)
     total, files = len(checked.uses), len(checked.readings)
     unknown = f", {statuses[UNKNOWN]} unknown to jax {checked.facts.jax}" if statuses[UNKNOWN] else ""
+    unseen = f", {statuses[UNSEEN]} not followed" if statuses[UNSEEN] else ""
     return (
         f"{total} use{'s' * (total != 1)} in {files} file{'s' * (files != 1)}: {statuses[WORKS]} as they were, "
-        f"{statuses[DIFFERS]} with a difference, {statuses[CHANGE]} to change{unknown}"
+        f"{statuses[DIFFERS]} with a difference, {statuses[CHANGE]} to change{unknown}{unseen}"
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 Question = dict[str, list[Any]]
+Answer = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Facts:
       jax: its release; empty if it can't be imported, for the reason ``error``.
       names: of each name, ``"plain"`` if JAX has it, ``"installed"`` if it is there under ``install()`` only,
         ``"import"`` if some import must come first, or ``""``.
+      modules: those of the names that are modules.
       refused: the pairs of a function and a keyword that it does not take.
       options: the options of ``jax.config`` that are unknown, also under ``install()``.
     """
@@ -35,6 +37,7 @@ class Facts:
     jax: str
     error: str
     names: dict[str, str]
+    modules: frozenset[str]
     refused: frozenset[tuple[str, str]]
     options: frozenset[str]
 
@@ -50,7 +53,17 @@ def ask(
       calls: functions, each with a keyword.
       options: options of ``jax.config``.
     """
-    question = {"names": sorted(names), "modules": sorted(modules), "calls": sorted(calls), "options": sorted(options)}
+    question: Question = {"names": sorted(names), "modules": sorted(modules)}
+    question.update(calls=sorted(calls), options=sorted(options))
+    found = in_another_process(question)
+    if isinstance(found, str):
+        return Facts("", found, {}, frozenset(), frozenset(), frozenset())
+    refused = frozenset((function, keyword) for function, keyword in found["refused"])
+    return Facts(found["jax"], "", found["names"], *map(frozenset, (found["modules"], refused, found["options"])))
+
+
+def in_another_process(question: Question) -> Answer | str:
+    """The answer of a fresh process; or, as text, why there is none."""
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import resolve; resolve.main()"
     # -P: the directory of the program is no place to find modules.
@@ -62,21 +75,18 @@ def ask(
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        return Facts("", lines[-1] if lines else f"exit code {done.returncode}", {}, frozenset(), frozenset())
-    answer = json.loads(done.stdout.rpartition("\n")[2])
-    refused = frozenset((function, keyword) for function, keyword in answer["refused"])
-    return Facts(answer["jax"], "", answer["names"], refused, frozenset(answer["options"]))
+        return lines[-1] if lines else f"exit code {done.returncode}"
+    return json.loads(done.stdout.rpartition("\n")[2])
 
 
 # ------------------------------------------------------------------------- in that process
 
 
 def main() -> None:
-    answer = _answer(json.load(sys.stdin))
-    print("\n" + json.dumps(answer), end="")
+    print("\n" + json.dumps(answer(json.load(sys.stdin))), end="")
 
 
-def _answer(question: Question) -> dict[str, Any]:
+def answer(question: Question) -> Answer:
     warnings.simplefilter("ignore")
     jax: Any = importlib.import_module("jax")
     restore = importlib.import_module("xmap_compat.legacy.restore")
@@ -89,7 +99,9 @@ def _answer(question: Question) -> dict[str, Any]:
     _classify(kinds, "installed", imports=False)
     _classify(kinds, "import", imports=True)
     options = [option for option in question["options"] if option not in jax.config.values]
-    return {"jax": vars(jax)["__version__"], "names": kinds, "refused": refused, "options": options}
+    modules = [name for name in kinds if any(map(inspect.ismodule, _find(name, imports=True) or []))]
+    found = {"jax": vars(jax)["__version__"], "names": kinds, "modules": modules}
+    return {**found, "refused": refused, "options": options}
 
 
 def _import_all(modules: Iterable[str]) -> None:

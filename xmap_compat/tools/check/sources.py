@@ -80,11 +80,20 @@ def program_of(source: str | bytes, path: str) -> Program:
 
 
 def _parse(cell: Cell) -> ast.Module:
-    text = cell.text if cell.number is None else without_magic(cell.text)
+    """The tree of a cell.  What is no Python, and looks like a line for IPython or the shell, is left out."""
     flags = ast.PyCF_ONLY_AST | (0 if cell.number is None else ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    tree = compile(text, "<cell>", "exec", flags, dont_inherit=True)
-    assert isinstance(tree, ast.Module)
-    return tree
+    lines = (cell.text if cell.number is None else without_cell_magic(cell.text)).split("\n")
+    while True:
+        try:
+            tree = compile("\n".join(lines), "<cell>", "exec", flags, dont_inherit=True)
+        except SyntaxError as error:
+            magic = None if cell.number is None else _magic_line(lines, error.lineno or 0)
+            if magic is None:
+                raise
+            _leave_out(lines, magic)
+        else:
+            assert isinstance(tree, ast.Module)
+            return tree
 
 
 def _cells(source: str | bytes, path: str) -> list[Cell]:
@@ -107,18 +116,49 @@ def decoded(source: str | bytes) -> str:
     return io.TextIOWrapper(io.BytesIO(source), encoding, newline=None).read()
 
 
-# Cell magics whose cells are Python; the cells of others are something else.
+# Magics that run Python: of a cell, and of a line.
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun")
+_PYTHON_LINE = re.compile(r"^(\s*)(%(?:time|timeit|prun)(?:\s+-\S+(?:\s+\d+)?)*\s)(.*)$")
+# `name = !command` and `name = %magic` too; `help?` of a name.
+_MAGIC_LINE = re.compile(r"^(\s*)(?:[\w, ]+=\s*)?[%!].*$|^(\s*)\?{0,2}[\w.]+\?{1,2}\s*$")
 
 
-def without_magic(text: str) -> str:
-    """A cell's Python: lines for IPython and for the shell become ``pass``, so that all others keep their places."""
-    magic = re.match(r"\s*%%(\w+)", text)
-    if magic and magic[1] not in _PYTHON_CELLS:
+def without_cell_magic(text: str) -> str:
+    """A cell's text without its first line, if that is a magic; nothing if the cell is no Python then."""
+    magic = re.match(r"\s*%%(\w+).*", text)
+    if magic is None:
+        return text
+    if magic[1] not in _PYTHON_CELLS:
         return "\n" * text.count("\n")
-    # `name = !command` and `name = %magic` too; `help?` of a name.
-    line = re.compile(r"^(\s*)(?:\w+\s*=\s*)?[%!].*$|^(\s*)\?{0,2}[\w.]+\?{1,2}\s*$")
-    return "\n".join(line.sub(lambda m: f"{m[1] or m[2] or ''}pass", each) for each in text.split("\n"))
+    return "\n" * magic[0].count("\n") + text[magic.end() :]
+
+
+def _magic_line(lines: list[str], number: int) -> int | None:
+    """The line that a syntax error is about, or the last one before it, that looks like a magic; from 0."""
+    before = range(min(number, len(lines)) - 1, -1, -1)
+    return next((k for k in before if _MAGIC_LINE.match(lines[k])), None)
+
+
+def _leave_out(lines: list[str], k: int) -> None:
+    """Leave out a command, which may go on after a backslash."""
+    continued = lines[k].endswith("\\")
+    lines[k] = without_magic(lines[k].rstrip("\\"))
+    if continued and k + 1 < len(lines):
+        rest = lines[k + 1]
+        lines[k + 1] = ""
+        if rest.endswith("\\"):
+            lines[k + 1] = "!\\"
+            _leave_out(lines, k + 1)
+
+
+def without_magic(line: str) -> str:
+    """``pass`` for a line for IPython or the shell; the Python of ``%time``, at its place."""
+    python = _PYTHON_LINE.match(line)
+    if python:
+        return python[1] + "if 1:".ljust(len(python[2])) + python[3]
+    match = _MAGIC_LINE.match(line)
+    assert match is not None
+    return f"{match[1] or match[2] or ''}pass"
 
 
 @contextlib.contextmanager

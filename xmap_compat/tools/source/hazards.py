@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
+from xmap_compat.core import nested_marks
 from xmap_compat.core.names import Checker, while_names
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import RULES, collectives_in
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.tools.source.proof import vjp_rules
 from xmap_compat.tools.source.text import NotWritable
+from xmap_compat.tools.source.user_code import Span
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -29,8 +31,7 @@ def check(plan: CallPlan, typed: bool) -> None:
     """
     placements = plan.staged.plan.placements
     _check_rules(plan, typed)
-    _check_random_bits(plan)
-    _check_contractions(plan.staged.plan.program.jaxpr)
+    _check_bfloat16(plan)
     for site in plan.staged.sites:
         primitive, params = site.eqn.primitive.name, site.eqn.params
         held = frozenset().union(*(o.names for o in site.operands))
@@ -51,12 +52,26 @@ def check(plan: CallPlan, typed: bool) -> None:
                 raise NotWritable("a collective in a loop that not all devices leave together")
 
 
-def _check_contractions(jaxpr: Any) -> None:
-    """Refuse contractions over names that the body differentiates: in a gradient inside it they sum no cotangents."""
+def _check_bfloat16(plan: CallPlan) -> None:
+    """Refuse what would end the process by hand, in the call or in its derivatives: see :func:`_jax.widens`."""
+    if plan.mesh is None or not plan.compiler_axes or not _jax.widens(plan.mesh.devices.flat[0].platform):
+        return
+    if np.dtype(jnp.bfloat16) in _dtypes(plan.staged.plan.program.jaxpr):
+        raise NotWritable("bfloat16 beside axes of the compiler, on which XLA's CPU compiler fails by hand")
+
+
+def _dtypes(jaxpr: Any) -> set[Any]:
+    """The types of all elements of a program."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    found = {v.aval.dtype for v in _jax.input_vars(body)} | {v.aval.dtype for eqn in body.eqns for v in eqn.outvars}
+    return found.union(*(_dtypes(sub) for eqn in body.eqns for sub in _jax.subjaxprs(eqn.params)))
+
+
+def contractions_inside(jaxpr: Any) -> frozenset[Span]:
+    """The calls of contractions over names that the body differentiates: there they sum no cotangents."""
     operations = list(_operations(jaxpr))
     contractions = {_call(eqn) for eqn, backward in operations if eqn.primitive.name == "pdot" and not backward}
-    if contractions and any(_call(eqn) in contractions for eqn, backward in operations if backward):
-        raise NotWritable("a contraction over names that is differentiated inside the body")
+    return frozenset(call for eqn, backward in operations if backward and (call := _call(eqn)) in contractions)
 
 
 def differentiates(jaxpr: Any) -> bool:
@@ -64,14 +79,27 @@ def differentiates(jaxpr: Any) -> bool:
     return any(backward for _, backward in _operations(jaxpr))
 
 
-def _check_random_bits(plan: CallPlan) -> None:
-    """Refuse keys of XLA's generator that differ along a vmapped axis: ``jax.vmap`` draws one stream for all."""
+def axes_of_generators(plan: CallPlan) -> list[Any]:
+    """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all."""
     vmapped = {a.name for a in plan.axes if a.local_size != 1 or not a.mesh_axes}
     program = plan.staged.plan.program
-    held = [frozenset(n for n in a.axes if n is not None) for a in plan.arguments]
-    for names in _held_by_generators(program.jaxpr, [*(frozenset() for _ in program.consts), *held]):
-        if names & vmapped:
-            raise NotWritable(f"keys of impl 'rbg' that differ along {', '.join(map(str, sorted(names, key=str)))}")
+    arguments = [frozenset(n for n in a.axes if n is not None) for a in plan.arguments]
+    if _draws_inside(program.jaxpr, False):
+        raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
+    held = _held_by_generators(program.jaxpr, [*(frozenset() for _ in program.consts), *arguments])
+    axes = sorted(vmapped.intersection(*[frozenset().union(*held)]), key=str)
+    if over := [n for n in axes if n in collectives_in(program.jaxpr)]:
+        raise NotWritable(f"keys of impl 'rbg' that differ along {', '.join(map(str, over))}, and a collective over it")
+    return axes
+
+
+def _draws_inside(jaxpr: Any, inside: bool) -> bool:
+    """Whether XLA's generator is used in a nested call of xmap."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        here = inside or any(True for _ in nested_marks.marked(_jax.name_stack(eqn)))
+        if (here and _draws_from_rbg(eqn)) or any(_draws_inside(sub, here) for sub in _jax.subjaxprs(eqn.params)):
+            return True
+    return False
 
 
 def _held_by_generators(jaxpr: Any, names: Sequence[frozenset[Any]]) -> Iterator[frozenset[Any]]:
@@ -103,9 +131,9 @@ def _draws_from_rbg(eqn: Any) -> bool:
     )
 
 
-def _call(eqn: Any) -> tuple[Any, ...]:
+def _call(eqn: Any) -> Span:
     """The user's innermost call that an equation came from."""
-    return tuple(_jax.user_frames(eqn)[:1])
+    return next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())
 
 
 def _operations(jaxpr: Any, backward: bool = False) -> Iterator[tuple[Any, bool]]:

@@ -64,6 +64,128 @@ def einsum_over(subscripts, *operands, local={}, across=(), **options):  # noqa:
     return lax.psum(result, across) if across else result
 
 
+def pdot_inside(x, y, axes, *args, **options):
+    """pdot as a gradient that is taken inside sees it: each element has its own cotangent, and none are summed."""
+    return with_own_cotangents(lambda x, y: pdot(x, y, axes, *args, **options), functools.partial(pdot, axes=()), x, y)
+
+
+def einsum_inside(subscripts, *operands, local={}, across=(), **options):  # noqa: B006
+    """einsum_over as a gradient that is taken inside sees it: each element has its own cotangent, none are summed."""
+    own = "".join(letter for letter in subscripts if letter not in local)
+    return with_own_cotangents(
+        lambda *xs: einsum_over(subscripts, *xs, local=local, across=across, **options),
+        lambda *xs: jnp.einsum(own, *xs, **options),
+        *operands,
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def with_own_cotangents(contract, own, *operands):
+    """A contraction over axes with the derivative of one that is over none."""
+    return contract(*operands)
+
+
+def with_own_cotangents_fwd(contract, own, *operands):
+    return contract(*operands), operands
+
+
+def with_own_cotangents_bwd(contract, own, operands, cotangent):
+    return jax.vjp(own, *operands)[1](cotangent)
+
+
+with_own_cotangents.defvjp(with_own_cotangents_fwd, with_own_cotangents_bwd)
+
+
+def values_only(function):
+    """A function whose derivative is refused: collectives inside are made for the gradients that it takes itself."""
+    held = jax.custom_jvp(function)
+
+    @held.defjvp
+    def refuse(primals, tangents):
+        raise TypeError("this program is written for its values: it takes gradients of collectives itself")
+
+    return held
+
+
+class NamedShape:
+    """The shape of an array with positional dimensions and named ones: NamedShape(2, 3, batch=8)."""
+
+    def __init__(self, *positional, **named):
+        self.positional, self.named = positional, named
+
+
+def sample(function, key, *args, **options):
+    """A function of jax.random, with a key of its own for each element along the names of a shape."""
+    shape = next((x for x in (*args, *options.values()) if isinstance(x, NamedShape)), NamedShape())
+    for name in shape.named:
+        key = jax.random.fold_in(key, lax.axis_index(axes_of(name)))
+    plain = lambda x: x.positional if x is shape else x  # noqa: E731
+    return function(key, *map(plain, args), **{k: plain(x) for k, x in options.items()})
+
+
+def safe_zip(*sequences):
+    """zip of sequences of one length, as a list."""
+    return list(zip(*sequences, strict=True))
+
+
+def safe_map(function, *sequences):
+    """map over sequences of one length, as a list."""
+    return [function(*xs) for xs in zip(*sequences, strict=True)]
+
+
+def unzip2(pairs):
+    """The first elements of pairs, and the second ones."""
+    return tuple(zip(*pairs, strict=True)) or ((), ())
+
+
+def in_loop(function, in_axes=0, out_axes=0, turns=None, axis_size=None):
+    """jax.vmap over a part of the elements at a time, in so many turns, or over one after another."""
+
+    def mapped(*args):
+        leaves, tree = jax.tree.flatten(args)
+        places = broadcast(in_axes, args)
+
+        def element(given):
+            rest = iter(given[1])
+            return function(*tree.unflatten([x if k is None else next(rest) for x, k in zip(leaves, places)]))
+
+        cut = [jnp.moveaxis(x, k, 0) for x, k in zip(leaves, places) if k is not None]
+        size = len(cut[0]) if axis_size is None else axis_size
+        batch = None if turns in (None, size) else size // turns
+        results = lax.map(element, (jnp.arange(size), cut), batch_size=batch)
+        found, tree_out = jax.tree.flatten(results)
+        places_out = broadcast(out_axes, results)
+        return tree_out.unflatten([x[0] if k is None else jnp.moveaxis(x, 0, k) for x, k in zip(found, places_out)])
+
+    return mapped
+
+
+def on_devices(function, axes, in_axes=0, out_axes=0):
+    """A function that each device calls with its part of arrays, cut over axes of the mesh; results are gathered."""
+
+    def mapped(*args):
+        leaves, tree = jax.tree.flatten(args)
+        here, devices = lax.axis_index(axes), lax.psum(1, axes)
+
+        def part(x, k):
+            size = jnp.shape(x)[k] // devices
+            return lax.dynamic_slice_in_dim(x, here * size, size, k)
+
+        parts = [x if k is None else part(x, k) for x, k in zip(leaves, broadcast(in_axes, args))]
+        results = function(*tree.unflatten(parts))
+        found, tree_out = jax.tree.flatten(results)
+        whole = lambda x, k: x if k is None else lax.all_gather(x, axes, axis=k, tiled=True)  # noqa: E731
+        return tree_out.unflatten(map(whole, found, broadcast(out_axes, results)))
+
+    return mapped
+
+
+def broadcast(prefix, tree):
+    """The entries of a prefix of a pytree, one for each leaf."""
+    is_none = lambda x: x is None  # noqa: E731
+    return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=is_none), is_leaf=is_none)
+
+
 def all_gather(x, axes, axis=0, tiled=False):
     """lax.all_gather over axes of the mesh and of jax.vmap together: those of one kind that are neighbours at once."""
     for on_mesh, group in reversed([(k, tuple(g)) for k, g in itertools.groupby(axes, MESH_AXES.__contains__)]):

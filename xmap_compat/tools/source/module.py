@@ -10,11 +10,9 @@ import ast
 import dataclasses
 import functools
 import inspect
-import os
 import sys
-import sysconfig
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -24,21 +22,36 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
-from xmap_compat.core.specs import AxisSpec, is_single_spec, parse_specs, spec_names
-from xmap_compat.tools.source import helpers
-from xmap_compat.tools.source.rewrite import (
+from xmap_compat.random import NamedShape
+from xmap_compat.tools.source import old_names
+from xmap_compat.tools.source.kinds import (
+    NO_CODE,
+    attaches,
+    is_jitted,
+    is_library,
+    is_ours,
+    is_xmapped,
+    module_import,
+    needs_us,
+    public_name,
+    refuse_library,
+    same,
+    spells,
+)
+from xmap_compat.tools.source.nested import vmaps
+from xmap_compat.tools.source.rewrite import Rewriter
+from xmap_compat.tools.source.rules import RuleOver, backward_over
+from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
+from xmap_compat.tools.source.user_code import (
     AxisNames,
     Found,
-    Rewriter,
     Scope,
+    Span,
     collective_calls,
     collectives,
-    file_at,
     source_of,
     source_of_class,
 )
-from xmap_compat.tools.source.rules import RuleOver, rule_at
-from xmap_compat.tools.source.text import NotWritable, array, literal, prefix, quoted
 
 MAX_LITERAL = 64
 # Names of modules that are imported where they are used.
@@ -65,9 +78,12 @@ class Module:
       values: arrays too large to be written, by name.
       name: the function, as an expression.
       calls: the collectives of each innermost call of the user.
+      inside: calls of contractions that the body differentiates.
+      gave_way: whether a name of the user's was reserved.
       handled: calls whose axes were rewritten, or need not be.
-      nested: in_axes and out_axes of the xmaps inside; they are vmaps, or, where the module is made for the proof
-        (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
+      bound: axes of collectives that are arguments of ``functools.partial``.
+      nested: in_axes, out_axes and axis_resources of the xmaps inside; they are vmaps, or, where the module is made for
+        the proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
 
     def __init__(
@@ -75,12 +91,13 @@ class Module:
         fun: Callable[..., Any],
         jaxpr: Any,
         names: AxisNames,
-        reserved: Sequence[str],
+        reserved: Iterable[str],
         rules: Sequence[RuleOver] = (),
         typed: bool = False,
         proving: bool = False,
+        inside: frozenset[Span] = frozenset(),
     ):
-        self.names, self.rules, self.typed, self.proving = names, rules, typed, proving
+        self.names, self.rules, self.typed, self.proving, self.inside = names, rules, typed, proving, inside
         self.imports: dict[str, None] = {}
         self.definitions: dict[str, list[str]] = {}
         self.helpers: dict[str, None] = {}
@@ -88,9 +105,10 @@ class Module:
         self.nested: list[Any] = []
         self.calls = collective_calls(jaxpr)
         self.handled: set[Any] = set()
+        self.bound: set[tuple[Any, ...]] = set()
         self._edits: dict[Edit, None] = {}
         self._meanings: dict[str, Any] = dict(IMPORTED)
-        self._reserved = {*reserved, *_HELPERS, "AXES", "MESH_AXES"}
+        self._reserved, self.gave_way = {*reserved, "AXES", "MESH_AXES"}, False
         self.name = self.expression(fun, "body")
         if not self.name.replace(".", "_").isidentifier():
             expression, self.name = self.name, self._define("body", object())[0]
@@ -116,7 +134,10 @@ class Module:
             names = mentioned_names(eqn.params)
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
-            if eqn.primitive.name != "pdot" and self.names.is_same(names):
+            needs_helper = eqn.primitive.name in ("pdot", "all_to_all", "ppermute")
+            # Of a backward rule JAX says that it is where the function is called: the proof looks after it.
+            backward = "transpose(" in _jax.name_stack(eqn)
+            if not needs_helper and (self.names.is_same(names) or names in self.bound or backward):
                 continue
             if not any(span in self.handled for span in spans):
                 where = _jax.where_in_user_code(eqn)
@@ -128,11 +149,12 @@ class Module:
         """What a value is called, as near to what is wanted as can be, and whether it was known."""
         for name in (wanted, *(f"{wanted}_{k}" for k in range(2, 1000))):
             if name in self._reserved:
+                self.gave_way = True
                 continue
             if name not in self._meanings:
                 self._meanings[name] = meaning
                 return name, False
-            if _same(self._meanings[name], meaning):
+            if same(self._meanings[name], meaning):
                 return name, True
         raise NotWritable(f"a thousand things with the name {wanted}")
 
@@ -140,53 +162,17 @@ class Module:
         """What a module is called here."""
         name, known = self._define(name, module)
         if not known:
-            self.imports[_module_import(name, module)] = None
+            self.imports[module_import(name, module)] = None
         return name
 
-    def vmaps(self, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
-        """An xmap inside another one: a vmap for each of its axes, the first one outermost."""
-        if any(r not in ((), None) for r in (axis_resources or {}).values()):
-            raise NotWritable("a nested call of xmap with resources")
-        if isinstance(in_axes, list) and not is_single_spec(in_axes):
-            in_axes = tuple(in_axes)
-        given, results = parse_specs("in_axes", in_axes), parse_specs("out_axes", out_axes)
-        axes_inside = spec_names([given, results])
-        for name in axes_inside:
-            if not isinstance(name, str) or name in self.names.order or name in self.names.local.values():
-                raise NotWritable(f"the axis {name} of a nested call of xmap, which has the name of another")
-        self.nested.append((in_axes, out_axes))
-        if self.proving:
-            return f"nested_xmap_{len(self.nested)}({function})"
-        structure, leaf = jax.tree.structure(given), jax.tree.leaves(given)
-        out_structure, out_leaf = jax.tree.structure(results), jax.tree.leaves(results)
-        for k in reversed(range(len(axes_inside))):
-            outer = axes_inside[:k]
-            at = lambda spec, k=k, outer=outer: literal(_position(spec, axes_inside[k], outer))  # noqa: E731
-            options = [f"in_axes={prefix(structure, list(map(at, leaf)))}"]
-            options += [f"out_axes={prefix(out_structure, list(map(at, out_leaf)))}"]
-            options += [f"axis_name={literal(axes_inside[k])}"]
-            function = f"{self.alias('jax', jax)}.vmap({function}, {', '.join(options)})"
-        return function
-
-    def rule_at(self, file: str, ranges: Sequence[tuple[int, int]]) -> RuleOver | None:
-        return rule_at(self.rules, file, ranges)
+    def dotted(self, name: str) -> str:
+        """``jax.tree.map``, imported."""
+        self.alias("jax", jax)
+        return name
 
     def helper(self, name: str) -> str:
         self.helpers[name] = None
         return name
-
-    def helper_lines(self) -> list[str]:
-        """The helpers, with what they need, and the axes that they ask for."""
-        needed = [name for name in _HELPERS if name in _with_needs(self.helpers)]
-        lines = [line for name in needed for line in ("", "", *_HELPERS[name].lines)]
-        used = {n for name in needed for n in _HELPERS[name].needs}
-        constants = []
-        if "AXES" in used:
-            table = ", ".join(f"{literal(n)}: {literal(self.names.parts(n))}" for n in self.names.mesh)
-            constants.append(f"AXES = {{{table}}}")
-        if "MESH_AXES" in used:
-            constants.append(f"MESH_AXES = {literal(self.names.order)}")
-        return [*constants, *lines]
 
     # ---- values
 
@@ -194,7 +180,11 @@ class Module:
         """An expression for a value, after everything that it needs has been defined."""
         if isinstance(value, types.ModuleType):
             return self.alias(wanted, value)
-        if (public := _public_name(value)) is not None:
+        if (name := old_names.written_out(value)) is not None:
+            return self.helper(name)
+        if value is NamedShape:
+            return self.helper("NamedShape")
+        if (public := public_name(value)) is not None:
             module, name = public
             return f"{self.alias(*module)}.{name}"
         for writes in (self._callable, self._data):
@@ -203,12 +193,12 @@ class Module:
         raise NotWritable(f"{wanted}, a value of type {type(value).__name__}")
 
     def _callable(self, value, wanted, scope) -> str | None:
-        if _is_xmapped(value):
+        if is_xmapped(value):
             declared = value.plan.args[0] if isinstance(value.plan, functools.partial) else value.plan.declared
             if declared.sizes or declared.backend is not None:
                 raise NotWritable("a nested call of xmap with other options")
             inner = self.expression(declared.fun, "body", scope)
-            return self.vmaps(inner, declared.in_source, declared.out_source, dict(declared.resources))
+            return vmaps(self, inner, declared.in_source, declared.out_source, dict(declared.resources))
         if isinstance(value, functools.partial):
             function = self.expression(value.func, "body", scope)
             args = [self.expression(a, "value", scope) for a in value.args]
@@ -225,7 +215,7 @@ class Module:
         if isinstance(value, types.FunctionType):
             if hasattr(value, "__wrapped__") and (text := self._decorated(value, scope)) is not None:
                 return text
-            _refuse_library(value.__code__.co_filename, value.__name__)
+            refuse_library(value.__code__.co_filename, value.__name__)
             return self._function(value)
         if isinstance(value, type):
             return self._class(value)
@@ -257,13 +247,15 @@ class Module:
         """Define or import what a free name of a piece of text means; what it is called here."""
         if not (scope.known(free) and not scope.is_bound(free)):
             return self._assigned(free, scope, object())
-        value = scope.value(free)
-        if _is_ours(value) and not _is_xmapped(value):
+        value = old_names.of_jax(scope.value(free))
+        if value is NamedShape or old_names.written_out(value):
+            return self.expression(value, free, scope)
+        if is_ours(value) and not is_xmapped(value):
             raise NotWritable(f"a use of {free} of xmap_compat")
         if not isinstance(value, types.ModuleType) and (statement := self._import(free, value, scope)) is not None:
             name, known = self._define(free, value)
             if not known:
-                self.imports[statement if name == free else f"{statement} as {name}"] = None
+                self.imports[statement if name == free else f"{statement.partition(' as ')[0]} as {name}"] = None
             return name
         if isinstance(value, types.ModuleType):
             return self.alias(free, value)
@@ -293,7 +285,7 @@ class Module:
         name, known = self._define(free, value)
         if known:
             return name
-        if node is not None and (text is None or _spells(node, value, scope)):
+        if node is not None and (text is None or spells(node, value, scope)):
             found = scope.found.at(node)
             inner = Scope(found, scope.globals, scope.closure)
             rewriter = Rewriter(self, found, inner)
@@ -308,6 +300,11 @@ class Module:
     def _import(self, free: str, value: Any, scope: Scope) -> str | None:
         """The statement that imports a value from where the user's file has it."""
         statement = scope.import_of(free)
+        if statement is not None:
+            _, home, _, *name = statement.split()
+            if (new := old_names.new_name(home, name[0])) is not None:
+                home, _, last = new.rpartition(".")
+                statement = f"from {home} import {last}" + (f" as {free}" if last != free else "")
         if statement is not None and self._may_import(statement.split()[1], value):
             return statement
         module = str(scope.globals.get("__name__", "__main__"))
@@ -320,9 +317,9 @@ class Module:
         """Whether a value may stay in its module: one that needs no xmap and has none of its collectives."""
         there = sys.modules.get(module)
         file = getattr(there, "__file__", None) or ""
-        if there is None or _needs_us(module, {}):
+        if there is None or needs_us(module, {}):
             return False
-        return _is_library(file) or not any(span[0] == file for span in self.calls)
+        return is_library(file) or not any(span[0] == file for span in self.calls)
 
     # ---- functions of other kinds
 
@@ -330,7 +327,7 @@ class Module:
         """A function with a rule for its derivatives, which a statement or a decorator attaches."""
         kind = "custom_vjp" if isinstance(value, jax.custom_vjp) else "custom_jvp"
         primal = value.__wrapped__
-        _refuse_library(getattr(primal, "__code__", _NO_CODE).co_filename, name)
+        refuse_library(getattr(primal, "__code__", NO_CODE).co_filename, name)
         written, known = self._define("function" if name == "<lambda>" else name, value)
         if known:
             return written
@@ -354,7 +351,7 @@ class Module:
                 bwd = source_of(value.bwd)
                 rewriter = Rewriter(self, bwd, Scope.of(value.bwd, bwd))
                 nondiff = tuple(value.nondiff_argnums)
-                names[1], over = rewriter.backward_over(names[1], found, bwd.node, nondiff)
+                names[1], over = backward_over(rewriter, names[1], found, bwd.node, nondiff)
                 if over is not None:
                     owned = (
                         f"{self.helper('varying_over')}({written}, {over}{f', {literal(nondiff)}' if nondiff else ''})"
@@ -369,13 +366,13 @@ class Module:
         found = source_of(rule)
         name, known = self._define(wanted if isinstance(found.node, ast.Lambda) else found.node.name, rule)
         if not known:
-            self._write(name, found, Scope.of(rule, found), decorated=_attaches(found.node))
+            self._write(name, found, Scope.of(rule, found), decorated=attaches(found.node))
         return name
 
     def _decorated(self, value: Any, scope: Scope | None) -> str | None:
         """What a decorator made of a function: with its decorators, or by ``jax.jit``."""
         inner = inspect.unwrap(value) if callable(getattr(value, "__wrapped__", None)) else None
-        if isinstance(inner, types.FunctionType) and not _is_library(inner.__code__.co_filename):
+        if isinstance(inner, types.FunctionType) and not is_library(inner.__code__.co_filename):
             found = source_of(inner)
             there = inner.__globals__.get(inner.__name__, value)
             if getattr(found.node, "decorator_list", None) and there is value:
@@ -388,7 +385,7 @@ class Module:
         return None
 
     def _class(self, cls: type) -> str:
-        _refuse_library(getattr(inspect.getmodule(cls), "__file__", None) or "", cls.__name__)
+        refuse_library(getattr(inspect.getmodule(cls), "__file__", None) or "", cls.__name__)
         name, known = self._define(cls.__name__, cls)
         if not known:
             found = source_of_class(cls)
@@ -449,179 +446,5 @@ class Module:
         return f"{self.expression(type(value), type(value).__name__, scope)}({given})"
 
 
-# ------------------------------------------------------------------------------ what things are
-
-_LIBRARY: list[tuple[types.ModuleType, str]] = [
-    *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
-    *((jax.random, "random"), (jax.scipy.special, "special")),
-]
-_NO_CODE = types.SimpleNamespace(co_filename="")
-
-
-def _public_name(value: Any) -> tuple[tuple[str, types.ModuleType], str] | None:
-    """``(('jnp', jax.numpy), 'sin')`` for a function or class of a library, which is used and not copied."""
-    name = getattr(value, "__name__", "")
-    if not isinstance(name, str) or not callable(value):
-        return None
-    for module, alias in _LIBRARY:
-        if name and vars(module).get(name) is value:
-            return (alias, module), name
-    root = str(getattr(value, "__module__", "") or "").split(".")[0]
-    there = sys.modules.get(root)
-    if there is not None and root not in ("__main__", "xmap_compat", "builtins") and vars(there).get(name) is value:
-        return ((root, there), name) if _is_library(getattr(there, "__file__", None) or "") else None
-    return None
-
-
-def _refuse_library(file: str, name: str) -> None:
-    if _is_library(file):
-        raise NotWritable(f"{name or 'a function'} of a library, which has no public name")
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARIES)
-
-
-_PATHS = sysconfig.get_paths()
-_LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
-
-
-def _needs_us(module: str, seen: dict[str, bool]) -> bool:
-    """Whether importing a module of the user's imports this package, or what it brings back."""
-    if module in seen:
-        return seen[module]
-    seen[module] = False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    if _is_library(file):
-        return False
-    if not file or module.split(".")[0] in ("xmap_compat", "__main__"):
-        return True
-    for node in ast.walk(file_at(file, module).tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            if node.level:
-                return True
-            names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
-        if any(n.startswith("jax.experimental.maps") for n in names):
-            return True
-        if any(n in sys.modules and _needs_us(n, seen) for n in names):
-            seen[module] = True
-            return True
-    return False
-
-
-def _position(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:
-    """Where an axis is in an array without the dimensions of the outer ones."""
-    positions = spec.position_of()
-    if name not in positions:
-        return None
-    return positions[name] - sum(positions[n] < positions[name] for n in outer if n in positions)
-
-
-def is_jitted(value: Any) -> bool:
-    return isinstance(value, type(jax.jit(len)))
-
-
-def _is_xmapped(value: Any) -> bool:
-    return is_jitted(value) and callable(getattr(value, "plan", None))
-
-
-def _is_ours(value: Any) -> bool:
-    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
-    return str(module).split(".")[0] == "xmap_compat"
-
-
-def _attaches(node) -> bool:
-    """Whether a rule is attached by its decorator: ``@f.defjvp``."""
-    return any(isinstance(d, ast.Attribute) and d.attr.startswith("def") for d in getattr(node, "decorator_list", ()))
-
-
-def _same(known: Any, value: Any) -> bool:
-    plain = (bool, int, float, complex, str, bytes)
-    return known is value or (type(known) is type(value) and isinstance(value, plain) and known == value)
-
-
-def _spells(node: ast.expr, value: Any, scope: Scope) -> bool:
-    """Whether an expression of the file is a way to write a value: plain data, or arrays made from it."""
-    for n in ast.walk(node):
-        if isinstance(n, ast.Call) and not _is_of_arrays(n.func, scope):
-            return False
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
-            if not (n.id in scope.globals and isinstance(scope.globals[n.id], types.ModuleType)):
-                return False
-        elif not isinstance(n, _PLAIN_NODES):
-            return False
-    try:
-        again = eval(compile(ast.Expression(node), "<spelling>", "eval"), dict(scope.globals))
-        return type(again) is type(value) and bool(np.all(np.asarray(again) == np.asarray(value)))
-    except Exception:
-        return False
-
-
-_PLAIN_NODES = (
-    *(ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp, ast.Call, ast.Attribute, ast.keyword),
-    *(ast.operator, ast.unaryop, ast.expr_context),
-)
-
-
-def _is_of_arrays(node: ast.expr, scope: Scope) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name) and scope.globals.get(node.id) in (np, jnp)
-
-
-def _module_import(name: str, module: types.ModuleType) -> str:
-    path = module.__name__
-    if path.split(".")[0] == "xmap_compat":
-        raise NotWritable(f"a use of {path}")
-    if _needs_us(path, {}):
-        raise NotWritable(f"a use of {path}, which needs xmap")
-    if path == name:
-        return f"import {path}"
-    parent, _, last = path.rpartition(".")
-    return f"from {parent} import {last}" if last == name and parent else f"import {path} as {name}"
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-# ------------------------------------------------------------------------------ helpers
-
-
-@dataclasses.dataclass(frozen=True)
-class _Helper:
-    lines: tuple[str, ...]
-    needs: frozenset[str]
-
-
-def _read_helpers() -> Mapping[str, _Helper]:
-    """The functions of ``helpers``, with what each reads; a rule of a derivative belongs to its function."""
-    text = inspect.getsource(helpers)
-    found: dict[str, _Helper] = {}
-    for node in ast.parse(text).body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        lines = [line.split("  # noqa")[0] for line in text.split("\n")[first - 1 : node.end_lineno]]
-        needs = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        owner = node.name.removesuffix("_jvp")
-        if owner != node.name:
-            lines = [*found[owner].lines, "", "", *lines]
-            needs |= found[owner].needs
-        found[owner] = _Helper(tuple(lines), frozenset(needs - {owner}))
-    return found
-
-
-_HELPERS = _read_helpers()
-
-
-def _with_needs(names: Mapping[str, None]) -> set[str]:
-    needed: set[str] = set()
-    pending = list(names)
-    while pending:
-        name = pending.pop()
-        if name in _HELPERS and name not in needed:
-            needed.add(name)
-            pending.extend(_HELPERS[name].needs)
-    return needed

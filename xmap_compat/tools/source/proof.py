@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat import braces as named_einsum
-from xmap_compat import lax as named_lax
 from xmap_compat.core.mesh import Mesh
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
@@ -33,7 +30,7 @@ from xmap_compat.core.trace import trace_flat
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
-    from xmap_compat.tools.source.rewrite import AxisNames
+    from xmap_compat.tools.source.user_code import AxisNames
 
 Trace = Callable[[Callable[..., Any], Sequence[Any]], Any]
 
@@ -380,13 +377,13 @@ def prove_functions(plan: CallPlan, names: AxisNames, namespace: dict[str, Any],
 
     Args:
       names: what executes each named axis.
-      namespace: the module, executed with ``STAND_INS`` for its helpers.
+      namespace: the module, executed with ``stand_ins`` for its helpers.
     """
     decided = plan.staged.plan
     sizes = {a.name: a for a in plan.axes}
     parts: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
     parts.update({local: sizes[name].device_size for name, local in names.local.items() if local is not None})
-    there = Body(parts, decided.body.scope)
+    there = Body(parts, decided.body.scope, decided.body.device_axes)
     types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=_is_weak(a)) for a in avals]  # noqa: E731
     trace = lambda body: lambda fun, avals: trace_flat(fun, types(avals), body)  # noqa: E731
     function = eval(entry, namespace)
@@ -408,53 +405,5 @@ def prove_functions(plan: CallPlan, names: AxisNames, namespace: dict[str, Any],
     return difference(expected, Side(*_jax.open_jaxpr(found), trace(there)))
 
 
-def nested_xmaps(specs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    """What stands for the xmaps inside a module."""
-    xmap = sys.modules["xmap_compat.api"].xmap  # which made the plan
-    stand_in = lambda given, results: lambda f: xmap(f, given, results)  # noqa: E731
-    return {f"nested_xmap_{k}": stand_in(*pair) for k, pair in enumerate(specs, 1)}
-
-
 def _is_weak(aval) -> bool:
     return bool(getattr(aval, "weak_type", False))
-
-
-def _einsum_over(subscripts, *operands, local=types.MappingProxyType({}), across=(), **options):
-    inputs, output = subscripts.split("->")
-    terms = []
-    for k, term in enumerate(inputs.split(",")):
-        named = [*(across if not k else ()), *(name for letter, name in local.items() if letter in term)]
-        letters = "".join(letter for letter in term if letter not in local)
-        terms.append(letters + (f"{{{','.join(named)}}}" if named else ""))
-    return named_einsum.einsum(f"{','.join(terms)}->{output}", *operands, **options)
-
-
-# What each helper of a written program stands for.
-STAND_INS: dict[str, Callable[..., Any]] = {
-    "pdot": lambda x, y, axes, *args, **kwargs: named_lax.pdot(x, y, axes, *args, **kwargs),
-    "einsum_over": _einsum_over,
-    "all_gather": lambda x, axes, *args, **kwargs: lax.all_gather(x, axes, *args, **kwargs),
-    "ppermute": lambda x, axes, perm: lax.ppermute(x, axes, perm),
-    "pshuffle": lambda x, axes, perm: lax.pshuffle(x, axes, perm),
-    "pbroadcast": lambda x, axes, source: lax.pbroadcast(x, axes, source),
-    "psum_scatter": lambda x, axes, *args, **kwargs: lax.psum_scatter(x, axes, *args, **kwargs),
-    "all_to_all": lambda x, axes, *args, **kwargs: lax.all_to_all(x, axes, *args, **kwargs),
-    "pswapaxes": lambda x, axes, axis: lax.pswapaxes(x, axes, axis),
-    "pgather": named_lax.pgather,
-    "pargmax": named_lax.pargmax,
-    "pargmin": named_lax.pargmin,
-    "max_over": lambda x, axes: _extremum(lax.pmax, jnp.max, x, axes),
-    "min_over": lambda x, axes: _extremum(lax.pmin, jnp.min, x, axes),
-    "logsumexp_over": lambda x, axes: jax.scipy.special.logsumexp(x, axes),
-    "softmax_over": lambda x, axes: jax.nn.softmax(x, axes),
-    "log_softmax_over": lambda x, axes: jax.nn.log_softmax(x, axes),
-    # What cotangents of a function that is differentiated from outside are is no matter of its program.
-    "backward_over": lambda rule, axes, **options: rule,
-    "typed_backward_over": lambda rule, axes, **options: rule,
-    "varying_over": lambda function, *args: function,
-}
-
-
-def _extremum(over_names, over_all, x, axes):
-    positional = any(isinstance(a, int) for a in (axes if isinstance(axes, tuple) else (axes,)))
-    return over_all(x, axes) if positional else over_names(x, axes)

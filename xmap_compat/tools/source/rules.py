@@ -7,6 +7,7 @@ sums over the axis by itself may count neither twice.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core.names import Checker, Names
+from xmap_compat.core.names import NONE, Checker, Names
+from xmap_compat.core.placement import Placement
 from xmap_compat.core.rules.cotangents import collectives_of_results
+from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.trace import trace_flat
+from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.proof import vjp_rules
-from xmap_compat.tools.source.rewrite import Span, collectives
-from xmap_compat.tools.source.text import NotWritable
+from xmap_compat.tools.source.table import TABLE
+from xmap_compat.tools.source.text import NotWritable, literal
+from xmap_compat.tools.source.user_code import Found, Span, collectives
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.source.rewrite import Rewriter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +45,19 @@ class RuleOver:
         element only, ``'whole'`` if at each; ``''`` of results that vary.
       operands: ``'equal'`` if the operands are equal along the axes, and so is what the rule makes for them; ``'vary'``
         if they vary and what the rule makes does not; else ``''``.
+      gathered: whether the function gathers: its result is equal along the axes, and by the types of JAX it varies.
     """
 
     spans: frozenset[Span]
     names: tuple[Any, ...]
     results: str
     operands: str
+    gathered: bool
 
     def options(self, typed: bool) -> dict[str, str]:
         """The options of the helper that a rule needs; none if it may stay as it is."""
+        if typed and self.gathered and self.results == "whole":
+            raise NotWritable("a gathered result as one that varies, and its backward rule a part of the cotangent")
         results = self.results if self.results == ("first" if typed else "whole") else ""
         operands = self.operands if self.operands == ("vary" if typed else "equal") else ""
         return {key: value for key, value in (("results", results), ("operands", operands)) if value}
@@ -81,6 +91,8 @@ def _rule_over(plan: CallPlan, eqn: Any, call: _jax.CustomVjp, operands: Sequenc
     collective = collectives_of_results(parts[0])
     kinds = {k: _kind(over, results[k], collective[k]) for k in smooth}
     cotangents = [results[k] | (over if kinds[k] == "first" else frozenset()) for k in smooth]
+    if "whole" in kinds.values():
+        _refuse_repeated_sums(checker, backward, residuals, [results[k] for k in smooth])
     outs = checker.results(backward, [*residuals, *cotangents])
     given = [names for v, names in zip(eqn.invars, operands) if _is_inexact(v)]
     spans = frozenset(span for part in parts for _, spans in collectives(part) for span in spans[:1])
@@ -89,7 +101,45 @@ def _rule_over(plan: CallPlan, eqn: Any, call: _jax.CustomVjp, operands: Sequenc
         tuple(n for n in placements if n in over),
         _only(set(kinds.values()), "results"),
         _only({_operand_kind(over, names, out) for names, out in zip(given, outs)}, "operands"),
+        any(eqn.primitive.name == "all_gather" for eqn, _ in _recorded(checker, parts[0], operands)),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorder(Checker):
+    """A checker that keeps each equation, and what its operands vary over."""
+
+    found: list[tuple[Any, Sequence[Names]]] = dataclasses.field(default_factory=list)
+
+    def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
+        self.found.append((eqn, inputs))
+        return super().equation(eqn, inputs)
+
+
+def _recorded(checker: Checker, jaxpr: Any, inputs: Sequence[Names]) -> list[tuple[Any, Sequence[Names]]]:
+    """The equations of a program at any depth, each with what its operands vary over."""
+    recorder = _Recorder({**checker.placements, COTANGENT: Placement(COTANGENT, 1)}, checker.fun)
+    recorder.results(jaxpr, inputs)
+    return recorder.found
+
+
+def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[Names], results: Sequence[Names]):
+    """Refuse a rule that sums the cotangent of a collective: xmap has summed it already, JAX would do so again."""
+    for eqn, inputs in _recorded(checker, backward, [*residuals, *(names | {COTANGENT} for names in results)]):
+        summed = frozenset(mentioned_names(eqn.params)) & checker.own if eqn.primitive.name in _SUMS else NONE
+        held = NONE.union(*inputs)
+        instead = _OWN_PART if eqn.primitive.name == "reduce_scatter" else _NO_SUM
+        if COTANGENT in held and summed - held:
+            raise NotWritable(
+                f"a backward rule that sums a cotangent at {checker.where(eqn)}, which is the sum over "
+                f"{', '.join(sorted(map(str, summed - held)))} already, as its function ends with a collective: "
+                f"plain JAX would count it for each element. {instead}: xmap gives the same then"
+            )
+
+
+_SUMS = ("psum", "psum_invariant", "reduce_scatter", "pdot")
+_NO_SUM = "Leave this sum out of the rule"
+_OWN_PART = "Take the element's own part in its place (`ct[lax.axis_index(name)]`)"
 
 
 def _kind(over: Names, names: Names, collective: Names) -> str:
@@ -131,4 +181,79 @@ def rule_at(rules: Sequence[RuleOver], file: str, ranges: Sequence[tuple[int, in
     if not inside:
         return None
     names = dict.fromkeys(n for rule in inside for n in rule.names)
-    return dataclasses.replace(inside[0], names=tuple(names), spans=frozenset().union(*(r.spans for r in inside)))
+    spans = frozenset().union(*(r.spans for r in inside))
+    return dataclasses.replace(inside[0], names=tuple(names), spans=spans, gathered=any(r.gathered for r in inside))
+
+
+# ------------------------------------------------------------------------ in the text of a function
+
+
+def attached(r: Rewriter, node: ast.Call) -> str | None:
+    """``f.defvjp(fwd, bwd)`` in the text of a function."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "defvjp" or len(node.args) != 2:
+        return None
+    owner, backward = node.func.value, node.args[1]
+    primal = _local_def(r, owner)
+    rule = backward if isinstance(backward, ast.Lambda) else _local_def(r, backward)
+    if primal is None or rule is None:
+        return None
+    wrapped, axes_text = backward_over(r, r.text(backward), r.found.at(primal), rule, ())
+    text = r.rebuilt(node, {backward: wrapped})
+    if axes_text is None:
+        return text
+    statement = text or ast.get_source_segment(r.found.text, node)
+    owned = f"{primal.name} = {r.module.helper('varying_over')}({primal.name}, {axes_text})"
+    return f"{statement}\n{' ' * node.col_offset}{owned}"
+
+
+def _local_def(r, node):
+    defs = [n for n in ast.walk(r.found.node) if isinstance(n, ast.FunctionDef)]
+    return next((n for n in defs if isinstance(node, ast.Name) and n.name == node.id), None)
+
+
+def backward_over(r: Rewriter, text: str, primal: Found, rule: Any, nondiff: tuple[int, ...]) -> tuple[str, str | None]:
+    """A backward rule for the cotangents of plain JAX; the same text if there are no others.
+
+    Args:
+      primal: where the function is.
+      rule: the node of its backward rule.
+
+    Returns:
+      The rule, and the axes of ``jax.vmap`` and others along which the arguments must differ.
+    """
+    nodes = [primal.node, rule]
+    over = rule_at(r.module.rules, r.found.file, [(n.lineno, n.end_lineno) for n in nodes])
+    if over is None:
+        return text, None
+    typed = r.module.typed
+    found = _axes_of_rule(r, over, nodes, nondiff)
+    differ = over.results == "first" and not typed and any(r.names.local[n] for n in over.names)
+    options = "".join(f", {key}={literal(value)}" for key, value in over.options(typed).items())
+    if options:
+        text = f"{r.module.helper('typed_backward_over' if typed else 'backward_over')}({text}, {found}{options})"
+    return text, found if differ else None
+
+
+def _axes_of_rule(r, over, nodes, nondiff) -> str:
+    """The axes of a rule's collectives, or a function of the arguments that are not differentiated."""
+    spans = {span for span in over.spans if span[0] == r.found.file}
+    calls = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Call) and r.found.span(n) in spans]
+    parameters = [a.arg for a in (*nodes[1].args.posonlyargs, *nodes[1].args.args)][: len(nondiff)]
+    for call in calls:
+        for at in [*call.args, *(k.value for k in call.keywords)]:
+            if isinstance(at, ast.Name) and at.id in parameters:
+                r.module.helper("axes_of")
+                return f"lambda {', '.join(parameters)}: axes_of({at.id})"
+            own = [a.arg for a in nodes[0].args.args]
+            if isinstance(at, ast.Name) and at.id in own and own.index(at.id) in nondiff:
+                r.module.helper("axes_of")
+                return f"lambda {', '.join(parameters)}: axes_of({parameters[nondiff.index(own.index(at.id))]})"
+    parts = literal(tuple(p for n in over.names for p in r.names.parts(n)))
+    for call in calls:
+        row = next((row for row in TABLE if row.function is r.callee(call.func)), None)
+        at = r.bind(call, row)[row.axis] if row is not None else call.func
+        if isinstance(at, ast.Name) and r.axis_names(at) is None:
+            # A variable of the function that makes the rule.
+            r.module.helper("axes_of")
+            return f"axes_of({at.id})"
+    return parts

@@ -136,6 +136,12 @@ def tree(structure: Any, leaves: Sequence[str], named: Named | None = None) -> s
     return _display(jax.tree.unflatten(structure, [_Text(leaf) for leaf in leaves]), named)
 
 
+def repeated(items: Sequence[str]) -> str | None:
+    """A list of items that are the same and long: ``[{"w": P("x")}] * 12``."""
+    same = len(items) > 2 and len(set(items)) == 1 and len(items) * len(items[0]) > WIDTH // 2
+    return f"[{items[0]}] * {len(items)}" if same else None
+
+
 class _Text:
     """A leaf; not a string, which a pytree may contain."""
 
@@ -152,7 +158,7 @@ def _display(node, named):
     if type(node) is tuple:
         return f"({show(node[0])},)" if len(node) == 1 else f"({', '.join(map(show, node))})"
     if type(node) is list:
-        return f"[{', '.join(map(show, node))}]"
+        return repeated([show(x) for x in node]) or f"[{', '.join(map(show, node))}]"
     if type(node) is dict:
         return "{" + ", ".join(f"{literal(k)}: {show(v)}" for k, v in node.items()) + "}"
     if isinstance(node, tuple) and hasattr(node, "_fields") and named is not None:
@@ -195,10 +201,10 @@ class Names:
 
     def like(self, wanted: str) -> str:
         """A free name as near to the wanted one as can be had."""
-        return next(name for name in self._variants(wanted) if self.take(name))
+        return next(name for name in self.variants(wanted) if self.take(name))
 
     @staticmethod
-    def _variants(wanted):
+    def variants(wanted):
         yield wanted
         yield from (f"{wanted}_{k}" for k in range(2, 10_000))
 

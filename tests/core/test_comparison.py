@@ -1,0 +1,300 @@
+"""What processes compare of a call: the words and the digest are the same where the call is, and nowhere else.
+
+``test_processes.py`` has several processes compare them.
+"""
+
+import dataclasses
+import enum
+import functools
+import os
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import _jax, compare_processes, compiler_axes, mesh, serial_loop, xmap
+from xmap_compat.api import declare
+from xmap_compat.core import comparison, exchange
+from xmap_compat.core.call import place_call
+from xmap_compat.core.fingerprint import LARGEST_CONSTANT, fingerprint
+
+X = np.ones((8, 4), np.float32)
+ROWS = ["i", ...]
+
+
+def made_of(body=lambda v: v * 2, in_axes=ROWS, out_axes=ROWS, resources=None, args=(X,)):
+    """The fingerprint of a call under the mesh in scope."""
+    declared = declare(body, in_axes, out_axes, axis_resources={"i": "x"} if resources is None else resources)
+    return fingerprint(declared, place_call(declared, args), args)
+
+
+@pytest.fixture(autouse=True)
+def in_scope(mesh42):
+    with mesh42:
+        yield
+
+
+# ------------------------------------------------------------------------- what it is made of
+
+
+def test_it_is_the_same_for_the_same_call():
+    names = [f"axis {k}" for k in range(9)]
+    body = lambda *args: sum(lax.psum(a, names) for a in args)
+    axes = tuple([name] for name in names)
+    calls = [made_of(body, axes, {}, {names[0]: "x"}, (np.ones(4, np.float32),) * 9) for body in (body, body)]
+    assert calls[0].digest == calls[1].digest
+    assert calls[0].parts["axis_resources"] == "{'axis 0': 'x'}"
+    assert (calls[0].processes, calls[0].uses_mesh) == ((0,), True)
+
+
+def body(v):
+    return v * 2
+
+
+@jax.custom_jvp
+def squared(v):
+    return v**2
+
+
+squared.defjvp(lambda primals, tangents: (squared(*primals), 2 * primals[0] * tangents[0]))
+
+
+@jax.custom_jvp
+def squared_otherwise(v):
+    return v**2
+
+
+squared_otherwise.__name__ = "squared"
+squared_otherwise.defjvp(lambda primals, tangents: (squared_otherwise(*primals), 3 * primals[0] * tangents[0]))
+
+ALIKE = {
+    "another function of the same name": lambda: made_of(types.FunctionType(body.__code__, globals())),
+    "arguments of another kind": lambda: made_of(body, args=(jnp.asarray(X),)),
+    "a spec written otherwise": lambda: made_of(body, {0: "i"}, {0: "i"}),
+}
+
+
+@pytest.mark.parametrize("other", ALIKE.values(), ids=ALIKE)
+def test_it_is_the_same_for(other):
+    assert other().digest == made_of(body).digest
+
+
+DIFFERENT = {
+    "function": lambda: made_of(lambda v: v * 2),
+    "axis_resources": lambda: made_of(body, resources={"i": ("x", "y")}),
+    "in_axes": lambda: made_of(body, [None, "i"], ["i", ...], {"i": "x"}, (X.T,)),
+    "out_axes": lambda: made_of(body, out_axes=[None, "i"]),
+    "axis sizes": lambda: made_of(body, args=(np.ones((16, 4), np.float32),)),
+    "arguments": lambda: made_of(body, args=(np.ones((8, 4), np.int32),)),
+}
+
+
+@pytest.mark.parametrize(("part", "other"), DIFFERENT.items(), ids=DIFFERENT)
+def test_it_differs_in(part, other):
+    one, another = made_of(body), other()
+    assert one.digest != another.digest
+    assert one.parts[part] != another.parts[part]
+
+
+@pytest.mark.parametrize("setting", ["jax_default_matmul_precision", "jax_threefry_partitionable"])
+def test_it_differs_in_settings_that_no_program_shows(setting):
+    one = made_of(body)
+    before = getattr(jax.config, setting)
+    try:
+        jax.config.update(setting, "highest" if "precision" in setting else not before)
+        assert made_of(body).parts["settings"] != one.parts["settings"]
+    finally:
+        jax.config.update(setting, before)
+
+
+def test_it_differs_in_the_scope(mesh42):
+    one = made_of(body)
+    with serial_loop("l", 2):
+        assert made_of(body).parts["serial loops"] == "{'l': 2}"
+    with compiler_axes("y"):
+        assert made_of(body).parts["axes of the compiler"] == "'y'"
+    with mesh(mesh42.devices[::-1], ("x", "y")):
+        assert made_of(body).parts["mesh"] != one.parts["mesh"]
+
+
+def with_a_rule(number, array):
+    """A rule that closes over a number, and in a function over an array."""
+
+    @jax.custom_vjp
+    def doubled(v):
+        return v * 2
+
+    def scaled(ct):
+        return ct * array
+
+    doubled.defvjp(lambda v: (v * 2, None), lambda _, ct: (scaled(ct) * number,))
+    return doubled
+
+
+class Steep:
+    def __init__(self):
+        self.others = {self}
+
+    def backward(self, _, ct):
+        return (ct * 3,)
+
+
+def with_a_method(backward):
+    doubled = jax.custom_vjp(lambda v: v * 2)
+    doubled.defvjp(lambda v: (v * 2, None), backward)
+    return doubled
+
+
+class Flat(Steep):
+    def backward(self, _, ct):
+        return (ct * 2,)
+
+
+def test_rules_that_use_equal_values_are_the_same():
+    assert made_of(with_a_rule(2.0, X[0])).digest == made_of(with_a_rule(2.0, X[0].copy())).digest
+    assert made_of(with_a_method(Steep().backward)).digest == made_of(with_a_method(Steep().backward)).digest
+
+
+BODIES = {
+    "a rule with another number": (with_a_rule(2.0, X[0]), with_a_rule(3.0, X[0])),
+    "a rule with another array": (with_a_rule(2.0, X[0]), with_a_rule(2.0, X[0] * 2)),
+    "another method as a rule": (with_a_method(Steep().backward), with_a_method(Flat().backward)),
+    "another number": (lambda v: v * 2.0, lambda v: v * 2.5),
+    "another collective": (lambda v: v - lax.pmax(v, "i"), lambda v: v - lax.pmin(v, "i")),
+    "another order": (lambda v: v[0] - v[1], lambda v: v[1] - v[0]),
+    "another branch": (
+        lambda v: lax.cond(v[0] > 0, jnp.sin, jnp.cos, v),
+        lambda v: lax.cond(v[0] > 0, jnp.cos, jnp.sin, v),
+    ),
+    "another constant": (lambda v: v + np.arange(4.0), lambda v: v + np.arange(4.0)[::-1]),
+    "another key": tuple(lambda v, k=jax.random.key(seed): v + jax.random.normal(k, (4,)) for seed in (0, 1)),
+    "another rule": (squared, squared_otherwise),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), BODIES.values(), ids=BODIES)
+def test_it_differs_in_programs(one, other):
+    assert made_of(one).program != made_of(other).program
+
+
+def test_constants_that_are_large_count_by_type():
+    large = np.zeros(LARGEST_CONSTANT // 4 + 1, np.float32)
+    other = large.copy()
+    other[7] = 1
+    assert made_of(lambda v: v + large[:4].sum() * 0).digest == made_of(lambda v: v + large[:4].sum() * 0).digest
+    held = [made_of(lambda v, c=c: v + jnp.asarray(c)[:4]).program for c in (large, other)]
+    assert held[0] == held[1]
+
+
+# -------------------------------------------------------------------------- what stays out
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    names: frozenset
+    fun: object
+
+
+def test_the_order_of_sets_and_addresses_stay_out():
+    from xmap_compat.core.fingerprint import _Programs
+
+    text = _Programs().text
+    assert text(frozenset("abc")) == text(frozenset("cba")) == "{'a', 'b', 'c'}"
+    assert text({"b": 1, "a": (2, None)}) == "{'a': (2, None), 'b': 1}"
+    assert text(Colour.RED) == "Colour.RED"
+    assert text(object()) == "<object object>"
+    assert text(Options(frozenset("ba"), functools.partial(body, 1))).startswith("Options{'fun': body of ")
+    assert "0x" not in text([object(), body, print, np.float32])
+    assert text(np.float32(2.5)) == "float32[] 2.5"
+
+
+def test_callbacks_stay_out():
+    def printing(word):
+        def body(v):
+            jax.debug.print(word + " {}", v[0])
+            jax.debug.callback(lambda u: word, v)
+            return v
+
+        return body
+
+    assert made_of(printing("one")).program == made_of(printing("other")).program
+
+
+def test_a_program_that_is_called_often_is_written_once():
+    """Also one that is equal, and was traced again: processes may differ in that."""
+    sine = lambda u: jnp.sin(u) * u
+    again = types.FunctionType(sine.__code__, globals())
+    twice = made_of(lambda v: jax.jit(sine)(v) + jax.jit(again)(v)).program
+    assert sum("sin" in line for line in twice) == 1
+    often = jax.jit(sine)
+    once = made_of(lambda v: often(v)).program
+    many = made_of(lambda v: functools.reduce(lambda u, _: often(u), range(20), v)).program
+    assert sum("sin" in line for line in once) == sum("sin" in line for line in many) == 1
+
+
+def test_one_process_compares_nothing(monkeypatch):
+    def unexpected(*_):
+        raise AssertionError("there is nobody to compare with")
+
+    monkeypatch.setattr(_jax, "process_store", unexpected)
+    monkeypatch.setattr(comparison.ComparedCalls, "_compare", unexpected)
+    f = xmap(lambda v: v - lax.pmean(v, "i"), ROWS, ROWS, axis_resources={"i": "x"})
+    f.lower(X)
+    np.testing.assert_array_equal(f(X), 0 * X)
+
+
+# ------------------------------------------------------------------------------ the setting
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    monkeypatch.setattr(comparison._setting, "is_set", False)
+    monkeypatch.delenv(comparison.TIMEOUT_VARIABLE, raising=False)
+
+
+@pytest.mark.usefixtures("unset")
+def test_the_time_to_wait(monkeypatch):
+    assert comparison._timeout() == 60
+    for text, seconds in {"600": 600, "0.5": 0.5, "off": None, " OFF ": None, "": 60}.items():
+        monkeypatch.setenv(comparison.TIMEOUT_VARIABLE, text)
+        assert comparison._timeout() == seconds
+    compare_processes(timeout=7)
+    assert comparison._timeout() == 7  # what the program says is stronger
+    compare_processes(None)
+    assert comparison._timeout() is None
+    compare_processes()
+    assert comparison._timeout() == 60
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("text", ["1 min", "0", "-3", "nan", "inf", "on"])
+def test_a_variable_that_is_no_time(text, monkeypatch):
+    monkeypatch.setitem(os.environ, comparison.TIMEOUT_VARIABLE, text)
+    with pytest.raises(ValueError, match=f"XMAP_COMPAT_PROCESS_TIMEOUT should be .* or `off` .* but got '{text}'"):
+        comparison._timeout()
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("timeout", ["60", 0, -1, True, float("nan"), float("inf"), [60]])
+def test_what_is_no_time(timeout):
+    with pytest.raises(ValueError, match="The timeout of compare_processes should be a positive number of seconds"):
+        compare_processes(timeout)
+    assert not comparison._setting.is_set
+
+
+# --------------------------------------------------------------------------- how it is shown
+
+
+def test_of_long_texts_the_part_around_the_difference_is_shown():
+    one, other = "a" * 500 + "b" * 500, "a" * 500 + "c" * 500
+    shown = exchange._shown("arguments", one, other)
+    assert len(shown) < 450
+    assert "..." + "a" * 60 + "b" * 140 + "..., others ..." + "a" * 60 + "c" in shown
+    assert exchange._shown("arguments", "f32", "i32") == "arguments f32, others i32"

@@ -1,0 +1,98 @@
+"""Programs that share one import of JAX: a process imports it, with no backend, and forks for each of them.
+
+A fork runs what ``python ARGS`` or ``python -m xmap_compat ARGS`` runs, and ends as they end.  What depends on the
+order of imports, or on what a program sets before it imports JAX, needs a process of its own (``subprocesses.run``).
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+
+SECONDS = 200
+
+
+def run(*arguments, cwd, plain=False, warn="error"):
+    """The end of a program under ``python -m xmap_compat`` (or plain Python), with warnings as errors or ignored."""
+    return _ask("plain" if plain else "program", list(map(str, arguments)), os.path.abspath(cwd), warn)
+
+
+def answer(question):
+    """What a process of its own answers to a question of ``check`` about JAX."""
+    done = _ask("question", question, os.getcwd(), "ignore")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _ask(kind, content, cwd, warn):
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("out", "err")]
+        request = {"kind": kind, "content": content, "cwd": cwd, "warn": warn, "files": files}
+        server = _server()
+        print(json.dumps(request), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        texts = []
+        for path in files:
+            with open(path) as file:
+                texts.append(file.read())
+    return subprocess.CompletedProcess(content, code, *texts)
+
+
+@functools.cache
+def _server():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
+    environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")  # a process that forks has one thread
+    command = [sys.executable, "-W", "error", __file__]
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.communicate)
+    return server
+
+
+# --------------------------------------------------------------------------- in that process
+
+
+def _requests():
+    """Returns in a fork, with its request; ends in the server with its input."""
+    for line in sys.stdin:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            return json.loads(line)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    sys.exit()
+
+
+def _become(request):
+    signal.alarm(SECONDS)
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]
+    for number, path in enumerate([os.devnull, *request["files"]]):
+        opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT)
+        os.dup2(opened, number)
+    sys.stdin = os.fdopen(0, closefd=False)
+    warnings.simplefilter(request["warn"])
+
+
+def _serve():
+    importlib.import_module("xmap_compat.legacy.restore")  # and with it JAX
+    from xmap_compat.__main__ import main
+    from xmap_compat.legacy import runner
+    from xmap_compat.tools.check import resolve
+
+    request = _requests()
+    _become(request)
+    if request["kind"] == "question":
+        return print(json.dumps(resolve.answer(request["content"])))
+    return (runner.run_program if request["kind"] == "plain" else main)(request["content"])
+
+
+if __name__ == "__main__":
+    sys.exit(_serve())

@@ -1,0 +1,336 @@
+"""What ``test_processes.py`` runs in several processes: programs over one mesh, and what NumPy says of each.
+
+``python process_programs.py PORT COUNT INDEX FILE WHAT...`` is one of COUNT processes.  It runs every program on its
+own part of the arguments, and writes down what lies on its devices; the tests put the parts of all processes together.
+"""
+
+import dataclasses
+import faulthandler
+import functools
+import pathlib
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import process_faults
+import pytest
+from jax import lax
+
+from xmap_compat import SerialLoop, global_array, mesh, pargmax, pdot, pgather, process_array, serial_loop, xmap
+
+LIMIT = 240  # seconds for everything on a busy machine
+HEARTBEAT = 10  # seconds until a process that has died is missed
+
+# The shapes of the mesh of x and y by the number of devices.
+SHAPES = {2: (2, 1), 4: (2, 2), 8: (4, 2), 16: (4, 4)}
+
+
+def grids(devices):
+    """Which device is where on the mesh; devices that follow each other belong to one process, or to two."""
+    shape = SHAPES[devices]
+    numbers = np.arange(devices)
+    return {
+        "x over processes": numbers.reshape(shape),
+        "y over processes": numbers.reshape(shape[::-1]).T,
+        "in another order": np.random.default_rng(2).permutation(devices).reshape(shape),
+    }
+
+
+ROW_COUNT = 16
+X = np.random.default_rng(0).normal(size=(ROW_COUNT, 4)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
+RING = [(k, (k + 3) % ROW_COUNT) for k in range(ROW_COUNT)]
+SHUFFLE = [(5 * k + 2) % ROW_COUNT for k in range(ROW_COUNT)]
+GROUPS = [list(range(0, ROW_COUNT, 2)), list(range(1, ROW_COUNT, 2))]
+ROWS = ["i", ...]
+
+
+# ---------------------------------------------------------------------- the parts of a process
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One of ``count`` processes, and the mesh of all.
+
+    Attributes:
+      grid: the number of the device at each place of the mesh.
+    """
+
+    index: int
+    count: int
+    grid: np.ndarray
+
+    def part(self, whole, placement):
+        """The rows of ``whole`` for the devices of this process, found by hand."""
+        x, y = np.nonzero(self.grid // (self.grid.size // self.count) == self.index)
+        nx, ny = self.grid.shape
+        placements = {"x": (x, nx), "y": (y, ny), ("x", "y"): (ny * x + y, nx * ny), ("y", "x"): (nx * y + x, nx * ny)}
+        number, pieces = placements[placement]
+        return np.concatenate([np.split(whole, pieces)[k] for k in np.unique(number)])
+
+    def bring(self, whole, placement):
+        """The global array, made of the parts that the processes have."""
+        return global_array(self.part(whole, placement), ROWS, {"i": placement})
+
+
+# ------------------------------------------------------------------------------- the programs
+
+
+# What each process runs, and what NumPy says of the whole, as one program: {name: (run, expected)}.
+PROGRAMS: dict[str, tuple[Callable[[Process], Any], Callable[[], Any]]] = {}
+
+# Over the rows of X.  name: (body, out_axes, the result for whole arrays)
+COLLECTIVES = {
+    "psum": (lambda v: lax.psum(v, "i"), [...], lambda: X.sum(0)),
+    "pmean": (lambda v: v - lax.pmean(v, "i"), ROWS, lambda: X - X.mean(0)),
+    "pmax": (lambda v: lax.pmax(v, "i"), [...], lambda: X.max(0)),
+    "pmin": (lambda v: lax.pmin(v, "i"), [...], lambda: X.min(0)),
+    "pargmax": (lambda v: pargmax(v, "i"), [...], lambda: X.argmax(0)),
+    "psum of groups": (lambda v: lax.psum(v, "i", axis_index_groups=GROUPS), ROWS, lambda: sums_of_groups()),
+    "pbroadcast": (lambda v: lax.pbroadcast(v, "i", 5), [...], lambda: X[5]),
+    "pgather": (lambda v: pgather(v, jnp.array([3, 11]), "i"), [...], lambda: X[[3, 11]]),
+    "pdot": (lambda v: pdot(v, v[1:], "i"), [...], lambda: np.sum(X[:, :, None] * X[:, None, 1:], 0)),
+    "all_gather": (lambda v: v[0] * lax.all_gather(v, "i"), ROWS, lambda: X[:, :1, None] * X),
+    "ppermute": (lambda v: lax.ppermute(v, "i", RING), ROWS, lambda: np.roll(X, 3, axis=0)),
+    "pshuffle": (lambda v: lax.pshuffle(v, "i", SHUFFLE), ROWS, lambda: X[SHUFFLE]),
+    "psum_scatter": (
+        lambda v: lax.psum_scatter(jnp.outer(jnp.arange(float(ROW_COUNT)), v), "i"),
+        ROWS,
+        lambda: np.outer(np.arange(ROW_COUNT), X.sum(0)),
+    ),
+    "all_to_all": (
+        lambda v: lax.all_to_all(v[0] * jnp.arange(float(ROW_COUNT)), "i", 0, 0),
+        ROWS,
+        lambda: np.outer(np.arange(ROW_COUNT), X[:, 0]),
+    ),
+    "axis_index": (lambda v: v + lax.axis_index("i"), ROWS, lambda: X + np.arange(ROW_COUNT)[:, None]),
+    "loops of different lengths": (
+        lambda v: lax.while_loop(lambda c: c < 9, lambda c: c + lax.pmax(c, "i"), 1.0 + lax.axis_index("i")),
+        ROWS,
+        lambda: raised_to(9.0, 1.0 + np.arange(ROW_COUNT)),
+    ),
+}
+
+
+def sums_of_groups():
+    sums = np.zeros_like(X)
+    for group in GROUPS:
+        sums[group] = X[group].sum(0)
+    return sums
+
+
+def collectives(process, placement):
+    """All of them in one function, as each function that is compiled takes its time."""
+    bodies, out_axes, _ = ({name: c[k] for name, c in COLLECTIVES.items()} for k in range(3))
+    f = xmap(lambda v: {n: body(v) for n, body in bodies.items()}, ROWS, out_axes, axis_resources={"i": placement})
+    return f(process.bring(X, placement))
+
+
+def raised_to(limit, values):
+    """Add the largest value to those below a limit, until there are none."""
+    while (values < limit).any():
+        values = np.where(values < limit, values + values.max(), values)
+    return values
+
+
+def named_loss(x, w):
+    """Of one row, the inputs k and the units j; nothing but names is left."""
+    y = jnp.tanh(lax.pdot(x, w, "k"))
+    return lax.pmean(jnp.sum(y, axis="j"), "i"), y
+
+
+def gradients(process, resources):
+    """Of the mean loss, with respect to global rows, and to weights that every process has."""
+    loss = xmap(named_loss, (["i", "k"], ["k", "j"]), ({}, ["i", "j"]), axis_resources=resources)
+    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(process.bring(X, "x"), W)
+
+
+def gradients_by_hand():
+    y = np.tanh(X.astype(np.float64) @ W)
+    d_before = (1 - y**2) / len(X)
+    return (y.sum(1).mean(), y), (d_before @ W.T, X.T @ d_before)
+
+
+def whole_file(process):
+    """Each process has read everything, and the global array takes what it needs."""
+    return global_array(X, ROWS, {"i": ("x", "y")}, axis_sizes={"i": ROW_COUNT})
+
+
+def tree_of_parts(process):
+    """A batch as a tree, of which each process has some rows, and weights split by columns."""
+    batch = {"x": process.part(X, ("x", "y")), "row": process.part(np.arange(ROW_COUNT), ("x", "y"))}
+    columns = process.part(W.T, "y").T
+    resources = {"i": ("x", "y"), "j": "y"}
+    return global_array((batch, columns), (ROWS, [None, "j"]), resources)
+
+
+def keys_of_rows(process):
+    """Typed keys are arrays as others: what is drawn for a row is the same as on one process."""
+    numbers = process.part(np.arange(ROW_COUNT), "x")
+    keys = jax.vmap(jax.random.key)(numbers)
+    made = global_array(keys, ["i"], {"i": "x"})
+    assert (process_array(made) == keys).all()
+    return xmap(lambda key: jax.random.bits(key, (3,)), ["i"], ROWS, axis_resources={"i": "x"})(made)
+
+
+def bits_of_rows():
+    return np.stack([jax.random.bits(jax.random.key(k), (3,)) for k in range(ROW_COUNT)])
+
+
+def refused(process):
+    """What does not fit raises on every process, before any waits for another."""
+    odd = np.ones((5, 4), np.float32)
+    if process.grid.size // process.count > 1:
+        with pytest.raises(ValueError, match=r"Size of axis i \(\d+\) is not divisible"):
+            global_array(odd, ROWS, {"i": ("x", "y")})
+    with pytest.raises(ValueError, match="process data has 5 elements"):
+        global_array(odd, ROWS, {"i": ("x", "y")}, axis_sizes={"i": ROW_COUNT})
+    return xmap(lambda v: v, ROWS, ROWS, axis_resources={"i": "x"})(process.bring(X, "x"))
+
+
+def read_back(process):
+    """What a process has of a result, and the whole; JAX gives neither to NumPy."""
+    f = xmap(lambda v: (v + 1, lax.psum(v, "i")), ROWS, (ROWS, [...]), axis_resources={"i": ("x", "y")})
+    rows, total = f(process.bring(X, ("x", "y")))
+    with pytest.raises(RuntimeError, match="non-addressable"):
+        np.asarray(rows)
+    tree = {"rows": rows, "total": total, "step": 3}
+    here, whole = process_array(tree), process_array(tree, whole=True)
+    assert here["step"] == whole["step"] == 3
+    np.testing.assert_array_equal(here["rows"], process.part(X, ("x", "y")) + 1)
+    np.testing.assert_array_equal(whole["rows"], X + 1)
+    np.testing.assert_array_equal(here["total"], whole["total"])
+    np.testing.assert_allclose(here["total"], X.sum(0), rtol=1e-5)
+    again = global_array(here["rows"], ROWS, {"i": ("x", "y")})
+    return again, rows
+
+
+def no_block(process):
+    """Devices of one process on the diagonal of a mesh have no rows and columns that they share."""
+    devices = np.array(jax.devices()).reshape(process.count, -1)
+    if process.count == 2 and devices.shape[1] == 2:
+        corners = mesh([[devices[0, 0], devices[1, 0]], [devices[1, 1], devices[0, 1]]], ("x", "y"))
+        sharding = jax.sharding.NamedSharding(corners.physical_mesh, jax.sharding.PartitionSpec("x", "y"))
+        array = jax.make_array_from_callback(X.shape, sharding, lambda index: X[index])
+        with pytest.raises(ValueError, match=r"What this process has of result .* is no block of rows and columns"):
+            process_array(array)
+        np.testing.assert_array_equal(process_array(array, whole=True), X)
+    return process.bring(X, "x")
+
+
+def looped(process):
+    """The rows in chunks, one after the other; in each chunk a sum over another axis, which is across devices."""
+    resources = {"i": ("x", SerialLoop(2), "steps"), "k": "y"}
+    f = xmap(lambda v: v - lax.pmax(v, "k"), ["i", "k"], ["i", "k"], axis_resources=resources)
+    with serial_loop("steps", 2):
+        return f(process.bring(X, "x"))
+
+
+def nested(process):
+    """The inner axis on the mesh axis that the outer one leaves."""
+    inner = xmap(lambda u: u - lax.pmean(u, "k"), ["k"], ["k"], axis_resources={"k": "y"})
+    f = xmap(lambda v: inner(v) * 2 + lax.psum(v, "i"), ROWS, ROWS, axis_resources={"i": "x"})
+    return f(process.bring(X, "x"))
+
+
+def brought_otherwise(process):
+    f = xmap(lambda v: v - lax.pmean(v, "i"), ROWS, ROWS, axis_resources={"i": ("y", "x")})
+    return f(process.bring(X, "y"))
+
+
+GRADIENTS = [{"i": "x"}, {"i": "x", "j": "y"}, {"i": "y", "k": "x"}, {"i": ("y", "x")}]
+
+for placement in ["x", "y", ("x", "y"), ("y", "x")]:
+    expected = lambda: {name: whole() for name, (_, _, whole) in COLLECTIVES.items()}
+    PROGRAMS[f"collectives over {placement}"] = (functools.partial(collectives, placement=placement), expected)
+for resources in GRADIENTS:
+    PROGRAMS[f"gradients with {resources}"] = (functools.partial(gradients, resources=resources), gradients_by_hand)
+PROGRAMS |= {
+    "whole file": (whole_file, lambda: X),
+    "tree of parts": (tree_of_parts, lambda: ({"x": X, "row": np.arange(ROW_COUNT)}, W)),
+    "keys of rows": (keys_of_rows, bits_of_rows),
+    "refused": (refused, lambda: X),
+    "read back": (read_back, lambda: (X + 1, X + 1)),
+    "no block": (no_block, lambda: X),
+    "looped": (looped, lambda: X - X.max(1, keepdims=True)),
+    "nested": (nested, lambda: (X - X.mean(1, keepdims=True)) * 2 + X.sum(0)),
+    "brought otherwise": (brought_otherwise, lambda: X - X.mean(0)),
+}
+# In the quick run, on grids other than the first.
+FEW = ["collectives over ('y', 'x')", "gradients with {'i': 'x', 'j': 'y'}", "read back"]
+
+
+def chosen(quickly):
+    """``(grid, program)`` names, in the order in which they run."""
+    first, *others = grids(4)
+    return [(first, name) for name in PROGRAMS] + [
+        (where, name) for where in others for name in (FEW if quickly else PROGRAMS)
+    ]
+
+
+def plan_of(process):
+    """What each process says of the same call."""
+    loss = xmap(named_loss, (["i", "k"], ["k", "j"]), ({}, ["i", "j"]), axis_resources={"i": "x", "j": "y"})
+    return str(loss.plan(X, W))
+
+
+# ----------------------------------------------------------------- what one process does
+
+
+def run_programs(index, count, quickly):
+    """The shards of this process's devices, of every program on every grid; and what it says of plans."""
+    found: dict[Any, Any] = {}
+    devices = np.array(jax.devices())
+    grid_of = grids(len(devices))
+    for where, name in chosen(quickly):
+        process = Process(index, count, grid_of[where])
+        with mesh(devices[process.grid], ("x", "y")):
+            found[where, name] = jax.tree.map(shards_of, PROGRAMS[name][0](process))
+            if (where, "plan") not in found:
+                found[where, "plan"] = plan_of(process)
+    return found
+
+
+def shards_of(array):
+    """``(shape, [(bounds, data), ...])``: the shape of the whole, and the parts that lie here."""
+    bounds = lambda index: tuple(
+        (k.start or 0, size if k.stop is None else k.stop) for k, size in zip(index, array.shape)
+    )
+    return array.shape, [(bounds(s.index), np.asarray(s.data)) for s in array.addressable_shards]
+
+
+def main(port, count, index, path, *what):
+    """``what`` are some of ``programs``, ``few programs``, ``faults``, ``lose K computing``, ``lose K waiting``."""
+    count, index = int(count), int(index)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_disable_most_optimizations", "few programs" in what)
+    jax.distributed.initialize(
+        f"localhost:{port}",
+        count,
+        index,
+        initialization_timeout=LIMIT,
+        heartbeat_timeout_seconds=HEARTBEAT,
+        shutdown_timeout_seconds=30,
+    )
+    found: dict[Any, Any] = {}
+    for part in what:
+        if "programs" in part:
+            found |= run_programs(index, count, quickly=part.startswith("few"))
+        elif part == "faults":
+            found["faults"] = process_faults.run_faults(index, count)
+        else:
+            pathlib.Path(path).write_bytes(pickle.dumps(found))
+            _, who, where = part.split()
+            process_faults.lose(process_faults.member_of(index, count), int(who), where)
+    pathlib.Path(path).write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    # A process that hangs says where; and it ends although nobody may be left to stop it.
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    main(*sys.argv[1:])

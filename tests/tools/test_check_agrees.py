@@ -1,0 +1,92 @@
+"""check agrees with what happens: a program that it calls clean runs, and one that it does not fails where it said.
+
+``hostile_programs.txt`` has small programs that reach names of JAX in all sorts of ways.  They run in one process.
+"""
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import forks
+import pytest
+
+from xmap_compat.tools.check import fix, resolve
+from xmap_compat.tools.check.advice import BY_HAND, UNSEEN
+from xmap_compat.tools.check.report import check_files
+
+TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text()
+PROGRAMS = dict(re.findall(r"(?ms)^### (\w+)\n(.*?)(?=^### |\Z)", TEXT))
+# They pass a module on, or run a text, and what they say without that is right.
+ALSO_UNSEEN = {"comprehension_hides", "eval_string", "unpack_star", "inspect_getmembers", "exec_code"}
+# Runs each program as its own main module; prints its end: what it printed, or the line of its error.
+DRIVER = """
+    import contextlib, io, json, sys, traceback
+    ends = {}
+    for path in sys.argv[1:]:
+        printed = io.StringIO()
+        try:
+            with open(path) as file, contextlib.redirect_stdout(printed):
+                exec(compile(file.read(), path, "exec"), {"__name__": "__main__"})
+        except Exception as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+            ends[path] = {"line": lines[-1], "error": str(error)}
+        else:
+            ends[path] = {"line": 0, "printed": printed.getvalue()}
+    print(json.dumps(ends))
+"""
+
+
+def ends_of(programs, folder):
+    """How each program ends under install()."""
+    folder.mkdir()
+    (folder / "driver").write_text(textwrap.dedent(DRIVER))
+    for name, source in programs.items():
+        (folder / f"{name}.py").write_text(source)
+    paths = [str(folder / f"{name}.py") for name in programs]
+    done = forks.run(folder / "driver", *paths, cwd=folder, warn="ignore")
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout.splitlines()[-1])
+    return {name: ends[path] for name, path in zip(programs, paths)}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    return ends_of(PROGRAMS, tmp_path_factory.mktemp("programs") / "all")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """The lines of each program that need a hand; and those where check cannot follow."""
+    folder = tmp_path_factory.mktemp("checked")
+    for name, source in PROGRAMS.items():
+        (folder / f"{name}.py").write_text(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolve, "in_another_process", forks.answer)
+        uses = check_files(str(folder / f"{name}.py") for name in PROGRAMS).uses
+    lines = {name: (set(), set()) for name in PROGRAMS}
+    for use in uses:
+        by_hand, unseen = lines[Path(use.place.path).stem]
+        if use.advice.status in (*BY_HAND, UNSEEN):
+            (unseen if use.advice.status == UNSEEN else by_hand).add(use.place.line)
+    return lines
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_clean_means_that_it_runs_and_otherwise_it_fails_where_check_said(name, ends, said):
+    failed = ends[name]["line"]
+    by_hand, unseen = said[name]
+    assert bool(unseen) == (name.startswith("unseen_") or name in ALSO_UNSEEN), unseen
+    if name.startswith("unseen_"):
+        assert failed and not by_hand, ends[name]
+    else:
+        assert (failed in by_hand) if failed else by_hand == set(), ends[name]
+
+
+def test_what_fix_writes_ends_in_the_same_way(ends, tmp_path):
+    fixed = {name: fix.fixed(source.encode(), f"{name}.py").decode() for name, source in PROGRAMS.items()}
+    fixed = {name: source for name, source in fixed.items() if source != PROGRAMS[name]}
+    assert len(fixed) > 15
+    found = ends_of(fixed, tmp_path / "fixed")
+    for name in fixed:
+        assert {**found[name], "error": ""} == {**ends[name], "error": ""}

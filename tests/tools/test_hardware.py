@@ -1,0 +1,169 @@
+"""Figures of devices and links: the formulas, what is chosen for a mesh axis, and measuring."""
+
+import collections
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import Hardware, Link, Mesh, plan, xmap
+from xmap_compat.tools import hardware
+from xmap_compat.tools.cost import Work
+from xmap_compat.tools.hardware import PUBLISHED, Rates
+from xmap_compat.tools.transfers import Transfer, bytes_sent
+
+GPUS = [d for d in jax.devices() if d.platform == "gpu"]
+needs_gpu = pytest.mark.skipif(not GPUS, reason="there is no GPU here")
+
+
+def transfer(kind, size, devices, axes=("x",)):
+    """A transfer of arrays of ``size`` bytes on each device."""
+    return Transfer(kind, axes, devices, "", None, bytes_sent(kind, size, devices), 1, False)
+
+
+# V bytes of the whole array on one device, n devices, W bytes per second: seconds without latency.
+V, W = 4096, 1e6
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_the_formulas_of_transfers(n):
+    share = (n - 1) / n
+    ring, switch = Link(W, ring=True), Link(W)
+    for link in (ring, switch):
+        assert link.seconds(transfer("all-gather", V // n, n)) == pytest.approx(V / W * share)
+        assert link.seconds(transfer("reduce-scatter", V, n)) == pytest.approx(V / W * share)
+        assert link.seconds(transfer("all-reduce", V, n)) == pytest.approx(2 * V / W * share)
+        assert link.seconds(transfer("ppermute", V, n)) == pytest.approx(V / W)
+    # The whole array of an all-to-all has V bytes, of which a device holds V / n.
+    assert switch.seconds(transfer("all-to-all", V // n, n)) == pytest.approx(share * V / n / W)
+    gather = ring.seconds(transfer("all-gather", V // n, n))
+    assert ring.seconds(transfer("all-to-all", V // n, n)) == pytest.approx(max(gather / 4, gather / n))
+
+
+def test_each_hop_of_a_ring_has_its_latency():
+    nothing = transfer("all-gather", 0, 8)
+    assert Link(W, 1e-3, ring=True).seconds(nothing) == pytest.approx(7e-3)
+    assert Link(W, 1e-3).seconds(nothing) == pytest.approx(1e-3)
+    assert Link(W, 1e-3, ring=True).seconds(transfer("ppermute", 0, 8)) == pytest.approx(1e-3)
+
+
+def test_published_figures_are_those_of_the_sources():
+    table = {h.name: (h.rates.flops, h.rates.bandwidth, h.memory) for h in PUBLISHED.values()}
+    assert table == {
+        "TPU v4": (2.75e14, 1.2e12, 32e9),
+        "TPU v5e": (1.97e14, 8.1e11, 16e9),
+        "TPU v5p": (4.59e14, 2.8e12, 96e9),
+        "TPU v6e": (9.2e14, 1.6e12, 32e9),
+        "A100 SXM 80 GB": (3.12e14, 2.0e12, 80e9),
+        "H100 SXM": (9.89e14, 3.35e12, 80e9),
+        "H200 SXM": (9.89e14, 4.8e12, 141e9),
+    }
+    sent = {h.name: h.link.bandwidth for h in PUBLISHED.values()}
+    assert sent["TPU v5e"] == 2 * 4.5e10  # two links along an axis, each 4.5e10 one way
+    assert sent["H100 SXM"] == 900e9 / 2  # NVLink: both directions summed
+
+
+class FakeMesh:
+    """What a price needs of a mesh whose devices are elsewhere."""
+
+    def __init__(self, shape, process_of, kind="NVIDIA H100 80GB HBM3"):
+        self.axis_names = tuple(shape)
+        self.shape = shape
+        self.devices = np.empty(tuple(shape.values()), object)
+        for index in np.ndindex(self.devices.shape):
+            self.devices[index] = types.SimpleNamespace(process_index=process_of(*index), device_kind=kind)
+
+
+NODES = FakeMesh({"node": 2, "gpu": 8}, lambda node, gpu: node)
+
+
+def communication(machine, *transfers, mesh=NODES):
+    work = Work(collections.Counter())
+    return machine.parts(work, transfers, mesh)["communication"]
+
+
+def test_mesh_axes_between_processes_are_priced_by_the_network():
+    machine = Hardware.of(NODES)
+    assert machine.name == "H100 SXM"
+    inside, across = (transfer("all-reduce", V, n, (axis,)) for axis, n in (("gpu", 8), ("node", 2)))
+    both = transfer("all-reduce", V, 16, ("node", "gpu"))
+    assert communication(machine, inside) == machine.link.seconds(inside)
+    assert communication(machine, across) == machine.network.seconds(across)
+    assert communication(machine, both) == machine.network.seconds(both)
+    assert communication(machine, inside, across, across) == pytest.approx(
+        machine.link.seconds(inside) + 2 * machine.network.seconds(across)
+    )
+
+
+def test_links_can_be_given_for_mesh_axes_and_kinds():
+    slow, slower, both = Link(1e3), Link(1e2), Link(5.0)
+    links = {"gpu": slow, ("gpu", "all-to-all"): slower, ("node", "gpu"): both}
+    machine = dataclasses.replace(Hardware.of(NODES), links=links)
+    gather, exchange = transfer("all-gather", V, 8, ("gpu",)), transfer("all-to-all", V, 8, ("gpu",))
+    assert communication(machine, gather) == slow.seconds(gather)
+    assert communication(machine, exchange) == slower.seconds(exchange)
+    over_both = transfer("all-gather", V, 16, ("node", "gpu"))
+    assert communication(machine, over_both) == both.seconds(over_both)
+
+
+def test_an_unknown_device_has_no_figures():
+    assert Hardware.of(FakeMesh({"x": 2}, lambda x: 0, kind="abacus")) is None
+    assert Hardware.of(Mesh(np.array(jax.devices()[:2]), ("x",))) is None or GPUS
+
+
+def test_one_device_works_alone():
+    machine = Hardware("h", Rates(1e6, 1e6, start=5.0), Link(1.0), alone=Rates(2e6, 1e6, start=1.0))
+    work = Work(collections.Counter({"flops": 2e6, ("products", 2, False): 2e6}))
+    assert machine.parts(work, (), NODES)["compute"] == 5.0 + 2.0
+    assert machine.parts(work, (), None)["compute"] == 1.0 + 1.0
+
+
+def test_measuring_gives_every_figure():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    found = Hardware.measure(mesh, sizes=(1 << 8, 1 << 12))
+    for rates in (found.rates, found.alone):
+        assert min(rates.flops, rates.bandwidth, rates.batched, rates.other) > 0
+        assert rates.start > 0
+    kinds = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ppermute"}
+    assert set(found.links) == {("x", kind) for kind in kinds}
+    assert all(link.bandwidth > 0 and link.latency >= 0 for link in found.links.values())
+    f = xmap(lambda v: lax.psum(v, "i"), ["i"], [], axis_resources={"i": "x"})
+    with mesh:
+        cost = plan(f, jax.ShapeDtypeStruct((8,), np.float32)).cost_on(found)
+    assert 0 < cost.seconds[0] <= cost.seconds[1]
+
+
+def test_a_bandwidth_and_a_latency_are_fitted(monkeypatch):
+    """Times that follow the formula give the link back."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    true = Link(3e7, 2e-4)
+    monkeypatch.setattr(
+        hardware, "_turn_seconds", lambda _, step, v, turns, start: true.seconds(transfer("all-gather", v.nbytes, 4))
+    )
+    found = hardware._measured_link(mesh, ("x",), "all-gather", (1 << 10, 1 << 14, 1 << 18), 0.0)
+    assert (found.bandwidth, found.latency) == (pytest.approx(3e7), pytest.approx(2e-4))
+
+
+# ------------------------------------------------------------------------------- on a GPU
+
+
+@needs_gpu
+def test_a_gpu_runs_bf16_and_donates():
+    step = xmap(lambda v: v * 2, ["i", ...], ["i", ...], donate_argnums=0, backend="gpu")
+    v = jnp.ones((8, 16), jnp.bfloat16)
+    result = step(v)
+    assert v.is_deleted() and result.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(result, np.float32), 2.0)
+
+
+@needs_gpu
+def test_a_gpu_is_measured():
+    found = Hardware.measure(Mesh(np.array(GPUS), ("x",)))
+    known = Hardware.of(Mesh(np.array(GPUS), ("x",)))
+    assert found.rates.flops > 1e11
+    if known is not None:
+        assert found.rates.bandwidth < 1.1 * known.rates.bandwidth

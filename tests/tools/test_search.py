@@ -1,0 +1,345 @@
+"""Every assignment is priced, and each that is refused says why: beside the calls themselves, one by one."""
+
+import dataclasses
+import itertools
+import re
+import warnings
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xmap_compat import Hardware, Link, Mesh, SerialLoop, pdot, plan, search, xmap
+from xmap_compat.tools import steps
+from xmap_compat.tools.cost import Cost
+from xmap_compat.tools.hardware import Rates
+from xmap_compat.tools.search import Candidate, Candidates, _with_front
+
+MACHINE = Hardware("test", Rates(1e9, 1e9), Link(1e8, 1e-6))
+
+
+def shaped(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.fixture
+def mesh22():
+    return Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+
+
+def product(resources):
+    return xmap(lambda a, b: pdot(a, b, "k"), (["i", "k"], ["k", "j"]), ["i", "j"], axis_resources=resources)
+
+
+ARGS = (shaped(4, 8), shaped(8, 6))
+CHOICES = [(), "x", "y", ("x", "y"), ("y", "x")]
+
+
+def every_choice(names):
+    for chosen in itertools.product(CHOICES, repeat=len(names)):
+        yield {n: c for n, c in zip(names, chosen) if c}
+
+
+def message_of_call(resources, mesh):
+    """What the call says; None if nothing is wrong with it."""
+    try:
+        with mesh:
+            jax.eval_shape(product(resources), *ARGS)
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def test_every_assignment_is_there_and_refused_as_its_call_is(mesh22):
+    found = search(product, *ARGS, mesh=mesh22, hardware=MACHINE)
+    by_resources = {repr(c.axis_resources): c for c in found}
+    assert len(by_resources) == len(found)
+    for resources in every_choice(["i", "k", "j"]):
+        said = message_of_call(resources, mesh22)
+        candidate = by_resources.pop(repr(resources), None)
+        if candidate is None:  # j has 6 elements: choices that cannot divide them stand there once, by themselves
+            assert said is not None and isinstance(resources["j"], tuple)
+            continue
+        assert (candidate.refused is None) == (said is None)
+        if said is not None:
+            same = re.sub(r"\S+\.py:\d+\S*", "", candidate.refused), re.sub(r"\S+\.py:\d+\S*", "", said)
+            assert same[0] == same[1] or all("both mapped to the resource" in text for text in same)
+        else:
+            with mesh22:
+                assert candidate.cost == plan(product(resources), *ARGS).cost_on(MACHINE)
+    assert by_resources == {}
+
+
+def test_the_best_is_first(mesh22):
+    found = search(product, *ARGS, mesh=mesh22, hardware=MACHINE)
+    usable = [c for c in found if c.refused is None]
+    assert list(found)[: len(usable)] == usable
+    times = [c.cost.seconds[1] for c in usable]
+    assert times == sorted(times)
+    assert found.best is found[0] is usable[0]
+    assert found.best.axis_resources in (
+        {"i": "x", "j": "y"},
+        {"i": "y", "j": "x"},
+        {"i": ("x", "y")},
+        {"i": ("y", "x")},
+    )
+
+
+def test_the_front_is_what_nothing_beats(mesh22):
+    found = [c for c in search(product, *ARGS, mesh=mesh22, hardware=MACHINE) if c.refused is None]
+    beats = lambda a, b: a != b and all(u <= v for u, v in zip(a, b))
+    points = {id(c): (c.time, c.cost.memory) for c in found}
+    for c in found:
+        assert c.front == (not any(beats(p, points[id(c)]) for p in points.values()))
+    assert any(c.front for c in found) and not all(c.front for c in found)
+
+
+def loss_and_gradient(resources):
+    layer = lambda w, x: lax.pmean(jnp.sum(jnp.tanh(pdot(x, w, "inputs"))), "batch")
+    return xmap(layer, (["inputs", ...], ["batch", "inputs"]), {}, axis_resources=resources)
+
+
+def test_a_gradient_can_invert_the_order(mesh22):
+    """Forward a sum over the batch is one number, and its gradient is as large as the weights."""
+    args = (shaped(64, 64), shaped(8, 64))
+    order = {}
+    for name, make in {
+        "forward": loss_and_gradient,
+        "training": lambda r: jax.grad(loss_and_gradient(r)),
+    }.items():
+        found = search(make, *args, mesh=mesh22, hardware=MACHINE)
+        sent = {repr(c.axis_resources): sum(c.cost.bytes_sent.values()) for c in found if c.refused is None}
+        order[name] = sent[repr({"batch": "x"})] < sent[repr({"inputs": "x"})]
+    assert order == {"forward": True, "training": False}
+
+
+def test_axes_can_be_pinned(mesh22):
+    found = search(product, *ARGS, mesh=mesh22, hardware=MACHINE, fixed={"i": "x", "k": ()})
+    assert {repr(c.axis_resources.get("j")) for c in found} >= {"None", "'y'", "'x'"}
+    assert all(
+        c.axis_resources["i"] == "x" and c.axis_resources["k"] == ()
+        for c in found
+        if "j" not in c.axis_resources or c.cost
+    )
+    assert {repr(c.axis_resources) for c in found if c.refused is None} == {
+        repr({"i": "x", "k": ()}),
+        repr({"i": "x", "k": (), "j": "y"}),
+    }
+
+
+def test_too_many_are_refused_with_their_number(mesh22):
+    with pytest.raises(ValueError, match=r"There are 75 assignments to price \(5 for i, 5 for k, 3 for j\).*fixed="):
+        search(product, *ARGS, mesh=mesh22, limit=74)
+
+
+def test_an_xmapped_function_can_be_searched_itself(mesh22):
+    f = product({"i": "x"})
+    with mesh22:
+        found, made = search(f, *ARGS, hardware=MACHINE), search(product, *ARGS, hardware=MACHINE)
+    assert [c.axis_resources for c in found] == [c.axis_resources for c in made]
+    assert [c.cost for c in found] == [c.cost for c in made]
+
+
+def test_axes_that_never_meet_may_share_a_mesh_axis(mesh22):
+    def make(resources):
+        rows = xmap(lambda v: v * 2, ["i"], ["i"], axis_resources=resources)
+        columns = xmap(lambda v: v * 3, ["j"], ["j"], axis_resources=resources)
+        return lambda a, b: (rows(a), columns(b))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = search(make, shaped(8), shaped(8), mesh=mesh22)
+    assert all(c.refused is None for c in found)
+    assert {"i": "x", "j": "x"} in [c.axis_resources for c in found]
+    assert len(found) == 25
+
+
+# ------------------------------------------------------------------------------- memory
+
+
+def squares(resources):
+    body = lambda v: jnp.sum(jnp.tanh(v @ v.T) @ v)
+    return xmap(body, ["b", ...], ["b"], axis_resources=resources)
+
+
+def test_loops_are_tried_where_memory_is_exceeded(mesh22):
+    args = (shaped(16, 32, 8),)
+    without = {repr(c.axis_resources): c for c in search(squares, *args, mesh=mesh22, hardware=MACHINE)}
+    least = min(c.cost.memory for c in without.values())
+    found = search(squares, *args, mesh=mesh22, hardware=MACHINE, memory=least)
+    refused = [c for c in found if c.refused is not None]
+    looped = [c for c in found if any("SerialLoop" in repr(r) for r in c.axis_resources.values())]
+    assert refused and looped
+    assert all(re.match(r"it needs about .* MB on each device, more than memory=", c.refused) for c in refused)
+    assert all(c.cost.memory <= least for c in found if c.refused is None)
+    assert {"b": SerialLoop(16)} in [c.axis_resources for c in looped]
+    assert found.best.axis_resources == {"b": ("x", "y")} or found.best.axis_resources == {"b": ("y", "x")}
+
+
+def test_nothing_may_be_left(mesh22):
+    found = search(squares, shaped(1, 64, 64), mesh=mesh22, hardware=MACHINE, memory=10)
+    with pytest.raises(ValueError, match=r"No assignment can be used. Reasons: .*needs about"):
+        _ = found.best
+
+
+# ------------------------------------------------------------------------- compiling, running
+
+
+def test_the_cheapest_are_compiled_and_run(mesh22, capsys):
+    found = search(product, *ARGS, mesh=mesh22, hardware=MACHINE, fixed={"k": (), "j": ()}, compile=3, measure=2)
+    assert [c.measured is not None for c in found[:4]] == [True, True, False, False]
+    assert sum(c.compiled is not None for c in found) == 3
+    assert found[0].measured <= found[1].measured
+    assert all(c.cost.memory == c.compiled.memory for c in found if c.compiled)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" of 3: ")[0] for line in lines] == [f"search: {k}" for k in (1, 2, 3)]
+
+
+def test_a_budget_of_time_is_kept(mesh22, capsys):
+    found = search(product, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()}, measure=2, seconds=0)
+    assert all(c.measured is None for c in found)
+    assert "time is up after 0 of 2" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------- the table
+
+
+def test_the_table_tells_all(mesh22, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    found = search(product, *ARGS, mesh=mesh22, hardware=MACHINE)
+    head, priced, refused = str(found).split("\n\n")
+    titles, *rows = priced.splitlines()
+    assert head.startswith(f"{len(found)} assignments, best first; *")
+    names = ["AXIS_RESOURCES", "FLOPS", "BYTES SENT", "MEMORY", "ESTIMATE", "MEASURED"]
+    assert re.split(r"\s{2,}", titles.strip()) == names
+    assert rows[0].startswith("1*")
+    assert any(re.search(r"one device +384 +nothing +\d", row) for row in rows)
+    assert any(re.search(r"k: x +216 +96 B over x +\d", row) for row in rows)
+    count = sum(c.refused is not None for c in found)
+    assert len(rows) == len(found) - count
+    titles, *rows = refused.splitlines()
+    assert titles.split() == ["REFUSED", "WHY"]
+    assert re.search("k: x, j: x +Axes `j` and `k` are both mapped to the resource `x`$", refused, re.M)
+    assert rows[-1] == f"... and {count - 5} more"
+    assert "<table" in found._repr_html_() and "one device" in found._repr_html_()
+
+
+def test_unknown_hardware_is_ranked_by_work(mesh22):
+    found = [c for c in search(product, *ARGS, mesh=mesh22) if c.refused is None]
+    assert all(c.cost.seconds is None for c in found)
+    assert [c.cost.flops for c in found] == sorted(c.cost.flops for c in found)
+    assert "ms" not in str(Candidates(found))
+
+
+def test_time_against_memory_is_drawn(mesh22, tmp_path):
+    found = search(product, *ARGS, mesh=mesh22, hardware=MACHINE)
+    found.save_svg(tmp_path / "front.svg")
+    tree = ElementTree.parse(tmp_path / "front.svg").getroot()
+    tips = [t.text for t in tree.iter("{http://www.w3.org/2000/svg}title")]
+    usable = [c for c in found if c.refused is None]
+    assert sum(any(tip.startswith(f"{c.name}: ") for tip in tips) for c in usable) == len(usable)
+    texts = {t.text for t in tree.iter("{http://www.w3.org/2000/svg}text")}
+    assert {c.name for c in usable if c.front} <= texts
+
+
+def test_names_of_candidates_are_short():
+    resources = {"batch": ("x", SerialLoop(4)), "hidden": "y", "other": ("y", "x")}
+    assert Candidate(resources).name == "batch: x+loop 4, hidden: y, other: y+x"
+    assert Candidate({}).name == "one device"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Candidate({}).measured = 1.0
+
+
+# --------------------------------------------------------------------------------- mistakes
+
+
+def test_without_a_mesh_there_is_nothing_to_search():
+    with pytest.raises(ValueError, match="search needs a mesh"):
+        search(product, *ARGS)
+
+
+def test_a_step_without_xmap_is_refused(mesh22):
+    with pytest.raises(ValueError, match="no call of an xmapped function"):
+        search(lambda resources: jnp.sin, shaped(3), mesh=mesh22)
+
+
+def test_a_mistake_in_the_step_is_the_users_to_see(mesh22):
+    with pytest.raises(ValueError, match="size of axis k"):
+        search(product, shaped(4, 8), shaped(7, 6), mesh=mesh22)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"make": 3}, "search: the argument make should be a function"),
+        ({"make": lambda resources: None}, "search: the argument make should be .* it returned, but got None"),
+        ({"mesh": "x"}, "search: the argument mesh should be a mesh of devices, but got 'x'"),
+        ({"mesh": jax.sharding.AbstractMesh((2,), ("x",))}, "search: the argument mesh should be a mesh of devices"),
+        ({"fixed": "i"}, "search: the argument fixed should be a mapping"),
+        ({"hardware": "H100"}, "search: the argument hardware should be a Hardware"),
+        ({"memory": "1GB"}, "search: the argument memory should be a number"),
+        ({"compile": "all"}, "search: the argument compile should be a whole number"),
+        ({"measure": 1.5}, "search: the argument measure should be a whole number"),
+        ({"limit": -1}, "search: the argument limit should be a whole number"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(mesh22, arguments, message):
+    arguments = {"make": product, "mesh": mesh22, **arguments}
+    with pytest.raises(TypeError, match=message):
+        search(arguments.pop("make"), *ARGS, **arguments)
+
+
+def test_an_axis_that_is_not_there_cannot_be_pinned(mesh22):
+    with pytest.raises(ValueError, match=r"fixed has resources for axes \{'bacth'\}.*the axes \{'i', 'j', 'k'\}"):
+        search(product, *ARGS, mesh=mesh22, fixed={"bacth": "x"})
+
+
+def test_resources_that_the_step_ignores_have_no_price(mesh22):
+    found = search(lambda resources: product({**resources, "i": "x"}), *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})
+    assert [c.axis_resources["i"] for c in found if c.refused is None] == ["x"]
+    assert "gave axis i the resources ('x',) instead" in found[-1].refused
+    assert len(found) == len(CHOICES)
+
+
+def test_a_reason_is_never_an_empty_line(mesh22):
+    def make(resources):
+        if resources.get("i") == "x":
+            raise ArithmeticError
+        return product(resources) if resources.get("i") != "y" else {}["lost"]
+
+    found = search(make, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})
+    reasons = {c.axis_resources.get("i"): c.refused for c in found}
+    assert (reasons["x"], reasons["y"]) == ("ArithmeticError()", "KeyError('lost')")
+
+
+def test_axes_of_nested_calls_are_searched_and_pinned(mesh22):
+    def make(resources):
+        of = lambda name: {name: resources[name]} if name in resources else {}
+        inner = xmap(lambda u: u - lax.psum(u, ("j", "i")), ["j"], ["j"], axis_resources=of("j"))
+        return xmap(inner, ["i", ...], ["i", ...], axis_resources=of("i"))
+
+    found = search(make, shaped(4, 8), mesh=mesh22)
+    assert [c.axis_resources for c in found if c.refused is None][-1] == {}
+    assert {frozenset(c.axis_resources.items()) for c in found} == {frozenset(r.items()) for r in every_choice("ij")}
+    assert next(c for c in found if c.axis_resources == {"i": "x", "j": "y"}).refused is None
+    assert all(c.axis_resources["j"] == "y" for c in search(make, shaped(4, 8), mesh=mesh22, fixed={"j": "y"}))
+
+
+def test_measured_times_are_not_compared_with_estimates(tmp_path):
+    price = lambda flops, memory: Cost(flops, 0, {}, memory, None, None)
+    given = [
+        Candidate({"i": "x"}, price(10, 80), measured=0.5),
+        Candidate({"i": "y"}, price(20, 60), measured=0.4),
+        Candidate({}, price(90, 40)),
+        Candidate({"i": ("x", "y")}, price(95, 70)),
+    ]
+    found = Candidates(tuple(_with_front(given)))
+    assert [c.front for c in found] == [False, True, True, False]
+    exact = [Candidate({"i": "x"}, price(10, 80), compiled=steps.Compiled((), (), 80)), Candidate({}, price(10, 70))]
+    assert [c.front for c in _with_front(exact)] == [True, True]
+    found.save_svg(tmp_path / "front.svg")
+    tips = re.findall("<title>(.*?)</title>", (tmp_path / "front.svg").read_text())
+    assert any("90" in tip for tip in tips) and not any("0.5" in tip for tip in tips)

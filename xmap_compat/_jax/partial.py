@@ -1,0 +1,95 @@
+"""A ``shard_map`` over some axes of a mesh, of which the compiler has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from xmap_compat._jax.mesh import axes_of_entry
+from xmap_compat._jax.types import explicit_spec
+
+
+def widens(platform: str) -> bool:
+    """Whether a back end cannot sum bfloat16 over devices there, which is to be done as :func:`widened` does it.
+
+    XLA's CPU compiler aborts the process, on all-reduces and reduce-scatters that come from JAX: those of ``psum`` and
+    ``psum_scatter``, and of the transposes of ``pcast`` and ``all_gather``.  No release mends it, to 0.12.0.  (Those
+    that its own partitioner makes are fine, and so are floats of 16 and of 8 bits.)
+    """
+    return platform == "cpu"
+
+
+def widened(collective: Callable[[Any], Any], x: Any) -> Any:
+    """``collective(x)``, of bfloat16 in float32; so is its transpose then."""
+    if jax.typeof(x).dtype != jnp.bfloat16:
+        return collective(x)
+    return lax.convert_element_type(collective(lax.convert_element_type(x, jnp.float32)), jnp.bfloat16)
+
+
+UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
+
+
+def constrained(x: Any, entries: Sequence[Any], axes: Container[Any]) -> Any:
+    """``with_sharding_constraint`` over the axes that the compiler has, or ``reshard`` where they are Explicit.
+
+    Args:
+      entries: for each dimension that of a PartitionSpec, which may have other axes too.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    wanted = _over(entries, axes)
+    if not any(name in axes for name in mesh.explicit_axes):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*wanted)))
+    now = explicit_spec(x)
+    wanted = [had if entry is UNCONSTRAINED else entry for entry, had in zip(wanted, now, strict=True)]
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*wanted)))
+
+
+def of_compiler(sharding: Any, axes: Container[Any]) -> Any:
+    """The ``out_sharding`` of an operation over the axes that the compiler has; None if it has no Explicit ones."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not isinstance(sharding, NamedSharding) or not any(name in axes for name in mesh.explicit_axes):
+        return None
+    return NamedSharding(mesh, PartitionSpec(*_over(sharding.spec, axes)))
+
+
+def _over(entries, axes):
+    """Entries of a PartitionSpec with some axes only."""
+    return [
+        entry if entry is UNCONSTRAINED else tuple(a for a in axes_of_entry(entry) if a in axes) for entry in entries
+    ]
+
+
+def reshaped(x: Any, shape: Sequence[int]) -> Any:
+    """``lax.reshape`` that tells JAX how the result lies, where Explicit axes shard dimensions that it leaves alone."""
+    spec = explicit_spec(x)
+    if not any(spec):
+        return lax.reshape(x, shape)
+    front = _agreeing(x.shape, shape)
+    back = _agreeing(x.shape[front:][::-1], shape[front:][::-1])
+    if any(spec[front : len(spec) - back]):
+        return lax.reshape(x, shape)
+    kept = (*spec[:front], *(None,) * (len(shape) - front - back), *spec[len(spec) - back :])
+    return lax.reshape(x, shape, out_sharding=NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*kept)))
+
+
+def _agreeing(some, others):
+    return next((k for k, (one, other) in enumerate(zip(some, others)) if one != other), min(len(some), len(others)))
+
+
+def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
+    """``lax.psum_scatter`` of the first dimension, which JAX (to 0.12) cannot lower for values that are Explicit."""
+    if any(explicit_spec(x)):
+        return lax.reduce_sum(lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True), [0])
+    return lax.psum_scatter(x, axes, scatter_dimension=0, tiled=False)
+
+
+def gather(x: Any, axes: Sequence[Any]) -> Any:
+    """All values in a new first dimension, equal on all devices.  Of Explicit values JAX (to 0.12) mistypes it."""
+    if any(explicit_spec(x)):
+        return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to="invarying")
+    return lax.all_gather(x, axes, to="invarying")

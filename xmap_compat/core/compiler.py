@@ -1,0 +1,60 @@
+"""Mesh axes that are left to the compiler: what is sharded over them stays so, and XLA partitions the work.
+
+An xmap that uses other axes of the mesh is a ``shard_map`` over those alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import jax
+
+from xmap_compat.core import errors
+
+axes_of_compiler = jax.make_user_context(default_value=frozenset())
+
+# Set for all threads: what the option experimental_xmap_spmd_lowering means, under install().
+unused_axes_to_compiler = jax.make_user_context(default_value=False)
+
+
+@contextlib.contextmanager
+def compiler_axes(*names: Hashable) -> Iterator[None]:
+    """``with compiler_axes('y'):`` leaves mesh axes to the compiler, for the calls of xmapped functions inside.
+
+    What is sharded over such an axis, by the shardings of a ``jax.jit`` around the call or of its arguments, is not
+    gathered when it enters an xmapped function, and what the body computes of it is partitioned by XLA.
+    ``jax.lax.with_sharding_constraint`` over these axes says, in a body too, where values go.  Results are the same.
+
+    It can be nested (the axes add up), holds for this thread, and is part of ``jax.jit``'s cache key.
+
+    Args:
+      names: axes of the mesh that is in scope at the calls.  No axis may have them in its ``axis_resources``.
+
+    Raises:
+      TypeError: something that names no mesh axis.
+      ValueError: at a call, an axis that the mesh does not have, or that the xmap has as a resource.
+
+    Example:
+
+      >>> import jax, numpy as np
+      >>> from jax.sharding import NamedSharding, PartitionSpec
+      >>> from xmap_compat import Mesh, compiler_axes, xmap
+      >>> mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+      >>> w = jax.device_put(np.ones((3, 2)), NamedSharding(mesh, PartitionSpec(None, "y")))
+      >>> layer = xmap(lambda v, w: v @ w, (["batch", ...], {}), ["batch", ...], axis_resources={"batch": "x"})
+      >>> with mesh, compiler_axes("y"):
+      ...     layer(np.ones((4, 3)), w).sharding.spec[1]  # still split as w is
+      'y'
+    """
+    for name in names:
+        _check_name(name)
+    with axes_of_compiler(axes_of_compiler.value | frozenset(names)):
+        yield
+
+
+def _check_name(name: Any) -> None:
+    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh)
+    if name is None or name is ... or isinstance(name, others) or not isinstance(name, Hashable):
+        raise errors.bad_compiler_axis(name)

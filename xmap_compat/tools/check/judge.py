@@ -1,0 +1,79 @@
+"""What is said of a program, with what the JAX of this environment has."""
+
+from __future__ import annotations
+
+from xmap_compat.legacy import removed
+from xmap_compat.tools.check import advice as known
+from xmap_compat.tools.check.advice import Advice
+from xmap_compat.tools.check.resolve import Facts
+from xmap_compat.tools.check.uses import Reading, Reference, Use
+
+
+def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
+    """All uses, in order.  Without facts about a JAX, only names of the table are judged, as removed."""
+    uses = set(reading.uses)
+    for reference in reading.references:
+        found = _judge_name(reference, facts)
+        if found is not None:
+            uses.add(Use(reference.place, *found))
+        elif reference.passed and facts is not None and reference.name in facts.modules:
+            uses.add(Use(reference.place, reference.name, known.PASSED_ON))
+    for place, function, keyword in reading.keywords:
+        advice = _judge_keyword(function, keyword, facts)
+        if advice is not None:
+            uses.add(Use(place, f"{function}({keyword}=)", advice))
+    for place, option in reading.options:
+        if option in removed.OPTIONS:
+            uses.add(Use(place, option, known.OTHER_OPTION))
+        elif facts is not None and option in facts.options:
+            uses.add(Use(place, option, known.unknown_option(facts.jax)))
+    return sorted(uses)
+
+
+def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice] | None:
+    """What is to be said of a name of JAX, with the part of it that this is about."""
+    if any(_is_there(name, facts) != holds for name, holds in reference.conditions):
+        return None
+    kind = facts.names.get(reference.name, "plain") if facts is not None and facts.jax else "installed"
+    if kind == "plain" or (kind == "import" and reference.imported):
+        return None
+    if kind == "import":
+        return reference.name, known.not_imported(reference.name.rpartition(".")[0])
+    name, advice = _of_table(reference.name)
+    if kind == "":
+        # Whether the table has it or not: this JAX has nothing to restore it from.
+        unknown = reference.imported or reference.written > 0
+        return (reference.name, known.unknown_name(facts.jax)) if unknown and facts is not None else None
+    if advice is None:
+        return None
+    if advice.status == known.CHANGE:  # what raises at use may be imported, and asked about
+        return None if reference.imported or reference.asked else (name, advice)
+    imported_here = reference.name.count(".") + 1 - reference.written
+    said_at_import = not reference.imported and name.count(".") + 1 <= imported_here
+    return None if said_at_import else (name, advice)
+
+
+def _is_there(name: str, facts: Facts | None) -> bool:
+    if facts is None or not facts.jax:
+        return bool(name)
+    return facts.names.get(name) in ("plain", "installed")
+
+
+def _of_table(name: str) -> tuple[str, Advice | None]:
+    """The longest part of a name that the table has, and what it says."""
+    parts = name.split(".")
+    for k in range(len(parts), 1, -1):
+        part = ".".join(parts[:k])
+        if part in removed.NAMES:
+            return part, known.of_row(removed.NAMES[part])
+        if k == len(parts) and part in removed.GONE_MODULES:
+            return part, known.of_module(part)
+    return name, None
+
+
+def _judge_keyword(function: str, keyword: str, facts: Facts | None) -> Advice | None:
+    refused = facts is None or (function, keyword) in facts.refused
+    row = known.KEYWORDS.get((function, keyword))
+    if row is not None:
+        return row if refused or row.status == known.CHANGE else None
+    return known.unknown_keyword(facts.jax) if facts is not None and refused else None

@@ -1,0 +1,97 @@
+"""The modules of a program beside a file: what they import from JAX is found in them as well.
+
+``from .common import *``, ``from utils import jnp`` and ``import utils; utils.jax`` are read in the other file.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator
+
+# In the place of a dotted name, a module of the program: this and its path.
+OWN = "file:"
+
+
+def leads_on(name: str) -> bool:
+    """Whether a name leads to JAX, or to a module of the program through which others do."""
+    return name.split(".")[0] in ("jax", "xmap_compat", "functools") or name.startswith(OWN)
+
+
+class Neighbours:
+    """What one file imports from others of its program.
+
+    Args:
+      path: the file.
+      names_of: from the path of a file, and when it was modified, to what its names stand for.
+    """
+
+    def __init__(self, path: str, names_of: Callable[[str, float], dict[str, str]]):
+        self._folder = os.path.dirname(os.path.abspath(path))
+        self._names_of = names_of
+
+    def imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        """The names that an import of an own module binds."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                found = self._module(alias.name if alias.asname else root, 0)
+                if found is not None:
+                    yield alias.asname or root, OWN + found
+        elif isinstance(node, ast.ImportFrom):
+            found = self._module(node.module or "", node.level)
+            for alias in node.names if found is not None else ():
+                yield from self._from(str(found), alias)
+
+    def _from(self, module: str, alias: ast.alias) -> Iterator[tuple[str, str]]:
+        if alias.name == "*":
+            yield from ((name, value) for name, value in self._names(module).items() if not name.startswith("_"))
+            return
+        value = self.attribute(OWN + module, alias.name)
+        if value is not None:
+            yield alias.asname or alias.name, value
+
+    def attribute(self, module: str, name: str) -> str | None:
+        """What an attribute of an own module stands for: what its file binds, or a module below it."""
+        path = module.removeprefix(OWN)
+        value = self._names(path).get(name)
+        if value is None and os.path.basename(path) == "__init__.py":
+            below = _file_of(os.path.join(os.path.dirname(path), name))
+            value = None if below is None else OWN + below
+        return value
+
+    def _module(self, name: str, level: int) -> str | None:
+        """The file of a module, from here; or from a folder above, of which this one is a package."""
+        parts = name.split(".") if name else []
+        if not level and parts[0] in ("jax", "jaxlib", "xmap_compat"):
+            return None
+        folder = self._folder
+        for _ in range(level - 1):
+            folder = os.path.dirname(folder)
+        if level:
+            return _file_of(os.path.join(folder, *parts))
+        while True:
+            found = _file_of(os.path.join(folder, *parts))
+            if found is not None or not os.path.exists(os.path.join(folder, "__init__.py")):
+                return found
+            folder = os.path.dirname(folder)
+
+    def _names(self, path: str) -> dict[str, str]:
+        if path in _being_read:  # modules that import each other
+            return {}
+        _being_read.add(path)
+        try:
+            return self._names_of(path, os.path.getmtime(path))
+        except OSError:
+            return {}
+        finally:
+            _being_read.discard(path)
+
+
+_being_read: set[str] = set()
+
+
+def _file_of(module: str) -> str | None:
+    """A module's file, without ``.py``, or that of a package."""
+    candidates = os.path.join(module, "__init__.py"), f"{module}.py"
+    return next((path for path in candidates if os.path.isfile(path)), None)

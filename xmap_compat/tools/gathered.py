@@ -1,0 +1,124 @@
+"""Arguments that are sharded over more of the mesh than their specs say: they are gathered where they enter the call.
+
+What a sharding inside of a ``jax.jit`` is, nobody knows when a call is traced, unless types tell (Explicit axes).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import _jax
+from xmap_compat.core.call import PlacedCall, mesh_axes_used, partition_spec
+from xmap_compat.tools.text import listed
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """An argument that no device has as much of as it needs.
+
+    Attributes:
+      path: the argument.
+      mesh_axes: it is sharded over these, and its spec does not say so.
+      dims: the dimensions that are.
+      bytes_received: by each device, before anything is computed.
+      unused: whether neither the call nor one nested in it uses these mesh axes.
+    """
+
+    path: str
+    mesh_axes: tuple[Any, ...]
+    dims: tuple[int, ...]
+    bytes_received: int
+    unused: bool
+
+    @property
+    def remedy(self) -> str:
+        """What keeps it as it lies."""
+        if self.unused:
+            return f"call within compiler_axes({', '.join(map(repr, self.mesh_axes))})"
+        return f"name dimension {listed(self.dims)} in in_axes, on {listed(self.mesh_axes)}"
+
+
+def gathered_arguments(placed: PlacedCall, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
+    """The arguments of a call that are gathered at entry, as far as arrays or their types say how they lie.
+
+    Args:
+      leaves: arrays, tracers, or types that stand for them.
+    """
+    mesh = placed.scope.mesh
+    if mesh is None or not placed.uses_mesh or placed.nested:
+        return
+    used = mesh_axes_used(placed.program, placed.placements)
+    for leaf, spec, path in zip(leaves, placed.in_specs, paths):
+        found = _gathered(path, leaf, partition_spec(spec, placed.placements), mesh, placed.compiler, used)
+        yield from [found] if found is not None else []
+
+
+def gathered_in_step(jaxpr: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
+    """The arguments of a staged step that are gathered where they enter its calls, if they are handed on as given:
+    arrays, or types with a sharding.
+
+    Args:
+      leaves: the arguments of the step.
+    """
+    body, _ = _jax.open_jaxpr(jaxpr)
+    yield from _entering(body, {v: (leaf, path) for v, leaf, path in zip(body.invars, leaves, paths)})
+
+
+def _entering(body: Any, given: dict[Any, tuple[Any, str]]) -> Iterator[Gathered]:
+    known = lambda v: None if isinstance(v, _jax.Literal) else given.get(v)  # noqa: E731
+    for eqn in body.eqns:
+        found = _jax.read(eqn)
+        if isinstance(found, (_jax.Call, _jax.Scan)):
+            inner, _ = _jax.open_jaxpr(found.body)
+            passed = eqn.invars[: found.num_consts] if isinstance(found, _jax.Scan) else eqn.invars
+            inside = {v: known(operand) for v, operand in zip(inner.invars, passed)}
+            yield from _entering(inner, {v: value for v, value in inside.items() if value is not None})
+        elif isinstance(found, _jax.ShardMap):
+            compiler = frozenset(found.mesh_shape) - found.mapped
+            entries = [entry for spec in (*found.in_specs, *found.out_specs) for entry in spec]
+            used = frozenset(axis for entry in entries for axis in _jax.axes_of_entry(entry))
+            for operand, spec in zip(eqn.invars, found.in_specs):
+                leaf, path = known(operand) or (None, "")
+                sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+                mesh = getattr(sharding, "mesh", None)
+                if mesh is not None and dict(mesh.shape) == dict(found.mesh_shape):
+                    received = _gathered(path, leaf, spec, mesh, compiler, used)
+                    yield from [received] if received is not None else []
+
+
+def _gathered(
+    path: str, leaf: Any, spec: Any, mesh: Any, compiler: frozenset[Any], used: frozenset[Any]
+) -> Gathered | None:
+    """What is gathered of an argument that a spec wants otherwise; ``used``: mesh axes that the call needs."""
+    lies = _spec_of(leaf, mesh)
+    wanted = {axis for entry in spec for axis in _jax.axes_of_entry(entry)}
+    extra = [(d, axis) for d, entry in enumerate(lies) for axis in _jax.axes_of_entry(entry) if axis not in wanted]
+    extra = [(d, axis) for d, axis in extra if axis not in compiler]
+    if not extra:
+        return None
+    kept = wanted.union(*(_jax.axes_of_entry(entry) for entry in lies)) - {axis for _, axis in extra}
+    needed = _bytes(leaf) // math.prod(mesh.shape[axis] for axis in kept)
+    received = needed - needed // math.prod(mesh.shape[axis] for _, axis in extra)
+    axes = tuple(dict.fromkeys(axis for _, axis in extra))
+    return Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))
+
+
+def _spec_of(leaf: Any, mesh: jax.sharding.Mesh) -> tuple[Any, ...]:
+    """How an array lies on the mesh: by itself if it is concrete, else by its type."""
+    if isinstance(leaf, jax.core.Tracer):
+        return _jax.explicit_spec(leaf)
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or dict(sharding.mesh.shape) != dict(mesh.shape):
+        return ()
+    return tuple(sharding.spec)
+
+
+def _bytes(leaf: Any) -> int:
+    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    return math.prod(np.shape(aval)) * getattr(aval.dtype, "itemsize", 0)

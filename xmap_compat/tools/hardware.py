@@ -1,0 +1,255 @@
+"""What devices and the links between them can do: published figures, or measured ones.
+
+Figures: "How to Scale Your Model", chapter on TPUs (2025), and NVIDIA's data sheets; docs/costs.md states them with the
+formulas.  What is neither published here nor measured has no price in seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from xmap_compat.core import errors
+from xmap_compat.tools.transfers import Transfer, bytes_sent
+
+if TYPE_CHECKING:
+    from xmap_compat.tools.cost import Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What a device can send over a mesh axis.
+
+    Attributes:
+      bandwidth: bytes per second.
+      latency: seconds that the smallest transfer takes; on a ring, each of its hops.
+      ring: whether only neighbours are linked: then a transfer among n devices has n - 1 hops, and an all-to-all
+        crosses each link n / 4 times.
+
+    >>> from xmap_compat import Link
+    >>> link = Link(bandwidth=1e11, latency=1e-6)  # 100 GB/s, a microsecond
+    >>> link.ring
+    False
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+    ring: bool = False
+
+    def seconds(self, transfer: Transfer) -> float:
+        """The time of one transfer."""
+        n = transfer.devices
+        hops = n - 1 if self.ring and transfer.kind != "ppermute" else 1
+        crossings = max(n / 4, 1) if self.ring and transfer.kind == "all-to-all" else 1
+        return hops * self.latency + crossings * transfer.bytes_sent / self.bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What one device can do.
+
+    Attributes:
+      flops: FLOP/s of matrix products in bf16.
+      wide: what part of that remains in float32, at JAX's default precision.
+      batched: FLOP/s of batches of small products; None if the same.
+      other: FLOP/s of other operations; None where memory is always slower.
+      bandwidth: bytes per second from and to memory.
+      kernel: seconds to start an operation.
+      start: seconds to start a program.
+    """
+
+    flops: float
+    bandwidth: float
+    wide: float = 1.0
+    batched: float | None = None
+    other: float | None = None
+    kernel: float = 0.0
+    start: float = 0.0
+
+    def of_products(self, size: int, batched: bool) -> float:
+        """FLOP/s of matrix products of elements of so many bytes."""
+        return (self.batched or self.flops if batched else self.flops) * (self.wide if size >= 4 else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """A kind of device, and its links.
+
+    Attributes:
+      name: what it is called.
+      rates: what a device can do while all others of the mesh work too.
+      memory: bytes of memory of a device; None if unknown.
+      link: what connects the devices of one process.
+      network: what connects processes.
+      links: links of certain mesh axes, or tuples of them, in place of these; of a kind of transfer by
+        ``(mesh axis, kind)``: ``{'x': nvlink, 'y': network, ('x', 'all-to-all'): slower}``.
+      alone: what a device can do while the others idle (fake devices share one machine); None if the same.
+
+    ``Hardware.of(mesh)`` has the published figures of a mesh's devices, or is None; ``Hardware.measure(mesh)`` measures
+    the devices at hand.
+
+    Example:
+
+      >>> import dataclasses
+      >>> from xmap_compat import Hardware, Link
+      >>> from xmap_compat.tools.hardware import Rates
+      >>> machine = Hardware("ours", Rates(flops=1e14, bandwidth=1e12), Link(bandwidth=1e11, latency=1e-6))
+      >>> dataclasses.replace(machine, links={"y": machine.network}).links["y"].bandwidth
+      25000000000.0
+    """
+
+    name: str
+    rates: Rates
+    link: Link
+    memory: float | None = None
+    network: Link = Link(2.5e10, 2e-5)
+    links: Mapping[Any, Link] = dataclasses.field(default_factory=dict)
+    alone: Rates | None = None
+
+    @staticmethod
+    def of(mesh: jax.sharding.Mesh | None) -> Hardware | None:
+        """What is published of the devices of a mesh (of this process without one); None if nothing is known here."""
+        device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+        return PUBLISHED.get(device.device_kind)
+
+    def parts(self, work: Work, transfers: Sequence[Transfer], mesh: jax.sharding.Mesh | None) -> dict[str, float]:
+        """Seconds of compute, of memory and of communication."""
+        rates = self.rates if mesh is not None or self.alone is None else self.alone
+        products = {key[1:]: count for key, count in work.counts.items() if isinstance(key, tuple)}
+        others = (work.counts["flops"] - sum(products.values())) / rates.other if rates.other else 0.0
+        computing = sum(n / rates.of_products(*kind) for kind, n in products.items())
+        moved = sum(self._link(t, mesh).seconds(t) * (t.times or 0) for t in transfers) if mesh is not None else 0.0
+        return {
+            "compute": rates.start + rates.kernel * work.counts["kernels"] + computing + others,
+            "memory": work.counts["accessed"] / rates.bandwidth,
+            "communication": moved,
+        }
+
+    def _link(self, transfer: Transfer, mesh: jax.sharding.Mesh) -> Link:
+        """The link of a transfer: that of its kind and mesh axes, or the slowest of those of its mesh axes."""
+        axes = transfer.mesh_axes
+        key = axes[0] if len(axes) == 1 else axes
+        for given in ((key, transfer.kind), key):
+            if given in self.links:
+                return self.links[given]
+        each = [self.links.get(a) or (self.network if crosses_processes(mesh, a) else self.link) for a in axes]
+        return min(each, key=lambda link: link.bandwidth)
+
+    @staticmethod
+    def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 15, 1 << 18)) -> Hardware:
+        """Time matrix products, copies and every kind of collective over every mesh axis on the devices of a mesh.
+
+        It compiles some dozens of small programs: seconds.
+
+        Args:
+          sizes: elements (float32) on each device, of the arrays that are sent.
+        """
+        if not isinstance(mesh, jax.sharding.Mesh):
+            raise errors.bad_search_argument("mesh", mesh, "a mesh of devices", tool="Hardware.measure")
+        links: dict[Any, Link] = {}
+        rates, alone = _measured_rates(_on_every_device(mesh)), _measured_rates(lambda fun: fun)
+        several = (tuple(mesh.axis_names),) if len(mesh.axis_names) > 1 else ()
+        for axes in [*((a,) for a in mesh.axis_names), *several]:
+            if math.prod(mesh.shape[a] for a in axes) > 1:
+                key = axes[0] if len(axes) == 1 else axes
+                for kind in _COLLECTIVES:
+                    links[key, kind] = _measured_link(mesh, axes, kind, sizes, rates.start)
+        slowest = min(links.values(), key=lambda link: link.bandwidth, default=Link(float("inf")))
+        name = f"{mesh.devices.flat[0].device_kind}, measured"
+        return Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
+
+
+def crosses_processes(mesh: jax.sharding.Mesh, axis: Any) -> bool:
+    """Whether devices that are neighbours along a mesh axis belong to different processes."""
+    processes = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    lines = np.moveaxis(processes, mesh.axis_names.index(axis), 0)
+    return bool((lines != lines[:1]).any())
+
+
+_ICI4, _ICI5P = Link(2 * 4.5e10, 1e-6, ring=True), Link(2 * 9e10, 1e-6, ring=True)
+_NVLINK3, _NVLINK4 = Link(3e11, 5e-6), Link(4.5e11, 5e-6)
+# By jax.Device.device_kind.  JAX multiplies float32 on TPUs by one pass of bf16, and on GPUs in TF32, at half the rate.
+PUBLISHED = {
+    "TPU v4": Hardware("TPU v4", Rates(2.75e14, 1.2e12), _ICI4, 32e9),
+    "TPU v5 lite": Hardware("TPU v5e", Rates(1.97e14, 8.1e11), _ICI4, 16e9),
+    "TPU v5": Hardware("TPU v5p", Rates(4.59e14, 2.8e12), _ICI5P, 96e9),
+    "TPU v6 lite": Hardware("TPU v6e", Rates(9.2e14, 1.6e12), _ICI5P, 32e9),
+    "NVIDIA A100-SXM4-80GB": Hardware("A100 SXM 80 GB", Rates(3.12e14, 2.0e12, 0.5), _NVLINK3, 80e9),
+    "NVIDIA H100 80GB HBM3": Hardware("H100 SXM", Rates(9.89e14, 3.35e12, 0.5), _NVLINK4, 80e9),
+    "NVIDIA H200": Hardware("H200 SXM", Rates(9.89e14, 4.8e12, 0.5), _NVLINK4, 141e9),
+}
+
+# ----------------------------------------------------------------------------- measuring
+
+_COLLECTIVES: dict[str, Callable[[Any, tuple[Any, ...], int], Any]] = {
+    "all-reduce": lambda v, axes, n: lax.psum(v, axes),
+    "all-gather": lambda v, axes, n: lax.all_gather(v, axes, tiled=True)[: v.shape[0]],
+    "reduce-scatter": lambda v, axes, n: jnp.tile(lax.psum_scatter(v, axes, tiled=True), n),
+    "all-to-all": lambda v, axes, n: lax.all_to_all(v, axes, 0, 0, tiled=True),
+    "ppermute": lambda v, axes, n: lax.ppermute(v, axes, [(k, (k + 1) % n) for k in range(n)]),
+}
+_TURNS = 8
+
+Everywhere = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _measured_link(
+    mesh: jax.sharding.Mesh, axes: tuple[Any, ...], kind: str, sizes: Sequence[int], start: float
+) -> Link:
+    """Fit ``latency + bytes / bandwidth`` to the times of a collective."""
+    n = math.prod(mesh.shape[a] for a in axes)
+    step = lambda v: _COLLECTIVES[kind](v, axes, n) * np.float32(0.5)  # noqa: E731
+    arrays = [np.ones(-(-size // n) * n, np.float32) for size in sizes]
+    times = [_turn_seconds(_on_every_device(mesh), step, v, _TURNS, start) for v in arrays]
+    sent = [bytes_sent(kind, v.nbytes, n) for v in arrays]
+    slope = (times[-1] - times[0]) / (sent[-1] - sent[0])
+    slope = slope if slope > 0 else times[-1] / sent[-1]  # what is measured on a busy machine may be any number
+    return Link(1 / slope, max(times[0] - slope * sent[0], 0.0))
+
+
+def _on_every_device(mesh: jax.sharding.Mesh) -> Everywhere:
+    whole = PartitionSpec()
+    return functools.partial(jax.shard_map, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+
+
+def _measured_rates(everywhere: Everywhere) -> Rates:
+    """What devices do that run the same program at the same time."""
+    start = _seconds(jax.jit(everywhere(lambda v: v + 1)), np.ones(8, np.float32), repeats=30)
+    ones = lambda *shape: np.full(shape, 1 / shape[-1], np.float32)  # noqa: E731
+    seconds = lambda step, v, turns: _turn_seconds(everywhere, step, v, turns, start)  # noqa: E731
+    return Rates(
+        2 * 384**3 / seconds(lambda v: v @ v, ones(384, 384), 8),
+        2 * 4 * (1 << 21) / seconds(lambda v: v * np.float32(0.5) + 1, ones(1 << 21), 8),
+        batched=2 * 64 * 32**3 / seconds(lambda v: v @ v, ones(64, 32, 32), 16),
+        other=2 * (1 << 15) / seconds(lambda v: jnp.exp(-v), ones(1 << 15), 32),
+        kernel=seconds(lambda v: v @ v, ones(4, 4), 256),
+        start=start,
+    )
+
+
+def _turn_seconds(everywhere: Everywhere, step: Callable[[Any], Any], v: np.ndarray, turns: int, start: float) -> float:
+    """The time of a step, in a loop, without the start of the program."""
+    run = jax.jit(everywhere(lambda v, count: lax.fori_loop(0, count, lambda _, u: step(u), v)))
+    placed = run(v, 0)  # where it is used, so that no call copies it
+    return max(_seconds(run, placed, turns) - start, 1e-9) / turns
+
+
+def _seconds(fun: Callable[..., Any], *args: Any, repeats: int = 7) -> float:
+    """The shortest time of a call, after one that does not count: other programs only make it longer."""
+    jax.block_until_ready(fun(*args))
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(fun(*args))
+        times.append(time.perf_counter() - begin)
+    return min(times)

@@ -1,0 +1,169 @@
+"""The collectives of a compiled program, read from the text of its optimized HLO, in any form that XLA writes.
+
+Nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+_INSTRUCTION = re.compile(
+    rf"= (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\((?P<rest>.*)$", re.MULTILINE
+)
+ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
+_LIST_OF_LISTS = re.compile(r"\{(\{[\d,]+\}(?:,\{[\d,]+\})*)?\}")
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
+COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\n(?P<body>(?:.*\n)*?)\}", re.MULTILINE)
+_CALLED = re.compile(
+    r"(?:condition|body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+    r"|(?:branch|called)_computations=\{([^}]*)\}"
+)
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective instruction of a compiled program.
+
+    Attributes:
+      kind: HLO's name for it: ``'all-reduce'``, ...
+      groups: the devices (as numbers along the flattened mesh) that take part together; for
+        ``collective-permute`` its (source, target) pairs.
+      nbytes: size of its result on one device.
+      op_name: what JAX staged it for.
+      times: how often it runs; None in a loop whose number of turns XLA does not know.
+    """
+
+    kind: str
+    groups: Groups
+    nbytes: int
+    op_name: str = dataclasses.field(default="", compare=False)
+    times: int | None = dataclasses.field(default=1, compare=False)
+
+    @property
+    def group_size(self) -> int:
+        return max(map(len, self.groups), default=0)
+
+    def __str__(self) -> str:
+        if self.kind == "collective-permute":
+            return f"{self.kind}[{len(self.groups)} pairs] {self.nbytes} B"
+        return f"{self.kind}[{len(self.groups)}x{self.group_size}] {self.nbytes} B"
+
+
+def collectives(text: str) -> list[Collective]:
+    """Every collective in the text of an HLO module (a pair of start and done counts as one)."""
+    devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
+    turns = _turns(text)
+    within = [(found.start(), found.end(), found["name"]) for found in COMPUTATION.finditer(text)]
+    return [_collective(match, devices, turns, within) for match in _INSTRUCTION.finditer(text)]
+
+
+def _turns(text: str) -> dict[str, int | None]:
+    """How often each computation of a module runs."""
+    bodies = {found["name"]: found["body"] for found in COMPUTATION.finditer(text)}
+    entry = next((found["name"] for found in COMPUTATION.finditer(text) if found["entry"]), None)
+    turns: dict[str, int | None] = {}
+
+    def visit(name: str, times: int | None) -> None:
+        before = turns.get(name, 0)
+        turns[name] = None if times is None or before is None else before + times
+        for callee, inner in _calls(bodies.get(name, "")):
+            visit(callee, None if times is None or inner is None else times * inner)
+
+    if entry is not None:
+        visit(entry, 1)
+    return turns
+
+
+def _calls(body: str) -> Iterator[tuple[str, int | None]]:
+    """The computations that one calls, each with the number of its turns."""
+    for line in body.splitlines():
+        known = _TURNS.search(line)
+        inner = (int(known[1]) if known else None) if " while(" in line else 1
+        for one, several in _CALLED.findall(line):
+            for name in filter(None, re.split(r"[,\s]+", several.replace("%", "")) if several else [one]):
+                yield name, inner
+
+
+def _collective(match: re.Match[str], devices: int, turns: dict[str, int | None], within: list[Any]) -> Collective:
+    kind, rest = match["kind"], match["rest"]
+    if kind == "collective-permute":
+        groups = parse_groups(_attribute(rest, "source_target_pairs"))
+    else:
+        groups = parse_groups(_attribute(rest, "replica_groups")) or (tuple(range(devices)),)
+    sizes = [_nbytes(*array) for array in ARRAY.findall(match["type"])]
+    # An asynchronous start (but for an all-reduce) returns its operands, its results, and counters.
+    asynchronous = match["start"] and kind != "all-reduce"
+    name = _OP_NAME.search(rest)
+    home = next((name for start, end, name in within if start <= match.start() < end), "")
+    nbytes = sizes[1] if asynchronous else sum(sizes)
+    return Collective(kind, groups, nbytes, name[1] if name else "", turns.get(home, 1))
+
+
+def _attribute(rest: str, name: str) -> str:
+    """The text after ``name=``, up to wherever the line ends."""
+    return rest.partition(f"{name}=")[2]
+
+
+def parse_groups(text: str) -> Groups:
+    """Device groups at the start of a text, in any of the forms that XLA writes.
+
+    ``{{0,1},{2,3}}``, ``[2,2]<=[2,2]T(1,0)``, ``mesh['x'=2,'y'=2] {'x'}`` and
+    ``mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}``.
+
+    Raises:
+      ValueError: some other form.
+    """
+    if match := _LIST_OF_LISTS.match(text):
+        return tuple(tuple(ints(group)) for group in re.findall(r"\{([\d,]+)\}", match[1] or ""))
+    if match := _IOTA.match(text):
+        shape, source = ints(match[1]), ints(match[2])
+        return _grouped(source, ints(match[3]) or range(len(source)), shape[-1])
+    if match := _MESH.match(text):
+        mesh = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", match[1])}
+        names = re.findall(r"'([^']*)'", match[4])
+        if ":" not in match[4]:
+            positions = [list(mesh).index(name) for name in names]
+            others = [k for k in range(len(mesh)) if k not in positions]
+            groups = _grouped(list(mesh.values()), [*others, *positions], math.prod(mesh[name] for name in names))
+            if not match[2]:
+                return groups
+            (ids,) = _grouped(ints(match[2]), ints(match[3]) or range(len(ints(match[2]))), math.prod(mesh.values()))
+            return tuple(tuple(ids[d] for d in group) for group in groups)
+    raise ValueError(f"cannot read device groups from {text[:80]!r}")
+
+
+def _grouped(shape: Any, order: Any, group_size: int) -> Groups:
+    """Number the elements of ``shape``, transpose them to ``order`` and cut them into groups."""
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    indices = itertools.product(*(range(shape[k]) for k in order))
+    flat = [sum(i * strides[k] for i, k in zip(index, order)) for index in indices]
+    return tuple(tuple(flat[k : k + group_size]) for k in range(0, len(flat), group_size))
+
+
+def ints(text: str | None) -> list[int]:
+    return [int(x) for x in (text or "").split(",") if x]
+
+
+def _nbytes(dtype: str, dims: str) -> int:
+    bits = {"pred": 8, "token": 0}.get(dtype) or int("".join(re.findall(r"\d+", dtype)[:1]) or 0)
+    return math.ceil(math.prod(ints(dims)) * bits / 8)

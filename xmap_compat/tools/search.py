@@ -1,0 +1,369 @@
+"""``xmap_compat.search``: every assignment of named axes to mesh axes, priced, the best first.
+
+The law makes each of them right, so that the price is all there is to choose by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import numbers
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xmap_compat import api
+from xmap_compat.core import errors
+from xmap_compat.core.mesh import Mesh, SerialLoop
+from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
+from xmap_compat.tools import cost, picture, report, steps
+from xmap_compat.tools.hardware import Hardware
+from xmap_compat.tools.text import listed
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One assignment.
+
+    Attributes:
+      axis_resources: what to give to ``xmap``.
+      cost: its price; None if it was refused before it was staged.
+      refused: why it cannot be used: the message of the call, or that it needs too much memory; else None.
+      compiled: what XLA made of it; None unless it was compiled.
+      measured: seconds of a step; None unless it was run.
+      front: whether no other takes both less time and less memory.
+    """
+
+    axis_resources: Mapping[Any, Any]
+    cost: cost.Cost | None = None
+    refused: str | None = None
+    compiled: steps.Compiled | None = None
+    measured: float | None = None
+    front: bool = False
+
+    @property
+    def time(self) -> float:
+        """What it is ranked by: measured seconds, or else estimated ones; on unknown hardware FLOPs."""
+        if self.measured is not None:
+            return self.measured
+        return self.estimate
+
+    @property
+    def estimate(self) -> float:
+        """The upper bound of its seconds; on unknown hardware FLOPs."""
+        assert self.cost is not None
+        return self.cost.seconds[1] if self.cost.seconds else float(self.cost.flops)
+
+    @property
+    def name(self) -> str:
+        """``batch: x, hidden: y``"""
+        axes = {n: r if isinstance(r, tuple) else (r,) for n, r in self.axis_resources.items() if r != ()}
+        shown = {n: [f"loop {r.length}" if isinstance(r, SerialLoop) else str(r) for r in rs] for n, rs in axes.items()}
+        return listed(f"{n}: {'+'.join(rs)}" for n, rs in shown.items()) or "one device"
+
+
+class Candidates(Sequence[Candidate]):
+    """The result of a search, best first, refused ones last; prints as a table."""
+
+    def __init__(self, found: Sequence[Candidate]):
+        self._found = tuple(found)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def best(self) -> Candidate:
+        """The first that is not refused."""
+        if not self._found or self._found[0].refused is not None:
+            raise errors.nothing_found([c.refused for c in self._found])
+        return self._found[0]
+
+    def __str__(self) -> str:
+        return report.candidates_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return report.candidates_html(self)
+
+    def save_svg(self, path: str | os.PathLike[str]) -> None:
+        """Draw time against memory, with the front."""
+        usable = [(c, c.cost) for c in self if c.refused is None and c.cost]
+        in_seconds = all(cost.seconds or c.measured for c, cost in usable)
+        unit = "seconds" if in_seconds else "flops"
+        points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(picture.scatter_svg(points, unit, "bytes of memory"))
+
+
+def search(
+    make: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | jax.sharding.Mesh | None = None,
+    fixed: Mapping[Any, Any] | None = None,
+    memory: float | None = None,
+    hardware: Hardware | None = None,
+    compile: int = 0,
+    measure: int = 0,
+    limit: int = 1000,
+    seconds: float = 600.0,
+) -> Candidates:
+    """Price every assignment of named axes to mesh axes.
+
+    Experimental: bytes and FLOPs are those of the compiled program, but times are estimates, and the best estimate may
+    be slower than the best: let the cheapest be run (``measure=3``).  docs/costs.md has figures.
+
+    Args:
+      make: ``make(axis_resources)`` returns the step to price, gradients and update included; or it is an xmapped
+        function itself.
+      args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
+      mesh: the mesh; that in scope if None.
+      fixed: resources of axes that are not to be searched: ``{'batch': 'x', 'classes': ()}``.
+      memory: bytes that each device has, by default those of the hardware; beyond them serial loops are tried.
+      hardware: what to price seconds with, ``Hardware.measure(mesh)`` for example; published figures if None.
+      compile: how many of the cheapest to compile, for exact memory and transfers.
+      measure: how many of the cheapest to run.
+      limit: how many to price at most.
+      seconds: after which no further one is compiled or run.
+
+    Returns:
+      Candidates, best first; those that cannot be used come last, with the reason.
+
+    Raises:
+      TypeError: an argument that is no function, mesh, mapping or number, as it should be.
+      ValueError: there is no mesh, ``fixed`` names an axis that the step does not have, or there are too many
+        candidates: says how many, and what to pin.
+
+    Example:
+
+      >>> import jax, numpy as np
+      >>> from xmap_compat import Hardware, Link, Mesh, search, xmap
+      >>> from xmap_compat.tools.hardware import Rates
+      >>> def make(axis_resources):
+      ...     return jax.grad(xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources=axis_resources))
+      >>> machine = Hardware("ours", Rates(flops=1e14, bandwidth=1e12), Link(bandwidth=1e11, latency=1e-6))
+      >>> found = search(make, np.ones(8, np.float32), mesh=Mesh(jax.devices()[:2], "x"), hardware=machine)
+      >>> [candidate.axis_resources for candidate in found]  # best first; print(found) shows what they cost
+      [{'i': 'x'}, {}]
+    """
+    _check(make, mesh, fixed, hardware, {"compile": compile, "measure": measure, "limit": limit})
+    for name, number in (("memory", memory), ("seconds", seconds)):
+        if number is not None and not isinstance(number, numbers.Real):
+            raise errors.bad_search_argument(name, number, "a number")
+    scope = mesh if mesh is not None else current_scope().mesh
+    if scope is None:
+        raise errors.search_without_mesh()
+    hardware = hardware or Hardware.of(scope)
+    memory = memory if memory is not None or hardware is None else hardware.memory
+    with Mesh(scope.devices, scope.axis_names, scope.axis_types), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of resources for axes that only some of the calls have
+        task = _Task(_maker(make), args, dict(fixed or {}), memory, hardware)
+        found = [c for resources in task.choices(limit) for c in task.priced(resources)]
+        found = _looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
+    return Candidates(tuple(_with_front(sorted(found, key=_rank))))
+
+
+def _check(make, mesh, fixed, hardware, counts):
+    for name, value, right, wanted in (
+        ("make", make, callable(make), "a function of axis_resources that returns the step, or an xmapped function"),
+        ("mesh", mesh, isinstance(mesh, (Mesh, jax.sharding.Mesh, type(None))), "a mesh of devices"),
+        ("fixed", fixed, isinstance(fixed, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
+        (
+            "hardware",
+            hardware,
+            isinstance(hardware, (Hardware, type(None))),
+            "a Hardware, as of Hardware.measure(mesh)",
+        ),
+    ):
+        if not right:
+            raise errors.bad_search_argument(name, value, wanted)
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise errors.bad_search_argument(name, count, "a whole number that is not negative")
+
+
+def _maker(make: Callable[..., Any]) -> Callable[[Mapping[Any, Any]], Any]:
+    declared = api.declaration_of(make)
+    if declared is None:
+        return make
+    sources = declared.fun, declared.in_source, declared.out_source, declared.sizes
+    return lambda resources: api.make(*sources, resources, (), declared.backend, declared.undeclared)
+
+
+def _rank(c: Candidate) -> tuple[Any, ...]:
+    if c.cost is None or c.refused is not None:
+        return (2,)
+    return (0 if c.measured is not None else 1, c.time, sum(c.cost.bytes_sent.values()), c.cost.memory)
+
+
+def _with_front(found: Sequence[Candidate]) -> Iterator[Candidate]:
+    usable = [c for c in found if c.refused is None and c.cost is not None]
+    for c in found:
+        beaten = c.cost is None or any(_beats(other, c) for other in usable)
+        yield dataclasses.replace(c, front=c.refused is None and not beaten)
+
+
+def _beats(a: Candidate, b: Candidate) -> bool:
+    """Whether one takes less time or memory, and neither more.
+
+    Measured times are compared with each other only, and an estimated memory does not beat an exact one.
+    """
+    if a.compiled is None and b.compiled is not None:
+        return False
+    both = a.measured is not None and b.measured is not None
+    ours, theirs = ((c.time if both else c.estimate, c.cost.memory) for c in (a, b) if c.cost is not None)
+    return ours != theirs and ours[0] <= theirs[0] and ours[1] <= theirs[1]
+
+
+class _Task:
+    """What is searched: how a step is made, what it is given, and what is known of its axes."""
+
+    def __init__(self, make, args, fixed, memory, hardware):
+        self.make, self.args, self.memory, self.hardware = make, args, memory, hardware
+        self.scope = current_scope()
+        step = make(dict(fixed))
+        if not callable(step):
+            raise errors.bad_search_argument("make", step, "a function that returns the step, and it returned")
+        self.sizes = [_sizes(found) for found in steps.stage(step, args, describe=False).placements]
+        if not self.sizes:
+            raise errors.unpriced_step()
+        known = list(dict.fromkeys(n for sizes in self.sizes for n in sizes))
+        if unknown := [n for n in fixed if n not in known]:
+            raise errors.unknown_fixed_axes(unknown, known)
+        self.names = [n for n in known if n not in fixed]
+        self.fixed, self._meetings = fixed, {}
+
+    def choices(self, limit: int) -> list[dict[Any, Any]]:
+        """Every assignment: for each name every ordered choice of mesh axes."""
+        axes = [] if self.scope.mesh is None else list(self.scope.mesh.shape)
+        ordered = [c for n in range(len(axes) + 1) for c in itertools.permutations(axes, n)]
+        possible = {name: [c for c in ordered if self._refusal({name: c}) is None] for name in self.names}
+        count = math.prod(map(len, possible.values()))
+        if count > limit:
+            raise errors.too_many_candidates(count, limit, {name: len(c) for name, c in possible.items()})
+        refused = [{n: _plain(c)} for n in self.names for c in ordered if c not in possible[n]]
+        every = [
+            {n: _plain(c) for n, c in zip(self.names, chosen) if c} for chosen in itertools.product(*possible.values())
+        ]
+        return [{**self.fixed, **resources} for resources in (*every, *refused)]
+
+    def _refusal(self, resources: Mapping[Any, Any]) -> str | None:
+        """What a call says of sizes that cannot be divided."""
+        try:
+            for sizes in self.sizes:
+                parsed = parse_axis_resources({n: r for n, r in resources.items() if n in sizes})
+                place_axes(sizes, parsed, self.scope)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _meeting(self, resources: Mapping[Any, Any]) -> str | None:
+        """What a call says of two axes that need one mesh axis and meet; each pair and mesh axis is tried once."""
+        taken = [(n, a) for n, r in resources.items() for a in (r if isinstance(r, tuple) else (r,))]
+        for (n, a), (m, b) in itertools.combinations(taken, 2):
+            if a == b and n != m and not isinstance(a, SerialLoop):
+                if (n, m, a) not in self._meetings:
+                    self._meetings[n, m, a] = self._refusal({n: a, m: a}) or self._stage({n: a, m: a})[1]
+                if self._meetings[n, m, a] is not None:
+                    return str(self._meetings[n, m, a])
+        return None
+
+    def _stage(self, resources: Mapping[Any, Any]) -> tuple[steps.StepPlan | None, str | None]:
+        try:
+            staged = steps.stage(self.make(dict(resources)), self.args, describe=False)
+            ignored = _ignored(resources, staged.placements)
+            return (None, errors.ignored_resources(ignored)) if ignored else (staged.plan("step", None), None)
+        except Exception as error:  # whatever the call says
+            return None, repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
+
+    def priced(self, resources: dict[Any, Any], loops: bool = True) -> Iterator[Candidate]:
+        """An assignment with its price, and where it needs too much memory, others with serial loops."""
+        refused = self._refusal(resources) or self._meeting(resources)
+        plan, refused = (None, refused) if refused else self._stage(resources)
+        if plan is None:
+            yield Candidate(resources, refused=refused)
+            return
+        price = plan.cost_on(self.hardware)
+        if self.memory is None or price.memory <= self.memory:
+            yield Candidate(resources, price)
+            return
+        yield Candidate(resources, price, errors.too_much_memory(price.memory, self.memory))
+        for name in self.names if loops else ():
+            yield from self._looped(resources, name)
+
+    def _looped(self, resources: dict[Any, Any], name: Any) -> Iterator[Candidate]:
+        """The shortest loop over an axis with which an assignment fits; lengths are powers of two."""
+        given = resources.get(name, ())
+        entries = given if isinstance(given, tuple) else (given,)
+        for length in (2**k for k in range(1, 13)):
+            looped = {**resources, name: _plain((*entries, SerialLoop(length)))}
+            if self._refusal(looped):
+                return
+            (candidate,) = self.priced(looped, loops=False)
+            if candidate.refused is None:
+                yield candidate
+                return
+
+
+def _sizes(placements: Mapping[Any, Any]) -> dict[Any, int]:
+    return {n: p.size for n, p in placements.items() if not isinstance(n, DeviceAxis)}
+
+
+def _ignored(resources: Mapping[Any, Any], met: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
+    """The axes that no call assigned as it was given, with what they got."""
+    wanted = {n: [r for r in rs if not isinstance(r, SerialLoop)] for n, rs in parse_axis_resources(resources).items()}
+    got: dict[Any, list[Any]] = {}
+    for placements in met:
+        for name in _sizes(placements):
+            got.setdefault(name, []).append([*placements[name].mesh_axes])
+    return {n: tuple(axes[0]) for n, axes in got.items() if wanted.get(n, []) not in axes}
+
+
+def _plain(choice: tuple[Any, ...]) -> Any:
+    return choice[0] if len(choice) == 1 else choice
+
+
+def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
+    """The cheapest ones compiled, and run."""
+    count = min(max(compile, measure), sum(c.refused is None for c in found))
+    for k, candidate in enumerate(found[:count]):
+        if time.monotonic() > end:
+            print(f"search: time is up after {k} of {count}", file=sys.stderr)
+            break
+        print(f"search: {k + 1} of {count}: {candidate.name}", file=sys.stderr)
+        step = task.make(dict(candidate.axis_resources))
+        compiled = (step if hasattr(step, "lower") else jax.jit(step)).lower(*task.args).compile()
+        plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
+        seconds = run_seconds(compiled, task.args) if k < measure else None
+        found[k] = dataclasses.replace(
+            candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds
+        )
+    return found
+
+
+def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:
+    """The median time of a call of a ``jax.stages.Compiled``; types become arrays of zeros."""
+
+    def placed():
+        concrete = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args
+        )
+        return jax.block_until_ready(jax.device_put(concrete, compiled.input_shardings[0]))
+
+    times = []
+    for _ in range(repeats + 1):
+        arguments = placed()  # anew, for they may be donated
+        begin = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        times.append(time.perf_counter() - begin)
+    return sorted(times[1:])[repeats // 2]

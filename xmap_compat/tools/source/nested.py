@@ -1,0 +1,51 @@
+"""xmaps inside of another one, written as maps of plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from xmap_compat.core.specs import AxisSpec, is_single_spec, parse_specs, spec_names
+from xmap_compat.tools.source.text import NotWritable, literal, prefix
+
+if TYPE_CHECKING:
+    from xmap_compat.tools.source.module import Module
+
+
+def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
+    """An xmap inside another one: a vmap for each of its axes, the first one outermost, on its mesh axes."""
+    if isinstance(in_axes, list) and not is_single_spec(in_axes):
+        in_axes = tuple(in_axes)
+    given, results = parse_specs("in_axes", in_axes), parse_specs("out_axes", out_axes)
+    axes_inside = spec_names([given, results])
+    for name in axes_inside:
+        is_outer = name in module.names.order or name in module.names.local.values()
+        if not isinstance(name, str) or (is_outer and name not in module.names.inner):
+            raise NotWritable(f"the axis {name} of a nested call of xmap, which has the name of another")
+    module.nested.append((in_axes, out_axes, axis_resources))
+    if module.proving:
+        return f"nested_xmap_{len(module.nested)}({function})"
+    structure, leaf = jax.tree.structure(given), jax.tree.leaves(given)
+    out_structure, out_leaf = jax.tree.structure(results), jax.tree.leaves(results)
+    for k, name in reversed(list(enumerate(axes_inside))):
+        at = lambda spec, k=k: literal(_position(spec, axes_inside[k], axes_inside[:k]))  # noqa: E731
+        places = f"in_axes={prefix(structure, list(map(at, leaf)))}"
+        places += f", out_axes={prefix(out_structure, list(map(at, out_leaf)))}"
+        mesh_axes, turns = module.names.inner.get(name, ((), 1))
+        if turns > 1:
+            function = f"{module.helper('in_loop')}({function}, {places}, turns={turns})"
+        else:
+            function = f"{module.alias('jax', jax)}.vmap({function}, {places}, axis_name={literal(name)})"
+        if mesh_axes:
+            function = f"{module.helper('on_devices')}({function}, {literal(mesh_axes)}, {places})"
+    return function
+
+
+def _position(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:
+    """Where an axis is in an array without the dimensions of the outer ones."""
+    positions = spec.position_of()
+    if name not in positions:
+        return None
+    return positions[name] - sum(positions[n] < positions[name] for n in outer if n in positions)

@@ -1,0 +1,53 @@
+"""Names of JAX that it has no more, and has while ``xmap_compat.install()`` restores them: what is written has none."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from xmap_compat.legacy.removed import ALIAS, GONE_MODULES, KEYWORDS, NAMES
+from xmap_compat.tools.source.text import NotWritable, is_name
+
+# Functions of ``jax.util`` that are short enough to be written out, by name.
+WRITTEN_OUT = ("safe_map", "safe_zip", "unzip2")
+
+
+def new_name(module: str, name: str) -> str | None:
+    """What is called ``module.name`` in old programs: its name today; None if it has kept it.
+
+    Raises:
+      NotWritable: nothing has taken its place, or something that is used otherwise.
+    """
+    row = NAMES.get(f"{module}.{name}")
+    if row is None:
+        if module in GONE_MODULES:
+            raise NotWritable(f"a use of {module}, which JAX has no more")
+        return None
+    if row.kind != ALIAS or not row.public:
+        raise NotWritable(f"a use of {row.name}, which JAX has no more: write {row.now}")
+    return row.now
+
+
+def new_keyword(function: Any, keyword: str | None) -> str | None:
+    """What a keyword of a function is called today; None if it has kept its name."""
+    own = getattr(function, "__module__", ""), getattr(function, "__name__", "")
+    for row in KEYWORDS:
+        home, _, name = row.function.rpartition(".")
+        if row.keyword == keyword and own[1] == name and str(own[0]).split(".")[0] in ("jax", "xmap_compat"):
+            if not is_name(row.now):
+                raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has no more: write {row.now}")
+            return row.now
+    return None
+
+
+def written_out(value: Any) -> str | None:
+    """The name of the helper for a function of ``jax.util``."""
+    name = getattr(value, "__name__", "")
+    inside = str(getattr(value, "__module__", "") or "").startswith(("jax._src.util", "jaxlib"))
+    return name if name in WRITTEN_OUT and inside and callable(value) else None
+
+
+def of_jax(value: Any) -> Any:
+    """JAX's function of random numbers for ours, which takes named shapes as well."""
+    ours = isinstance(value, types.FunctionType) and value.__module__ == "xmap_compat.random"
+    return getattr(value, "__wrapped__", value) if ours else value

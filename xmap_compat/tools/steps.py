@@ -1,0 +1,246 @@
+"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program move between devices, and what it costs.
+
+The program is staged out (traced) as it would run, derivatives and loops included, with an evaluator in every
+xmapped call that marks what each collective leaves behind.  Nothing is executed, and compiled only on request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from xmap_compat import api
+from xmap_compat.core import call as calls
+from xmap_compat.core import errors, execute
+from xmap_compat.core.placement import current_scope
+from xmap_compat.core.specs import argument_path
+from xmap_compat.tools import hlo, picture, report
+from xmap_compat.tools.cost import Cost, price
+from xmap_compat.tools.gathered import Gathered, gathered_in_step
+from xmap_compat.tools.hardware import Hardware
+from xmap_compat.tools.plan import CallPlan, describe_made
+from xmap_compat.tools.transfers import KINDS, Sites, Transfer, Watching, bytes_sent, every_transfer, total_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What XLA made of a step.
+
+    Attributes:
+      transfers: every collective of the compiled program.
+      added: those that the compiler added: sums over sharded results outside of the xmapped calls, arguments that are
+        moved or gathered where they enter.
+      memory: bytes of arguments, results and temporaries on one device, by XLA's ``memory_analysis``.
+    """
+
+    transfers: tuple[Transfer, ...]
+    added: tuple[Transfer, ...]
+    memory: int
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class StepPlan:
+    """What a step with xmapped calls in it does.  Print it, show it in a notebook, or draw it with :meth:`svg`.
+
+    Attributes:
+      function: the name of the step.
+      mesh: the mesh of its calls; None where they run on one device.
+      calls: the plans of its xmapped calls, each function and each type of arguments once.
+      transfers: what crosses devices in these calls and in their derivatives, in the order of the program.
+      gathered: arguments that are gathered where they enter a call, of concrete arrays and Explicit types; of others
+        ``compiled`` tells.
+      compiled: what XLA made of it; None if it was not asked.
+    """
+
+    function: str
+    mesh: jax.sharding.Mesh | None
+    calls: tuple[CallPlan, ...]
+    transfers: tuple[Transfer, ...]
+    gathered: tuple[Gathered, ...]
+    compiled: Compiled | None
+    staged: Any = dataclasses.field(compare=False, hash=False)
+
+    @property
+    def compiler_axes(self) -> tuple[Any, ...]:
+        """The mesh axes that some call leaves to the compiler."""
+        return tuple(dict.fromkeys(axis for call in self.calls for axis in call.compiler_axes))
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """What each device sends in a step, of the compiled program if there is one; None if a while loop decides."""
+        return total_bytes(self.compiled.transfers if self.compiled else self.transfers)
+
+    @property
+    def cost(self) -> Cost:
+        """The price on the hardware of the mesh: see :meth:`cost_on`."""
+        return self.cost_on(None)
+
+    def cost_on(self, hardware: Hardware | None) -> Cost:
+        """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
+        return price(self.staged, self.transfers, self.mesh, hardware, self.compiled)
+
+    def __str__(self) -> str:
+        return report.step_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return report.step_html(self)
+
+    def svg(self) -> str:
+        """What moves, as an SVG drawing: an arrow for each transfer, in the order of the program."""
+        return picture.step_svg(self)
+
+    def save_svg(self, path: str | os.PathLike[str]) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.svg())
+
+
+def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPlan:
+    """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
+
+    It may be a gradient (``jax.grad(loss)``), an optimizer step, a scan over steps.  Transfers of the calls and of
+    their derivatives are found; what the compiler adds outside of the calls is known with ``compiled=True`` only.
+
+    Args:
+      step: the function; it is traced, not executed.
+      args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
+      compiled: whether to compile it as well, for the memory and the transfers that XLA decides on.
+
+    Returns:
+      A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.cost``.
+
+    Example:
+
+      >>> import jax, numpy as np, xmap_compat
+      >>> from xmap_compat import Mesh, xmap
+      >>> loss = xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources={"i": "x"})
+      >>> with Mesh(jax.devices()[:2], "x"):
+      ...     plan = xmap_compat.plan(jax.value_and_grad(loss), np.ones(8, np.float32))
+      >>> [transfer.kind for transfer in plan.transfers]
+      ['all-reduce']
+      >>> plan.bytes_sent, plan.cost.flops  # print(plan) shows all of it
+      (4, 16)
+    """
+    if not callable(step):
+        raise errors.bad_search_argument("step", step, "a function that calls xmapped ones", tool="plan")
+    found = stage(step, args, describe=True)
+    made = compile_step(step, args, found.mesh) if compiled else None
+    return found.plan(_name(step), made)
+
+
+def _name(step: Callable[..., Any]) -> str:
+    while isinstance(step, functools.partial):
+        step = step.func
+    return getattr(step, "__name__", type(step).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """An xmapped call that was met when a step was staged."""
+
+    declared: calls.Declaration
+    placed: calls.PlacedCall
+    plan: CallPlan | None
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedStep:
+    """A step staged out, with what was met on the way: calls, and all placements, those of nested calls too."""
+
+    jaxpr: Any
+    args: tuple[Any, ...]
+    calls: tuple[Call, ...]
+    placements: tuple[Mapping[Any, Any], ...]
+    sites: Sites
+    mesh: jax.sharding.Mesh | None
+
+    def plan(self, name: str, compiled: Compiled | None) -> StepPlan:
+        plans = dict.fromkeys(c.plan for c in self.calls if c.plan is not None)
+        transfers = every_transfer(self.jaxpr, self.sites)
+        leaves = jax.tree_util.tree_leaves_with_path(self.args)
+        paths = [argument_path(path, "args") for path, _ in leaves]
+        of_types = [g for call in plans for g in call.gathered]
+        gathered = dict.fromkeys([*gathered_in_step(self.jaxpr, [leaf for _, leaf in leaves], paths), *of_types])
+        return StepPlan(name, self.mesh, tuple(plans), transfers, tuple(gathered), compiled, self.jaxpr)
+
+
+def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> StagedStep:
+    """Trace a step, with an evaluator that marks collectives in every xmapped call.
+
+    Args:
+      describe: whether to make the plan of every call, for which it is traced once more.
+    """
+    sites, met, nested, thread = Sites(), [], [], threading.get_ident()
+
+    def notice(declared, placed, arguments):
+        if threading.get_ident() != thread:
+            return
+        if placed.nested:
+            nested.append(placed.placements)
+        else:
+            met.append(Call(declared, placed, describe_made(declared, placed, arguments) if describe else None))
+
+    def executor(placed, leaves):
+        with jax.named_scope(sites.of_call(placed.placements)):
+            return execute.execute(placed, leaves, functools.partial(Watching, sites=sites))
+
+    end = api.observe(notice)
+    try:
+        with execute.executor(executor):
+            # A function of its own: a trace of the step without marks may be in JAX's cache.
+            jaxpr = jax.make_jaxpr(lambda *args: step(*args))(*args)
+    finally:
+        end()
+    placements = (*(c.placed.placements for c in met), *nested)
+    meshes = [c.placed.scope.mesh for c in met if c.placed.uses_mesh]
+    return StagedStep(jaxpr, args, tuple(met), placements, sites, meshes[0] if meshes else None)
+
+
+def compile_step(step: Callable[..., Any], args: tuple[Any, ...], mesh: jax.sharding.Mesh | None) -> Compiled:
+    """Compile a step under the mesh in scope, and read what came out."""
+    jitted = step if hasattr(step, "lower") else jax.jit(step)
+    return read_compiled(jitted.lower(*args).compile(), mesh)
+
+
+def read_compiled(compiled: Any, mesh: jax.sharding.Mesh | None) -> Compiled:
+    """What moves in a ``jax.stages.Compiled``, and its memory."""
+    scope = mesh if mesh is not None else current_scope().mesh
+    found = hlo.collectives(compiled.as_text())
+    transfers = [(c, from_hlo(c, dict(scope.shape))) for c in found] if scope is not None else []
+    every = tuple(t for _, t in transfers if t is not None)
+    added = tuple(t for c, t in transfers if t is not None and not is_staged(c))
+    return Compiled(every, added, _memory(compiled))
+
+
+def _memory(compiled):
+    analysis = compiled.memory_analysis()
+    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes
+    return held - analysis.alias_size_in_bytes
+
+
+def from_hlo(found: hlo.Collective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
+    """A collective of a compiled program as a transfer over mesh axes; None if it moves nothing."""
+    kind = "ppermute" if found.kind == "collective-permute" else found.kind
+    ends = np.unravel_index(np.array(found.groups, int).T, list(mesh_shape.values()))
+    axes = tuple(a for a, at in zip(mesh_shape, ends) if (at != at[:1]).any())
+    if not axes:
+        return None
+    devices = found.group_size if kind != "ppermute" else math.prod(mesh_shape[a] for a in axes)
+    held = {"all-gather": found.nbytes // devices, "reduce-scatter": found.nbytes * devices}.get(kind, found.nbytes)
+    sent = bytes_sent(kind, held, devices)
+    return Transfer(kind, axes, devices, "", None, sent, found.times, False, "transpose(" in found.op_name)
+
+
+def is_staged(found: hlo.Collective) -> bool:
+    """Whether a collective of a compiled program was in the staged one; else the compiler added it."""
+    return any(re.search(rf"shard_map/(\S*/)?{name}\b", found.op_name) for name in KINDS)
