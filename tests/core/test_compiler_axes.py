@@ -24,6 +24,7 @@ from benchmarks import hlo
 from xmap_compat import Mesh, SerialLoop, _jax, compiler_axes, xmap
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+SINGLE = Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), ("u", "x", "y"))
 CUBE = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
 ROWS = ["batch", ...]
 ON_X = {"batch": "x"}
@@ -161,8 +162,9 @@ SMOOTH = {
 OTHERS = {"while": until, "axis_index": lambda v: v * lax.axis_index("batch"), "keys": keyed, "sort": jnp.sort}
 
 
-def test_values_and_gradients_are_those_of_one_device():
-    """Each in one program, on arguments that are sharded over both axes."""
+@pytest.mark.parametrize("mesh, axes", [(MESH, "x"), (SINGLE, "u"), (SINGLE, ("u", "x"))], ids=["x", "u", "u and x"])
+def test_values_and_gradients_are_those_of_one_device(mesh, axes):
+    """Each in one program, on arguments that are sharded over all axes."""
     x = normal(16, 32)
 
     def values_and_gradients(x, resources):
@@ -174,7 +176,8 @@ def test_values_and_gradients_are_those_of_one_device():
         return mapped({**SMOOTH, **OTHERS})(x), jax.grad(loss)(x), pushed[1]
 
     want = jax.jit(functools.partial(values_and_gradients, resources={}))(x)
-    got = beside_compiler(jax.jit(functools.partial(values_and_gradients, resources=ON_X)), placed(x, "x", "y"))
+    fun = jax.jit(functools.partial(values_and_gradients, resources={"batch": axes}))
+    got = beside_compiler(fun, placed(x, axes, "y", mesh=mesh), mesh=mesh)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     assert_close(got, want)
 
@@ -199,6 +202,10 @@ def test_loops_and_nested_xmaps_over_other_axes():
         return fun(x, w), jax.grad(lambda w: jnp.sum(fun(x, w) ** 2))(w)
 
     want = both(x, w, (), ())
+    with SINGLE, compiler_axes("y"):
+        args = placed(x, "x", None, "y", mesh=SINGLE), placed(w, "y", None, mesh=SINGLE)
+        assert_close(jax.jit(functools.partial(both, batch="x", inner_resources="u"))(*args), want)
+        assert_close(jax.jit(functools.partial(both, batch="u", inner_resources="x"))(*args), want)
     fun = jax.jit(functools.partial(both, batch="x", inner_resources="z"))
     with CUBE, compiler_axes("y"):
         args = placed(x, "x", None, "y", mesh=CUBE), placed(w, "y", None, mesh=CUBE)

@@ -127,6 +127,20 @@ def test_a_source_that_would_end_the_process_is_not_written():
         plan.source()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_source_on_which_xla_fails_is_not_written(nested):
+    def body(v):
+        return v - lax.pmean(v, "batch")
+
+    fun = xmap(body, ROWS, ROWS, axis_resources={"batch": "u"})
+    if nested:
+        fun = xmap(fun, ["outer", ...], ["outer", ...])
+    with Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("u", "y")), compiler_axes("y"):
+        plan = fun.plan(np.ones((2, 4, 4), np.float32))
+    with pytest.raises(NotImplementedError, match="mesh axis 'u' of one device beside axes of the compiler"):
+        plan.source()
+
+
 def test_check_assignments_leaves_the_compiler_its_axes():
     fun = xmap(lambda v: v - lax.pmean(v, "batch"), ROWS, ROWS)
     with MESH, compiler_axes("y"):

@@ -65,11 +65,14 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
     compiler = placed.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
     widens = bool(compiler) and _jax.widens(mesh.devices.flat[0].platform)
-    loc = Locality(placed.placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
+    placements = placed.placements
+    if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
+        placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
+    loc = Locality(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
     if both := compiler & _jax.axes_of_spmd_vmap():
         raise errors.spmd_vmap_over_compiler_axis(both)
-    arg_specs = [partition_spec(spec, placed.placements) for spec in placed.in_specs]
-    out_specs = [partition_spec(spec, placed.placements) for spec in placed.out_specs]
+    arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
+    out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
     own_axes = [loc.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
@@ -88,10 +91,13 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
         outs = mapped(_jax.replicated(consts, staged, compiler), args)
         paths = result_paths(placed.program)
-        return [
+        outs = [
             undeclared.each_its_own(out, staged, axes, own, spec, path) if own else out
             for out, own, spec, path in zip(outs, own_axes, out_specs, paths)
         ]
+        if compiler:
+            outs = _jax.resharded(outs, [partition_spec(s, placed.placements) for s in placed.out_specs], staged, compiler)
+        return outs
 
 
 @contextlib.contextmanager

@@ -64,6 +64,12 @@ class Placement:
     def without_loops(self) -> Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 
+    def without_mesh_axes_of_one(self) -> Placement:
+        """The same, but for mesh axes of one device: they cut nothing."""
+        kept = [(axis, size) for axis, size in zip(self.mesh_axes, self.mesh_sizes) if size != 1]
+        axes, sizes = zip(*kept) if kept else ((), ())
+        return dataclasses.replace(self, mesh_axes=axes, mesh_sizes=sizes)
+
     def on_device_axes(self) -> Placement:
         """The same placement inside an enclosing xmap: mesh axes are named axes there."""
         return dataclasses.replace(self, mesh_axes=tuple(DeviceAxis(axis, self.name) for axis in self.mesh_axes))

@@ -31,6 +31,7 @@ def check(plan: CallPlan, typed: bool) -> None:
     """
     placements = plan.staged.plan.placements
     _check_rules(plan, typed)
+    _check_single_devices(plan)
     _check_bfloat16(plan)
     for site in plan.staged.sites:
         primitive, params = site.eqn.primitive.name, site.eqn.params
@@ -50,6 +51,15 @@ def check(plan: CallPlan, typed: bool) -> None:
             _, names = while_names(checker, found, [o.names for o in site.operands])
             if any(placements[n].mesh_axes for n in names if n in placements):
                 raise NotWritable("a collective in a loop that not all devices leave together")
+
+
+def _check_single_devices(plan: CallPlan) -> None:
+    """Refuse all-reduces, also of derivatives, on which XLA fails: see :meth:`Placement.without_mesh_axes_of_one`."""
+    if plan.mesh is None or not plan.compiler_axes:
+        return
+    axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
+    if single := [m for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]:
+        raise NotWritable(f"mesh axis {single[0]!r} of one device beside axes of the compiler, on which XLA fails by hand")
 
 
 def _check_bfloat16(plan: CallPlan) -> None:
