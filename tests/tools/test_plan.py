@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
-from xmap_compat.tools import picture as drawing
+from xmap_compat.tools.grid import block_holders, ranges
 from xmap_compat.tools.text import show_bytes, wrapped
 
 
@@ -795,7 +795,7 @@ def test_blocks_are_on_the_devices_that_jax_puts_them_on(mesh_shape, shape, spec
         block = tuple(start // size for start, size in zip(starts, array.device_shape))
         expected.setdefault(block, set()).add(device.id)
     ids = [d.id for d in plan.mesh.devices.flat]
-    found = {b: {ids[k] for k in held} for b, held in drawing.block_holders(array, plan.mesh).items()}
+    found = {b: {ids[k] for k in held} for b, held in block_holders(array, plan.mesh).items()}
     assert array.spec == PartitionSpec(*spec)
     assert found == expected
 
@@ -828,7 +828,7 @@ def test_blocks_have_the_colours_of_their_devices(mesh_shape, shape, spec):
             continue
         bars = stripes[re.fullmatch(r"url\(#(.*)\)", fill)[1]]
         holders = {d for d, c in colour.items() if c in bars}
-        assert drawing.ranges(holders) == devices
+        assert ranges(holders) == devices
         assert len(bars) == len(holders)
 
 
@@ -886,7 +886,7 @@ RANGES = {
 
 @pytest.mark.parametrize("numbers", RANGES, ids=str)
 def test_lists_of_devices_are_short(numbers):
-    assert drawing.ranges(numbers) == RANGES[numbers]
+    assert ranges(numbers) == RANGES[numbers]
 
 
 class _Reader(html.parser.HTMLParser):

@@ -95,9 +95,10 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
             undeclared.each_its_own(out, staged, axes, own, spec, path) if own else out
             for out, own, spec, path in zip(outs, own_axes, out_specs, paths)
         ]
-        if compiler:
-            outs = _jax.resharded(outs, [partition_spec(s, placed.placements) for s in placed.out_specs], staged, compiler)
-        return outs
+        if not compiler:
+            return outs
+        declared = [partition_spec(spec, placed.placements) for spec in placed.out_specs]
+        return _jax.resharded(outs, declared, staged, compiler)
 
 
 @contextlib.contextmanager

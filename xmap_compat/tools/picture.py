@@ -7,130 +7,21 @@ an arrow for each transfer, in the order of the program.  :func:`svg` draws it, 
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmap_compat.tools.text import MANY, escape, listed, show_bytes, show_spec, terminal_width, with_more, wrapped
+from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges
+from xmap_compat.tools.text import escape, listed, show_bytes, show_spec, terminal_width, wrapped
 from xmap_compat.tools.transfers import Transfer, alike_transfers, described
 
 if TYPE_CHECKING:
     import jax
 
-    from xmap_compat.tools.plan import Array, CallPlan
+    from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.steps import StepPlan
-
-Block = tuple[int, ...]
-
-# ------------------------------------------------------------------------------ layout
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """An array laid out on paper.
-
-    Attributes:
-      rows, columns: the dimensions that run down and across, ``batch 12 over x``; empty where there is none.
-      others: the other dimensions.
-      panels: for each block index of these a label, and ``cells[row][column]``: the mesh positions that hold the block.
-    """
-
-    rows: str
-    columns: str
-    others: str
-    panels: tuple[tuple[str, list[list[list[int]]]], ...]
-
-    @property
-    def copies(self) -> int:
-        """How many devices hold each block."""
-        return len(self.panels[0][1][0][0])
-
-
-def block_holders(array: Array, mesh: jax.sharding.Mesh | None) -> dict[Block, list[int]]:
-    """For each block of an array (its index in every dimension) the positions in the mesh that hold it."""
-    if mesh is None:
-        return {(0,) * len(array.shape): [0]}
-    holders: dict[Block, list[int]] = {}
-    for position, coordinates in enumerate(np.ndindex(mesh.devices.shape)):
-        at = dict(zip(mesh.axis_names, coordinates))
-        block = []
-        for axes in _split_axes(array):
-            index = 0
-            for axis in axes:
-                index = index * mesh.shape[axis] + at[axis]
-            block.append(index)
-        holders.setdefault(tuple(block), []).append(position)
-    return holders
-
-
-def _split_axes(array: Array) -> list[tuple[str, ...]]:
-    """The mesh axes of each dimension."""
-    entries = [*(array.spec or ()), *[None] * len(array.shape)][: len(array.shape)]
-    return [() if e is None else e if isinstance(e, tuple) else (e,) for e in entries]
-
-
-def arrange(array: Array, mesh: jax.sharding.Mesh | None) -> Grid:
-    """Choose rows and columns (dimensions that are split, then named ones) and cut the array into blocks."""
-    holders = block_holders(array, mesh)
-    parts = [len({block[k] for block in holders}) for k in range(len(array.shape))]
-    labels = [str(size) if name is None else f"{name} {size}" for name, size in zip(array.axes, array.shape)]
-    titles = [f"{label} over {listed(axes)}" if axes else label for label, axes in zip(labels, _split_axes(array))]
-    by_weight = sorted(range(len(parts)), key=lambda k: (parts[k] == 1, array.axes[k] is None, k))
-    shown = sorted(by_weight[:2])
-    row, column = (None, *shown)[-2:] if shown else (None, None)
-    others = [k for k in range(len(parts)) if k not in shown]
-    panels = []
-    for index in itertools.product(*(range(parts[k]) for k in others)):
-        fixed: dict[int | None, int] = dict(zip(others, index))
-        label = listed(f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1)
-        cells = [
-            [_held(holders, {**fixed, row: r, column: c}, len(parts)) for c in range(_parts(parts, column))]
-            for r in range(_parts(parts, row))
-        ]
-        panels.append((label, cells))
-    at = lambda k: "" if k is None else titles[k]  # noqa: E731
-    further = f"further dimensions: {listed(titles[k] for k in others)}" if others else ""
-    return Grid(at(row), at(column), further, tuple(panels))
-
-
-def _parts(parts: Sequence[int], k: int | None) -> int:
-    return 1 if k is None else parts[k]
-
-
-def _held(holders: dict[Block, list[int]], at: dict[int | None, int], ndim: int) -> list[int]:
-    return holders[tuple(at.get(k, 0) for k in range(ndim))]
-
-
-def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """What to draw, with a name for it: each array, or of many those that lie alike once."""
-    groups: dict[Any, list[Array]] = {}
-    for k, array in enumerate(arrays):
-        groups.setdefault(dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else k, []).append(array)
-    return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
-
-
-def _device_ids(mesh: jax.sharding.Mesh | None) -> list[int]:
-    return [0] if mesh is None else [d.id for d in mesh.devices.flat]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``[0, 1, 2, 5]`` -> ``'0-2 5'``; ``[0, 8, 16, ..., 120]`` -> ``'0 8 .. 120'``."""
-    numbers = sorted(numbers)
-    steps = set(np.diff(numbers).tolist())
-    if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
-        return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return " ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else " ".join(map(str, r)) for r in runs)
-
 
 # --------------------------------------------------------------------------- characters
 
@@ -139,7 +30,7 @@ MAX_ROWS = 20
 
 def text(plan: CallPlan) -> str:
     """The picture of a plan in characters: blocks with the devices that hold them."""
-    ids = _device_ids(plan.mesh)
+    ids = device_ids(plan.mesh)
     parts = []
     if plan.mesh is None:
         parts.append("one device")
@@ -158,7 +49,7 @@ def _indent(lines):
 
 def _mesh_text(mesh) -> Iterator[str]:
     names, shape = list(mesh.axis_names), mesh.devices.shape
-    ids = np.array(_device_ids(mesh)).reshape(shape)
+    ids = np.array(device_ids(mesh)).reshape(shape)
     rows, columns = (None, names[0]) if len(names) == 1 else names[-2:]
     lead = shape[:-2] if len(names) > 1 else ()
     for index in np.ndindex(*lead):
@@ -250,7 +141,7 @@ class _Canvas:
     def __init__(self, mesh: jax.sharding.Mesh | None, prefix: str = ""):
         self.elements: list[str] = []
         self.patterns: dict[tuple[tuple[int, ...], int], str] = {}
-        self.colours, self.ids = colours(mesh), _device_ids(mesh)
+        self.colours, self.ids = colours(mesh), device_ids(mesh)
         self.prefix = prefix
         self.right = self.bottom = 0.0
 

@@ -59,7 +59,7 @@ def _check_single_devices(plan: CallPlan) -> None:
         return
     axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
     if single := [m for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]:
-        raise NotWritable(f"mesh axis {single[0]!r} of one device beside axes of the compiler, on which XLA fails by hand")
+        raise NotWritable(f"mesh axis {single[0]!r} of one device beside axes of the compiler, where XLA fails by hand")
 
 
 def _check_bfloat16(plan: CallPlan) -> None:
