@@ -213,6 +213,13 @@ def test_a_rotation_of_a_full_axis_is_one_permute(k, resources):
     assert [(t.kind, t.elements, len(t.groups)) for t in found] == [("collective-permute", per_device(resources), B)]
 
 
+def test_a_permutation_of_a_full_axis_picks_nothing_out_of_what_a_device_has():
+    rotated = xmap(lambda v: lax.ppermute(v, "a", rotation(4, 1)), ["a", ...], ["a", ...], axis_resources={"a": "x"})
+    with MESH:
+        staged = str(jax.make_jaxpr(rotated)(np.ones((4, 3))))
+    assert staged.count("ppermute") == 1 and not re.search("gather|slice|select", staged)
+
+
 # ---------------------------------------------------------------------------- gathers, exchanges
 
 
