@@ -244,9 +244,6 @@ found_by(
         "pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))": (
             "pending = sorted(pairs)"
         ),
-        "natural = tuple(c for c in dict.fromkeys(itertools.chain.from_iterable(inputs)) if c in kept)": (
-            "natural = tuple(kept)"
-        ),
     },
 )
 

@@ -303,6 +303,22 @@ def test_a_narrower_preferred_type_rounds_once(of, resources, mesh):
         assert (got.dtype, float(got)) == (dtype, expected)
 
 
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_dimensions_that_no_dot_sums_are_summed_in_the_preferred_type(resources, mesh42):
+    """257 has no bfloat16."""
+    v, w = jnp.ones((4, 257), jnp.bfloat16), jnp.ones((4, 3), jnp.bfloat16)
+    fun = xmap(
+        lambda v, w: einsum("n{i},b{i}->b", v, w, preferred_element_type=jnp.float32),
+        (["i", ...], ["i", ...]),
+        [...],
+        axis_resources=resources,
+    )
+    with mesh42:
+        result = fun(v, w)
+    assert result.dtype == jnp.float32
+    np.testing.assert_array_equal(result, np.full(3, 4 * 257))
+
+
 def test_sums_of_other_element_types():
     integers = jax.vmap(lambda v: pdot(jnp.int8(1), jnp.int8(1), "i") + v, axis_name="i")(jnp.zeros(300, jnp.int8))
     np.testing.assert_array_equal(integers, np.full(300, np.int8(300 - 256)))

@@ -105,11 +105,10 @@ def fresh_labels(inputs: Sequence[Labels]) -> Iterator[int]:
 def output_order(inputs: Sequence[Labels], output: Labels, more: Sequence[int]) -> Labels:
     """Labels of a result that has ``more`` than ``output``: where a dot leaves them, those of ``output`` in order."""
     kept = (*more, *output)
-    if len(inputs) == 2:
-        x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
-        _, natural = _dot_numbers(x, y, kept)
-    else:
-        natural = tuple(c for c in dict.fromkeys(itertools.chain.from_iterable(inputs)) if c in kept)
+    if len(inputs) != 2:
+        return kept
+    x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
+    _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
     return tuple(c if c in more else next(ordered) for c in natural)
 
