@@ -106,7 +106,7 @@ def output_order(inputs: Sequence[Labels], output: Labels, more: Sequence[int]) 
     """Labels of a result that has ``more`` than ``output``: where a dot leaves them, those of ``output`` in order."""
     kept = (*more, *output)
     if len(inputs) != 2:
-        return kept
+        return tuple(c for c in kept if any(c in labels for labels in inputs))
     x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
     _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
