@@ -242,6 +242,31 @@ def test_forward_derivatives_inside_the_body_sum_over_names(resources, mesh, rng
     np.testing.assert_allclose(got, np.broadcast_to(expected, (8, 16, 4, 3)), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_derivatives_inside_of_dimensions_and_types_that_a_contraction_loses(resources, mesh, rng):
+    v, w = (rng.normal(size=s).astype(np.float32) for s in [(4, 3), (4, 5)])
+    fun = lambda contract: xmap(
+        lambda v, w: jax.grad(lambda v: contract(v, w).astype(jnp.float32).sum())(v),
+        (["i", ...], ["i", ...]),
+        ["i", ...],
+        axis_resources=resources,
+    )
+    summed_alone = fun(lambda v, w: einsum("n{i},b{i}->b", v, w))(v, w)
+    np.testing.assert_allclose(summed_alone, np.repeat(w.sum(1, keepdims=True), 3, axis=1), rtol=1e-6)
+    # The result is rounded, and the derivative is not.
+    rounded = fun(lambda v, w: pdot(v, w[:3], "i", ((0,), (0,)), preferred_element_type=jnp.bfloat16))(v, w)
+    np.testing.assert_array_equal(rounded, w[:, :3])
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_dots_of_any_number_of_dimensions_broadcast_from_the_right(resources, mesh, rng):
+    v, w = (rng.normal(size=s).astype(np.float32) for s in [(4, 2, 3), (4, 3)])
+    fun = xmap(
+        lambda v, w: einsum("...{i},...{i}->...", v, w), (["i", ...], ["i", ...]), [...], axis_resources=resources
+    )
+    np.testing.assert_allclose(fun(v, w), (v * w[:, None]).sum(0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}], ids=str)
 def test_accumulation_of_several_operands_is_in_f32_and_rounds_once(resources, mesh, rng):
     args = [jnp.asarray(a, jnp.bfloat16) for a in arguments("bilinear", rng)]
