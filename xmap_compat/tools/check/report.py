@@ -31,6 +31,7 @@ from collections.abc import Iterable, Sequence
 
 from xmap_compat.tools.check import fix, resolve
 from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
+from xmap_compat.tools.check.guards import is_about_versions
 from xmap_compat.tools.check.judge import judged
 from xmap_compat.tools.check.reader import read
 from xmap_compat.tools.check.sources import Place, source_files
@@ -95,8 +96,11 @@ def check_files(files: Iterable[str]) -> Checked:
 
 def _facts(readings: list[Reading]) -> resolve.Facts:
     references = [reference for reading in readings for reference in reading.references]
-    names = {r.name for r in references} | {name for r in references for name, _ in r.conditions if name}
-    calls = {(function, keyword) for reading in readings for _, function, keyword in reading.keywords}
+    under = [r.conditions for r in references]
+    under += [conditions for reading in readings for *_, conditions in reading.keywords]
+    names = {r.name for r in references}
+    names |= {name for conditions in under for name, _ in conditions if name and not is_about_versions(name)}
+    calls = {(function, keyword) for reading in readings for _, function, keyword, _ in reading.keywords}
     options = {option for reading in readings for _, option in reading.options}
     if not (names or calls or options):
         return resolve.Facts("nothing was asked of it", "", {}, frozenset(), frozenset(), frozenset())
