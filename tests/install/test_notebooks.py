@@ -173,7 +173,11 @@ def test_what_is_no_notebook_is_said_to_be_none(tmp_path, text, capsys):
     assert notebook.main([str(path)]) == 2
     assert "cannot be read as a notebook: Notebook " in capsys.readouterr().err
     done = python("-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin", path.name, cwd=tmp_path)
-    assert (done.returncode, "cannot be read as a notebook" in done.stdout, "Traceback" in done.stdout) == (2, True, False)
+    assert (done.returncode, "cannot be read as a notebook" in done.stdout, "Traceback" in done.stdout) == (
+        2,
+        True,
+        False,
+    )
 
 
 def test_a_kernel_that_dies_is_said_to_be_dead(tmp_path):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check.advice import MAPS
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by
+from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, constant_text
 from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
 
 PACKAGE = "xmap_compat"
@@ -51,6 +51,7 @@ class _Finder(ast.NodeVisitor):
         self.program = program
         self.bindings = Bindings(program.tree)
         self._values = _values_by_name(program.tree)
+        self._in_texts = _texts_given(program.tree)
         self._asked = {
             self.bindings.of(part)
             for node in ast.walk(program.tree)
@@ -94,7 +95,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         name = self.bindings.of(node) or ""
-        now = None if name in self.bindings.assigned else RENAMED.get(name)
+        now = None if name in self.bindings.assigned or name in self._in_texts else RENAMED.get(name)
         if now is not None and self.bindings.of(node.value) == "jax" and isinstance(node.ctx, ast.Load):
             self.edits.append(_replace(node, f"{ast.unparse(node.value)}.{now.removeprefix('jax.')}"))
         else:
@@ -126,6 +127,14 @@ class _Finder(ast.NodeVisitor):
     def _line(self, number: int) -> bytes:
         cell = self.program.cell(number)
         return cell.text.split("\n")[number - cell.start].encode()
+
+
+def _texts_given(tree: ast.AST) -> set[str]:
+    """The names of JAX that may be replaced by ``mock.patch.object(jax, 'tree_map')`` and the like."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    others = (call for call in calls if getattr(call.func, "id", "") not in ("hasattr", "getattr"))
+    texts = {constant_text(argument) for call in others for argument in call.args}
+    return {name for name in RENAMED if name in texts or name.rpartition(".")[2] in texts}
 
 
 def _values_by_name(tree: ast.AST) -> dict[str, ast.expr]:

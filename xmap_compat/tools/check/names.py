@@ -30,7 +30,7 @@ class Bindings:
     Attributes:
       modules: the modules that it imports, and names that it imports from modules, which may be modules too.
       stars: the modules of which it imports everything.
-      assigned: the dotted names that it assigns: ``jax.tree_map = ...``.
+      assigned: the dotted names that it assigns.
     """
 
     def __init__(self, tree: ast.Module, neighbours: Neighbours | None = None):
@@ -52,9 +52,19 @@ class Bindings:
         self._fill(self._scopes[0], list(_own_nodes(tree.body, classes=True)))
         for node in nodes:
             self._note_partial(node)
-        stored = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-        self.assigned = {name for name in map(self.of, stored) if name is not None}
+        self.assigned = {name for node in nodes if (name := self._assigned_by(node)) is not None}
         self._attributes.update(self._attribute_aliases(nodes))
+
+    def _assigned_by(self, node: ast.AST) -> str | None:
+        """The dotted name that is assigned; also by ``setattr(jax, 'x', f)`` and ``sys.modules['jax.x'] = module``."""
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return self.of(node)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr" and len(node.args) == 3:
+            owner, name = self.of(node.args[0]), constant_text(node.args[1])
+            return f"{owner}.{name}" if owner is not None and name else None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            return constant_text(node.slice) or None if self.of(node.value) == "sys.modules" else None
+        return None
 
     def _note_modules(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):

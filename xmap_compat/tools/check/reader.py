@@ -400,7 +400,7 @@ class _Reader(ast.NodeVisitor):
     def _follow_arguments(self, node: ast.Call) -> None:
         """Functions that read no names from a module that they are given; and those that run code in a text."""
         function = node.func.id if isinstance(node.func, ast.Name) else ""
-        read_here = function == "getattr" and len(node.args) > 1 and bool(constant_text(node.args[1]))
+        read_here = function in ("getattr", "setattr") and len(node.args) > 1 and bool(constant_text(node.args[1]))
         if function in LOOKING or read_here or self.bindings.of(node.func) == "importlib.reload":
             self._follow(*node.args)
         elif function in ("exec", "eval") and node.args and (not (code := text_of(node.args[0])) or "jax" in code):
