@@ -573,6 +573,13 @@ MAGICS = {
     "if True:\n    %load_ext a\n    jax.nothing": [(3, 5, "jax.nothing")],
     "a, b = %sx ls\njax.nothing?\njax.nothing": [(3, 1, "jax.nothing")],
     "%%timeit n = 1\njax.nothing": [(2, 1, "jax.nothing")],
+    "%%snakeviz\njax.nothing": [(2, 1, "jax.nothing")],
+    "%%unheard_of\nselect jax.nothing": [],
+    "%%writefile old.py\njax.nothing": [],
+    "%%time\nselect jax.nothing": [(2, 8, "the file cannot be read")],
+    "r = %timeit -o jax.nothing": [(1, 16, "jax.nothing")],
+    "%prun -s time jax.nothing": [(1, 15, "jax.nothing")],
+    "?jax.nothing\n??jax\njax.nothing": [(3, 1, "jax.nothing")],
 }
 
 

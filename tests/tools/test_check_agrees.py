@@ -19,7 +19,7 @@ TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text()
 PROGRAMS = dict(re.findall(r"(?ms)^### (\w+)\n(.*?)(?=^### |\Z)", TEXT))
 # They pass a module on, or run a text, and what they say without that is right.
 ALSO_UNSEEN = {"mock_object", "comprehension_hides", "eval_string", "unpack_star", "inspect_getmembers", "exec_code"}
-# Runs each program as its own main module; prints its end: what it printed, or the lines of its error and of what that came from.
+# Runs each program as its own main module; prints its end: what it printed, or its error's lines.
 DRIVER = """
     import contextlib, io, json, sys, traceback
     ends = {}
