@@ -6,7 +6,8 @@ It shows what needs a hand, and counts the rest:
 - ``differs``: so too, but it does something else than it did; the heading of migration_guide.md that says what;
 - ``change``: it needs a hand; what to write instead;
 - ``unknown``: the JAX of this environment does not have it, and xmap_compat knows nothing of it;
-- ``unseen``: a module of JAX is passed on as a value, or code is in a text: what is read from it is not known.
+- ``unseen``: a module of JAX is passed on as a value, code is in a text, or the name of an option or a module is not
+  written out: what is read from it is not known.
 
 Programs are read, notebooks too, and never imported or run.  Their names of JAX are looked up in the JAX of this
 environment, by a process that imports nothing else.  The exit code is 1 if something needs a hand (with ``--strict``

@@ -122,21 +122,7 @@ def decoded(source: str | bytes) -> str:
 # Magics that run Python: of a cell, and of a line; and of a cell those that do not.  Cells of others may be Python.
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun")
 _SHELLS = {"bash", "cmd", "powershell", "script", "sh", "shell", "sx", "system", "!"}
-_LANGUAGES = {
-    "R",
-    "cython",
-    "html",
-    "HTML",
-    "javascript",
-    "js",
-    "latex",
-    "markdown",
-    "perl",
-    "ruby",
-    "sql",
-    "svg",
-    "SVG",
-}
+_LANGUAGES = {"cython", "html", "javascript", "js", "latex", "markdown", "perl", "r", "ruby", "sql", "svg"}
 _PROCESSES = {"pypy", "python", "python2", "python3"}
 _OTHER_CELLS = {*_SHELLS, *_LANGUAGES, *_PROCESSES, "file", "writefile"}
 _PYTHON_LINE = re.compile(
@@ -152,7 +138,7 @@ def without_cell_magic(text: str) -> str:
     magic = _CELL_MAGIC.match(text)
     if magic is None:
         return text
-    if magic[1] in _OTHER_CELLS:
+    if magic[1].lower() in _OTHER_CELLS:
         return "\n" * text.count("\n")
     return "\n" * magic[0].count("\n") + text[magic.end() :]
 
