@@ -28,6 +28,8 @@ CATCHES = {
 EXITS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
 TYPE_CHECKING = "typing.TYPE_CHECKING"
 LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+LEAVES = (ast.Return, ast.Continue, ast.Break)
+NEVER = (("", True),)
 OTHERWISE = ""  # something stands there that is not of JAX
 
 
@@ -81,6 +83,7 @@ class Guards:
         self.instead: dict[str, list[str]] = defaultdict(list)
         self._optional: dict[str, str] = {}  # local names, which are None where an import has failed
         self._flags: dict[str, Conditions] = {}  # local names that are True where imports have not failed
+        self._since: dict[str, int] = {}  # the lines of those
         tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
         for node in tries:
             if caught_by(node, bindings) & {"import", "module"}:
@@ -94,9 +97,11 @@ class Guards:
             self._optional[local] = name
             if second.get(local) is not None:
                 self.instead[name].append(str(second[local]))
-        for local, value in _constants([*node.body, *node.orelse]):
-            if value is True and imported:
+        done, failed = [*node.body, *node.orelse], [part for handler in node.handlers for part in handler.body]
+        for body, flag in ((done, True), (failed, False)):
+            for local in (local for local, value in _constants(body) if value is flag and imported):
                 self._flags[local] = tuple((name, True) for name in imported.values())
+                self._since.setdefault(local, node.lineno)
 
     def _bound(self, body: list[ast.stmt]) -> Iterator[tuple[str, str | None]]:
         """The names that a handler binds, with what they stand for; None for None and the like."""
@@ -117,13 +122,30 @@ class Guards:
         true: Counter[str] = Counter()
         for node in ast.walk(tree):
             for local, value in assignments(node):
-                plain[local] += id(node) in after or _is_falsy(value)
+                first = node.lineno < self._since.get(local, 0)  # type: ignore[attr-defined]
+                plain[local] += id(node) in after or _is_falsy(value) or first
                 true[local] += not _is_falsy(value)
         stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         self._flags = {k: v for k, v in self._flags.items() if stored[k] == plain[k] and true[k] == 1}
 
+    def imports_in(self, body: Iterable[ast.AST]) -> Conditions:
+        """What is known where these statements have been executed to their end."""
+        return tuple((name, True) for _, name in _imported(body) if is_of_jax(name))
+
+    def known_after(self, node: ast.AST) -> Conditions:
+        """What is known after a statement, in its block: that it did not fail, and did not leave the block."""
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            return self.imports_in([node])
+        if isinstance(node, ast.Try) and all(isinstance(handler.body[-1], LEAVES) for handler in node.handlers):
+            return self.imports_in(node.body)
+        if isinstance(node, ast.If) and isinstance(node.body[-1], LEAVES):
+            return self.conditions(node.test, False)
+        return ()
+
     def conditions(self, test: ast.expr, holds: bool) -> Conditions:
         """What is known where a test holds, or does not."""
+        if isinstance(test, ast.Constant):
+            return () if bool(test.value) == holds else NEVER
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.conditions(test.operand, not holds)
         if isinstance(test, ast.BoolOp):
@@ -133,7 +155,7 @@ class Guards:
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._compared(test.left, test.ops[0], test.comparators[0], holds)
         if self._bindings.of(test) == TYPE_CHECKING or (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"):
-            return (("", holds),)  # no name is there
+            return NEVER if holds else ()
         if isinstance(test, ast.Name):
             return self._of_name(test.id, holds)
         if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
@@ -210,13 +232,13 @@ def _parts(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _parts(ast.iter_child_nodes(node))
 
 
-def _imported(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+def _imported(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """Local names, and what they stand for; ``import jax.lax`` is known by its dotted name."""
     for part in _parts(body):
         if isinstance(part, ast.Import):
             yield from ((alias.asname or alias.name, alias.name) for alias in part.names)
         elif isinstance(part, ast.ImportFrom):
-            yield from imported_names(part)
+            yield from (pair for pair in imported_names(part) if not pair[1].endswith("*"))
 
 
 def _own_names(node: ast.ImportFrom) -> list[tuple[str, str]]:

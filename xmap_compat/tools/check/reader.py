@@ -148,7 +148,8 @@ class _Reader(ast.NodeVisitor):
         for handler in node.handlers:
             self._visit_all([] if handler.type is None else [handler.type])
             self._visit_all(handler.body)
-        self._visit_all(node.orelse)
+        with self._where(self.guards.imports_in(node.body)):
+            self._visit_all(node.orelse)
         self._visit_all(node.finalbody)
 
     def visit_With(self, node: ast.With) -> None:
@@ -193,20 +194,20 @@ class _Reader(ast.NodeVisitor):
         before = self._conditions
         for node in nodes:
             self.visit(node)
-            if isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break)):
-                self._conditions += self.guards.conditions(node.test, False)
-            elif isinstance(node, ast.If) and gives_up(node.body[-1], self.bindings):
-                self._need(node.test, False)
+            if "import" in self._caught or not isinstance(node, (ast.Import, ast.ImportFrom)):
+                self._conditions += self.guards.known_after(node)
+            if isinstance(node, ast.If) and gives_up(node.body[-1], self.bindings):
+                self._need(node.body[-1], node.test, False)
         self._conditions = before
 
-    def _need(self, test: ast.expr, holds: bool) -> None:
-        """The program ends here where a test does not hold, or does: ``assert hasattr(jax, 'x')``."""
+    def _need(self, node: ast.AST, test: ast.expr, holds: bool) -> None:
+        """The program ends at a node where a test does not hold, or does: ``assert hasattr(jax, 'x')``."""
         for name, there in self.guards.conditions(test, holds):
-            if there and not is_about_versions(name):
-                self._refer(test, name, True, 0, False, self._conditions)
+            if there and name and not is_about_versions(name):
+                self._refer(node, name, True, 0, False, self._conditions)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        self._need(node.test, True)
+        self._need(node, node.test, True)
         self.generic_visit(node)
 
     def generic_visit(self, node: ast.AST) -> None:
