@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.processes import process_array as process_array
     from xmap_compat.tools.hardware import Hardware as Hardware
     from xmap_compat.tools.hardware import Link as Link
+    from xmap_compat.tools.hardware import Rates as Rates
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
 
@@ -57,6 +58,7 @@ _HOMES = {
     "Hardware": "tools.hardware",
     "Link": "tools.hardware",
     "Mesh": "core.mesh",
+    "Rates": "tools.hardware",
     "SerialLoop": "core.mesh",
     "Xmapped": "api",
     "compare_processes": "core.comparison",

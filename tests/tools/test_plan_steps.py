@@ -454,6 +454,11 @@ def test_the_mesh_in_scope_counts():
     assert devices == {2: [2], 4: [4]}
 
 
+def test_an_argument_that_is_no_array_is_refused_by_its_path():
+    with pytest.raises(TypeError, match=r"but args\[1\]\['kind'\] is 'relu' of type str. Bind what is static"):
+        plan(lambda v, options: v, 1.0, {"kind": "relu"})
+
+
 def test_other_things_than_functions_and_meshes_are_refused():
     with pytest.raises(TypeError, match=r"^plan: the argument step should be a function .*, but got 3$"):
         plan(3)
