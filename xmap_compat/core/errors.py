@@ -135,9 +135,10 @@ def negative_axis(where: str, spec: Any, path: str) -> ValueError:
 
 
 def repeated_name(where: str, spec: Any, path: str) -> ValueError:
+    diagonal = "; xmap takes no diagonal, jnp.diagonal does" if where == "in_axes" else ""
     return ValueError(
         f"Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
-        f"{_below(where, path)}. No diagonal is taken: give each dimension its own name, or use jnp.diagonal before"
+        f"{_below(where, path)}. Give each dimension its own name{diagonal}"
     )
 
 
