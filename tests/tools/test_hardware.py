@@ -17,6 +17,7 @@ from xmap_compat.tools.hardware import PUBLISHED, Rates
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 
 GPUS = [d for d in jax.devices() if d.platform == "gpu"]
+EMPTY = Mesh(np.empty((), object), ())
 needs_gpu = pytest.mark.skipif(not GPUS, reason="there is no GPU here")
 
 
@@ -133,6 +134,7 @@ def test_an_unknown_device_has_no_figures():
         (lambda: Hardware("m", Rates(1, 1), Link(1), memory=0), "Hardware: the argument memory"),
         (lambda: Hardware.of("H100"), "Hardware.of: the argument mesh should be a mesh, or one of TPU v4, .*'H100'"),
         (lambda: Hardware.of(8), "Hardware.of: the argument mesh should be a mesh, or one of"),
+        (lambda: Hardware.measure(EMPTY), "Hardware.measure: the argument mesh should be a mesh, as of Mesh"),
         (lambda: Hardware.measure(Mesh(jax.devices()[:1], "x"), sizes=(1,)), "Hardware.measure: the argument sizes"),
         (lambda: Hardware.measure(Mesh(jax.devices()[:1], "x"), sizes=(0, 8)), "Hardware.measure: the argument sizes"),
         (lambda: plan(jnp.sin, 1.0).cost_on("H100"), "cost_on: the argument hardware should be a Hardware"),
@@ -146,6 +148,10 @@ def test_figures_of_which_no_time_follows_are_refused(make, message):
 def test_figures_that_may_be_zero_or_left_out():
     link = Link(float("inf"), latency=0)
     assert Hardware("m", Rates(1, np.float32(2), kernel=0), link, memory=None, alone=None).link is link
+
+
+def test_an_empty_mesh_has_the_devices_of_the_process():
+    assert Hardware.of(EMPTY) == Hardware.of(None)
 
 
 def test_published_figures_have_the_names_of_the_kinds_of_devices():

@@ -298,6 +298,11 @@ def test_arguments_of_another_kind_are_refused_by_name(mesh22, arguments, messag
         search(arguments.pop("make"), *ARGS, **arguments)
 
 
+def test_an_empty_mesh_is_none():
+    with pytest.raises(ValueError, match="search needs a mesh to assign axes to"):
+        search(product, *ARGS, mesh=Mesh(np.empty((), object), ()))
+
+
 def test_an_error_of_make_says_that_search_called_it(mesh22):
     """The step in the place of the function that makes it is an error of the step's own."""
     with pytest.raises(TypeError) as caught:

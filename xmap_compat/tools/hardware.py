@@ -134,7 +134,8 @@ class Hardware:
             return PUBLISHED[mesh]
         if mesh is not None and not hasattr(mesh, "devices"):
             raise errors.bad_search_argument("mesh", mesh, f"a mesh, or one of {listed(PUBLISHED)}", "Hardware.of")
-        return PUBLISHED.get((jax.devices()[0] if mesh is None else mesh.devices.flat[0]).device_kind)
+        device = None if mesh is None else mesh.devices.flat[0]  # an empty mesh has None there
+        return PUBLISHED.get((device or jax.devices()[0]).device_kind)
 
     def parts(self, work: Work, transfers: Sequence[Transfer], mesh: jax.sharding.Mesh | None) -> dict[str, float]:
         """Seconds of compute, of memory and of communication."""
@@ -168,7 +169,7 @@ class Hardware:
         Args:
           sizes: elements (float32) on each device, of the arrays that are sent.
         """
-        if not isinstance(mesh, jax.sharding.Mesh):
+        if not isinstance(mesh, jax.sharding.Mesh) or mesh.empty:
             raise errors.bad_search_argument("mesh", mesh, "a mesh, as of Mesh(devices, names)", "Hardware.measure")
         if len({*sizes}) < 2 or min(sizes) <= 0:
             raise errors.bad_search_argument("sizes", sizes, "two different numbers or more", "Hardware.measure")

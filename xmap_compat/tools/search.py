@@ -156,7 +156,7 @@ def search(
     counts = {"compile": compile, "measure": measure, "limit": limit}
     _check(make=make, mesh=mesh, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
     scope = mesh if mesh is not None else current_scope().mesh
-    if scope is None:
+    if scope is None or scope.empty:
         raise errors.search_without_mesh()
     hardware = hardware or Hardware.of(scope)
     memory = memory if memory is not None or hardware is None else hardware.memory

@@ -202,8 +202,8 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     end = api.observe(notice)
     try:
         with execute.executor(executor):
-            # A function of its own: a trace of the step without marks may be in JAX's cache.
-            jaxpr = jax.make_jaxpr(lambda *args: step(*args))(*args)
+            # A function of its own, by the name of the step: a trace of the step without marks may be in JAX's cache.
+            jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:
         end()
     placements = (*(c.placed.placements for c in met), *nested)
