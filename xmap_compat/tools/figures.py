@@ -11,15 +11,18 @@ from xmap_compat.core import errors
 _WANTED = {"float": "a positive number", "Rates": "Rates(...)", "Link": "a Link(...)"}
 
 
-def check_figures(owner: Any) -> None:
-    """Refuse what is not of the type of its field, and numbers below zero; zero too, unless it is the default."""
-    for field in dataclasses.fields(owner):
-        value, (kind, *optional) = getattr(owner, field.name), str(field.type).split(" | ")
-        if kind in _WANTED and not (optional and value is None) and not _is_right(value, kind, field.default):
-            raise errors.bad_search_argument(field.name, value, _WANTED[kind], tool=type(owner).__name__)
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Refuses what is not of the type of its field, and numbers below zero; zero too, unless it is the default."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
+            if kind in _WANTED and not (optional and value is None) and not _is_right(value, kind, field.default):
+                raise errors.bad_search_argument(field.name, value, _WANTED[kind], tool=type(self).__name__)
 
 
 def _is_right(value: Any, kind: str, default: Any) -> bool:
     if kind != "float":
         return type(value).__name__ == kind
-    return isinstance(value, numbers.Real) and bool(value > 0 or value == default == 0)
+    return isinstance(value, numbers.Real) and (float(value) > 0 or float(value) == default == 0)

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat.core import errors
-from xmap_compat.tools.figures import check_figures
+from xmap_compat.tools.figures import Checked
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """What a device can send over a mesh axis.
 
     Attributes:
@@ -47,7 +47,6 @@ class Link:
     bandwidth: float
     latency: float = 0.0
     ring: bool = False
-    __post_init__ = check_figures
 
     def seconds(self, transfer: Transfer) -> float:
         """The time of one transfer."""
@@ -58,7 +57,7 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class Rates(Checked):
     """What one device can do.
 
     Attributes:
@@ -82,7 +81,6 @@ class Rates:
     other: float | None = None
     kernel: float = 0.0
     start: float = 0.0
-    __post_init__ = check_figures
 
     def of_products(self, size: int, batched: bool) -> float:
         """FLOP/s of matrix products of elements of so many bytes."""
@@ -90,7 +88,7 @@ class Rates:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware:
+class Hardware(Checked):
     """A kind of device, and its links.
 
     Attributes:
@@ -122,7 +120,6 @@ class Hardware:
     network: Link = Link(2.5e10, 2e-5)
     links: Mapping[Any, Link] = dataclasses.field(default_factory=dict)
     alone: Rates | None = None
-    __post_init__ = check_figures
 
     @staticmethod
     def of(mesh: jax.sharding.Mesh | str | None) -> Hardware | None:

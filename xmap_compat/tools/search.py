@@ -174,8 +174,8 @@ _WANTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "mesh": (lambda v: isinstance(v, (jax.sharding.Mesh, type(None))), "a mesh, as of Mesh(devices, names)"),
     "fixed": (lambda v: isinstance(v, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
     "hardware": (lambda v: isinstance(v, (Hardware, type(None))), "a Hardware, as of Hardware.measure(mesh)"),
-    "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and v > 0), "a number of bytes"),
-    "seconds": (lambda v: isinstance(v, numbers.Real) and v >= 0, "a number that is not negative"),
+    "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and float(v) > 0), "a number of bytes"),
+    "seconds": (lambda v: isinstance(v, numbers.Real) and float(v) >= 0, "a number that is not negative"),
     **dict.fromkeys(("compile", "measure", "limit"), _COUNT),
 }
 
