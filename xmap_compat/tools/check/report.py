@@ -65,6 +65,9 @@ def main(args: Sequence[str]) -> int:
     paths = [arg for arg in args if arg not in flags]
     if not paths or set(flags) - set(FLAGS):
         asked = not set(flags) - {"-h", "--help"} and bool(flags)
+        unknown = sorted(set(flags) - {*FLAGS, "-h", "--help"})
+        if not asked:
+            print(f"unknown option: {', '.join(unknown)}" if unknown else "no PATH is given", file=sys.stderr)
         text = f"usage: python -m xmap_compat check [{'] ['.join(FLAGS)}] PATH...\n\n{__doc__}"
         print(text, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
