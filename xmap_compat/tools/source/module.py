@@ -27,6 +27,7 @@ from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.kinds import (
     NO_CODE,
     attaches,
+    is_as_imported,
     is_jitted,
     is_library,
     is_ours,
@@ -49,11 +50,14 @@ from xmap_compat.tools.source.user_code import (
     Span,
     collective_calls,
     collectives,
+    file_at,
     source_of,
     source_of_class,
 )
 
 MAX_LITERAL = 64
+# Collectives whose helpers count the axes of the mesh before those of jax.vmap.
+_IN_ORDER = ("ppermute", "reduce_scatter", "all_to_all")
 # Names of modules that are imported where they are used.
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
@@ -134,6 +138,10 @@ class Module:
             names = mentioned_names(eqn.params)
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
+            on_mesh = [part in self.names.order for n in names for part in self.names.parts(n)]
+            if eqn.primitive.name in _IN_ORDER and on_mesh != sorted(on_mesh, reverse=True):
+                called = f"{eqn.primitive.name} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
+                raise NotWritable(f"{called}, several axes of which devices hold a part: go over one after the other")
             needs_helper = eqn.primitive.name in ("pdot", "all_to_all", "ppermute")
             # Of a backward rule JAX says that it is where the function is called: the proof looks after it.
             backward = "transpose(" in _jax.name_stack(eqn)
@@ -141,7 +149,8 @@ class Module:
                 continue
             if not any(span in self.handled for span in spans):
                 where = _jax.where_in_user_code(eqn)
-                raise NotWritable(f"{eqn.primitive.name} over {', '.join(map(str, names))} at {where}")
+                called = f"{eqn.primitive.name} over {', '.join(map(str, names))} at {where}"
+                raise NotWritable(f"{called}, which is not called by its name there")
 
     # ---- names
 
@@ -245,7 +254,7 @@ class Module:
 
     def _need(self, free: str, scope: Scope) -> str:
         """Define or import what a free name of a piece of text means; what it is called here."""
-        if not (scope.known(free) and not scope.is_bound(free)):
+        if not scope.has(free):
             return self._assigned(free, scope, object())
         value = old_names.of_jax(scope.value(free))
         if value is NamedShape or old_names.written_out(value):
@@ -305,21 +314,32 @@ class Module:
             if (new := old_names.new_name(home, name[0])) is not None:
                 home, _, last = new.rpartition(".")
                 statement = f"from {home} import {last}" + (f" as {free}" if last != free else "")
-        if statement is not None and self._may_import(statement.split()[1], value):
+        if statement is not None and self._may_import(statement.split()[1], statement.split()[3], value):
             return statement
         module = str(scope.globals.get("__name__", "__main__"))
-        is_there = free not in scope.closure and getattr(sys.modules.get(module), free, None) is value
-        if is_there and module != "__main__" and not isinstance(value, type) and self._may_import(module, value):
+        if free not in scope.closure and not isinstance(value, type) and self._may_import(module, free, value):
             return f"from {module} import {free}"
         return None
 
-    def _may_import(self, module: str, value: Any) -> bool:
-        """Whether a value may stay in its module: one that needs no xmap and has none of its collectives."""
+    def _may_import(self, module: str, name: str, value: Any) -> bool:
+        """Whether a value may stay in its module: one that needs no xmap, has none of its collectives, and gives it."""
         there = sys.modules.get(module)
-        file = getattr(there, "__file__", None) or ""
         if there is None or needs_us(module, {}):
             return False
-        return is_library(file) or not any(span[0] == file for span in self.calls)
+        file = getattr(there, "__file__", None) or ""
+        if is_library(file):
+            return True
+        here = vars(there).get(name) is value and not any(span[0] == file for span in self.calls)
+        return here and is_as_imported(there, name)
+
+    def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
+        """What an attribute of a module of the user's is called here; None if it may stay there."""
+        value = getattr(owner, name, None)
+        file = getattr(owner, "__file__", None) or ""
+        stays = not file.endswith(".py") or is_library(file) or is_ours(owner) or isinstance(value, types.ModuleType)
+        if stays or name not in vars(owner) or self._may_import(owner.__name__, name, value):
+            return None
+        return self._need(name, Scope(file_at(file, name), vars(owner)))
 
     # ---- functions of other kinds
 

@@ -7,7 +7,10 @@ A call of a collective gets those names; where JAX's function cannot do it over 
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import functools
+import os
 import sys
 import textwrap
 import types
@@ -55,10 +58,9 @@ class Rewriter:
         """The lines of the definition, at no indentation."""
         node = self.found.node
         if isinstance(node, ast.Lambda):
-            arguments = ast.unparse(node.args)
             result = self.text(node.body)
             result = f"({result})" if "\n" in result else result
-            return [f"def {name}({arguments}):", *f"    return {result}".split("\n")]
+            return [f"def {name}({self._parameters(node.args)}):", *f"    return {result}".split("\n")]
         first = node.lineno
         if decorated:
             first = min([first, *(d.lineno for d in node.decorator_list)])
@@ -75,20 +77,41 @@ class Rewriter:
         head = f"{keyword} {node.name}"
         return [line.replace(head, f"{keyword} {name}", 1) if line.startswith(head) else line for line in lines]
 
+    def _parameters(self, arguments: ast.arguments) -> str:
+        """Those of a lambda expression, which may be in several lines."""
+        new = lambda x: None if x is None else ast.parse(f"({self.text(x)})", mode="eval").body  # noqa: E731
+        defaults = {k: list(map(new, getattr(arguments, k))) for k in ("defaults", "kw_defaults")}
+        return ast.unparse(ast.arguments(**{**vars(arguments), **defaults}))
+
     def _calls_xmap(self, method: ast.FunctionDef) -> bool:
         return any(isinstance(n, ast.Call) and _is_xmap(self.callee(n.func)) for n in ast.walk(method))
 
     def text(self, node: ast.expr) -> str:
         """The new text of an expression."""
-        if isinstance(node, ast.Call) and (new := self._call(node)) is not None:
+        if (new := self._changed(node)) is not None:
             return new
-        if (renamed := self._renamed_name(node)) is not None:
-            return renamed
         start, end = self.found.bounds(node)
         return self._spliced(start, end, list(ast.iter_child_nodes(node)))
 
+    def _changed(self, node: Any) -> str | None:
+        """The new text of an expression that is itself another one; None if only parts of it may be."""
+        if node in self.scope.defaults and (new := self._default(node)) is not None:
+            return new
+        return self._call(node) if isinstance(node, ast.Call) else self._renamed_name(node)
+
+    def _default(self, node: ast.expr) -> str | None:
+        """The value of a parameter's default whose names mean something else by now, as variables of loops do."""
+        value, scope = self.scope.defaults[node], self.scope
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not scope.is_bound(n)}
+        if isinstance(node, ast.Name) and scope.has(node.id) and scope.value(node.id) is not value:
+            names.add("")
+        if all(scope.has(name) or hasattr(builtins, name) for name in names):
+            return None
+        self.dropped.add(node)
+        return self.module.expression(value, "default", scope)
+
     def _renamed_name(self, node) -> str | None:
-        if isinstance(node, ast.Name) and node.id in self.renamed and not self.scope.is_bound(node.id):
+        if isinstance(node, ast.Name) and node.id in self.renamed and not self.scope.is_bound(node):
             return self.renamed[node.id]
         owner = self.callee(node.value) if isinstance(node, ast.Attribute) else None
         if not isinstance(owner, types.ModuleType):
@@ -99,6 +122,10 @@ class Rewriter:
             new = self.module.helper(new)
         elif (name := old_names.new_name(owner.__name__, node.attr)) is not None:
             new = self.module.dotted(name)
+        else:
+            new = self.module.taken_out(owner, node.attr)
+            if new is not None and not self._depth:
+                self.module.edited(self.found, node, new)
         if new is not None:
             self.dropped.add(node)
         return new
@@ -124,8 +151,7 @@ class Rewriter:
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 yield "", (self.found.offset(first, 0), self.found.bounds(node)[1])
                 continue
-            new = self._call(node) if isinstance(node, ast.Call) else self._renamed_name(node)
-            if new is not None:
+            if (new := self._changed(node)) is not None:
                 yield new, self.found.bounds(node)
                 continue
             pending.extend(ast.iter_child_nodes(node))
@@ -137,6 +163,8 @@ class Rewriter:
         self._depth += 1
         try:
             new = self._new_call(node)
+        except NotWritable as reason:
+            raise reason.at(f"{os.path.basename(self.found.file)}:{node.lineno}") from reason.__cause__
         finally:
             self._depth -= 1
         if new is not None and not self._depth:
@@ -177,7 +205,7 @@ class Rewriter:
     def callee(self, node: ast.expr) -> Any:
         """The object that a name or an attribute of a module means, or None."""
         if isinstance(node, ast.Name):
-            return self.scope.value(node.id) if self.scope.known(node.id) else None
+            return self.scope.value(node.id) if self.scope.known(node) else self.scope.imported_inside(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.callee(node.value)
             if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
@@ -218,10 +246,16 @@ class Rewriter:
         if row is None:
             return None
         bound = {**dict(zip(row.parameters, node.args[1:])), **{str(k.arg): k.value for k in node.keywords}}
-        if (at := bound.get(row.axis)) is None or not (names := self._names_in_scope(at)):
+        if (at := bound.get(row.axis)) is None:
+            return None
+        known = at
+        if self._names_in_scope(at) is None:
+            with contextlib.suppress(Exception):
+                known = ast.parse(literal(self._evaluated(at)), mode="eval").body
+        if not (names := self._names_in_scope(known)):
             return None
         helper = row.helper_for(self, node, bound, names)
-        replaced = {at: self._static(at, row)}
+        replaced = {at: self._static(known, row)}
         if helper is not None:
             replaced[node.args[0]] = self.module.helper(helper)
         self.module.bound.add(tuple(names))
@@ -334,7 +368,7 @@ class Rewriter:
 
     def _evaluated(self, node: ast.expr) -> Any:
         names = {**self.scope.globals, **self.scope.closure}
-        if any(isinstance(n, ast.Name) and self.scope.is_bound(n.id) for n in ast.walk(node)):
+        if any(isinstance(n, ast.Name) and self.scope.is_bound(n) for n in ast.walk(node)):
             raise ValueError(ast.unparse(node))
         return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
 
@@ -364,7 +398,7 @@ class Rewriter:
 
     def _axis_value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
-            if self.scope.known(node.id):
+            if self.scope.known(node):
                 return self.scope.value(node.id)
             return self._axis_value(self.scope.assigned_once(node.id))
         if isinstance(node, (ast.Tuple, ast.List)):
