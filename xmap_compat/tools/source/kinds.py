@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import os
 import sys
 import sysconfig
@@ -16,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Scope, bound_by, file_at
+from xmap_compat.tools.source.user_code import Scope
 
 _LIBRARY: list[tuple[types.ModuleType, str]] = [
     *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
@@ -51,71 +50,6 @@ def is_library(file: str) -> bool:
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
-
-
-def needs_us(module: str, seen: dict[str, bool]) -> bool:
-    """Whether importing a module of the user's imports this package, or what it brings back."""
-    if module in seen:
-        return seen[module]
-    seen[module] = False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    if is_library(file):
-        return False
-    if not file or module.split(".")[0] in ("xmap_compat", "__main__"):
-        return True
-    for node in ast.walk(file_at(file, module).tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            if node.level:
-                return True
-            names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
-        names += [n.rpartition(".")[0] for n in names]
-        if any(n.startswith("jax.experimental.maps") for n in names):
-            return True
-        if any(n in sys.modules and needs_us(n, seen) for n in names):
-            seen[module] = True
-            return True
-    return False
-
-
-def is_as_imported(module: types.ModuleType, name: str, seen: set[tuple[str, str]] | None = None) -> bool:
-    """Whether a process that imports a module finds by a name what is there now, and so does what is found.
-
-    Modules are changed while they run: ``config.scale = 3``.  A library's are not looked into.
-    """
-    seen = set() if seen is None else seen
-    file = getattr(module, "__file__", None) or ""
-    if is_library(file) or not file or (module.__name__, name) in seen:
-        return bool(file)
-    seen.add((module.__name__, name))
-    value, found = vars(module).get(name), file_at(file, name)
-    statements = [s for s in found.tree.body if name in bound_by(s)]
-    if len(statements) != 1:
-        return False
-    (statement,) = statements
-    if isinstance(statement, ast.Import):
-        return True
-    if isinstance(statement, ast.ImportFrom):
-        home = sys.modules.get(statement.module or "")
-        own = next(a.name for a in statement.names if (a.asname or a.name) == name)
-        return home is not None and vars(home).get(own) is value and is_as_imported(home, own, seen)
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return statement.value is not None and spells(statement.value, value, Scope(found, vars(module)))
-    if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or not _is_defined_by(statement, value, file):
-        return False
-    read = {str(getattr(n, "id", None) or getattr(n, "attr", None)) for n in ast.walk(statement)}
-    homes = [module, *(m for n in read if isinstance(m := vars(module).get(n), types.ModuleType))]
-    return all(is_as_imported(home, n, seen) for home in homes for n in read if n in vars(home))
-
-
-def _is_defined_by(statement: Any, value: Any, file: str) -> bool:
-    if isinstance(value, type):
-        plain = [s for s in statement.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None]
-        held = [(s.value, vars(value).get(name)) for s in plain for name in bound_by(s)]
-        return all(not isinstance(n, ast.Constant) or same(n.value, v) for n, v in held)
-    code = getattr(inspect.unwrap(value), "__code__", NO_CODE)
-    first = min([statement.lineno, *(d.lineno for d in statement.decorator_list)])
-    return code.co_filename == file and getattr(code, "co_firstlineno", None) == first
 
 
 def is_jitted(value: Any) -> bool:
@@ -168,15 +102,3 @@ def _is_of_arrays(node: ast.expr, scope: Scope) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name) and scope.globals.get(node.id) in (np, jnp)
-
-
-def module_import(name: str, module: types.ModuleType) -> str:
-    path = module.__name__
-    if path.split(".")[0] == "xmap_compat":
-        raise NotWritable(f"a use of {path}")
-    if needs_us(path, {}):
-        raise NotWritable(f"a use of {path}, which needs xmap")
-    if path == name:
-        return f"import {path}"
-    parent, _, last = path.rpartition(".")
-    return f"from {parent} import {last}" if last == name and parent else f"import {path} as {name}"

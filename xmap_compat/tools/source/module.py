@@ -24,16 +24,14 @@ from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.random import NamedShape
 from xmap_compat.tools.source import old_names
+from xmap_compat.tools.source.imports import import_statement, may_import, module_import
 from xmap_compat.tools.source.kinds import (
     NO_CODE,
     attaches,
-    is_as_imported,
     is_jitted,
     is_library,
     is_ours,
     is_xmapped,
-    module_import,
-    needs_us,
     public_name,
     refuse_library,
     same,
@@ -82,6 +80,7 @@ class Module:
       values: arrays too large to be written, by name.
       name: the function, as an expression.
       calls: the collectives of each innermost call of the user.
+      files: where those calls are.
       inside: calls of contractions that the body differentiates.
       gave_way: whether a name of the user's was reserved.
       handled: calls whose axes were rewritten, or need not be.
@@ -108,6 +107,7 @@ class Module:
         self.values: dict[str, Any] = {}
         self.nested: list[Any] = []
         self.calls = collective_calls(jaxpr)
+        self.files = {span[0] for span in self.calls}
         self.handled: set[Any] = set()
         self.bound: set[tuple[Any, ...]] = set()
         self._edits: dict[Edit, None] = {}
@@ -261,13 +261,13 @@ class Module:
             return self.expression(value, free, scope)
         if is_ours(value) and not is_xmapped(value):
             raise NotWritable(f"a use of {free} of xmap_compat")
-        if not isinstance(value, types.ModuleType) and (statement := self._import(free, value, scope)) is not None:
+        if isinstance(value, types.ModuleType):
+            return self.alias(free, value)
+        if (statement := import_statement(free, value, scope, self.files)) is not None:
             name, known = self._define(free, value)
             if not known:
                 self.imports[statement if name == free else f"{statement.partition(' as ')[0]} as {name}"] = None
             return name
-        if isinstance(value, types.ModuleType):
-            return self.alias(free, value)
         kept = [dict(d) for d in self._tables]
         try:
             text = self.expression(value, free, scope)
@@ -306,38 +306,12 @@ class Module:
         self.definitions[name] = [f"{name} = {text}"]
         return name
 
-    def _import(self, free: str, value: Any, scope: Scope) -> str | None:
-        """The statement that imports a value from where the user's file has it."""
-        statement = scope.import_of(free)
-        if statement is not None:
-            _, home, _, *name = statement.split()
-            if (new := old_names.new_name(home, name[0])) is not None:
-                home, _, last = new.rpartition(".")
-                statement = f"from {home} import {last}" + (f" as {free}" if last != free else "")
-        if statement is not None and self._may_import(statement.split()[1], statement.split()[3], value):
-            return statement
-        module = str(scope.globals.get("__name__", "__main__"))
-        if free not in scope.closure and not isinstance(value, type) and self._may_import(module, free, value):
-            return f"from {module} import {free}"
-        return None
-
-    def _may_import(self, module: str, name: str, value: Any) -> bool:
-        """Whether a value may stay in its module: one that needs no xmap, has none of its collectives, and gives it."""
-        there = sys.modules.get(module)
-        if there is None or needs_us(module, {}):
-            return False
-        file = getattr(there, "__file__", None) or ""
-        if is_library(file):
-            return True
-        here = vars(there).get(name) is value and not any(span[0] == file for span in self.calls)
-        return here and is_as_imported(there, name)
-
     def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
         """What an attribute of a module of the user's is called here; None if it may stay there."""
         value = getattr(owner, name, None)
         file = getattr(owner, "__file__", None) or ""
         stays = not file.endswith(".py") or is_library(file) or is_ours(owner) or isinstance(value, types.ModuleType)
-        if stays or name not in vars(owner) or self._may_import(owner.__name__, name, value):
+        if stays or name not in vars(owner) or may_import(owner.__name__, name, value, self.files):
             return None
         return self._need(name, Scope(file_at(file, name), vars(owner)))
 

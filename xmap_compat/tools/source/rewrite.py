@@ -52,6 +52,7 @@ class Rewriter:
         self.dropped: set[ast.AST] = set()
         self.removed: set[ast.AST] = set()
         self._kept: set[ast.AST] = set()
+        self._replaced: dict[ast.AST, str] = {}
         self._depth = 0
 
     def definition(self, name: str, decorated: bool) -> list[str]:
@@ -95,6 +96,8 @@ class Rewriter:
 
     def _changed(self, node: Any) -> str | None:
         """The new text of an expression that is itself another one; None if only parts of it may be."""
+        if node in self._replaced:
+            return self._replaced[node]
         if node in self.scope.defaults and (new := self._default(node)) is not None:
             return new
         return self._call(node) if isinstance(node, ast.Call) else self._renamed_name(node)
@@ -144,7 +147,7 @@ class Rewriter:
         pending = list(roots)
         while pending:
             node = pending.pop()
-            if node in self.dropped:
+            if node in self.dropped and node not in self._replaced:
                 continue
             if node in self.removed:
                 self.dropped.add(node)
@@ -179,7 +182,11 @@ class Rewriter:
             return partial
         if self._is_named_sample(node, callee):
             self.module.handled.add(self.found.span(node))
-            return self.rebuilt(node, {}, first=f"{self.module.helper('sample')}({self.text(node.func)}, ")
+            first = [*node.args, *node.keywords][0]
+            start, end = self.found.bounds(first)
+            self._kept.add(first)
+            given = f"{self.text(node.func)}, {self._spliced(start, end, [first])}"
+            return self.rebuilt(node, {first: given}, self.module.helper("sample"))
         callee = old_names.of_jax(callee)
         if callee is None and (rule := attached(self, node)) is not None:
             return rule
@@ -417,52 +424,36 @@ class Rewriter:
         return bound
 
     def rebuilt(
-        self,
-        node: ast.Call,
-        replaced: Mapping[ast.expr, str],
-        function: str | None = None,
-        row: Row | None = None,
-        first: str | None = None,
+        self, node: ast.Call, replaced: Mapping[Any, str], function: str | None = None, row: Row | None = None
     ) -> str | None:
         """The call with some arguments replaced; None if that is what it is already.
 
         Args:
           function: what is called instead.
           row: that of a helper.
-          first: instead of the function and the bracket.
         """
-        start, end = self.found.bounds(node)
         if row is not None:
             unknown = [k.arg for k in node.keywords if k.arg not in row.parameters]  # of the helper
-            if unknown:
-                raise NotWritable(f"the argument {', '.join(map(str, unknown))} of {ast.unparse(node.func)}")
-            if row.method:
-                assert isinstance(node.func, ast.Attribute)
-                (at,) = [*node.args, *(k.value for k in node.keywords)]
-                self.dropped.update(set(replaced) - self._kept)
-                self.dropped.discard(node.func)
-                return f"{function}({self.text(node.func.value)}, {replaced.get(at) or self.text(at)})"
-        pieces, done = [], start
+            if unknown or len(node.args) + row.method > len(row.parameters):
+                more = ", ".join(map(str, unknown)) or ast.unparse(node.args[-1])
+                raise NotWritable(f"the argument {more} of {ast.unparse(node.func)}")
+        self.dropped.update(set(replaced) - self._kept)
+        if row is not None and row.method:
+            assert isinstance(node.func, ast.Attribute)
+            (at,) = [*node.args, *(k.value for k in node.keywords)]
+            self.dropped.discard(node.func)
+            return f"{function}({self.text(node.func.value)}, {replaced.get(at) or self.text(at)})"
+        before, self._replaced = self._replaced, {**self._replaced, **replaced}
         if function is not None:
-            pieces.append(function)
-            done = self.found.bounds(node.func)[1]
-        elif first is not None:
-            pieces.append(first)
-            done = self.found.text.index("(", self.found.bounds(node.func)[1]) + 1
-        own_function = [node.func] if function is None and first is None else []
-        children: list[Any] = [*own_function, *node.args, *node.keywords]
-        for child in children:
-            value = child.value if isinstance(child, ast.keyword) else child
-            begin, finish = self.found.bounds(child)
-            text = replaced[value] if value in replaced else self.text(value)
-            if isinstance(child, ast.keyword):
-                keyword = "axes" if row is not None and child.arg == row.axis else child.arg
-                text = f"{old_names.new_keyword(self.callee(node.func), keyword) or keyword}={text}"
-            pieces.extend([self.found.text[done:begin], text])
-            done = finish
-            if value in replaced and value not in self._kept:
-                self.dropped.add(value)
-        text = "".join([*pieces, self.found.text[done:end]])
+            self._replaced[node.func] = function
+        for k in node.keywords:
+            name = "axes" if row is not None and k.arg == row.axis else k.arg
+            name = old_names.new_keyword(self.callee(node.func), name) or name
+            if name != k.arg:
+                self._replaced[k] = f"{name}={self.text(k.value)}"
+        start, end = self.found.bounds(node)
+        text = self._spliced(start, end, list(ast.iter_child_nodes(node)))
+        self._replaced = before
         return None if text == self.found.text[start:end] else text
 
 
