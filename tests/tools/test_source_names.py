@@ -195,7 +195,7 @@ def test_what_a_module_does_not_give_a_new_process_is_written(module):
     assert "\nfrom config import Factor, fine\n" in text
     again(config)
     assert_close(run(text)(X), total + 7 + 2 * X)
-    config.Factor.k = 7.0
+    program.Factor.k = 7.0
     with pytest.raises(NotImplementedError, match="computes something else: it lacks mul"):
         source_of(program.f, ["i"], ["i"], {"i": "x"}, (X,))
 

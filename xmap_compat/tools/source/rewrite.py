@@ -11,7 +11,6 @@ import builtins
 import contextlib
 import functools
 import os
-import sys
 import textwrap
 import types
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.random import NamedShape
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.kinds import is_ours
-from xmap_compat.tools.source.nested import vmaps
+from xmap_compat.tools.source.nested import is_xmap, xmap_inside
 from xmap_compat.tools.source.rules import attached
 from xmap_compat.tools.source.table import EINSUMS, METHODS, OTHER, OTHER_LAX, TABLE, Row
 from xmap_compat.tools.source.text import NotWritable, axes, literal
@@ -85,7 +84,7 @@ class Rewriter:
         return ast.unparse(ast.arguments(**{**vars(arguments), **defaults}))
 
     def _calls_xmap(self, method: ast.FunctionDef) -> bool:
-        return any(isinstance(n, ast.Call) and _is_xmap(self.callee(n.func)) for n in ast.walk(method))
+        return any(isinstance(n, ast.Call) and is_xmap(self.callee(n.func)) for n in ast.walk(method))
 
     def text(self, node: ast.expr) -> str:
         """The new text of an expression."""
@@ -176,8 +175,8 @@ class Rewriter:
 
     def _new_call(self, node):
         callee = self.callee(node.func)
-        if _is_xmap(callee):
-            return self._nested(node)
+        if is_xmap(callee):
+            return xmap_inside(self, node)
         if callee is functools.partial and (partial := self._partial(node)) is not None:
             return partial
         if self._is_named_sample(node, callee):
@@ -258,7 +257,7 @@ class Rewriter:
         known = at
         if self._names_in_scope(at) is None:
             with contextlib.suppress(Exception):
-                known = ast.parse(literal(self._evaluated(at)), mode="eval").body
+                known = ast.parse(literal(self.evaluated(at)), mode="eval").body
         if not (names := self._names_in_scope(known)):
             return None
         helper = row.helper_for(self, node, bound, names)
@@ -357,23 +356,8 @@ class Rewriter:
         helper = self.module.helper("einsum_inside" if self.found.span(node) in self.module.inside else "einsum_over")
         return f"{helper}({', '.join([*operands, *options])})"
 
-    # ---- xmaps inside
-
-    def _nested(self, node: ast.Call) -> str:
-        """``xmap(f, in_axes, out_axes)`` in a body, as a vmap for each of its axes."""
-        given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
-        given.update({str(k.arg): k.value for k in node.keywords})
-        if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
-            raise NotWritable("a nested call of xmap with other options")
-        function, *specs = (given.pop(k) for k in ("fun", "in_axes", "out_axes"))
-        try:
-            values = [self._evaluated(x) for x in (*specs, *given.values())]
-        except Exception:
-            raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
-        self.dropped.update([*specs, *given.values(), node.func])
-        return vmaps(self.module, self.text(function), *values)
-
-    def _evaluated(self, node: ast.expr) -> Any:
+    def evaluated(self, node: ast.expr) -> Any:
+        """The value of an expression that is known before the function runs."""
         names = {**self.scope.globals, **self.scope.closure}
         if any(isinstance(n, ast.Name) and self.scope.is_bound(n) for n in ast.walk(node)):
             raise ValueError(ast.unparse(node))
@@ -455,12 +439,6 @@ class Rewriter:
         text = self._spliced(start, end, list(ast.iter_child_nodes(node)))
         self._replaced = before
         return None if text == self.found.text[start:end] else text
-
-
-def _is_xmap(callee: Any) -> bool:
-    """Whether a function is the one that users call xmap: ours, which imports the tools, or where legacy had it."""
-    homes = (sys.modules.get(name) for name in ("xmap_compat.api", "xmap_compat.legacy.maps"))
-    return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
 def _is_of_jax(callee) -> bool:
