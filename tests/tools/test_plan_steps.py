@@ -454,6 +454,19 @@ def test_the_mesh_in_scope_counts():
     assert devices == {2: [2], 4: [4]}
 
 
+def test_an_error_of_jax_names_the_step():
+    def step(v):
+        return "text"
+
+    with pytest.raises(TypeError, match=r"step at .*test_plan_steps.py:\d+ .*<class 'str'>"):
+        plan(step, 1.0)
+
+
+def test_an_argument_that_is_no_array_is_refused_by_its_path():
+    with pytest.raises(TypeError, match=r"but args\[1\]\['kind'\] is 'relu' of type str. Bind what is static"):
+        plan(lambda v, options: v, 1.0, {"kind": "relu"})
+
+
 def test_other_things_than_functions_and_meshes_are_refused():
     with pytest.raises(TypeError, match=r"^plan: the argument step should be a function .*, but got 3$"):
         plan(3)
