@@ -105,9 +105,8 @@ class Rewriter:
         """The value of a parameter's default whose names mean something else by now, as variables of loops do."""
         value, scope = self.scope.defaults[node], self.scope
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not scope.is_bound(n)}
-        if isinstance(node, ast.Name) and scope.has(node.id) and scope.value(node.id) is not value:
-            names.add("")
-        if all(scope.has(name) or hasattr(builtins, name) for name in names):
+        changed = isinstance(node, ast.Name) and scope.has(node.id) and scope.value(node.id) is not value
+        if not changed and all(scope.has(name) or hasattr(builtins, name) for name in names):
             return None
         self.dropped.add(node)
         return self.module.expression(value, "default", scope)
@@ -243,7 +242,10 @@ class Rewriter:
         if helper is None and row.function is lax.axis_index and len(names) > 1 and not self.names.is_same(names):
             return self._index_over(node, at, names)
         replaced = {at: text} if text is not None else {}
-        return self.rebuilt(node, replaced, self._helper(node, helper), row if helper else None)
+        if helper is None:
+            return self.rebuilt(node, replaced)
+        self.dropped.add(node.func)
+        return self.rebuilt(node, replaced, self.module.helper(helper), row)
 
     def _partial(self, node: ast.Call) -> str | None:
         """``functools.partial(lax.pmean, axis_name='i')``: called elsewhere, so that the proof looks after it."""
@@ -271,12 +273,6 @@ class Rewriter:
         """Whether a call of ours of ``jax.random`` takes a named shape: then it asks for indices."""
         eqns = self.module.calls.get(self.found.span(node), ())
         return old_names.of_jax(callee) is not callee and {e.primitive.name for e in eqns} == {"axis_index"}
-
-    def _helper(self, node: ast.Call, name: str | None) -> str | None:
-        if name is None:
-            return None
-        self.dropped.add(node.func)
-        return self.module.helper(name)
 
     def _observed(self, node) -> tuple[Any, ...]:
         """The named axes of a call in this trace."""
