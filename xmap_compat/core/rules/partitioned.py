@@ -2,7 +2,8 @@
 
 XLA (to jax 0.12) aborts the process on gathers and scatters that are split in two ways, along an indexed dimension and
 another one for example, gives wrong numbers for some such scatters, and for gradients of convolutions along dimensions
-that are split.  Constraints keep dimensions whole; being transposed and mapped by JAX they hold in derivatives too.
+that are split, and fails on FFTs (on CPU).  Constraints keep dimensions whole; JAX transposes and maps them, so that they
+hold in derivatives too.
 """
 
 from __future__ import annotations
@@ -130,8 +131,7 @@ def _convolution(params, operands):
 
 
 def _fft(params, operands):
-    free = range(operands[0].dims.count(None) - len(params["fft_lengths"]))
-    return Layout([free], [free], named=True)
+    return Layout([()], [()])
 
 
 _LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layout]] = {
