@@ -2,8 +2,8 @@
 
 XLA (to jax 0.12) aborts the process on gathers and scatters that are split in two ways, along an indexed dimension and
 another one for example, gives wrong numbers for some such scatters, and for gradients of convolutions along dimensions
-that are split, and fails on FFTs (on CPU).  Constraints keep dimensions whole; JAX transposes and maps them, so that they
-hold in derivatives too.
+that are split, and fails on FFTs (on CPU).  Constraints keep dimensions whole; JAX transposes and maps them, so that
+they hold in derivatives too.
 """
 
 from __future__ import annotations
