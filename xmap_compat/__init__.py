@@ -18,6 +18,7 @@ program to set the environment variables that JAX reads at its own import.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers see; each line has its row below
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.processes import process_array as process_array
     from xmap_compat.tools.hardware import Hardware as Hardware
     from xmap_compat.tools.hardware import Link as Link
+    from xmap_compat.tools.hardware import Rates as Rates
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
 
@@ -57,6 +59,7 @@ _HOMES = {
     "Hardware": "tools.hardware",
     "Link": "tools.hardware",
     "Mesh": "core.mesh",
+    "Rates": "tools.hardware",
     "SerialLoop": "core.mesh",
     "Xmapped": "api",
     "compare_processes": "core.comparison",
@@ -91,7 +94,9 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
             return importlib.import_module(f"xmap_compat.{name}")
         home = {**_HOMES, **_HOOKS}.get(name)
         if home is None:
-            raise AttributeError(f"module 'xmap_compat' has no attribute {name!r}")
+            raise AttributeError(
+                f"module 'xmap_compat' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            )
         return getattr(importlib.import_module(f"xmap_compat.{home}"), name)
 
 

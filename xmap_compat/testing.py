@@ -241,7 +241,7 @@ def _features(assignment):
 def _declaration_of(xmapped) -> calls.Declaration:
     declared = declaration_of(xmapped)
     if declared is None:
-        raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}")
+        raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)")
     return declared
 
 

@@ -487,8 +487,9 @@ def test_the_lazy_namespace_agrees_with_what_type_checkers_see():
     seen = {name for name in imported_modules(TREES["__init__"]) if name.startswith("xmap_compat.")}
     homes = [f"{home}.{name}" for name, home in xmap_compat._HOMES.items()]
     assert seen == {f"xmap_compat.{name}" for name in [*homes, *xmap_compat._MODULES]}
-    with pytest.raises(AttributeError, match="module 'xmap_compat' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="module 'xmap_compat' has no attribute 'nonsense'") as caught:
         _ = xmap_compat.nonsense
+    assert (caught.value.name, caught.value.obj) == ("nonsense", xmap_compat)  # what Python suggests names by
 
 
 def test_dir_shows_what_is_public_and_imports_nothing():

@@ -247,19 +247,21 @@ MISUSES = {
     "a repeated name": (
         lambda: xmap(identity, ["i", "i"], I),
         ValueError,
-        "Named axes should be unique within each in_axes argument specification, but one them is: ['i', 'i']",
+        "Named axes should be unique within each in_axes argument specification, but one them is: ['i', 'i']. "
+        "Give each dimension its own name; xmap takes no diagonal, jnp.diagonal does",
     ),
     "a repeated name in the second argument": (
         lambda: xmap(add, (I, {0: "i", 2: "i"}), I),
         ValueError,
         "Named axes should be unique within each in_axes argument specification, but one them is: "
-        "{0: 'i', 2: 'i'} (it is in_axes[1])",
+        "{0: 'i', 2: 'i'} (it is in_axes[1]). Give each dimension its own name; xmap takes no diagonal, jnp.diagonal "
+        "does",
     ),
     "a repeated name in out_axes": (
         lambda: xmap(identity, I, {"out": ["i", "i"]}),
         ValueError,
         "Named axes should be unique within each out_axes argument specification, but one them is: "
-        "['i', 'i'] (it is out_axes['out'])",
+        "['i', 'i'] (it is out_axes['out']). Give each dimension its own name",
     ),
     "a PartitionSpec as in_axes": (
         lambda: xmap(identity, PartitionSpec("i"), I),
@@ -333,7 +335,7 @@ MISUSES = {
         lambda: xmap(identity, ["a", ...], ["c", "d", ...]),
         ValueError,
         "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the "
-        "following are missing: {'c', 'd'}",
+        "following are missing: {'c', 'd'}. Give an axis that no argument has its size in axis_sizes",
     ),
     "None as the spec of an array": (
         lambda: xmap(add, (I, None), I)(ones(3), ones(3)),
@@ -358,7 +360,8 @@ MISUSES = {
         "specification (['i', ...], ['i', ...]) for value tree PyTreeDef((*,)). Note that xmap "
         "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
         "argument list. They part at args: there the specification has a tuple of length 2, and the "
-        "value a tuple of length 1.",
+        "value a tuple of length 1. Call it with as many arguments as "
+        "in_axes has entries.",
     ),
     "fewer specs than arguments": (
         lambda: xmap(add, (I,), I)(ones(5), ones(5)),
@@ -367,7 +370,8 @@ MISUSES = {
         "specification (['i', ...],) for value tree PyTreeDef((*, *)). Note that xmap in_axes that "
         "are non-trivial pytrees should always be wrapped in a tuple representing the argument list. "
         "They part at args: there the specification has a tuple of length 1, and the value a tuple "
-        "of length 2.",
+        "of length 2. Call it with as many arguments as "
+        "in_axes has entries.",
     ),
     "specs with other keys than the argument": (
         lambda: xmap(identity, ({"a": I},), I)({"b": ones(5)}),
@@ -1047,6 +1051,22 @@ MISUSES = {
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'Y'} "
         "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
         "loop with `with serial_loop(name, length):` around the call. Did you mean `y`?",
+    ),
+    "a number of chunks as a resource": (
+        lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": ("x", 2)}),
+        ValueError,
+        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {2} "
+        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
+        "loop with `with serial_loop(name, length):` around the call. To compute an axis in 2 chunks write "
+        "SerialLoop(2)",
+    ),
+    "a set as a specification": (
+        lambda: xmap(identity, {"i"}, I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: {'i'}. A set has no order: write a list, or {position: name}",
     ),
     "the name before the function": (
         lambda: over_i(lambda v: xnp.along("i", jnp.sum, v)),

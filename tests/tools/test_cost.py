@@ -1,12 +1,15 @@
 """What a program costs: beside XLA's own analysis where that counts rightly, else beside sums by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from xmap_compat import Hardware, Link, pdot, plan, xmap
+from xmap_compat import Hardware, Link, Mesh, pdot, plan, xmap
 from xmap_compat.tools.hardware import Rates
 
 
@@ -116,6 +119,36 @@ def test_memory_is_arguments_results_and_what_is_alive_between():
     assert cost_of(one_after_the_other, shaped(8, 8)).memory == 3 * 8 * 8 * 4
 
 
+SPLIT_EVENLY = {
+    "one operation": lambda v: v * 2,
+    "several": lambda v: jnp.sin(v) * v + 1,
+    "nothing": lambda v: v,
+    "a value of two uses": lambda v: jnp.sin(v) / (jnp.sin(v) @ jnp.sin(v)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT_EVENLY)
+def test_a_device_writes_and_holds_its_part_of_what_one_device_would(name, mesh42):
+    """Results that leave a call are written, under whatever name; so each of n devices has an n-th."""
+    costs = []
+    with mesh42:
+        for resources in ({}, {"i": "x"}, {"i": ("x", "y")}):
+            f = xmap(SPLIT_EVENLY[name], ["i", ...], ["i", ...], axis_resources=resources)
+            costs.append(plan(f, shaped(16, 8)).cost)
+    whole, *parts = [(cost.flops, cost.bytes_accessed, cost.memory) for cost in costs]
+    assert parts == [tuple(n // devices for n in whole) for devices in (4, 8)]
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_what_a_call_returns_is_held_beside_its_arguments(resources, mesh42):
+    """Programs of one operation, of which XLA's analysis has no temporaries of its own."""
+    for body in (lambda v: (v * 2,), lambda v: (v, v.sum())):
+        f = xmap(body, ["i", ...], (["i", ...], ["i"])[: len(body(np.ones(2)))], axis_resources=resources)
+        with mesh42:
+            found = plan(f, shaped(64, 32), compiled=True)
+            assert plan(f, shaped(64, 32)).cost.memory == pytest.approx(found.cost.memory, rel=0.02)
+
+
 @pytest.mark.parametrize("resources", [{}, {"batch": "x"}], ids=str)
 def test_memory_is_near_to_that_of_xla(resources, mesh42):
     loss = xmap(
@@ -169,6 +202,33 @@ def with_hardware(found):
     from xmap_compat.tools import report
 
     return "\n".join(report.cost_lines(found.cost_on(HARDWARE)))
+
+
+def test_a_step_with_calls_on_two_meshes_has_a_price():
+    """The second mesh has other axes, of the same devices."""
+    devices = np.array(jax.devices()[:8])
+    total = lambda axis: xmap(lambda v: lax.psum(v, "i"), ["i", ...], [...], axis_resources={"i": axis})
+
+    def step(v):
+        with Mesh(devices.reshape(4, 2), ("x", "y")):
+            first = total("x")(v)
+        with Mesh(devices.reshape(2, 4), ("p", "q")):
+            return first + total("p")(v)
+
+    cost = plan(step, shaped(8, 4)).cost_on(HARDWARE)
+    sent = {"x": 2 * 16 * 3 // 4, "p": 2 * 16 // 2}
+    assert cost.bytes_sent == sent
+    assert cost.seconds[0] == pytest.approx(2e-3 + sum(sent.values()) / 1e6)
+    links = dataclasses.replace(HARDWARE, links={"p": Link(1e3)})
+    assert plan(step, shaped(8, 4)).cost_on(links).seconds[0] == pytest.approx(1e-3 + 24 / 1e6 + 16 / 1e3)
+
+
+def test_a_shard_map_by_hand_is_priced_without_a_mesh_in_scope(mesh42):
+    """It brings its mesh along."""
+    by_hand = lambda v: jax.shard_map(lambda u: lax.psum(u, "x"), mesh=mesh42, in_specs=P("x"), out_specs=P())(v)
+    for found in (plan(by_hand, shaped(64, 32)), plan(by_hand, shaped(64, 32), compiled=True)):
+        assert (found.bytes_sent, found.mesh.axis_names) == (2 * 16 * 32 * 4 * 3 // 4, ("x", "y"))
+        assert found.cost_on(HARDWARE).seconds[0] > 1e-3
 
 
 def test_unknown_hardware_has_no_time(mesh42):

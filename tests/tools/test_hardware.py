@@ -17,6 +17,7 @@ from xmap_compat.tools.hardware import PUBLISHED, Rates
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 
 GPUS = [d for d in jax.devices() if d.platform == "gpu"]
+EMPTY = Mesh(np.empty((), object), ())
 needs_gpu = pytest.mark.skipif(not GPUS, reason="there is no GPU here")
 
 
@@ -113,6 +114,48 @@ def test_links_can_be_given_for_mesh_axes_and_kinds():
 def test_an_unknown_device_has_no_figures():
     assert Hardware.of(FakeMesh({"x": 2}, lambda x: 0, kind="abacus")) is None
     assert Hardware.of(Mesh(np.array(jax.devices()[:2]), ("x",))) is None or GPUS
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Link(0), "Link: the argument bandwidth should be a positive number, but got 0"),
+        (lambda: Link(float("nan")), "Link: the argument bandwidth should be a positive number, but got nan"),
+        (lambda: Link("10GB/s"), "Link: the argument bandwidth .* got '10GB/s'"),
+        (lambda: Link(1e9, latency=-1e-6), "Link: the argument latency"),
+        (lambda: Rates(0, 1e9), "Rates: the argument flops"),
+        (lambda: Rates(1e9, 1e9, wide=0), "Rates: the argument wide"),
+        (lambda: Rates(1e9, 1e9, other=-1), "Rates: the argument other"),
+        (
+            lambda: Hardware("m", 1e12, Link(1e9)),
+            r"Hardware: the argument rates should be Rates\(...\), but got 1000000000000",
+        ),
+        (lambda: Hardware("m", Rates(1, 1), 1e9), r"Hardware: the argument link should be a Link\(...\)"),
+        (lambda: Hardware("m", Rates(1, 1), Link(1), memory=0), "Hardware: the argument memory"),
+        (lambda: Hardware.of("H100"), "Hardware.of: the argument mesh should be a mesh, or one of TPU v4, .*'H100'"),
+        (lambda: Hardware.of(8), "Hardware.of: the argument mesh should be a mesh, or one of"),
+        (lambda: Hardware.measure(EMPTY), "Hardware.measure: the argument mesh should be a mesh, as of Mesh"),
+        (lambda: Hardware.measure(Mesh(jax.devices()[:1], "x"), sizes=(1,)), "Hardware.measure: the argument sizes"),
+        (lambda: Hardware.measure(Mesh(jax.devices()[:1], "x"), sizes=(0, 8)), "Hardware.measure: the argument sizes"),
+        (lambda: plan(jnp.sin, 1.0).cost_on("H100"), "cost_on: the argument hardware should be a Hardware"),
+    ],
+)
+def test_figures_of_which_no_time_follows_are_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_figures_that_may_be_zero_or_left_out():
+    link = Link(float("inf"), latency=0)
+    assert Hardware("m", Rates(1, np.float32(2), kernel=0), link, memory=None, alone=None).link is link
+
+
+def test_an_empty_mesh_has_the_devices_of_the_process():
+    assert Hardware.of(EMPTY) == Hardware.of(None)
+
+
+def test_published_figures_have_the_names_of_the_kinds_of_devices():
+    assert all(Hardware.of(kind) is hardware for kind, hardware in PUBLISHED.items())
 
 
 def test_one_device_works_alone():

@@ -328,6 +328,23 @@ def test_what_the_compiler_adds_is_read_from_the_compiled_program(mesh42):
     assert "args[0] y 64 B" in re.sub(r"\s+", " ", str(before))
 
 
+def test_arguments_that_lie_otherwise_are_read_from_the_compiled_program(mesh42):
+    """What XLA moves between any two layouts, over parts of mesh axes too."""
+    f = lambda resources: xmap(lambda v: v - lax.pmean(v, "i"), ["i", "j"], ["i", "j"], axis_resources=resources)
+    with mesh42:
+        for spec in (P("x", "y"), P("y"), P(None, ("y", "x"))):
+            given = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh42, spec))
+            for resources in ({"i": "y", "j": "x"}, {"i": ("x", "y")}, {"j": ("y", "x")}, {"i": "x", "j": "y"}):
+                found = plan(f(resources), given, compiled=True)
+                asked = [as_tuple(resources.get(name)) for name in "ij"]
+                stays = all(axes[: len(lies)] == lies for axes, lies in zip(asked, map(as_tuple, spec)))
+                assert bool(found.compiled.added) != stays, (spec, resources)
+
+
+def as_tuple(entry):
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
 def test_types_tell_what_is_gathered_too():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     f = xmap(lambda v, w: v @ w, (["b", ...], [...]), ["b", ...], axis_resources={"b": "x"})
@@ -452,6 +469,19 @@ def test_the_mesh_in_scope_counts():
         with Mesh(np.array(jax.devices()[:n]), ("x",)):
             devices[n] = [t.devices for t in plan(jax.grad(lambda v: f(v) ** 2), shaped(8)).transfers]
     assert devices == {2: [2], 4: [4]}
+
+
+def test_an_error_of_jax_names_the_step():
+    def step(v):
+        return "text"
+
+    with pytest.raises(TypeError, match=r"step at .*test_plan_steps.py:\d+ .*<class 'str'>"):
+        plan(step, 1.0)
+
+
+def test_an_argument_that_is_no_array_is_refused_by_its_path():
+    with pytest.raises(TypeError, match=r"but args\[1\]\['kind'\] is 'relu' of type str. Bind what is static"):
+        plan(lambda v, options: v, 1.0, {"kind": "relu"})
 
 
 def test_other_things_than_functions_and_meshes_are_refused():

@@ -188,6 +188,7 @@ class ShardMap(NamedTuple):
       mesh_shape: the mesh axes and their sizes.
       in_specs, out_specs: how each operand and result is cut over them.
       mapped: the mesh axes that are not left to the compiler.
+      mesh: the mesh itself, which may be an abstract one, without devices.
     """
 
     body: Any
@@ -195,6 +196,7 @@ class ShardMap(NamedTuple):
     in_specs: Sequence[Any]
     out_specs: Sequence[Any]
     mapped: frozenset[Any]
+    mesh: Any
 
 
 Structured = (
@@ -296,7 +298,8 @@ def _operation(params):
 
 def _shard_map(params):
     mapped = frozenset(params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"])
-    return ShardMap(params["jaxpr"], dict(params["mesh"].shape), params["in_specs"], params["out_specs"], mapped)
+    mesh, specs = params["mesh"], (params["in_specs"], params["out_specs"])
+    return ShardMap(params["jaxpr"], dict(mesh.shape), *specs, mapped, mesh)
 
 
 def _flat(fun, *trees):

@@ -90,6 +90,8 @@ def _spec_meant(spec: Any) -> str:
         return ". Write [...] where no dimension is named"
     if isinstance(spec, str):
         return f". Write [{spec!r}, ...] for the leading dimension"
+    if isinstance(spec, (set, frozenset)):
+        return ". A set has no order: write a list, or {position: name}"
     if isinstance(spec, (int, np.integer)):
         leading = "['name', ...] or " if spec == 0 else ""
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
@@ -133,9 +135,10 @@ def negative_axis(where: str, spec: Any, path: str) -> ValueError:
 
 
 def repeated_name(where: str, spec: Any, path: str) -> ValueError:
+    diagonal = "; xmap takes no diagonal, jnp.diagonal does" if where == "in_axes" else ""
     return ValueError(
         f"Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
-        f"{_below(where, path)}"
+        f"{_below(where, path)}. Give each dimension its own name{diagonal}"
     )
 
 
@@ -153,6 +156,8 @@ def not_a_prefix(
     place, asked, found = parting or ("", "", "")
     parted = f" They part at {place}: there the specification has {asked}, and the value {found}." if parting else ""
     advice = " Write {} for what is not mapped." if asked == "None" else ""
+    if where == "in_axes" and place == "args" and asked.startswith(found[: found.rfind(" ")]):
+        advice = " Call it with as many arguments as in_axes has entries."
     hint = (
         " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
         "the argument list."
@@ -180,12 +185,21 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
 
 
 def no_array_argument(path: str, value: Any) -> TypeError:
-    found = (
-        f"an array of dtype {value.dtype}" if hasattr(value, "dtype") else f"{value!r} of type {type(value).__name__}"
-    )
     return TypeError(
-        f"The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {path} is {found}. What is "
-        "static is not an argument of the xmapped function: bind it with functools.partial before xmap"
+        f"The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {path} is {_found(value)}. "
+        "What is static is not an argument of the xmapped function: bind it with functools.partial before xmap"
+    )
+
+
+def _found(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
+
+
+def no_array_for_step(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"The arguments of a step are arrays, their types, scalars, or pytrees of them, but {path} is {_found(value)}. "
+        "Bind what is static with functools.partial"
     )
 
 
@@ -230,7 +244,8 @@ def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -
 def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
     return ValueError(
         "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
-        f"missing: {_set(names)}{_did_you_mean(names, known)}"
+        f"missing: {_set(names)}"
+        f"{_did_you_mean(names, known) or '. Give an axis that no argument has its size in axis_sizes'}"
     )
 
 
@@ -392,8 +407,12 @@ def missing_resources(missing: Sequence[Any], axes: Iterable[Hashable], availabl
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
         f"{_set(missing)} (assigned to {_names(axes)}). Resources in scope: {_set(available)}. Enter a mesh with "
         "`with mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call"
-        f"{_did_you_mean(missing, available)}"
+        f"{_did_you_mean(missing, available)}{''.join(map(_loop_meant, missing))}"
     )
+
+
+def _loop_meant(resource: Any) -> str:
+    return f". To compute an axis in {resource} chunks write SerialLoop({resource})" if type(resource) is int else ""
 
 
 def unused_resources_text(unused: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> str:
@@ -1050,6 +1069,18 @@ def bad_search_argument(name: str, value: Any, wanted: str, tool: str = "search"
     return TypeError(f"{tool}: the argument {name} should be {wanted}, but got {value!r}")
 
 
+def not_a_step(step: Any) -> TypeError:
+    return TypeError(
+        "search: make(axis_resources) should return the step, a function of the arguments that follow, but it returned "
+        f"{step!r}. Write make = lambda axis_resources: step"
+    )
+
+
+def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
+    """A note on whatever the user's function raises."""
+    return f"search called make({dict(axis_resources)!r}): make takes axis_resources, and returns the step"
+
+
 def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {_set(unknown)}, but the xmapped functions of the step have the axes "
@@ -1063,6 +1094,10 @@ def ignored_resources(got: Mapping[Hashable, Any]) -> str:
         f"the step that make(axis_resources) returned gave axis {each} instead. Let it pass axis_resources on to xmap, "
         "or pin the axis by fixed="
     )
+
+
+def not_compiled(error: Exception) -> str:
+    return f"it cannot be compiled or run: {type(error).__name__}: {error}"
 
 
 def unpriced_step() -> ValueError:
@@ -1085,5 +1120,5 @@ def nothing_found(reasons: Sequence[str | None]) -> ValueError:
     return ValueError(f"No assignment can be used. Reasons: {kinds or 'there is none to try'}")
 
 
-def too_much_memory(needed: float, given: float) -> str:
-    return f"it needs about {needed / 1e6:.3g} MB on each device, more than memory={given / 1e6:.3g} MB"
+def too_much_memory(needed: str, given: str) -> str:
+    return f"it needs about {needed} on each device, more than memory, {given}"

@@ -65,7 +65,9 @@ def price(
     spread_parts(staged)
     work = _work(staged)
     moved = compiled.transfers if compiled is not None else transfers
-    held = sum(v.nbytes for v in staged.inputs) + work.peak
+    origins, inputs = _origins(staged), set(staged.inputs)
+    copied = [v for v in staged.outs if origins.get(v, v) in inputs]  # arguments that are returned
+    held = sum(v.nbytes for v in (*staged.inputs, *copied)) + work.peak
     hardware = hardware or Hardware.of(mesh)
     known = not work.endless and all(t.times is not None for t in moved)
     parts = hardware.parts(work, moved, mesh) if known and hardware is not None else None
@@ -120,15 +122,8 @@ _FREE = _ALIASES | names(
 )
 _CHEAP = names("broadcast_in_dim iota convert_element_type neg axis_index")
 _PRODUCTS = names("dot_general conv_general_dilated")
-_CUBIC = {
-    "cholesky": 1 / 3,
-    "lu": 2 / 3,
-    "qr": 4 / 3,
-    "geqrf": 4 / 3,
-    "householder_product": 4 / 3,
-    "eigh": 9,
-    "svd": 22,
-}
+_CUBIC = {"cholesky": 1 / 3, "lu": 2 / 3, "hessenberg": 10 / 3, "eigh": 9, "svd": 22, "eig": 25, "schur": 25}
+_CUBIC |= dict.fromkeys(names("qr geqrf geqp3 householder_product tridiagonal"), 4 / 3)
 # What XLA computes by itself, neither with what comes before nor with what comes after.
 _SEPARATE = (
     _PRODUCTS
@@ -159,6 +154,8 @@ def _flops(step: Step) -> float:
         return out.elements * operand.aval.shape[-1]
     if name == "fft":
         return 5 * operand.elements * math.log2(max(math.prod(params["fft_lengths"]), 2))
+    if name == "random_bits":
+        return 50 * out.elements  # half of the 20 rounds of Threefry, of 5 operations each
     if name == "sort":
         return operand.elements * math.log2(max(operand.aval.shape[params["dimension"]], 2))
     if name in SCATTERS - _FREE:
@@ -181,10 +178,12 @@ def _counted(program: Program) -> Work:
     """Count a program: its steps, fused, and the values that are alive at the same time."""
     total = Work(collections.Counter())
     users: dict[Value, list[Step]] = {}
+    origins = _origins(program)
     for step in program.steps:
-        for value in dict.fromkeys(step.operands):
-            users.setdefault(value, []).append(step)
-    outs = set(program.outs)
+        if step.name not in _ALIASES:
+            for value in dict.fromkeys(origins.get(v, v) for v in step.operands):
+                users.setdefault(value, []).append(step)
+    outs = {origins.get(v, v) for v in program.outs}
     sources: dict[Value, list[Value]] = {}
     reads: list[tuple[Step, list[Value], list[Value]]] = []
     for step in program.steps:
@@ -197,8 +196,17 @@ def _counted(program: Program) -> Work:
     return total
 
 
+def _origins(program: Program) -> dict[Value, Value]:
+    """The values that are other names of bytes, with the value that has these bytes."""
+    origins: dict[Value, Value] = {}
+    for step in program.steps:
+        if step.name in _ALIASES:
+            origins.update((alias, origins.get(v, v)) for alias, v in zip(step.results, step.operands))
+    return origins
+
+
 def _is_fused(step: Step, users: Sequence[Step], returned: bool) -> bool:
-    """Whether a result is never written: XLA computes it where it is used."""
+    """Whether a result is never written: XLA computes it where it is used, under whatever name."""
     if step.name in _ALIASES:
         return True
     if returned or _is_separate(step) or any(map(_is_separate, users)):
@@ -218,7 +226,8 @@ def _count(step: Step, held: Sequence[Value], made: Sequence[Value], total: Work
     flops = _flops(step) if step.results else 0
     total.counts["flops"] += flops
     if step.name in _PRODUCTS:
-        total.counts["products", max(itemsize(v.aval.dtype) for v in step.operands), _is_batched(step)] += flops
+        batched = step.name == "dot_general" and bool(step.eqn.params["dimension_numbers"][1][0])
+        total.counts["products", max(itemsize(v.aval.dtype) for v in step.operands), batched] += flops
     if made:
         written = sum(v.nbytes for v in made)
         if step.name == "dynamic_update_slice" or step.name in SCATTERS:
@@ -226,11 +235,6 @@ def _count(step: Step, held: Sequence[Value], made: Sequence[Value], total: Work
         sliced = step.name in ("slice", "dynamic_slice", "gather", "dynamic_update_slice")
         total.counts["accessed"] += written + (written if sliced else sum(v.nbytes for v in held))
         total.counts["kernels"] += 1
-
-
-def _is_batched(step: Step) -> bool:
-    """Whether it is a batch of products."""
-    return step.name == "dot_general" and bool(step.eqn.params["dimension_numbers"][1][0])
 
 
 def _peak(reads: Sequence[tuple[Step, list[Value], list[Value]]], outs: set[Value]) -> float:

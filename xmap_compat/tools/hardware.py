@@ -20,6 +20,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat.core import errors
+from xmap_compat.tools.figures import Checked
+from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """What a device can send over a mesh axis.
 
     Attributes:
@@ -55,17 +57,21 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class Rates(Checked):
     """What one device can do.
 
     Attributes:
       flops: FLOP/s of matrix products in bf16.
-      wide: what part of that remains in float32, at JAX's default precision.
+      bandwidth: bytes per second from and to memory.
+      wide: what part of the FLOP/s remains in float32, at JAX's default precision.
       batched: FLOP/s of batches of small products; None if the same.
       other: FLOP/s of other operations; None where memory is always slower.
-      bandwidth: bytes per second from and to memory.
       kernel: seconds to start an operation.
       start: seconds to start a program.
+
+    >>> from xmap_compat import Rates
+    >>> Rates(flops=1e14, bandwidth=1e12, wide=0.5).of_products(size=4, batched=False)  # in float32
+    50000000000000.0
     """
 
     flops: float
@@ -82,7 +88,7 @@ class Rates:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware:
+class Hardware(Checked):
     """A kind of device, and its links.
 
     Attributes:
@@ -101,8 +107,7 @@ class Hardware:
     Example:
 
       >>> import dataclasses
-      >>> from xmap_compat import Hardware, Link
-      >>> from xmap_compat.tools.hardware import Rates
+      >>> from xmap_compat import Hardware, Link, Rates
       >>> machine = Hardware("ours", Rates(flops=1e14, bandwidth=1e12), Link(bandwidth=1e11, latency=1e-6))
       >>> dataclasses.replace(machine, links={"y": machine.network}).links["y"].bandwidth
       25000000000.0
@@ -117,10 +122,17 @@ class Hardware:
     alone: Rates | None = None
 
     @staticmethod
-    def of(mesh: jax.sharding.Mesh | None) -> Hardware | None:
-        """What is published of the devices of a mesh (of this process without one); None if nothing is known here."""
-        device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-        return PUBLISHED.get(device.device_kind)
+    def of(mesh: jax.sharding.Mesh | str | None) -> Hardware | None:
+        """What is published of the devices of a mesh (of this process without one); None if nothing is known here.
+
+        Instead of a mesh it takes the name of a kind of device, such as ``'NVIDIA H100 80GB HBM3'``.
+        """
+        if isinstance(mesh, str) and mesh in PUBLISHED:
+            return PUBLISHED[mesh]
+        if mesh is not None and not hasattr(mesh, "devices"):
+            raise errors.bad_search_argument("mesh", mesh, f"a mesh, or one of {listed(PUBLISHED)}", "Hardware.of")
+        device = None if mesh is None else mesh.devices.flat[0]  # an empty mesh has None there
+        return PUBLISHED.get((device or jax.devices()[0]).device_kind)
 
     def parts(self, work: Work, transfers: Sequence[Transfer], mesh: jax.sharding.Mesh | None) -> dict[str, float]:
         """Seconds of compute, of memory and of communication."""
@@ -128,14 +140,14 @@ class Hardware:
         products = {key[1:]: count for key, count in work.counts.items() if isinstance(key, tuple)}
         others = (work.counts["flops"] - sum(products.values())) / rates.other if rates.other else 0.0
         computing = sum(n / rates.of_products(*kind) for kind, n in products.items())
-        moved = sum(self._link(t, mesh).seconds(t) * (t.times or 0) for t in transfers) if mesh is not None else 0.0
+        moved = sum(self._link(t, mesh).seconds(t) * (t.times or 0) for t in transfers)
         return {
             "compute": rates.start + rates.kernel * work.counts["kernels"] + computing + others,
             "memory": work.counts["accessed"] / rates.bandwidth,
             "communication": moved,
         }
 
-    def _link(self, transfer: Transfer, mesh: jax.sharding.Mesh) -> Link:
+    def _link(self, transfer: Transfer, mesh: jax.sharding.Mesh | None) -> Link:
         """The link of a transfer: that of its kind and mesh axes, or the slowest of those of its mesh axes."""
         axes = transfer.mesh_axes
         key = axes[0] if len(axes) == 1 else axes
@@ -154,8 +166,10 @@ class Hardware:
         Args:
           sizes: elements (float32) on each device, of the arrays that are sent.
         """
-        if not isinstance(mesh, jax.sharding.Mesh):
-            raise errors.bad_search_argument("mesh", mesh, "a mesh of devices", tool="Hardware.measure")
+        if not isinstance(mesh, jax.sharding.Mesh) or mesh.empty:
+            raise errors.bad_search_argument("mesh", mesh, "a mesh, as of Mesh(devices, names)", "Hardware.measure")
+        if len({*sizes}) < 2 or min(sizes) <= 0:
+            raise errors.bad_search_argument("sizes", sizes, "two different numbers or more", "Hardware.measure")
         links: dict[Any, Link] = {}
         rates, alone = _measured_rates(_on_every_device(mesh)), _measured_rates(lambda fun: fun)
         several = (tuple(mesh.axis_names),) if len(mesh.axis_names) > 1 else ()
@@ -169,10 +183,15 @@ class Hardware:
         return Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
 
 
-def crosses_processes(mesh: jax.sharding.Mesh, axis: Any) -> bool:
-    """Whether devices that are neighbours along a mesh axis belong to different processes."""
+def crosses_processes(mesh: jax.sharding.Mesh | None, axis: Any) -> bool:
+    """Whether devices that are neighbours along a mesh axis belong to different processes.
+
+    Of an axis of another mesh (a program may have several, of the same devices) whether any do.
+    """
+    if mesh is None:
+        return False
     processes = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
-    lines = np.moveaxis(processes, mesh.axis_names.index(axis), 0)
+    lines = np.moveaxis(processes, mesh.axis_names.index(axis), 0) if axis in mesh.axis_names else processes.ravel()
     return bool((lines != lines[:1]).any())
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from xmap_compat import api
 from xmap_compat.core import errors
@@ -25,7 +24,7 @@ from xmap_compat.core.mesh import Mesh, SerialLoop
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
 from xmap_compat.tools import cost, picture, report, steps
 from xmap_compat.tools.hardware import Hardware
-from xmap_compat.tools.text import listed
+from xmap_compat.tools.text import listed, show_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +50,7 @@ class Candidate:
     @property
     def time(self) -> float:
         """What it is ranked by: measured seconds, or else estimated ones; on unknown hardware FLOPs."""
-        if self.measured is not None:
-            return self.measured
-        return self.estimate
+        return self.estimate if self.measured is None else self.measured
 
     @property
     def estimate(self) -> float:
@@ -64,7 +61,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """``batch: x, hidden: y``"""
-        axes = {n: r if isinstance(r, tuple) else (r,) for n, r in self.axis_resources.items() if r != ()}
+        axes = {n: r if isinstance(r, (tuple, list)) else (r,) for n, r in self.axis_resources.items() if r != ()}
         shown = {n: [f"loop {r.length}" if isinstance(r, SerialLoop) else str(r) for r in rs] for n, rs in axes.items()}
         return listed(f"{n}: {'+'.join(rs)}" for n, rs in shown.items()) or "one device"
 
@@ -147,8 +144,7 @@ def search(
     Example:
 
       >>> import jax, numpy as np
-      >>> from xmap_compat import Hardware, Link, Mesh, search, xmap
-      >>> from xmap_compat.tools.hardware import Rates
+      >>> from xmap_compat import Hardware, Link, Mesh, Rates, search, xmap
       >>> def make(axis_resources):
       ...     return jax.grad(xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources=axis_resources))
       >>> machine = Hardware("ours", Rates(flops=1e14, bandwidth=1e12), Link(bandwidth=1e11, latency=1e-6))
@@ -156,12 +152,10 @@ def search(
       >>> [candidate.axis_resources for candidate in found]  # best first; print(found) shows what they cost
       [{'i': 'x'}, {}]
     """
-    _check(make, mesh, fixed, hardware, {"compile": compile, "measure": measure, "limit": limit})
-    for name, number in (("memory", memory), ("seconds", seconds)):
-        if number is not None and not isinstance(number, numbers.Real):
-            raise errors.bad_search_argument(name, number, "a number")
+    counts = {"compile": compile, "measure": measure, "limit": limit}
+    _check(make=make, mesh=mesh, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
     scope = mesh if mesh is not None else current_scope().mesh
-    if scope is None:
+    if scope is None or scope.empty:
         raise errors.search_without_mesh()
     hardware = hardware or Hardware.of(scope)
     memory = memory if memory is not None or hardware is None else hardware.memory
@@ -173,23 +167,23 @@ def search(
     return Candidates(tuple(_with_front(sorted(found, key=_rank))))
 
 
-def _check(make, mesh, fixed, hardware, counts):
-    for name, value, right, wanted in (
-        ("make", make, callable(make), "a function of axis_resources that returns the step, or an xmapped function"),
-        ("mesh", mesh, isinstance(mesh, (Mesh, jax.sharding.Mesh, type(None))), "a mesh of devices"),
-        ("fixed", fixed, isinstance(fixed, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
-        (
-            "hardware",
-            hardware,
-            isinstance(hardware, (Hardware, type(None))),
-            "a Hardware, as of Hardware.measure(mesh)",
-        ),
-    ):
-        if not right:
+_COUNT = (lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0, "a whole number that is not negative")
+_WANTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "make": (callable, "a function of axis_resources that returns the step, or an xmapped function"),
+    "mesh": (lambda v: isinstance(v, (jax.sharding.Mesh, type(None))), "a mesh, as of Mesh(devices, names)"),
+    "fixed": (lambda v: isinstance(v, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
+    "hardware": (lambda v: isinstance(v, (Hardware, type(None))), "a Hardware, as of Hardware.measure(mesh)"),
+    "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and float(v) > 0), "a number of bytes"),
+    "seconds": (lambda v: isinstance(v, numbers.Real) and float(v) >= 0, "a number that is not negative"),
+    **dict.fromkeys(("compile", "measure", "limit"), _COUNT),
+}
+
+
+def _check(**given: Any) -> None:
+    for name, value in given.items():
+        right, wanted = _WANTED[name]
+        if not right(value):
             raise errors.bad_search_argument(name, value, wanted)
-    for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise errors.bad_search_argument(name, count, "a whole number that is not negative")
 
 
 def _maker(make: Callable[..., Any]) -> Callable[[Mapping[Any, Any]], Any]:
@@ -231,9 +225,13 @@ class _Task:
     def __init__(self, make, args, fixed, memory, hardware):
         self.make, self.args, self.memory, self.hardware = make, args, memory, hardware
         self.scope = current_scope()
-        step = make(dict(fixed))
+        try:
+            step = make(dict(fixed))
+        except Exception as error:
+            error.add_note(errors.made_by_search(fixed))
+            raise
         if not callable(step):
-            raise errors.bad_search_argument("make", step, "a function that returns the step, and it returned")
+            raise errors.not_a_step(step)
         self.sizes = [_sizes(found) for found in steps.stage(step, args, describe=False).placements]
         if not self.sizes:
             raise errors.unpriced_step()
@@ -297,7 +295,7 @@ class _Task:
         if self.memory is None or price.memory <= self.memory:
             yield Candidate(resources, price)
             return
-        yield Candidate(resources, price, errors.too_much_memory(price.memory, self.memory))
+        yield Candidate(resources, price, errors.too_much_memory(show_bytes(price.memory), show_bytes(self.memory)))
         for name in self.names if loops else ():
             yield from self._looped(resources, name)
 
@@ -335,35 +333,26 @@ def _plain(choice: tuple[Any, ...]) -> Any:
 
 def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
     """The cheapest ones compiled, and run."""
-    count = min(max(compile, measure), sum(c.refused is None for c in found))
-    for k, candidate in enumerate(found[:count]):
-        if time.monotonic() > end:
-            print(f"search: time is up after {k} of {count}", file=sys.stderr)
+    count, done = min(max(compile, measure), sum(c.refused is None for c in found)), 0
+    for k, candidate in enumerate(found):
+        if done == count or candidate.refused is not None:
             break
-        print(f"search: {k + 1} of {count}: {candidate.name}", file=sys.stderr)
-        step = task.make(dict(candidate.axis_resources))
-        compiled = (step if hasattr(step, "lower") else jax.jit(step)).lower(*task.args).compile()
-        plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
-        seconds = run_seconds(compiled, task.args) if k < measure else None
-        found[k] = dataclasses.replace(
-            candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds
-        )
+        if time.monotonic() > end:
+            print(f"search: time is up after {done} of {count}", file=sys.stderr)
+            break
+        print(f"search: {done + 1} of {count}: {candidate.name}", file=sys.stderr)
+        try:
+            found[k] = _made(task, candidate, run=done < measure)
+            done += 1
+        except Exception as error:  # the next one is tried instead
+            found[k] = dataclasses.replace(candidate, refused=errors.not_compiled(error))
     return found
 
 
-def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:
-    """The median time of a call of a ``jax.stages.Compiled``; types become arrays of zeros."""
-
-    def placed():
-        concrete = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args
-        )
-        return jax.block_until_ready(jax.device_put(concrete, compiled.input_shardings[0]))
-
-    times = []
-    for _ in range(repeats + 1):
-        arguments = placed()  # anew, for they may be donated
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        times.append(time.perf_counter() - begin)
-    return sorted(times[1:])[repeats // 2]
+def _made(task: _Task, candidate: Candidate, run: bool) -> Candidate:
+    """A candidate compiled, and run."""
+    step = task.make(dict(candidate.axis_resources))
+    compiled = (step if hasattr(step, "lower") else jax.jit(step)).lower(*task.args).compile()
+    plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
+    seconds = steps.run_seconds(compiled, task.args) if run else None
+    return dataclasses.replace(candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds)

@@ -12,13 +12,15 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import api
+from xmap_compat import _jax, api
 from xmap_compat.core import call as calls
 from xmap_compat.core import errors, execute
 from xmap_compat.core.placement import current_scope
@@ -86,6 +88,8 @@ class StepPlan:
 
     def cost_on(self, hardware: Hardware | None) -> Cost:
         """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
+        if not isinstance(hardware, (Hardware, type(None))):
+            raise errors.bad_search_argument("hardware", hardware, "a Hardware", tool="cost_on")
         return price(self.staged, self.transfers, self.mesh, hardware, self.compiled)
 
     def __str__(self) -> str:
@@ -180,6 +184,9 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     Args:
       describe: whether to make the plan of every call, for which it is traced once more.
     """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+        if not _is_array(leaf):
+            raise errors.no_array_for_step(argument_path(path, "args"), leaf)
     sites, met, nested, thread = Sites(), [], [], threading.get_ident()
 
     def notice(declared, placed, arguments):
@@ -197,19 +204,54 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     end = api.observe(notice)
     try:
         with execute.executor(executor):
-            # A function of its own: a trace of the step without marks may be in JAX's cache.
-            jaxpr = jax.make_jaxpr(lambda *args: step(*args))(*args)
+            # A function of its own, by the name of the step: a trace of the step without marks may be in JAX's cache.
+            jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:
         end()
     placements = (*(c.placed.placements for c in met), *nested)
-    meshes = [c.placed.scope.mesh for c in met if c.placed.uses_mesh]
+    meshes = [*(c.placed.scope.mesh for c in met if c.placed.uses_mesh), *_meshes(jaxpr)]
     return StagedStep(jaxpr, args, tuple(met), placements, sites, meshes[0] if meshes else None)
+
+
+def _meshes(jaxpr: Any) -> Iterator[jax.sharding.Mesh]:
+    """The meshes of the ``shard_map``s in a staged program, those that the user has written too."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        found = _jax.read(eqn)
+        if isinstance(found, _jax.ShardMap) and isinstance(found.mesh, jax.sharding.Mesh):
+            yield found.mesh
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _meshes(sub)
+
+
+def _is_array(leaf: Any) -> bool:
+    try:
+        return isinstance(leaf, jax.ShapeDtypeStruct) or jax.typeof(leaf) is not None
+    except TypeError:
+        return False
 
 
 def compile_step(step: Callable[..., Any], args: tuple[Any, ...], mesh: jax.sharding.Mesh | None) -> Compiled:
     """Compile a step under the mesh in scope, and read what came out."""
     jitted = step if hasattr(step, "lower") else jax.jit(step)
     return read_compiled(jitted.lower(*args).compile(), mesh)
+
+
+def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:
+    """The median time of a call of a ``jax.stages.Compiled``; types become arrays of zeros."""
+
+    def placed():
+        concrete = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args
+        )
+        return jax.block_until_ready(jax.device_put(concrete, compiled.input_shardings[0]))
+
+    times = []
+    for _ in range(repeats + 1):
+        arguments = placed()  # anew, for they may be donated
+        begin = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        times.append(time.perf_counter() - begin)
+    return sorted(times[1:])[repeats // 2]
 
 
 def read_compiled(compiled: Any, mesh: jax.sharding.Mesh | None) -> Compiled:
