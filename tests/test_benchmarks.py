@@ -61,6 +61,12 @@ def statistics_of(fun, *args):
         ("mesh['a'=2,'b'=3], device_ids=([3,2]T(1,0)) {'a'}", ((0, 1), (2, 3), (4, 5))),
         ("mesh['a'=2,'b'=2], device_ids=([4]) {'b'}", ((0, 1), (2, 3))),
         ("mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        # Parts of an axis, as two releases write the same groups: the part of size 2 below another of size 2.
+        ("mesh['x'=4,'y'=2] {'x':(2)2}, more={'y'}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['a'=2,'b'=4], device_ids=([2,2,2]T(0,2,1)) {'b':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['x'=4,'y'=2] {'x':(1)2}", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("mesh['x'=4,'y'=2] {'x':(2)2,'y'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("mesh['x'=8] {'x':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
     ],
 )
 def test_device_groups_are_read_in_every_form(text, groups):

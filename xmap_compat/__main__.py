@@ -18,6 +18,7 @@ with its sys.argv, sys.path, __main__ module, tracebacks and exit code.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -45,8 +46,10 @@ def main(args: Sequence[str]) -> int | None:
         return 0
     unknown = bool(args) and args[0] != "-m" and args[0].startswith("-")
     if not args or unknown or list(args) == ["-m"]:
-        print(__doc__, file=sys.stderr)
+        print(*([f"unknown option: {args[0]}"] if unknown else []), __doc__, sep="\n", file=sys.stderr)
         return 2
+    if (meant := difflib.get_close_matches(args[0], COMMANDS, n=1)) and not os.path.exists(args[0]):
+        print(f"{args[0]} is taken for a program; the command is {meant[0]}", file=sys.stderr)
     if args[0].endswith(".ipynb"):
         return notebook.main(args)
     import_hook.install_with_jax()

@@ -302,6 +302,24 @@ def test_the_usage(tmp_path, arguments, code):
     assert all(f"python -m xmap_compat {command} " in text for command in COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        (["--nope"], "unknown option: --nope"),
+        (["chek", "."], "chek is taken for a program; the command is check"),
+        (["check", "--fx", "."], "unknown option: --fx"),
+        (["check"], "no PATH is given"),
+        (["explain"], "no program is given"),
+        (["explain", "--sorce", "d", "x.py"], "unknown option: --sorce"),
+        (["explain", "--source"], "no DIR is given"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named_first(tmp_path, arguments, seen):
+    done = run("-m", "xmap_compat", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", seen)
+
+
 def test_the_versions():
     done = run("-m", "xmap_compat", "--version", cwd=ROOT)
     expected = f"xmap_compat {xmap_compat.__version__}, jax {jax.__version__}, Python {platform.python_version()}\n"

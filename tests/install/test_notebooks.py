@@ -32,6 +32,8 @@ SAME = {
     ),
     "not a number": ("[nan inf]", "[nan inf]"),
     "integers of any notation": ("1e3", "1000.0"),
+    "minutes": ("took 1min 3s, or 2 min 5 s, or 7 minutes", "took 2min 9s, or 1 min 4 s, or 8 minutes"),
+    "addresses alone": ("0x7f0123456789", "0x55d0c0ffee00"),
 }
 DIFFERENT = {
     "numbers": ("2.66", "2.67"),
@@ -41,6 +43,9 @@ DIFFERENT = {
     "nan": ("nan", "1.0"),
     "names with digits": ("x1", "x2"),
     "nothing": ("", "1"),
+    "the least of numbers": ("max 3.5 min 2.1", "max 9.5 min 2.1"),
+    "integers that are close": ("1000000", "1000001"),
+    "hexadecimal numbers": ("0xff 0x12345678", "0xfe 0x12345678"),
 }
 
 
@@ -159,6 +164,30 @@ def test_mistakes(tmp_path, arguments, message):
     book(tmp_path / "book.ipynb")
     done = run("-m", "xmap_compat", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout, message in done.stderr) == (2, "", True)
+
+
+@pytest.mark.parametrize("text", ["", "{not json", '{"a": 1}'])
+def test_what_is_no_notebook_is_said_to_be_none(tmp_path, text, capsys):
+    path = tmp_path / "book.ipynb"
+    path.write_text(text)
+    assert notebook.main([str(path)]) == 2
+    assert "cannot be read as a notebook: Notebook " in capsys.readouterr().err
+    done = python("-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin", path.name, cwd=tmp_path)
+    assert (done.returncode, "cannot be read as a notebook" in done.stdout, "Traceback" in done.stdout) == (
+        2,
+        True,
+        False,
+    )
+
+
+def test_a_kernel_that_dies_is_said_to_be_dead(tmp_path):
+    name = book(tmp_path / "book.ipynb", ("print(1)", "1\n"), ("import os; os._exit(3)", None), ("print(2)", "2\n"))
+    for options in ([], ["--compare"]):
+        done = python("-m", "xmap_compat", name, *options, cwd=tmp_path)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert done.stderr == "book.ipynb: cell 2: the kernel has died, and cells after it cannot be run\n"
+    done = python("-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin", name, cwd=tmp_path)
+    assert "2 failed, 1 passed" in done.stdout and "the kernel has died" in done.stdout, done.stdout
 
 
 def test_without_nbclient_it_says_what_to_install(tmp_path, monkeypatch, capsys):

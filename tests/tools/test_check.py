@@ -471,6 +471,23 @@ THROUGH_OTHERS = {
 }
 
 
+# Folders without __init__.py are packages, too; names are found from folders above, up to the working directory.
+FOLDERS = {
+    "lib/util.py": "import jax as J\n",
+    "lib/a/b.py": "from ..util import J\nfrom lib import util\nfrom . import c\nJ.none1, util.J.none2, c.np.none3\n",
+    "lib/a/c.py": "import jax.numpy as np\n",
+    "main.py": "import lib.util\nfrom lib.a import c\nlib.util.J.none4, c.np.none5\n",
+}
+
+
+def test_folders_are_packages(program, checked):
+    for name, text in FOLDERS.items():
+        program(text, name)
+    _, lines = checked(".")
+    found = sorted(line.split(": ")[2] for line in lines if ": unknown: " in line)
+    assert found == ["jax.none1", "jax.none2", "jax.none4", "jax.numpy.none3", "jax.numpy.none5"]
+
+
 @pytest.mark.parametrize(("source", "expected"), THROUGH_OTHERS.items())
 def test_names_that_other_modules_of_the_program_pass_on(program, source, expected):
     for name, text in PACKAGE.items():
@@ -556,6 +573,13 @@ MAGICS = {
     "if True:\n    %load_ext a\n    jax.nothing": [(3, 5, "jax.nothing")],
     "a, b = %sx ls\njax.nothing?\njax.nothing": [(3, 1, "jax.nothing")],
     "%%timeit n = 1\njax.nothing": [(2, 1, "jax.nothing")],
+    "%%snakeviz\njax.nothing": [(2, 1, "jax.nothing")],
+    "%%unheard_of\nselect jax.nothing": [],
+    "%%writefile old.py\njax.nothing": [],
+    "%%time\nselect jax.nothing": [(2, 8, "the file cannot be read")],
+    "r = %timeit -o jax.nothing": [(1, 16, "jax.nothing")],
+    "%prun -s time jax.nothing": [(1, 15, "jax.nothing")],
+    "?jax.nothing\n??jax\njax.nothing": [(3, 1, "jax.nothing")],
 }
 
 
@@ -569,6 +593,7 @@ def test_magics_are_left_out_and_their_python_is_read(tmp_path, text, expected):
 
 # ---------------------------------------------------------------------------------------- --fix
 
+PJIT = "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
 FIXES = {
     "from jax.experimental.maps import xmap, Mesh": "from xmap_compat import xmap, Mesh",
     "from jax.experimental.maps import xmap as x": "from xmap_compat import xmap as x",
@@ -585,8 +610,24 @@ FIXES = {
     "from jax.experimental import PartitionSpec as P, pjit": (
         "from jax.sharding import PartitionSpec as P\nfrom jax.experimental import pjit"
     ),
-    "from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=P('x'), out_axis_resources=P())": (
-        "from jax.experimental.pjit import pjit\npjit(f, in_shardings=P('x'), out_shardings=P())"
+    f"{PJIT}pjit(f, in_axis_resources=P('x'), out_axis_resources=P())": (
+        f"{PJIT}pjit(f, in_shardings=P('x'), out_shardings=P())"
+    ),
+    f"{PJIT}s = (P('x'), P(None, 'y'))\npjit(f, in_axis_resources=s, out_axis_resources=[P()])": (
+        f"{PJIT}s = (P('x'), P(None, 'y'))\npjit(f, in_shardings=s, out_shardings=[P()])"
+    ),
+    # What may be None.
+    f"{PJIT}s = (P('x'), None)\npjit(f, in_axis_resources=s)": None,
+    f"{PJIT}s = P()\ns = None\npjit(f, in_axis_resources=s)": None,
+    f"{PJIT}s = {{'a': P()}}\ns['b'] = None\npjit(f, in_axis_resources=s)": None,
+    f"{PJIT}def g(s): pjit(f, in_axis_resources=s)": None,
+    f"{PJIT}pjit(f, in_axis_resources=specs_of(f))": None,
+    # What the program itself puts there, or takes away.
+    "import jax\nif not hasattr(jax, 'tree_multimap'):\n    jax.tree_multimap = lambda *t: jax.tree_multimap(*t)": None,
+    "import jax\ndel jax.tree_map": None,
+    "import jax\nfor jax.tree_map in fs: jax.tree_map": None,
+    "from jax.experimental.maps import Mesh, xmap\nisinstance(m, Mesh)": (
+        "from jax.experimental.maps import Mesh\nfrom xmap_compat import xmap\nisinstance(m, Mesh)"
     ),
     "from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=None, out_axis_resources=P())": None,
     "from jax.experimental.maps import thread_resources": None,

@@ -328,6 +328,23 @@ def test_what_the_compiler_adds_is_read_from_the_compiled_program(mesh42):
     assert "args[0] y 64 B" in re.sub(r"\s+", " ", str(before))
 
 
+def test_arguments_that_lie_otherwise_are_read_from_the_compiled_program(mesh42):
+    """What XLA moves between any two layouts, over parts of mesh axes too."""
+    f = lambda resources: xmap(lambda v: v - lax.pmean(v, "i"), ["i", "j"], ["i", "j"], axis_resources=resources)
+    with mesh42:
+        for spec in (P("x", "y"), P("y"), P(None, ("y", "x"))):
+            given = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh42, spec))
+            for resources in ({"i": "y", "j": "x"}, {"i": ("x", "y")}, {"j": ("y", "x")}, {"i": "x", "j": "y"}):
+                found = plan(f(resources), given, compiled=True)
+                asked = [as_tuple(resources.get(name)) for name in "ij"]
+                stays = all(axes[: len(lies)] == lies for axes, lies in zip(asked, map(as_tuple, spec)))
+                assert bool(found.compiled.added) != stays, (spec, resources)
+
+
+def as_tuple(entry):
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
 def test_types_tell_what_is_gathered_too():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     f = xmap(lambda v, w: v @ w, (["b", ...], [...]), ["b", ...], axis_resources={"b": "x"})

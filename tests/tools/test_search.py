@@ -298,6 +298,30 @@ def test_arguments_of_another_kind_are_refused_by_name(mesh22, arguments, messag
         search(arguments.pop("make"), *ARGS, **arguments)
 
 
+def test_what_cannot_be_compiled_is_refused_and_the_next_is_tried(mesh22, capsys):
+    """JAX does not move an array that was put on a device of its own where a mesh is used."""
+    elsewhere = jax.device_put(jnp.ones((4, 8)), mesh22.devices.flat[3])
+    found = search(product, elsewhere, jnp.ones((8, 6)), mesh=mesh22, measure=1)
+    assert found.best.axis_resources == {} and found.best.measured > 0
+    assert len(found) == len(search(product, *ARGS, mesh=mesh22))
+    reasons = [c.refused for c in found if c.refused and c.cost]
+    assert reasons and all("it cannot be compiled or run: ValueError: Received incompatible" in r for r in reasons)
+
+
+def test_a_step_that_fails_when_it_runs_is_refused(mesh22, capsys):
+    def make(resources):
+        if resources.get("i"):  # a failure on several devices may end the process
+            return product(resources)
+        fails = lambda u: {}["lost"]  # a KeyError
+        return lambda u, v: jax.pure_callback(fails, jax.typeof(u), u)[0, 0] + product(resources)(u, v)
+
+    arguments = [np.ones(a.shape, a.dtype) for a in ARGS]
+    found = search(make, *arguments, mesh=mesh22, fixed={"j": (), "k": ()}, measure=5)
+    (failed,) = [c for c in found if c.refused is not None]
+    assert not failed.axis_resources.get("i") and "KeyError" in failed.refused
+    assert sum(c.measured is not None for c in found) == len(found) - 1
+
+
 def test_an_empty_mesh_is_none():
     with pytest.raises(ValueError, match="search needs a mesh to assign axes to"):
         search(product, *ARGS, mesh=Mesh(np.empty((), object), ()))

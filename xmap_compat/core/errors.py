@@ -1096,6 +1096,10 @@ def ignored_resources(got: Mapping[Hashable, Any]) -> str:
     )
 
 
+def not_compiled(error: Exception) -> str:
+    return f"it cannot be compiled or run: {type(error).__name__}: {error}"
+
+
 def unpriced_step() -> ValueError:
     return ValueError(
         "search found no call of an xmapped function in the step, so there are no named axes to assign. Let "

@@ -25,6 +25,11 @@ MISSING = (
 )
 RTOL, ATOL = 1e-5, 1e-8
 
+
+class CannotRun(Exception):
+    """A notebook that cannot be read, or whose kernel has died."""
+
+
 # -------------------------------------------------------------------------- running the cells
 
 
@@ -40,7 +45,11 @@ class Notebook:
             raise ModuleNotFoundError(MISSING) from None
         self._config = importlib.import_module("traitlets.config").Config
         self.path = path
-        self.stored = nbformat.read(path, as_version=4)
+        try:
+            self.stored = nbformat.read(path, as_version=4)
+        except Exception as error:  # of nbformat and jsonschema, of several bases
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CannotRun(f"{path} cannot be read as a notebook: {reason}") from None
         self.code = [k for k, cell in enumerate(self.stored.cells) if cell.cell_type == "code" and cell.source.strip()]
 
     @contextlib.contextmanager
@@ -63,16 +72,19 @@ class Notebook:
         home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), home]))
         with sockets, client.setup_kernel(env={**os.environ, "PYTHONPATH": path}):
-            yield Kernel(client)
+            yield Kernel(client, self._nbclient.exceptions.DeadKernelError)
 
 
 class Kernel:
-    def __init__(self, client: Any):
-        self._client = client
+    def __init__(self, client: Any, death: type[Exception]):
+        self._client, self._death = client, death
 
     def run(self, index: int) -> list[Any]:
         """Run a cell; returns its outputs."""
-        self._client.execute_cell(self._client.nb.cells[index], index)
+        try:
+            self._client.execute_cell(self._client.nb.cells[index], index)
+        except self._death:
+            raise CannotRun(f"cell {index + 1}: the kernel has died, and cells after it cannot be run") from None
         return self._client.nb.cells[index].outputs
 
 
@@ -105,12 +117,15 @@ def shown(outputs: Sequence[Any]) -> Shown:
 
 # What differs from run to run: addresses and times.
 _CHANGING = [
-    (re.compile(r"0x[0-9a-fA-F]+"), "0x..."),
+    (re.compile(r"\bat 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{9,}"), "0x..."),  # other numbers are shorter
     (re.compile(r"(?m)^(CPU times|Wall time|\s*.*\bper loop\b).*$"), "..."),
-    (re.compile(r"\b\d+(\.\d+)? ?(ns|µs|us|ms|s|min|seconds|sec)\b"), "..."),
+    # "max 3.5 min 2.1" is no time.
+    (re.compile(r"\b\d+(\.\d+)?( ?(ns|µs|us|ms|s|minutes|seconds|sec)\b|min\b| min(?= ?\d+(\.\d+)? ?s\b))"), "..."),
     (_COLOURS, ""),
 ]
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])|\b(?:nan|inf)\b")
+
+_INTEGER = re.compile(r"[-+]?\d+")
 
 
 def _steady(text: str) -> str:
@@ -123,10 +138,16 @@ def same_text(stored: str, found: str, rtol: float = RTOL, atol: float = ATOL) -
     """Whether two texts are the same up to white space, where their numbers are close."""
     stored, found = _steady(stored), _steady(found)
     between = ["".join(re.sub(_NUMBER, "#", text).split()) for text in (stored, found)]
-    numbers = [list(map(float, _NUMBER.findall(text))) for text in (stored, found)]
-    return between[0] == between[1] and all(
-        math.isclose(a, b, rel_tol=rtol, abs_tol=atol) or (math.isnan(a) and math.isnan(b)) for a, b in zip(*numbers)
-    )
+    numbers = [_NUMBER.findall(text) for text in (stored, found)]
+    return between[0] == between[1] and all(_is_close(a, b, rtol, atol) for a, b in zip(*numbers))
+
+
+def _is_close(stored: str, found: str, rtol: float, atol: float) -> bool:
+    """Whether two numbers are close; integers are counted, and equal or not."""
+    if _INTEGER.fullmatch(stored) and _INTEGER.fullmatch(found):
+        return int(stored) == int(found)
+    a, b = float(stored), float(found)
+    return math.isclose(a, b, rel_tol=rtol, abs_tol=atol) or (math.isnan(a) and math.isnan(b))
 
 
 def difference(stored: Shown, found: Shown, cell: int, rtol: float = RTOL, atol: float = ATOL) -> str:
@@ -162,10 +183,14 @@ def main(args: Sequence[str]) -> int:
         return 2
     try:
         notebook = Notebook(path)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, CannotRun) as error:
         print(error, file=sys.stderr)
         return 2
-    return _compare(notebook, *tolerances) if compare else _run(notebook)
+    try:
+        return _compare(notebook, *tolerances) if compare else _run(notebook)
+    except CannotRun as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return 1
 
 
 def _options(args: Sequence[str]) -> tuple[str, bool, tuple[float, float]]:

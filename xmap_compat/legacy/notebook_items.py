@@ -18,7 +18,10 @@ class NotebookFile(pytest.File):
         self._stack = contextlib.ExitStack()
         self._kernel: Any = None
         self._differences: dict[int, str] = {}
-        self.notebook = notebook.Notebook(str(self.path))
+        try:
+            self.notebook = notebook.Notebook(str(self.path))
+        except notebook.CannotRun as error:
+            raise self.CollectError(str(error)) from None
         for index in self.notebook.code:
             yield NotebookCell.from_parent(self, name=f"cell {index + 1}", index=index)
 
@@ -52,7 +55,8 @@ class NotebookCell(pytest.Item):
             raise Difference(text)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        return str(excinfo.value) if excinfo.errisinstance(Difference) else super().repr_failure(excinfo, style)
+        worded = excinfo.errisinstance((Difference, notebook.CannotRun))
+        return str(excinfo.value) if worded else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         return self.path, None, f"{self.path.name}: {self.name}"

@@ -45,7 +45,8 @@ def restoration() -> _jax.Restoration:
         made.attribute(_PRESENT[name], attribute, extend(getattr(_PRESENT[name], attribute)))
     # JAX's own of this name is deprecated, and does not know the old keywords.
     made.attribute(_PRESENT["jax.experimental.pjit"], "pjit", adapters.pjit)
-    made.attribute(type(jax.config), "config", property(lambda self: self))
+    for name in ("config", "FLAGS"):
+        made.attribute(type(jax.config), name, property(lambda self: self))
     _jax.accept_options(made, removed.OPTIONS)
     return made
 

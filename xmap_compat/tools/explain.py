@@ -33,7 +33,8 @@ def main(args: Sequence[str]) -> int | None:
     rest = list(args)
     brief, directory = _take_options(rest)
     if directory == "" or not rest or rest == ["-m"] or (rest[0].startswith("-") and rest[0] != "-m"):
-        print(USAGE, file=sys.stderr)
+        seen = "no DIR is given" if directory == "" else f"unknown option: {rest[0]}" if rest and rest != ["-m"] else ""
+        print(seen or "no program is given", USAGE, sep="\n", file=sys.stderr)
         return 2
     program = os.path.splitext(os.path.basename(rest[0]))[0] if rest[0] != "-m" else rest[1]
     # The program may change directory, and what its own sys.stdout is.

@@ -29,6 +29,7 @@ ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
 _LIST_OF_LISTS = re.compile(r"\{(\{[\d,]+\}(?:,\{[\d,]+\})*)?\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
+_PART = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\n(?P<body>(?:.*\n)*?)\}", re.MULTILINE)
 _CALLED = re.compile(
     r"(?:condition|body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
@@ -127,7 +128,7 @@ def _attribute(rest: str, name: str) -> str:
 def parse_groups(text: str) -> Groups:
     """Device groups at the start of a text, in any of the forms that XLA writes.
 
-    ``{{0,1},{2,3}}``, ``[2,2]<=[2,2]T(1,0)``, ``mesh['x'=2,'y'=2] {'x'}`` and
+    ``{{0,1},{2,3}}``, ``[2,2]<=[2,2]T(1,0)``, ``mesh['x'=2,'y'=2] {'x'}``, ``mesh['x'=4] {'x':(2)2}`` and
     ``mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}``.
 
     Raises:
@@ -140,16 +141,33 @@ def parse_groups(text: str) -> Groups:
         return _grouped(source, ints(match[3]) or range(len(source)), shape[-1])
     if match := _MESH.match(text):
         mesh = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", match[1])}
-        names = re.findall(r"'([^']*)'", match[4])
-        if ":" not in match[4]:
-            positions = [list(mesh).index(name) for name in names]
-            others = [k for k in range(len(mesh)) if k not in positions]
-            groups = _grouped(list(mesh.values()), [*others, *positions], math.prod(mesh[name] for name in names))
-            if not match[2]:
-                return groups
-            (ids,) = _grouped(ints(match[2]), ints(match[3]) or range(len(ints(match[2]))), math.prod(mesh.values()))
-            return tuple(tuple(ids[d] for d in group) for group in groups)
+        sizes, positions = _factors(mesh, match[4])
+        others = [k for k in range(len(sizes)) if k not in positions]
+        groups = _grouped(sizes, [*others, *positions], math.prod(sizes[k] for k in positions))
+        if not match[2]:
+            return groups
+        (ids,) = _grouped(ints(match[2]), ints(match[3]) or range(len(ints(match[2]))), math.prod(mesh.values()))
+        return tuple(tuple(ids[d] for d in group) for group in groups)
     raise ValueError(f"cannot read device groups from {text[:80]!r}")
+
+
+def _factors(mesh: dict[str, int], asked: str) -> tuple[list[int], list[int]]:
+    """The axes of a mesh, cut into the parts that are asked for: the sizes of all, and which of them these are.
+
+    ``'x':(2)2`` is the part of size 2 of x below another one of size 2.
+    """
+    parts = [(name, int(above or 1), int(size or mesh[name])) for name, above, size in _PART.findall(asked)]
+    found: list[tuple[str, int, int]] = []  # an axis, where a part of it begins, and ends
+    for name, size in mesh.items():
+        cuts = sorted({1, size, *(n for own, above, k in parts if own == name for n in (above, above * k))})
+        found += [(name, *ends) for ends in itertools.pairwise(cuts)]
+    chosen = [
+        k
+        for name, above, n in parts
+        for k, (own, begin, _) in enumerate(found)
+        if own == name and above <= begin < above * n
+    ]
+    return [end // begin for _, begin, end in found], chosen
 
 
 def _grouped(shape: Any, order: Any, group_size: int) -> Groups:

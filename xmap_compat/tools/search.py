@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from xmap_compat import api
 from xmap_compat.core import errors
@@ -334,35 +333,26 @@ def _plain(choice: tuple[Any, ...]) -> Any:
 
 def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
     """The cheapest ones compiled, and run."""
-    count = min(max(compile, measure), sum(c.refused is None for c in found))
-    for k, candidate in enumerate(found[:count]):
-        if time.monotonic() > end:
-            print(f"search: time is up after {k} of {count}", file=sys.stderr)
+    count, done = min(max(compile, measure), sum(c.refused is None for c in found)), 0
+    for k, candidate in enumerate(found):
+        if done == count or candidate.refused is not None:
             break
-        print(f"search: {k + 1} of {count}: {candidate.name}", file=sys.stderr)
-        step = task.make(dict(candidate.axis_resources))
-        compiled = (step if hasattr(step, "lower") else jax.jit(step)).lower(*task.args).compile()
-        plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
-        seconds = run_seconds(compiled, task.args) if k < measure else None
-        found[k] = dataclasses.replace(
-            candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds
-        )
+        if time.monotonic() > end:
+            print(f"search: time is up after {done} of {count}", file=sys.stderr)
+            break
+        print(f"search: {done + 1} of {count}: {candidate.name}", file=sys.stderr)
+        try:
+            found[k] = _made(task, candidate, run=done < measure)
+            done += 1
+        except Exception as error:  # the next one is tried instead
+            found[k] = dataclasses.replace(candidate, refused=errors.not_compiled(error))
     return found
 
 
-def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:
-    """The median time of a call of a ``jax.stages.Compiled``; types become arrays of zeros."""
-
-    def placed():
-        concrete = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args
-        )
-        return jax.block_until_ready(jax.device_put(concrete, compiled.input_shardings[0]))
-
-    times = []
-    for _ in range(repeats + 1):
-        arguments = placed()  # anew, for they may be donated
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        times.append(time.perf_counter() - begin)
-    return sorted(times[1:])[repeats // 2]
+def _made(task: _Task, candidate: Candidate, run: bool) -> Candidate:
+    """A candidate compiled, and run."""
+    step = task.make(dict(candidate.axis_resources))
+    compiled = (step if hasattr(step, "lower") else jax.jit(step)).lower(*task.args).compile()
+    plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
+    seconds = steps.run_seconds(compiled, task.args) if run else None
+    return dataclasses.replace(candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds)

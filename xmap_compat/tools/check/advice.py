@@ -38,6 +38,8 @@ def _imported(name: str) -> Advice:
 PASSED_ON = Advice(UNSEEN, "the module is passed on, and what is read from it then is not known: look yourself")
 CODE_IN_TEXT = Advice(UNSEEN, "code in a text is not read: look yourself")
 
+OPTION_UNSEEN = Advice(UNSEEN, "the option is not written out here: look yourself")
+
 
 def written(replacement: str) -> Advice:
     return Advice(CHANGE, f"write {replacement}")

@@ -9,11 +9,12 @@ import io
 import json
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterable
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check.advice import MAPS
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings
+from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, constant_text
 from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
 
 PACKAGE = "xmap_compat"
@@ -21,8 +22,9 @@ OURS = {name: name for name in ("xmap", "mesh", "Mesh", "SerialLoop", "serial_lo
     "AnonymousSerialLoop": "SerialLoop"
 }
 # Aliases of these modules are rewritten; other names of the table are left to install().
+SPEC = removed.SPEC
 _SAFE = [row for row in removed.TABLE if row.kind == removed.ALIAS and row.public and row.now.startswith("jax.")]
-RENAMED = {row.name: row.now for row in _SAFE if "tree" in row.name or row.now == "jax.sharding.PartitionSpec"}
+RENAMED = {row.name: row.now for row in _SAFE if "tree" in row.name or row.now == SPEC}
 KEYWORDS = {
     ("jax.experimental.pjit.pjit", "in_axis_resources"): "in_shardings",
     ("jax.experimental.pjit.pjit", "out_axis_resources"): "out_shardings",
@@ -48,6 +50,14 @@ class _Finder(ast.NodeVisitor):
     def __init__(self, program: Program):
         self.program = program
         self.bindings = Bindings(program.tree)
+        self._values = _values_by_name(program.tree)
+        self._in_texts = _texts_given(program.tree)
+        self._asked = {
+            self.bindings.of(part)
+            for node in ast.walk(program.tree)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+            for part in ast.walk(node)
+        }
         self.edits: list[Edit] = []
 
     def visit(self, node: ast.AST) -> None:
@@ -73,7 +83,9 @@ class _Finder(ast.NodeVisitor):
 
     def _home(self, node: ast.ImportFrom, alias: ast.alias) -> tuple[str, str]:
         """The module and name from which a name is imported today."""
-        if node.module == MAPS and alias.name in OURS:
+        # A mesh of JAX is one of jax.experimental.maps.Mesh, and none of ours.
+        asked = f"{MAPS}.{alias.name}" in self._asked
+        if node.module == MAPS and alias.name in OURS and not asked:
             return PACKAGE, OURS[alias.name]
         now = RENAMED.get(f"{node.module}.{alias.name}")
         if now is None or node.level:
@@ -82,31 +94,61 @@ class _Finder(ast.NodeVisitor):
         return module, name
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        now = RENAMED.get(self.bindings.of(node) or "")
-        value = ast.unparse(node.value)
-        if now is not None and self.bindings.of(node.value) == "jax":
-            self.edits.append(_replace(node, f"{value}.{now.removeprefix('jax.')}"))
+        name = self.bindings.of(node) or ""
+        now = None if name in self.bindings.assigned or name in self._in_texts else RENAMED.get(name)
+        if now is not None and self.bindings.of(node.value) == "jax" and isinstance(node.ctx, ast.Load):
+            self.edits.append(_replace(node, f"{ast.unparse(node.value)}.{now.removeprefix('jax.')}"))
         else:
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         name, _ = self.bindings.called(node)
         renamed = [keyword for keyword in node.keywords if (name, keyword.arg) in KEYWORDS]
-        if not any(_has_none(keyword.value) for keyword in renamed):
+        if all(self._is_spec(keyword.value) for keyword in renamed):
             for keyword in renamed:
                 new = KEYWORDS[str(name), str(keyword.arg)]
                 end = (keyword.lineno, keyword.col_offset + len(str(keyword.arg)))
                 self.edits.append(Edit((keyword.lineno, keyword.col_offset), end, new))
         self.generic_visit(node)
 
+    def _is_spec(self, node: ast.expr) -> bool:
+        """Whether no part of some resources is None, or could be: that meant "whole on every device", and means "as it
+        comes" today.  Where it could be, pjit(in_axis_resources=) is kept."""
+        if isinstance(node, ast.Name):
+            value = self._values.get(node.id)
+            return isinstance(value, (ast.Tuple, ast.Call)) and self._is_spec(value)  # others may change
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return all(map(self._is_spec, node.elts))
+        if isinstance(node, ast.Dict):
+            return all(map(self._is_spec, node.values))
+        name = self.bindings.of(node.func) if isinstance(node, ast.Call) else None
+        return RENAMED.get(str(name), name) == SPEC
+
     def _line(self, number: int) -> bytes:
         cell = self.program.cell(number)
         return cell.text.split("\n")[number - cell.start].encode()
 
 
-def _has_none(node: ast.AST) -> bool:
-    """``None`` meant "whole on every device", and means "as it comes" today: pjit(in_axis_resources=) is kept."""
-    return any(isinstance(part, ast.Constant) and part.value is None for part in ast.walk(node))
+def _texts_given(tree: ast.AST) -> set[str]:
+    """The names of JAX that may be replaced by ``mock.patch.object(jax, 'tree_map')`` and the like."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    others = (call for call in calls if getattr(call.func, "id", "") not in ("hasattr", "getattr"))
+    texts = {constant_text(argument) for call in others for argument in call.args}
+    return {name for name in RENAMED if name in texts or name.rpartition(".")[2] in texts}
+
+
+def _values_by_name(tree: ast.AST) -> dict[str, ast.expr]:
+    """Names that are assigned once in a program, with their values."""
+    found: dict[str, ast.expr] = {}
+    bound: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        bound.update(bound_by(node))
+        found.update((name, value) for name, value in assignments(node) if not _mentions(value, name))
+    return {name: value for name, value in found.items() if bound[name] == 1}
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
 
 
 def _replace(node: ast.stmt | ast.expr, text: str) -> Edit:

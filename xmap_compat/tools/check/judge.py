@@ -5,6 +5,7 @@ from __future__ import annotations
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check.advice import Advice
+from xmap_compat.tools.check.guards import Conditions, is_about_versions, version_holds
 from xmap_compat.tools.check.resolve import Facts
 from xmap_compat.tools.check.uses import Reading, Reference, Use
 
@@ -18,9 +19,9 @@ def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
             uses.add(Use(reference.place, *found))
         elif reference.passed and facts is not None and reference.name in facts.modules:
             uses.add(Use(reference.place, reference.name, known.PASSED_ON))
-    for place, function, keyword in reading.keywords:
+    for place, function, keyword, conditions in reading.keywords:
         advice = _judge_keyword(function, keyword, facts)
-        if advice is not None:
+        if advice is not None and _is_reached(conditions, facts):
             uses.add(Use(place, f"{function}({keyword}=)", advice))
     for place, option in reading.options:
         if option in removed.OPTIONS:
@@ -32,7 +33,7 @@ def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
 
 def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice] | None:
     """What is to be said of a name of JAX, with the part of it that this is about."""
-    if any(_is_there(name, facts) != holds for name, holds in reference.conditions):
+    if not _is_reached(reference.conditions, facts):
         return None
     kind = facts.names.get(reference.name, "plain") if facts is not None and facts.jax else "installed"
     if kind == "plain" or (kind == "import" and reference.imported):
@@ -47,15 +48,22 @@ def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice]
     if advice is None:
         return None
     if advice.status == known.CHANGE:  # what raises at use may be imported, and asked about
-        return None if reference.imported or reference.asked else (name, advice)
+        asked = reference.asked and name == reference.name
+        return None if reference.imported or asked else (name, advice)
     imported_here = reference.name.count(".") + 1 - reference.written
     said_at_import = not reference.imported and name.count(".") + 1 <= imported_here
     return None if said_at_import else (name, advice)
 
 
+def _is_reached(conditions: Conditions, facts: Facts | None) -> bool:
+    return all(_is_there(name, facts) == holds for name, holds in conditions)
+
+
 def _is_there(name: str, facts: Facts | None) -> bool:
     if facts is None or not facts.jax:
         return bool(name)
+    if is_about_versions(name):
+        return version_holds(name, facts.jax)
     return facts.names.get(name) in ("plain", "installed")
 
 

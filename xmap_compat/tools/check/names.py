@@ -30,7 +30,7 @@ class Bindings:
     Attributes:
       modules: the modules that it imports, and names that it imports from modules, which may be modules too.
       stars: the modules of which it imports everything.
-      assigned: the dotted names that it assigns: ``jax.tree_map = ...``.
+      assigned: the dotted names that it assigns.
     """
 
     def __init__(self, tree: ast.Module, neighbours: Neighbours | None = None):
@@ -41,6 +41,7 @@ class Bindings:
         self.modules: set[str] = set()
         self.stars: list[str] = []
         self._partials: dict[str, str] = {}
+        self._displays = _displays(nodes)
         self._scopes = [Scope()]
         # Of functions: imports there are found from elsewhere too, for they may be global.
         self._anywhere: dict[str, str] = {}
@@ -51,9 +52,19 @@ class Bindings:
         self._fill(self._scopes[0], list(_own_nodes(tree.body, classes=True)))
         for node in nodes:
             self._note_partial(node)
-        stored = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-        self.assigned = {name for name in map(self.of, stored) if name is not None}
+        self.assigned = {name for node in nodes if (name := self._assigned_by(node)) is not None}
         self._attributes.update(self._attribute_aliases(nodes))
+
+    def _assigned_by(self, node: ast.AST) -> str | None:
+        """The dotted name that is assigned; also by ``setattr(jax, 'x', f)`` and ``sys.modules['jax.x'] = module``."""
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return self.of(node)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr" and len(node.args) == 3:
+            owner, name = self.of(node.args[0]), constant_text(node.args[1])
+            return f"{owner}.{name}" if owner is not None and name else None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            return constant_text(node.slice) or None if self.of(node.value) == "sys.modules" else None
+        return None
 
     def _note_modules(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -71,11 +82,11 @@ class Bindings:
         own = [] if self._neighbours is None else list(self._neighbours.imported(node))
         yield from own
         known = {name for name, _ in own}
-        yield from ((name, value) for name, value in _imported_names(node) if name not in known)
+        yield from ((name, value) for name, value in imported_names(node) if name not in known)
 
     def _note_partial(self, node: ast.AST) -> None:
         """``pjit = functools.partial(pjit, ...)``: a call of it is one of the function."""
-        for name, value in _assignments(node):
+        for name, value in assignments(node):
             if isinstance(value, ast.Call) and self.of(value.func) in PARTIALS:
                 function, _ = self.called(value)
                 if function is not None:
@@ -90,7 +101,7 @@ class Bindings:
                     scope.names[name] = imported
         stored = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         for node in nodes:
-            for name, value in _assignments(node):
+            for name, value in assignments(node):
                 found = self._first_of_jax(value)
                 if found is not None and stored[name] == 1:
                     scope.names.setdefault(name, found)
@@ -100,7 +111,7 @@ class Bindings:
         """``self.np = jax.numpy``, where an attribute of this name is assigned once."""
         pairs = [(t.attr, n.value) for n in nodes if isinstance(n, ast.Assign) for t in n.targets if self._is_own(t)]
         for body in (node.body for node in nodes if isinstance(node, ast.ClassDef)):
-            pairs += [pair for statement in body for pair in _assignments(statement)]
+            pairs += [pair for statement in body for pair in assignments(statement)]
             yield from (pair for statement in body for pair in self._imported(statement) if leads_on(pair[1]))
         counts = Counter(attribute for attribute, _ in pairs)
         for attribute, value in pairs:
@@ -153,19 +164,56 @@ class Bindings:
             return f"{value}.{node.attr}"
         if isinstance(node, ast.NamedExpr):
             return self.of(node.value)
-        return self._of_call(node) if isinstance(node, ast.Call) and not node.keywords else None
+        return self._of_call(node) if isinstance(node, ast.Call) else None
 
     def _of_call(self, node: ast.Call) -> str | None:
-        if not node.args or not text_of(node.args[-1]):
-            return None
-        function = node.func.id if isinstance(node.func, ast.Name) else ""
-        if len(node.args) == 1 and (function == "__import__" or self.of(node.func) == "importlib.import_module"):
-            name = text_of(node.args[0])
-            return name.split(".")[0] if function == "__import__" else name
-        if function == "getattr" and len(node.args) == 2:
-            value = self.of(node.args[0])
-            return None if value is None else f"{value}.{text_of(node.args[1])}"
+        name, top = self.module_of(node)
+        if name:
+            return name.split(".")[0] if top else name
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
+            value, attribute = self.of(node.args[0]), constant_text(node.args[1])
+            return f"{value}.{attribute}" if value is not None and attribute else None
         return None
+
+    def imports(self, node: ast.Call) -> bool:
+        """Whether a call imports a module."""
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
+        return function == "__import__" or self.of(node.func) == "importlib.import_module"
+
+    def module_of(self, node: ast.Call) -> tuple[str, bool]:
+        """The module that ``importlib.import_module('.lax', 'jax')`` imports; whether its first part is given.
+
+        That is so for ``__import__('jax.lax')`` without ``fromlist``.
+        """
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        name = constant_text(node.args[0] if node.args else given.get("name"))
+        if not self.imports(node):
+            return "", False
+        if isinstance(node.func, ast.Name) and node.func.id == "__import__":
+            return name, len(node.args) < 4 and "fromlist" not in given
+        if name.startswith("."):
+            package = constant_text(node.args[1] if len(node.args) > 1 else given.get("package"))
+            parts = package.split(".")[: 1 - (len(name) - len(name.lstrip("."))) or None]
+            name = ".".join([*parts, name.lstrip(".")]) if package else ""
+        return name, False
+
+    def _display_of(self, node: ast.expr) -> ast.expr | None:
+        """``{'axis': 0}`` or ``dict(axis=0)`` for an expression, or for a name that is assigned it and nothing else."""
+        node = self._displays.get(node.id, node) if isinstance(node, ast.Name) else node
+        return node if _is_display(node) else None
+
+    def keywords_of(self, node: ast.Call) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+        """The keywords of a call, also of ``**{'axis': 0}`` and ``**options``, with their values and places."""
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                yield keyword, keyword.arg, keyword.value
+                continue
+            value = self._display_of(keyword.value)
+            if isinstance(value, ast.Dict):
+                pairs = ((text_of(key), item) for key, item in zip(value.keys, value.values))
+                yield from ((keyword.value, name, item) for name, item in pairs if name)
+            elif isinstance(value, ast.Call):
+                yield from ((keyword.value, k.arg, k.value) for k in value.keywords if k.arg is not None)
 
     def called(self, node: ast.Call) -> tuple[str | None, list[ast.expr]]:
         """The function of a call and its positional arguments, through ``functools.partial``."""
@@ -184,7 +232,7 @@ class Bindings:
         return name, node.args
 
 
-def _imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
+def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
     """The names that an import binds, with what they stand for."""
     if isinstance(node, ast.Import):
         for alias in node.names:
@@ -197,7 +245,7 @@ def _imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
                 yield alias.asname or name, f"{node.module}.{name}"
 
 
-def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Names that are assigned one value each, with the values."""
     if isinstance(node, ast.Assign):
         targets, values = node.targets, [node.value] * len(node.targets)
@@ -210,6 +258,21 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     for target, value in zip(targets, values):
         if isinstance(target, ast.Name):
             yield target.id, value
+
+
+def _is_display(node: ast.expr) -> bool:
+    made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict"
+    return isinstance(node, ast.Dict) or made
+
+
+def _displays(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
+    """Names that are assigned a dictionary that is written out, and nothing else."""
+    found: dict[str, ast.expr] = {}
+    bound: Counter[str] = Counter()
+    for node in nodes:
+        bound.update(bound_by(node))
+        found.update((name, value) for name, value in assignments(node) if _is_display(value))
+    return {name: value for name, value in found.items() if bound[name] == 1}
 
 
 def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
@@ -261,26 +324,31 @@ def _own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.A
 
 def bound_anywhere(tree: ast.AST) -> set[str]:
     """Every name that a program binds in some way."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
-            names.add(str(node.name))
-    return names
+    return {name for node in ast.walk(tree) for name in bound_by(node)}
 
 
-def text_of(node: ast.AST) -> str:
+def bound_by(node: ast.AST) -> list[str]:
+    """The names that a node by itself binds."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name.split(".")[0] for alias in node.names]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    return [str(node.name)] if isinstance(node, kinds) else []
+
+
+def constant_text(node: ast.AST | None) -> str:
+    """The characters of a string literal."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def text_of(node: ast.AST | None) -> str:
     """The characters of a string literal, or of an f-string as far as they are known."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(text_of, node.values))
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    return constant_text(node)
 
 
 def is_literal(node: ast.AST | None) -> bool:

@@ -55,8 +55,8 @@ class Neighbours:
         """What an attribute of an own module stands for: what its file binds, or a module below it."""
         path = module.removeprefix(OWN)
         value = self._names(path).get(name)
-        if value is None and os.path.basename(path) == "__init__.py":
-            below = _file_of(os.path.join(os.path.dirname(path), name))
+        if value is None and (os.path.isdir(path) or os.path.basename(path) == "__init__.py"):
+            below = _file_of(os.path.join(path if os.path.isdir(path) else os.path.dirname(path), name))
             value = None if below is None else OWN + below
         return value
 
@@ -72,7 +72,8 @@ class Neighbours:
             return _file_of(os.path.join(folder, *parts))
         while True:
             found = _file_of(os.path.join(folder, *parts))
-            if found is not None or not os.path.exists(os.path.join(folder, "__init__.py")):
+            in_package = os.path.exists(os.path.join(folder, "__init__.py")) or folder.startswith(os.getcwd() + os.sep)
+            if found is not None or not in_package:
                 return found
             folder = os.path.dirname(folder)
 
@@ -92,6 +93,7 @@ _being_read: set[str] = set()
 
 
 def _file_of(module: str) -> str | None:
-    """A module's file, without ``.py``, or that of a package."""
+    """A module's file, given without ``.py``, or that of a package; the folder of a package that has no file."""
     candidates = os.path.join(module, "__init__.py"), f"{module}.py"
-    return next((path for path in candidates if os.path.isfile(path)), None)
+    found = next((path for path in candidates if os.path.isfile(path)), None)
+    return module if found is None and os.path.isdir(module) else found

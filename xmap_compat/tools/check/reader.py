@@ -10,11 +10,21 @@ from collections.abc import Iterable, Iterator
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check import advice as known
+from xmap_compat.tools.check import arrays
 from xmap_compat.tools.check.advice import MAPS, Advice
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, bound_anywhere, is_literal, text_of
+from xmap_compat.tools.check.guards import (
+    OTHERWISE,
+    Conditions,
+    Guards,
+    caught_by,
+    caught_names,
+    gives_up,
+    is_about_versions,
+)
+from xmap_compat.tools.check.names import FUNCTIONS, Bindings, bound_anywhere, constant_text, text_of
 from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
-from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap
+from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap, unused_resources
 from xmap_compat.tools.check.uses import Reading, Reference, Use, family_advice, is_of_jax, unreadable
 
 DERIVATIVES = tuple(
@@ -28,19 +38,10 @@ NAMED_AXIS_FUNCTIONS = {
     "jax.scipy.special.logsumexp",
 }
 POSITIONAL_WORDS = ("index", "columns", "rows")  # of pandas
-# What is caught by an ``except`` of which exceptions.
-EVERYTHING = {"Exception", "BaseException"}
-CATCHES = {
-    "import": {"ImportError", "ModuleNotFoundError", *EVERYTHING},
-    "attribute": {"AttributeError", *EVERYTHING},
-    "call": {"TypeError", *EVERYTHING},
-}
 XMAP_KEYWORDS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"}
 LOOKING = ("hasattr", "print", "repr", "str", "type", "id", "dir", "help", "bool", "callable")
-# Attributes of arrays.
-DEVICE_BUFFERS = {"device_buffer": "x.addressable_data(0)", "device_buffers": "x.addressable_shards"}
-TYPE_CHECKING = "typing.TYPE_CHECKING"
 TYPES_OF = ("jax.core.get_aval", "jax.typeof")
+OPTION_FUNCTIONS = ("jax.config.update", "jax.config.config.update", "jax.config.read", "jax.config.config.read")
 
 
 def read(source: str | bytes, path: str) -> Reading:
@@ -71,7 +72,8 @@ class _Reader(ast.NodeVisitor):
         self.through_xmap = ThroughXmap(program.tree, self.bindings)
         self.uses_xmap = any(self.bindings.of(node) in XMAPS for node in ast.walk(program.tree))
         self._caught: set[str] = set()
-        self._conditions: tuple[tuple[str, bool], ...] = ()
+        self._conditions: Conditions = ()
+        self.guards = Guards(program.tree, self.bindings)
         self._asked = False
         self._bound = bound_anywhere(program.tree) | set(dir(builtins)) if self.bindings.stars else set()
         self._methods = {n.name for n in ast.walk(program.tree) if isinstance(n, ast.FunctionDef)}
@@ -91,9 +93,18 @@ class _Reader(ast.NodeVisitor):
             return
         if written is None:
             written = 0 if imported else sum(isinstance(part, ast.Attribute) for part in ast.walk(node))
+        conditions = self._conditions
+        parts = name.split(".")
+        bound, rest = ".".join(parts[: len(parts) - written]), parts[len(parts) - written :]
+        for other in () if imported else self.guards.instead.get(bound, ()):
+            conditions = (*conditions, (bound, True))
+            if other != OTHERWISE:
+                self._refer(node, ".".join([other, *rest]), False, written, passed, (*self._conditions, (bound, False)))
+        self._refer(node, name, imported, written, passed, conditions)
+
+    def _refer(self, node: ast.AST, name: str, imported: bool, written: int, passed: bool, where: Conditions) -> None:
         place = self.program.place(node)
-        reference = Reference(place, name, imported, written, self._asked, self._conditions, passed)
-        self.reading.references.append(reference)
+        self.reading.references.append(Reference(place, name, imported, written, self._asked, where, passed))
 
     # Scopes, and code that runs only where a name is there
 
@@ -104,98 +115,113 @@ class _Reader(ast.NodeVisitor):
         for outer in (*getattr(node, "decorator_list", ()), node.args):
             super().visit(outer)
         if getattr(node, "returns", None) is not None and not self._late_annotations:
-            super().visit(node.returns)  # type: ignore[union-attr, arg-type]
+            self._visit_asked(node.returns)  # type: ignore[union-attr, arg-type]
         for decorator in getattr(node, "decorator_list", ()):
             self._derivative_of(decorator, node)
         self.bindings.enter(node)
         caught, self._caught = self._caught, set()  # it runs later
-        for statement in [node.body] if isinstance(node, ast.Lambda) else node.body:
-            self.visit(statement)
+        self._visit_all([node.body] if isinstance(node, ast.Lambda) else node.body)
         self._caught = caught
         self.bindings.leave()
 
     def visit_arg(self, node: ast.arg) -> None:
-        if not self._late_annotations:
-            self.generic_visit(node)
+        if node.annotation is not None and not self._late_annotations:
+            self._visit_asked(node.annotation)
+
+    def _visit_asked(self, node: ast.AST, asked: bool = True) -> None:
+        """Visit an expression that asks about names, and does not use them: a type."""
+        self._asked, before = asked, self._asked
+        self.visit(node)
+        self._asked = before
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._follow_assignment(node)
-        for part in (node.target, node.annotation, node.value):
-            if part is not None and not (part is node.annotation and self._late_annotations):
-                self.visit(part)
+        self.visit(node.target)
+        if not self._late_annotations:
+            self._visit_asked(node.annotation)
+        if node.value is not None:
+            self.visit(node.value)
 
     def visit_Try(self, node: ast.Try) -> None:
-        handlers = [h for h in node.handlers if not isinstance(h.body[-1], ast.Raise)]
-        names = {n.id for h in handlers for n in (ast.walk(h.type) if h.type else ()) if isinstance(n, ast.Name)}
-        with self._catching(names | (EVERYTHING if any(h.type is None for h in handlers) else set())):
+        with self._catching(caught_by(node, self.bindings)):
             self._visit_all(node.body)
-        self._visit_all((*node.handlers, *node.orelse, *node.finalbody))
+        for handler in node.handlers:
+            self._visit_all([] if handler.type is None else [handler.type])
+            self._visit_all(handler.body)
+        with self._where(self.guards.imports_in(node.body)):
+            self._visit_all(node.orelse)
+        self._visit_all(node.finalbody)
 
     def visit_With(self, node: ast.With) -> None:
         self._visit_all(node.items)
         contexts = [item.context_expr for item in node.items]
         calls = [c for c in contexts if isinstance(c, ast.Call) and self.bindings.of(c.func) == "contextlib.suppress"]
-        with self._catching({arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name)}):
+        with self._catching(caught_names(arg for call in calls for arg in call.args)):
             self._visit_all(node.body)
 
     @contextlib.contextmanager
-    def _catching(self, exceptions: set[str]) -> Iterator[None]:
+    def _catching(self, caught: set[str]) -> Iterator[None]:
         before = self._caught
-        self._caught = before | {what for what, names in CATCHES.items() if names & exceptions}
+        self._caught = before | caught
         yield
         self._caught = before
 
     def visit_If(self, node: ast.If | ast.IfExp) -> None:
         self.visit(node.test)
-        condition = self._condition(node.test)
         for branch, holds in ((node.body, True), (node.orelse, False)):
-            with self._where(condition, holds):
+            with self._where(self.guards.conditions(node.test, holds)):
                 self._visit_all(branch if isinstance(branch, list) else [branch])
 
     visit_IfExp = visit_If
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         """``hasattr(jax, 'x') and jax.x``, or ``not hasattr(jax, 'x') or jax.x``."""
-        first, *rest = node.values
-        self.visit(first)
-        with self._where(self._condition(first), isinstance(node.op, ast.And)):
-            self._visit_all(rest)
-
-    def _condition(self, test: ast.expr) -> tuple[str, bool] | None:
-        """The name that a test asks for, and whether it must be there: ``not hasattr(jax, 'tree_map')``."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self._condition(test.operand)
-            return None if inner is None else (inner[0], not inner[1])
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            return self._condition(test.values[0])
-        if (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or self.bindings.of(test) == TYPE_CHECKING:
-            return "", True  # no name is there
-        if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
-            owner, name = (self.bindings.of(test.args[0]), text_of(test.args[1])) if len(test.args) == 2 else (None, "")
-            return (f"{owner}.{name}", True) if owner is not None and is_of_jax(owner) and name else None
-        return None
+        before = self._conditions
+        for value in node.values:
+            self.visit(value)
+            self._conditions += self.guards.conditions(value, isinstance(node.op, ast.And))
+        self._conditions = before
 
     @contextlib.contextmanager
-    def _where(self, condition: tuple[str, bool] | None, holds: bool) -> Iterator[None]:
+    def _where(self, conditions: Conditions) -> Iterator[None]:
         before = self._conditions
-        if condition is not None:
-            self._conditions = (*before, (condition[0], condition[1] == holds))
+        self._conditions = before + conditions
         yield
         self._conditions = before
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+        """Visit statements in order; those after ``if x is None: return`` are reached where that is not so."""
+        before = self._conditions
         for node in nodes:
             self.visit(node)
+            if "import" in self._caught or not isinstance(node, (ast.Import, ast.ImportFrom)):
+                self._conditions += self.guards.known_after(node)
+            if isinstance(node, ast.If) and gives_up(node.body[-1], self.bindings):
+                self._need(node.body[-1], node.test, False)
+        self._conditions = before
+
+    def _need(self, node: ast.AST, test: ast.expr, holds: bool) -> None:
+        """The program ends at a node where a test does not hold, or does: ``assert hasattr(jax, 'x')``."""
+        for name, there in self.guards.conditions(test, holds):
+            if there and name and not is_about_versions(name):
+                self._refer(node, name, True, 0, False, self._conditions)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        self._need(node, node.test, True)
+        self.generic_visit(node)
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for _, value in ast.iter_fields(node):
+            parts = value if isinstance(value, list) else [value]
+            self._visit_all(part for part in parts if isinstance(part, ast.AST))
 
     # Modules that are passed on as values
 
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def visit_Assign(self, node: ast.Assign | ast.NamedExpr) -> None:
         self._follow_assignment(node)
         self.generic_visit(node)
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self._follow_assignment(node)
-        self.generic_visit(node)
+    visit_NamedExpr = visit_Assign
 
     def visit_arguments(self, node: ast.arguments) -> None:
         self._follow(*node.defaults, *(default for default in node.kw_defaults if default is not None))
@@ -205,11 +231,19 @@ class _Reader(ast.NodeVisitor):
         self._follow(node.value)
         self.generic_visit(node)
 
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        for part in (node.left, node.right):
+            self._visit_asked(part, self._asked or isinstance(node.op, ast.BitOr))  # a union of types
+
     def visit_Compare(self, node: ast.Compare) -> None:
         self._follow(node.left, *node.comparators)
-        self.generic_visit(node)
+        for part in (node.left, *node.comparators):
+            self._visit_asked(part)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
+        if str(self.bindings.of(node.value)).startswith("typing."):
+            self._visit_asked(node.slice)
+            return
         name = text_of(node.slice)
         if self.bindings.of(node.value) == "sys.modules" and is_of_jax(name) and isinstance(node.ctx, ast.Load):
             self.refer(node, name, passed=True)
@@ -236,17 +270,20 @@ class _Reader(ast.NodeVisitor):
             advice = family_advice(alias.name)
             if advice is not None:
                 self.add(alias, alias.name, advice)
-            else:
+            elif "module" not in self._caught:
                 self.refer(alias, alias.name, imported=True)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
             name = str(node.module) if alias.name == "*" else f"{node.module}.{alias.name}"
+            # ModuleNotFoundError is raised only where the module itself is not there.
+            there = ((str(node.module), True),) if "module" in self._caught else ()
             advice = None if node.level else family_advice(name)
             if advice is not None and advice is not known.REFUSED_NAME:
                 self.add(alias, name, advice)
             elif not node.level:
-                self.refer(alias, name, imported=True)
+                with self._where(there):
+                    self.refer(alias, name, imported=True)
 
     def visit_Name(self, node: ast.Name) -> None:
         name = self.bindings.of(node)
@@ -258,9 +295,9 @@ class _Reader(ast.NodeVisitor):
             return
         advice = family_advice(name)
         # What needs another import has been said at the import; modules are seen at their attributes.
-        if advice is None:
+        if advice is None or name == MAPS:
             self.refer(node, name, passed=id(node) not in self._followed)
-        elif (advice.status != known.CHANGE or advice is known.REFUSED_NAME) and name != MAPS:
+        elif advice.status != known.CHANGE or advice is known.REFUSED_NAME:
             self.add(node, name, advice)
 
     def _from_star(self, node: ast.Name) -> None:
@@ -279,8 +316,8 @@ class _Reader(ast.NodeVisitor):
             self.add(node, str(name), advice)
         elif node.attr in removed.XMAP_OPTIONS:
             self.add(node, node.attr, known.xmap_option(node.attr))
-        elif name is None and node.attr in DEVICE_BUFFERS and self._jax_is_imported:
-            self.add(node, f"array.{node.attr}", known.written(DEVICE_BUFFERS[node.attr]))
+        elif name is None and self._jax_is_imported and node.attr in arrays.ATTRIBUTES.keys() - self._methods:
+            self.add(node, f"array.{node.attr}", known.written(arrays.ATTRIBUTES[node.attr]))
             self.visit(node.value)
         elif node.attr == "named_shape" and self._is_type(node.value):
             self.add(node, "aval.named_shape", known.TYPE_NAMED_SHAPE)
@@ -320,11 +357,13 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name, args = self.bindings.called(node)
+        if self._asked:
+            return self._visit_asked(node, asked=False)
         if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
-            self._asked, before = True, self._asked
-            self.generic_visit(node)
-            self._asked = before
-            return
+            self._visit_all(node.args[:1])
+            for types in node.args[1:]:
+                self._visit_asked(types)
+            return None
         self._named_by_text(node)
         self._follow_arguments(node)
         if name == "jax.numpy.einsum" and args and "{" in text_of(args[0]):
@@ -332,10 +371,12 @@ class _Reader(ast.NodeVisitor):
         if name is not None and is_of_jax(name):
             self._keywords(node, name)
             self._option(node, name)
-        elif self._is_device_of_array(node):
-            self.add(node, "array.device()", known.written("x.device, or x.devices()"))
+        elif self._jax_is_imported and self.bindings.of(node.func) is None:
+            for place, method, advice in arrays.in_call(node, self._methods):
+                self.add(place, method, advice)
         if name in XMAPS:
-            self._unused_resources(node)
+            for key in unused_resources(node):
+                self.add(key, f"axis_resources of {text_of(key)!r}", known.IGNORED)
             for keyword in node.keywords:
                 if keyword.arg is not None and keyword.arg not in XMAP_KEYWORDS:
                     self.add(keyword, f"xmap({keyword.arg}=)", known.NO_KEYWORD)
@@ -350,25 +391,23 @@ class _Reader(ast.NodeVisitor):
         name = self.bindings.of(node)
         if name is None or family_advice(name) is not None:
             return
-        if isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        module, _ = self.bindings.module_of(node)
+        if not module:
             self.refer(node, name, written=1)
-        else:
-            self.refer(node, text_of(node.args[0]), imported=True)
-            self.reading.modules.add(text_of(node.args[0]))
+        elif "module" not in self._caught:
+            self.refer(node, module, imported=True)
+            self.reading.modules.add(module)
 
     def _follow_arguments(self, node: ast.Call) -> None:
         """Functions that read no names from a module that they are given; and those that run code in a text."""
         function = node.func.id if isinstance(node.func, ast.Name) else ""
-        read_here = function == "getattr" and len(node.args) > 1 and bool(text_of(node.args[1]))
+        read_here = function in ("getattr", "setattr") and len(node.args) > 1 and bool(constant_text(node.args[1]))
         if function in LOOKING or read_here or self.bindings.of(node.func) == "importlib.reload":
             self._follow(*node.args)
         elif function in ("exec", "eval") and node.args and (not (code := text_of(node.args[0])) or "jax" in code):
             self.add(node, function, known.CODE_IN_TEXT)
-
-    def _is_device_of_array(self, node: ast.Call) -> bool:
-        is_method = isinstance(node.func, ast.Attribute) and node.func.attr == "device"
-        plain = is_method and not node.args and not node.keywords and self.bindings.of(node.func) is None
-        return plain and self._jax_is_imported and "device" not in self._methods
+        elif self.bindings.imports(node) and any(_is_open_name_of_jax(argument) for argument in node.args[:1]):
+            self.add(node, "an import", known.CODE_IN_TEXT)
 
     def _derivative_of(self, decorator: ast.expr, function: ast.AST) -> None:
         """``@jax.grad``, also with arguments, on a function that calls an xmapped one."""
@@ -377,21 +416,23 @@ class _Reader(ast.NodeVisitor):
             self.add(decorator, f"{name} of a function that calls an xmapped one", known.GRADIENT)
 
     def _keywords(self, node: ast.Call, name: str) -> None:
-        for keyword in node.keywords:
-            if name == "jax.ShapeDtypeStruct" and keyword.arg == "named_shape":
-                self.add(keyword, f"{name}(named_shape=)", known.NAMED_STRUCT)
-            elif keyword.arg == "reduce_axes" and ast.unparse(keyword.value) == "()":
+        for place, keyword, value in self.bindings.keywords_of(node):
+            if name == "jax.ShapeDtypeStruct" and keyword == "named_shape":
+                self.add(place, f"{name}(named_shape=)", known.NAMED_STRUCT)
+            elif keyword == "reduce_axes" and ast.unparse(value) == "()":
                 continue
-            elif keyword.arg is not None and family_advice(name) is None and not self._is_elsewhere("call"):
-                self.reading.keywords.append((self.program.place(keyword), name, keyword.arg))
-
-    def _is_elsewhere(self, what: str) -> bool:
-        return what in self._caught or bool(self._conditions)
+            elif family_advice(name) is None and "call" not in self._caught:
+                self.reading.keywords.append((self.program.place(place), name, keyword, self._conditions))
 
     def _option(self, node: ast.Call, name: str) -> None:
-        option = text_of(node.args[0]) if node.args else ""
-        if name in ("jax.config.update", "jax.config.config.update") and option not in ("", *removed.XMAP_OPTIONS):
-            self.reading.options.append((self.program.place(node.args[0]), option))
+        if name not in OPTION_FUNCTIONS or "attribute" in self._caught:
+            return
+        given = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), node)
+        option = text_of(given)
+        if not option:
+            self.add(node, name, known.OPTION_UNSEEN)
+        elif option not in removed.XMAP_OPTIONS:
+            self.reading.options.append((self.program.place(given), option))
 
     def _is_reducing_method(self, node: ast.Call) -> bool:
         is_method = isinstance(node.func, ast.Attribute) and node.func.attr in REDUCTIONS
@@ -403,14 +444,7 @@ class _Reader(ast.NodeVisitor):
             if keyword.arg == "axis" and len(axis) > 1 and axis not in POSITIONAL_WORDS:
                 self.add(keyword, f"axis={axis!r}", known.AXIS_STRING)
 
-    def _unused_resources(self, node: ast.Call) -> None:
-        """Keys of axis_resources that are in neither in_axes nor axis_sizes, where all of them are written out."""
-        given = {keyword.arg: keyword.value for keyword in node.keywords}
-        resources = given.get("axis_resources")
-        declared = [given.get("in_axes", node.args[1] if len(node.args) > 1 else None), given.get("axis_sizes")]
-        if not isinstance(resources, ast.Dict) or declared[0] is None or not all(map(is_literal, declared)):
-            return
-        names = {text_of(part) for value in declared if value is not None for part in ast.walk(value)}
-        for key in resources.keys:
-            if key is not None and text_of(key) and text_of(key) not in names:
-                self.add(key, f"axis_resources of {text_of(key)!r}", known.IGNORED)
+
+def _is_open_name_of_jax(node: ast.AST) -> bool:
+    """``f"jax.{name}"``."""
+    return isinstance(node, ast.JoinedStr) and is_of_jax(text_of(node))

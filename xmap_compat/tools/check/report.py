@@ -6,7 +6,8 @@ It shows what needs a hand, and counts the rest:
 - ``differs``: so too, but it does something else than it did; the heading of migration_guide.md that says what;
 - ``change``: it needs a hand; what to write instead;
 - ``unknown``: the JAX of this environment does not have it, and xmap_compat knows nothing of it;
-- ``unseen``: a module of JAX is passed on as a value, or code is in a text: what is read from it is not known.
+- ``unseen``: a module of JAX is passed on as a value, code is in a text, or the name of an option or a module is not
+  written out: what is read from it is not known.
 
 Programs are read, notebooks too, and never imported or run.  Their names of JAX are looked up in the JAX of this
 environment, by a process that imports nothing else.  The exit code is 1 if something needs a hand (with ``--strict``
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Sequence
 
 from xmap_compat.tools.check import fix, resolve
 from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
+from xmap_compat.tools.check.guards import is_about_versions
 from xmap_compat.tools.check.judge import judged
 from xmap_compat.tools.check.reader import read
 from xmap_compat.tools.check.sources import Place, source_files
@@ -63,6 +65,9 @@ def main(args: Sequence[str]) -> int:
     paths = [arg for arg in args if arg not in flags]
     if not paths or set(flags) - set(FLAGS):
         asked = not set(flags) - {"-h", "--help"} and bool(flags)
+        unknown = sorted(set(flags) - {*FLAGS, "-h", "--help"})
+        if not asked:
+            print(f"unknown option: {', '.join(unknown)}" if unknown else "no PATH is given", file=sys.stderr)
         text = f"usage: python -m xmap_compat check [{'] ['.join(FLAGS)}] PATH...\n\n{__doc__}"
         print(text, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
@@ -95,8 +100,11 @@ def check_files(files: Iterable[str]) -> Checked:
 
 def _facts(readings: list[Reading]) -> resolve.Facts:
     references = [reference for reading in readings for reference in reading.references]
-    names = {r.name for r in references} | {name for r in references for name, _ in r.conditions if name}
-    calls = {(function, keyword) for reading in readings for _, function, keyword in reading.keywords}
+    under = [r.conditions for r in references]
+    under += [conditions for reading in readings for *_, conditions in reading.keywords]
+    names = {r.name for r in references}
+    names |= {name for conditions in under for name, _ in conditions if name and not is_about_versions(name)}
+    calls = {(function, keyword) for reading in readings for _, function, keyword, _ in reading.keywords}
     options = {option for reading in readings for _, option in reading.options}
     if not (names or calls or options):
         return resolve.Facts("nothing was asked of it", "", {}, frozenset(), frozenset(), frozenset())

@@ -89,6 +89,9 @@ def _parse(cell: Cell) -> ast.Module:
         except SyntaxError as error:
             magic = None if cell.number is None else _magic_line(lines, error.lineno or 0)
             if magic is None:
+                of_cell = None if cell.number is None else _CELL_MAGIC.match(cell.text)
+                if of_cell is not None and of_cell[1] not in _PYTHON_CELLS:
+                    return ast.Module([], [])  # no Python, then
                 raise
             _leave_out(lines, magic)
         else:
@@ -116,19 +119,26 @@ def decoded(source: str | bytes) -> str:
     return io.TextIOWrapper(io.BytesIO(source), encoding, newline=None).read()
 
 
-# Magics that run Python: of a cell, and of a line.
+# Magics that run Python: of a cell, and of a line; and of a cell those that do not.  Cells of others may be Python.
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun")
-_PYTHON_LINE = re.compile(r"^(\s*)(%(?:time|timeit|prun)(?:\s+-\S+(?:\s+\d+)?)*\s)(.*)$")
-# `name = !command` and `name = %magic` too; `help?` of a name.
-_MAGIC_LINE = re.compile(r"^(\s*)(?:[\w, ]+=\s*)?[%!].*$|^(\s*)\?{0,2}[\w.]+\?{1,2}\s*$")
+_SHELLS = {"bash", "cmd", "powershell", "script", "sh", "shell", "sx", "system", "!"}
+_LANGUAGES = {"cython", "html", "javascript", "js", "latex", "markdown", "perl", "r", "ruby", "sql", "svg"}
+_PROCESSES = {"pypy", "python", "python2", "python3"}
+_OTHER_CELLS = {*_SHELLS, *_LANGUAGES, *_PROCESSES, "file", "writefile"}
+_PYTHON_LINE = re.compile(
+    r"^(\s*)((?:[\w, ]+=\s*)?%(?:time|timeit|prun|memit)(?:\s+-s\s+\w+|\s+-\S+(?:\s+\d+)?)*\s)(.*)$"
+)
+# `name = !command` and `name = %magic` too; `help?` and `?help` of a name.
+_MAGIC_LINE = re.compile(r"^(\s*)(?:[\w, ]+=\s*)?[%!].*$|^(\s*)(?:\?{1,2}[\w.]+|\?{0,2}[\w.]+\?{1,2})\s*$")
+_CELL_MAGIC = re.compile(r"\s*%%(\w+|!).*")
 
 
 def without_cell_magic(text: str) -> str:
     """A cell's text without its first line, if that is a magic; nothing if the cell is no Python then."""
-    magic = re.match(r"\s*%%(\w+).*", text)
+    magic = _CELL_MAGIC.match(text)
     if magic is None:
         return text
-    if magic[1] not in _PYTHON_CELLS:
+    if magic[1].lower() in _OTHER_CELLS:
         return "\n" * text.count("\n")
     return "\n" * magic[0].count("\n") + text[magic.end() :]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from xmap_compat.tools.check.advice import MAPS
-from xmap_compat.tools.check.names import Bindings
+from xmap_compat.tools.check.names import Bindings, is_literal, text_of
 
 XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
 
@@ -63,3 +63,14 @@ class ThroughXmap:
     def body_calls(self, body: Iterable[ast.AST]) -> bool:
         """Whether the statements of a function call an xmapped one."""
         return any(self._calls_xmapped(part) for statement in body for part in ast.walk(statement))
+
+
+def unused_resources(node: ast.Call) -> Iterator[ast.expr]:
+    """Keys of axis_resources that are in neither in_axes nor axis_sizes, where all of them are written out."""
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    resources = given.get("axis_resources")
+    declared = [given.get("in_axes", node.args[1] if len(node.args) > 1 else None), given.get("axis_sizes")]
+    if not isinstance(resources, ast.Dict) or declared[0] is None or not all(map(is_literal, declared)):
+        return
+    names = {text_of(part) for value in declared if value is not None for part in ast.walk(value)}
+    yield from (key for key in resources.keys if key is not None and text_of(key) and text_of(key) not in names)

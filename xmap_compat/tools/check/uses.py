@@ -29,7 +29,7 @@ class Reference:
       imported: whether it is in an import statement.
       written: how many of its parts are attributes that are written here; a local name stands for the others.
       asked: whether it is only asked whether a value is an instance of it.
-      conditions: it is reached where each of these names is there (True), or is not.
+      conditions: it is reached where each of these names is there (True), or is not; or comparisons of versions hold.
       passed: whether it is passed on as a value.  Nobody follows a module then to the names that are read from it.
     """
 
@@ -49,7 +49,7 @@ class Reading:
     Attributes:
       uses: what is known without JAX.
       references: its names of JAX.
-      keywords: its calls of functions of JAX, one for each keyword.
+      keywords: its calls of functions of JAX, one for each keyword, with the conditions that they are under.
       options: what it sets in ``jax.config``.
       packages: the packages and modules that it imports.
     """
@@ -57,7 +57,7 @@ class Reading:
     path: str
     uses: set[Use] = dataclasses.field(default_factory=set)
     references: list[Reference] = dataclasses.field(default_factory=list)
-    keywords: list[tuple[Place, str, str]] = dataclasses.field(default_factory=list)
+    keywords: list[tuple[Place, str, str, tuple[tuple[str, bool], ...]]] = dataclasses.field(default_factory=list)
     options: list[tuple[Place, str]] = dataclasses.field(default_factory=list)
     modules: set[str] = dataclasses.field(default_factory=set)
 

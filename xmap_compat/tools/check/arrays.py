@@ -1,0 +1,34 @@
+"""What arrays had, and JAX has removed: found by its name, for the types of values are not known."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from xmap_compat.tools.check.advice import Advice, written
+
+ATTRIBUTES = {
+    "device_buffer": "x.addressable_data(0)",
+    "device_buffers": "x.addressable_shards",
+    "to_py": "numpy.asarray(x)",
+    "copy_to_device": "jax.device_put(x, device)",
+}
+# Of no other library's arrays.
+METHOD_KEYWORDS = {("clip", "a_min"): "min", ("clip", "a_max"): "max"}
+DIALECTS = ("compiler_ir", "as_text")  # of what is lowered
+
+
+def in_call(node: ast.Call, own: set[str]) -> Iterator[tuple[ast.AST, str, Advice]]:
+    """What a call of a method of an unknown value uses; ``own`` are the methods of the program."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr in own:
+        return
+    method = node.func.attr
+    if method == "device" and not node.args and not node.keywords:
+        yield node, "array.device()", written("x.device, or x.devices()")
+    for keyword in node.keywords:
+        now = METHOD_KEYWORDS.get((method, str(keyword.arg)))
+        if now is not None:
+            yield keyword, f"array.{method}({keyword.arg}=)", written(now)
+    for given in (*node.args, *(keyword.value for keyword in node.keywords)):
+        if method in DIALECTS and isinstance(given, ast.Constant) and given.value == "mhlo":
+            yield given, f"{method}('mhlo')", written("'stablehlo'")

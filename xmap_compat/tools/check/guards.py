@@ -1,0 +1,258 @@
+"""Code that runs only where a name is there, and what stands in the place of a name that is not.
+
+``try: from jax import a`` with ``except ImportError: from b import a``; ``if a is not None``, ``if HAS_A``,
+``if hasattr(jax, 'a')``, ``if jax.__version_info__ >= (0, 4, 6)``.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from xmap_compat.tools.check.names import Bindings, assignments, imported_names, text_of
+from xmap_compat.tools.check.uses import is_of_jax
+
+Condition = tuple[str, bool]  # a name, or a comparison of versions, and whether it is there, or holds
+Conditions = tuple[Condition, ...]
+
+# What is caught by an ``except`` of which exceptions: a module that is not there, a name that a module lacks, ...
+EVERYTHING = {"Exception", "BaseException"}
+CATCHES = {
+    "module": {"ModuleNotFoundError", "ImportError", *EVERYTHING},
+    "import": {"ImportError", *EVERYTHING},
+    "attribute": {"AttributeError", *EVERYTHING},
+    "call": {"TypeError", *EVERYTHING},
+}
+EXITS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
+TYPE_CHECKING = "typing.TYPE_CHECKING"
+LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+LEAVES = (ast.Return, ast.Continue, ast.Break)
+NEVER = (("", True),)
+OTHERWISE = ""  # something stands there that is not of JAX
+
+
+# ------------------------------------------------------------------------------------ handlers
+
+
+def caught_names(types: Iterable[ast.expr]) -> set[str]:
+    """What is caught where these exceptions are."""
+    names = {part.id for kind in types for part in ast.walk(kind) if isinstance(part, ast.Name)}
+    return {what for what, exceptions in CATCHES.items() if names & exceptions}
+
+
+def caught_by(node: ast.Try, bindings: Bindings) -> set[str]:
+    """What the handlers of a statement catch: the first one that fits decides, and it may give up."""
+    decided: set[str] = set()
+    caught: set[str] = set()
+    for handler in node.handlers:
+        here = (set(CATCHES) if handler.type is None else caught_names([handler.type])) - decided
+        decided |= here
+        if not any(gives_up(statement, bindings) for statement in handler.body):
+            caught |= here
+    return caught
+
+
+def gives_up(node: ast.AST, bindings: Bindings) -> bool:
+    """Whether the program may end here: what is raised again, and ``sys.exit``."""
+    if isinstance(node, ast.Raise):
+        return True
+    if isinstance(node, ast.Call) and (bindings.of(node.func) or getattr(node.func, "id", "")) in EXITS:
+        return True
+    if isinstance(node, LATER):
+        return False
+    # An inner ``except`` is about what its own ``try`` has.
+    inner = node.handlers if isinstance(node, ast.Try) else ()
+    return any(gives_up(part, bindings) for part in ast.iter_child_nodes(node) if part not in inner)
+
+
+# ------------------------------------------------------------------------------------- guards
+
+
+class Guards:
+    """What a program asks for, and what it has in the place of what is not there.
+
+    Attributes:
+      instead: dotted names that are imported where that may fail, with the names of JAX, or OTHERWISE, that the same
+        local name stands for then.
+    """
+
+    def __init__(self, tree: ast.Module, bindings: Bindings):
+        self._bindings = bindings
+        self.instead: dict[str, list[str]] = defaultdict(list)
+        self._optional: dict[str, str] = {}  # local names, which are None where an import has failed
+        self._flags: dict[str, Conditions] = {}  # local names that are True where imports have not failed
+        self._since: dict[str, int] = {}  # the lines of those
+        tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
+        for node in tries:
+            if caught_by(node, bindings) & {"import", "module"}:
+                self._learn(node)
+        self._keep_steady_flags(tree, tries)
+
+    def _learn(self, node: ast.Try) -> None:
+        imported = {local: name for local, name in _imported(node.body) if is_of_jax(name)}
+        second = dict(pair for handler in node.handlers for pair in self._bound(handler.body))
+        for local, name in imported.items():
+            self._optional[local] = name
+            if second.get(local) is not None:
+                self.instead[name].append(str(second[local]))
+        done, failed = [*node.body, *node.orelse], [part for handler in node.handlers for part in handler.body]
+        for body, flag in ((done, True), (failed, False)):
+            for local in (local for local, value in _constants(body) if value is flag and imported):
+                self._flags[local] = tuple((name, True) for name in imported.values())
+                self._since.setdefault(local, node.lineno)
+
+    def _bound(self, body: list[ast.stmt]) -> Iterator[tuple[str, str | None]]:
+        """The names that a handler binds, with what they stand for; None for None and the like."""
+        for part in _parts(body):
+            if isinstance(part, (ast.Import, ast.ImportFrom)):
+                names = _own_names(part) if isinstance(part, ast.ImportFrom) and part.level else imported_names(part)
+                yield from ((local, name if is_of_jax(name) else OTHERWISE) for local, name in names)
+            elif isinstance(part, LATER) and not isinstance(part, ast.Lambda):
+                yield part.name, OTHERWISE
+            for local, value in assignments(part):
+                found = self._bindings.of(value) or OTHERWISE
+                yield local, None if _is_falsy(value) else found if is_of_jax(found) else OTHERWISE
+
+    def _keep_steady_flags(self, tree: ast.Module, tries: list[ast.Try]) -> None:
+        """Flags that are True after those imports only."""
+        after = {id(part) for node in tries for part in _parts([*node.body, *node.orelse])}
+        plain: Counter[str] = Counter()
+        true: Counter[str] = Counter()
+        for node in ast.walk(tree):
+            for local, value in assignments(node):
+                first = node.lineno < self._since.get(local, 0)  # type: ignore[attr-defined]
+                plain[local] += id(node) in after or _is_falsy(value) or first
+                true[local] += not _is_falsy(value)
+        stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        self._flags = {k: v for k, v in self._flags.items() if stored[k] == plain[k] and true[k] == 1}
+
+    def imports_in(self, body: Iterable[ast.AST]) -> Conditions:
+        """What is known where these statements have been executed to their end."""
+        return tuple((name, True) for _, name in _imported(body) if is_of_jax(name))
+
+    def known_after(self, node: ast.AST) -> Conditions:
+        """What is known after a statement, in its block: that it did not fail, and did not leave the block."""
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            return self.imports_in([node])
+        if isinstance(node, ast.Try) and all(isinstance(handler.body[-1], LEAVES) for handler in node.handlers):
+            return self.imports_in(node.body)
+        if isinstance(node, ast.If) and isinstance(node.body[-1], LEAVES):
+            return self.conditions(node.test, False)
+        return ()
+
+    def conditions(self, test: ast.expr, holds: bool) -> Conditions:
+        """What is known where a test holds, or does not."""
+        if isinstance(test, ast.Constant):
+            return () if bool(test.value) == holds else NEVER
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.conditions(test.operand, not holds)
+        if isinstance(test, ast.BoolOp):
+            if isinstance(test.op, ast.And) == holds:
+                return tuple(found for value in test.values for found in self.conditions(value, holds))
+            return ()
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._compared(test.left, test.ops[0], test.comparators[0], holds)
+        if self._bindings.of(test) == TYPE_CHECKING or (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"):
+            return NEVER if holds else ()
+        if isinstance(test, ast.Name):
+            return self._of_name(test.id, holds)
+        if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
+            owner, name = (
+                (self._bindings.of(test.args[0]), text_of(test.args[1])) if len(test.args) == 2 else (None, "")
+            )
+            return ((f"{owner}.{name}", holds),) if owner is not None and is_of_jax(owner) and name else ()
+        return ()
+
+    def _of_name(self, local: str, holds: bool) -> Conditions:
+        if local in self._flags:
+            flags = self._flags[local]
+            return flags if holds else tuple((name, False) for name, _ in flags) if len(flags) == 1 else ()
+        name = self._optional.get(local)
+        return ((name, holds),) if name is not None and self._bindings.of_name(local) == name else ()
+
+    def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr, holds: bool) -> Conditions:
+        if isinstance(how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and isinstance(left, ast.Name) and _is_none(right):
+            return self._of_name(left.id, holds == isinstance(how, (ast.IsNot, ast.NotEq)))
+        form = self._version(left)
+        try:
+            literal = ast.literal_eval(right.args[0] if isinstance(right, ast.Call) else right)
+        except (ValueError, IndexError):
+            return ()
+        if type(how) not in OPERATORS or type(literal) is not (tuple if form.startswith("info") else str):
+            return ()
+        return ((f"{form} {type(how).__name__} {literal!r}", holds),) if form else ()
+
+    def _version(self, node: ast.expr) -> str:
+        """How an expression gives the version of JAX: ``info``, its first numbers, its ``text``, or ``parsed``."""
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            upper = getattr(node.slice.upper, "value", None)
+            plain = node.slice.lower is None and node.slice.step is None and isinstance(upper, int)
+            return f"info{upper}" if plain and self._version(node.value) == "info" else ""
+        if isinstance(node, ast.Call) and len(node.args) == 1 and self._version(node.args[0]) == "text":
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            return "parsed" if name in ("parse", "Version", "LooseVersion") else ""
+        return {"jax.__version_info__": "info", "jax.__version__": "text"}.get(self._bindings.of(node) or "", "")
+
+
+OPERATORS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+_BY_NAME = {kind.__name__: compare for kind, compare in OPERATORS.items()}
+
+
+def is_about_versions(condition: str) -> bool:
+    return " " in condition
+
+
+def version_holds(condition: str, jax: str) -> bool:
+    """Whether a comparison with the version of JAX holds."""
+    form, how, literal = condition.split(" ", 2)
+    given = ast.literal_eval(literal)
+    if form == "text":
+        return _BY_NAME[how](jax, given)
+    if form == "parsed":
+        return _BY_NAME[how](_numbers(jax), _numbers(given))
+    first = form.removeprefix("info")
+    return _BY_NAME[how](_numbers(jax)[: int(first) if first else None], given)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+# ------------------------------------------------------------------------------------- helpers
+
+
+def _parts(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Statements and what they hold, without the bodies of functions and classes."""
+    for node in body:
+        yield node
+        if not isinstance(node, LATER):
+            yield from _parts(ast.iter_child_nodes(node))
+
+
+def _imported(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Local names, and what they stand for; ``import jax.lax`` is known by its dotted name."""
+    for part in _parts(body):
+        if isinstance(part, ast.Import):
+            yield from ((alias.asname or alias.name, alias.name) for alias in part.names)
+        elif isinstance(part, ast.ImportFrom):
+            yield from (pair for pair in imported_names(part) if not pair[1].endswith("*"))
+
+
+def _own_names(node: ast.ImportFrom) -> list[tuple[str, str]]:
+    return [(alias.asname or alias.name, OTHERWISE) for alias in node.names]
+
+
+def _constants(body: Iterable[ast.AST]) -> Iterator[tuple[str, object]]:
+    for part in _parts(body):
+        yield from ((name, value.value) for name, value in assignments(part) if isinstance(value, ast.Constant))
+
+
+def _is_falsy(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
