@@ -159,7 +159,13 @@ SMOOTH = {
     "solve": lambda v: jnp.linalg.solve(jnp.eye(4) + jnp.outer(v[:4], v[:4]), v[:4]).sum() * v,
     "grad inside": jax.grad(lambda v: jnp.sum(jnp.sin(v) * lax.pmean(v, "batch"))),
 }
-OTHERS = {"while": until, "axis_index": lambda v: v * lax.axis_index("batch"), "keys": keyed, "sort": jnp.sort}
+OTHERS = {
+    "while": until,
+    "axis_index": lambda v: v * lax.axis_index("batch"),
+    "keys": keyed,
+    "sort": jnp.sort,
+    "searchsorted": lambda v: jnp.searchsorted(jnp.sort(v), v),
+}
 
 
 @pytest.mark.parametrize("mesh, axes", [(MESH, "x"), (SINGLE, "u"), (SINGLE, ("u", "x"))], ids=["x", "u", "u and x"])

@@ -170,8 +170,12 @@ class Root(NamedTuple):
     body: Any
 
 
-class RootMap(NamedTuple):
-    """The linear map that ``tangent_solve`` of a ``lax.custom_root`` is given (since 0.12), of its operands."""
+class Expanded(NamedTuple):
+    """An operation of its own since 0.12 that is evaluated as what it stands for.
+
+    One is the linear map that ``tangent_solve`` of a ``lax.custom_root`` is given, of its operands.  The other is
+    ``searchsorted``, whose batching rule fails where axes are left to the compiler.
+    """
 
     apply: Callable[..., Any]
 
@@ -206,7 +210,7 @@ Structured = (
     | CustomVmap
     | LinearSolve
     | Root
-    | RootMap
+    | Expanded
     | ShardMap
 )
 
@@ -278,8 +282,8 @@ def _operation(params):
     """Operations of ``jax.experimental.hijax``, of which JAX makes its roots since 0.12; of others None is known."""
     operation: Any = params["_prim"]
     kind = type(operation).__name__
-    if kind == "_RootLinearMap":
-        return RootMap(_flat(operation.expand, *map(jax.tree.structure, operation.in_avals)))
+    if kind in ("_RootLinearMap", "SearchSorted"):
+        return Expanded(_flat(operation.expand, *map(jax.tree.structure, operation.in_avals)))
     if kind != "CustomRoot":
         return None
     solve_tree, guess_tree, f_tree, tangent_tree = map(jax.tree.structure, operation.in_avals)

@@ -22,7 +22,9 @@ from xmap_compat.core.batch import bind_named, bind_over_names
 from xmap_compat.core.device import Locality, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
+from xmap_compat.core.rules.callables import evaluate_callable
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
+from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import RULES, collectives_in, names_used, translate
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
@@ -143,7 +145,7 @@ class Evaluator:
             return evaluate_primitive(self.loc, eqn.primitive, operands, eqn.params)
         names = frozenset().union(*(v.names for v in operands))
         primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names), self.loc.compiler)
-        return evaluate_primitive(self.loc, primitive, operands, params)
+        return evaluate_partitioned(self.loc, primitive, operands, params)
 
     def named_axes(self, eqn: Any) -> frozenset[AxisName]:
         """The axes of this xmap that an operation in no table names."""
@@ -187,6 +189,10 @@ def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
     return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)(*operands)
 
 
+def _expanded(ev: Evaluator, call: _jax.Expanded, operands, eqn):
+    return evaluate_callable(ev, call.apply, operands)
+
+
 def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
     if ev.loc.typed or collectives_in(call.body) & set(ev.loc.placements):
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
@@ -206,7 +212,7 @@ _STRUCTURED: dict[type, Rule] = {
     _jax.CustomVmap: custom_batching.custom_vmap,
     _jax.LinearSolve: solvers.linear_solve,
     _jax.Root: solvers.root,
-    _jax.RootMap: solvers.root_map,
+    _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
 }
 

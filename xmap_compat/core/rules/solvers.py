@@ -53,11 +53,6 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
     return [*outs[0], *outs[1]] if has_aux else outs
 
 
-def root_map(ev: Evaluator, root_map: _jax.RootMap, operands: Sequence[NamedValue], eqn: Any) -> list[Any]:
-    """The linear map that a root's ``tangent_solve`` is given."""
-    return evaluate_callable(ev, root_map.apply, operands)
-
-
 def root(ev: Evaluator, root: _jax.Root, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Rebuilt around the evaluated functions: at the root x(p) of f, ``dx = -tangent_solve(D_p f dp)``."""
     names = root_names(ev.checker, root, [v.names for v in operands])

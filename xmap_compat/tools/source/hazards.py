@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
 from xmap_compat.core import nested_marks
@@ -51,6 +52,25 @@ def check(plan: CallPlan, typed: bool) -> None:
             _, names = while_names(checker, found, [o.names for o in site.operands])
             if any(placements[n].mesh_axes for n in names if n in placements):
                 raise NotWritable("a collective in a loop that not all devices leave together")
+
+
+def check_branches(jaxpr: Any) -> None:
+    """Refuse a derivative with collectives, which types put there, in a branch or loop that not all devices take."""
+    for eqn, _ in _operations(jaxpr):
+        found = _jax.read(eqn)
+        decided: list[Any] = []
+        if isinstance(found, _jax.Cond):
+            decided = [eqn.invars[0]]
+        elif isinstance(found, _jax.While):
+            decided = _jax.open_jaxpr(found.condition)[0].outvars
+        inside = {e.primitive.name for sub in _jax.subjaxprs(eqn.params) for e, _ in _operations(sub)} & _TOGETHER
+        if inside and any(_jax.varying_axes_of(v.aval) for v in decided):
+            what = min(inside).removesuffix("_invariant")
+            raise NotWritable(f"{what} in a branch that not all devices take, where it is differentiated")
+
+
+# The sums of cotangents that types ask for, and whatever else devices do together.
+_TOGETHER = {*RULES, "psum_invariant", "all_gather_invariant"} - {"axis_index", "axis_size", "pvary", "pcast"}
 
 
 def _check_single_devices(plan: CallPlan) -> None:
@@ -162,8 +182,8 @@ def _check_rules(plan: CallPlan, typed: bool) -> None:
     Under ``vmap`` it gives each element of an axis the cotangent of a sum, and without types of varying
     values it gives each device that holds a copy of a result a part of its cotangent.
     """
-    body = plan.staged.plan.body
     types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
+    trace = lambda fun, avals: trace_flat(fun, types(avals), plan.staged.plan.body)  # noqa: E731
     parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
     mesh_shape = plan.mesh.shape if plan.mesh is not None else {}
     copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
@@ -171,8 +191,8 @@ def _check_rules(plan: CallPlan, typed: bool) -> None:
     for eqn, call in rules:
         if not isinstance(call, _jax.CustomVjp):
             continue
-        _, _, backward = vjp_rules(eqn, lambda fun, avals: trace_flat(fun, types(avals), body))
-        if copied and not typed and not _is_linear(eqn, backward):
+        _, _, backward = vjp_rules(eqn, trace)
+        if copied and not typed and not _is_linear(eqn, backward, trace):
             raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
 
 
@@ -180,43 +200,18 @@ def _axis_of(plan: CallPlan, name: Any) -> Any:
     return next(a for a in plan.axes if a.name == name)
 
 
-def _is_linear(eqn: Any, backward: Any) -> bool:
+def _is_linear(eqn: Any, backward: Any, trace: Callable[..., Any]) -> bool:
     """Whether a backward rule may be given a part of the cotangents, as rules should be and those that clip are not."""
-    count = sum(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
-    inputs = _jax.open_jaxpr(backward)[0].invars
-    return _linear_outputs(backward, [False] * (len(inputs) - count) + [True] * count) is not None
+    avals = [v.aval for v in _jax.input_vars(_jax.open_jaxpr(backward)[0])]
+    count = len(avals) - sum(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
 
+    def transposed(*given):
+        rule = lambda *cotangents: jaxpr_as_fun(backward)(*given[:count], *cotangents)  # noqa: E731
+        results = jax.eval_shape(rule, *given[count:])
+        return jax.linear_transpose(rule, *given[count:])([jnp.ones(r.shape, r.dtype) for r in results])
 
-def _linear_outputs(jaxpr: Any, given: Sequence[bool]) -> list[bool] | None:
-    """Which results depend on the given inputs; None if one does not do so linearly, as far as can be told."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    depends: set[Any] = set()
-    depends.update(v for v, is_given in zip(body.invars, given) if is_given)
-    for eqn in body.eqns:
-        flags = [not isinstance(v, _jax.Literal) and v in depends for v in eqn.invars]
-        if not any(flags):
-            continue
-        primitive = eqn.primitive.name
-        called = _jax.read(eqn)
-        if isinstance(called, _jax.Call):
-            inner = _linear_outputs(called.body, flags)
-            if inner is None:
-                return None
-            depends.update(v for v, flag in zip(eqn.outvars, inner) if flag)
-            continue
-        bilinear = primitive in _BILINEAR and sum(flags) == 1
-        in_first = primitive in _LINEAR_IN_FIRST and not any(flags[1:])
-        selects = primitive == "select_n" and not flags[0]
-        if primitive not in _LINEAR and not bilinear and not in_first and not selects:
-            return None
-        depends.update(eqn.outvars)
-    return [not isinstance(v, _jax.Literal) and v in depends for v in body.outvars]
-
-
-_BILINEAR = ("mul", "dot_general", "pdot", "conv_general_dilated")
-_LINEAR_IN_FIRST = ("div", "gather", "dynamic_slice")
-_LINEAR = (
-    *("add", "add_any", "sub", "neg", "reduce_sum", "broadcast_in_dim", "reshape", "transpose", "squeeze", "copy"),
-    *("expand_dims", "convert_element_type", "slice", "concatenate", "rev", "cumsum", "psum", "all_gather", "ppermute"),
-    *("reduce_scatter", "all_to_all", "pbroadcast", "real", "imag", "pad"),
-)
+    try:
+        trace(transposed, avals)
+    except Exception:
+        return False
+    return True

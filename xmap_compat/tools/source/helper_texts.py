@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from xmap_compat.tools.source import helpers
 from xmap_compat.tools.source.text import literal
-from xmap_compat.tools.source.user_code import (
-    AxisNames,
-)
+from xmap_compat.tools.source.user_code import AxisNames
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import (
-    Scope,
-    file_at,
-)
+from xmap_compat.tools.source.user_code import Scope
 
 _LIBRARY: list[tuple[types.ModuleType, str]] = [
     *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
@@ -53,30 +50,6 @@ def is_library(file: str) -> bool:
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
-
-
-def needs_us(module: str, seen: dict[str, bool]) -> bool:
-    """Whether importing a module of the user's imports this package, or what it brings back."""
-    if module in seen:
-        return seen[module]
-    seen[module] = False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    if is_library(file):
-        return False
-    if not file or module.split(".")[0] in ("xmap_compat", "__main__"):
-        return True
-    for node in ast.walk(file_at(file, module).tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            if node.level:
-                return True
-            names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
-        if any(n.startswith("jax.experimental.maps") for n in names):
-            return True
-        if any(n in sys.modules and needs_us(n, seen) for n in names):
-            seen[module] = True
-            return True
-    return False
 
 
 def is_jitted(value: Any) -> bool:
@@ -129,15 +102,3 @@ def _is_of_arrays(node: ast.expr, scope: Scope) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name) and scope.globals.get(node.id) in (np, jnp)
-
-
-def module_import(name: str, module: types.ModuleType) -> str:
-    path = module.__name__
-    if path.split(".")[0] == "xmap_compat":
-        raise NotWritable(f"a use of {path}")
-    if needs_us(path, {}):
-        raise NotWritable(f"a use of {path}, which needs xmap")
-    if path == name:
-        return f"import {path}"
-    parent, _, last = path.rpartition(".")
-    return f"from {parent} import {last}" if last == name and parent else f"import {path} as {name}"

@@ -24,6 +24,7 @@ from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.random import NamedShape
 from xmap_compat.tools.source import old_names
+from xmap_compat.tools.source.imports import import_statement, may_import, module_import
 from xmap_compat.tools.source.kinds import (
     NO_CODE,
     attaches,
@@ -31,8 +32,6 @@ from xmap_compat.tools.source.kinds import (
     is_library,
     is_ours,
     is_xmapped,
-    module_import,
-    needs_us,
     public_name,
     refuse_library,
     same,
@@ -49,11 +48,14 @@ from xmap_compat.tools.source.user_code import (
     Span,
     collective_calls,
     collectives,
+    file_at,
     source_of,
     source_of_class,
 )
 
 MAX_LITERAL = 64
+# Collectives whose helpers count the axes of the mesh before those of jax.vmap.
+_IN_ORDER = ("ppermute", "reduce_scatter", "all_to_all")
 # Names of modules that are imported where they are used.
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
@@ -78,6 +80,7 @@ class Module:
       values: arrays too large to be written, by name.
       name: the function, as an expression.
       calls: the collectives of each innermost call of the user.
+      files: where those calls are.
       inside: calls of contractions that the body differentiates.
       gave_way: whether a name of the user's was reserved.
       handled: calls whose axes were rewritten, or need not be.
@@ -104,6 +107,7 @@ class Module:
         self.values: dict[str, Any] = {}
         self.nested: list[Any] = []
         self.calls = collective_calls(jaxpr)
+        self.files = {span[0] for span in self.calls}
         self.handled: set[Any] = set()
         self.bound: set[tuple[Any, ...]] = set()
         self._edits: dict[Edit, None] = {}
@@ -134,6 +138,10 @@ class Module:
             names = mentioned_names(eqn.params)
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
+            on_mesh = [part in self.names.order for n in names for part in self.names.parts(n)]
+            if eqn.primitive.name in _IN_ORDER and on_mesh != sorted(on_mesh, reverse=True):
+                called = f"{eqn.primitive.name} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
+                raise NotWritable(f"{called}, several axes of which devices hold a part: go over one after the other")
             needs_helper = eqn.primitive.name in ("pdot", "all_to_all", "ppermute")
             # Of a backward rule JAX says that it is where the function is called: the proof looks after it.
             backward = "transpose(" in _jax.name_stack(eqn)
@@ -141,7 +149,8 @@ class Module:
                 continue
             if not any(span in self.handled for span in spans):
                 where = _jax.where_in_user_code(eqn)
-                raise NotWritable(f"{eqn.primitive.name} over {', '.join(map(str, names))} at {where}")
+                called = f"{eqn.primitive.name} over {', '.join(map(str, names))} at {where}"
+                raise NotWritable(f"{called}, which is not called by its name there")
 
     # ---- names
 
@@ -245,20 +254,20 @@ class Module:
 
     def _need(self, free: str, scope: Scope) -> str:
         """Define or import what a free name of a piece of text means; what it is called here."""
-        if not (scope.known(free) and not scope.is_bound(free)):
+        if not scope.has(free):
             return self._assigned(free, scope, object())
         value = old_names.of_jax(scope.value(free))
         if value is NamedShape or old_names.written_out(value):
             return self.expression(value, free, scope)
         if is_ours(value) and not is_xmapped(value):
             raise NotWritable(f"a use of {free} of xmap_compat")
-        if not isinstance(value, types.ModuleType) and (statement := self._import(free, value, scope)) is not None:
+        if isinstance(value, types.ModuleType):
+            return self.alias(free, value)
+        if (statement := import_statement(free, value, scope, self.files)) is not None:
             name, known = self._define(free, value)
             if not known:
                 self.imports[statement if name == free else f"{statement.partition(' as ')[0]} as {name}"] = None
             return name
-        if isinstance(value, types.ModuleType):
-            return self.alias(free, value)
         kept = [dict(d) for d in self._tables]
         try:
             text = self.expression(value, free, scope)
@@ -297,29 +306,14 @@ class Module:
         self.definitions[name] = [f"{name} = {text}"]
         return name
 
-    def _import(self, free: str, value: Any, scope: Scope) -> str | None:
-        """The statement that imports a value from where the user's file has it."""
-        statement = scope.import_of(free)
-        if statement is not None:
-            _, home, _, *name = statement.split()
-            if (new := old_names.new_name(home, name[0])) is not None:
-                home, _, last = new.rpartition(".")
-                statement = f"from {home} import {last}" + (f" as {free}" if last != free else "")
-        if statement is not None and self._may_import(statement.split()[1], value):
-            return statement
-        module = str(scope.globals.get("__name__", "__main__"))
-        is_there = free not in scope.closure and getattr(sys.modules.get(module), free, None) is value
-        if is_there and module != "__main__" and not isinstance(value, type) and self._may_import(module, value):
-            return f"from {module} import {free}"
-        return None
-
-    def _may_import(self, module: str, value: Any) -> bool:
-        """Whether a value may stay in its module: one that needs no xmap and has none of its collectives."""
-        there = sys.modules.get(module)
-        file = getattr(there, "__file__", None) or ""
-        if there is None or needs_us(module, {}):
-            return False
-        return is_library(file) or not any(span[0] == file for span in self.calls)
+    def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
+        """What an attribute of a module of the user's is called here; None if it may stay there."""
+        value = getattr(owner, name, None)
+        file = getattr(owner, "__file__", None) or ""
+        stays = not file.endswith(".py") or is_library(file) or is_ours(owner) or isinstance(value, types.ModuleType)
+        if stays or name not in vars(owner) or may_import(owner.__name__, name, value, self.files):
+            return None
+        return self._need(name, Scope(file_at(file, name), vars(owner)))
 
     # ---- functions of other kinds
 

@@ -28,12 +28,7 @@ from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatte
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.stand_ins import STAND_INS, nested_xmaps
-from xmap_compat.tools.source.text import (
-    Names,
-    NotWritable,
-    identifier,
-    literal,
-)
+from xmap_compat.tools.source.text import Names, NotWritable, identifier, literal
 from xmap_compat.tools.source.user_code import AxisNames
 from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
 
@@ -147,17 +142,19 @@ def _check(plan: CallPlan, made: Written) -> None:
 
 
 def _check_derivative(plan: CallPlan, made: Written) -> None:
-    """Raise if a module cannot be differentiated, and what the plan runs can."""
+    """Raise if a module cannot be differentiated, and what the plan runs can, or its derivative would not end."""
     leaves, structure = jax.tree.flatten(_argument_types(plan))
     function = _executed(plan, made)[made.entry]
     flat = lambda *given: jax.tree.leaves(function(*jax.tree.unflatten(structure, given)))  # noqa: E731
-    error = _derivative_error(flat, leaves)
-    if error is not None and _derivative_error(jaxpr_as_fun(plan.staged.jaxpr), leaves) is None:
-        raise NotWritable(f"its derivative fails: {_first_line(error)}") from error
+    found = _derivative(flat, leaves)
+    if not isinstance(found, Exception):
+        hazards.check_branches(found)
+    elif not isinstance(_derivative(jaxpr_as_fun(plan.staged.jaxpr), leaves), Exception):
+        raise NotWritable(f"its derivative fails: {_first_line(found)}") from found
 
 
-def _derivative_error(flat: Callable[..., Any], leaves: Sequence[Any]) -> Exception | None:
-    """What differentiating a function of arrays raises."""
+def _derivative(flat: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+    """The values and derivatives of a function of arrays, staged, or the error that this raises."""
     smooth = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, np.inexact)]
 
     def derivative(leaves):
@@ -170,10 +167,9 @@ def _derivative_error(flat: Callable[..., Any], leaves: Sequence[Any]) -> Except
         return pull(results)
 
     try:
-        jax.eval_shape(derivative, leaves)
+        return jax.make_jaxpr(derivative)(leaves)
     except Exception as error:
         return error
-    return None
 
 
 def _executed(plan: CallPlan, made: Written, stand_ins: Mapping[str, Any] | None = None) -> dict[str, Any]:

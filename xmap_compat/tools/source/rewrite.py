@@ -7,8 +7,10 @@ A call of a collective gets those names; where JAX's function cannot do it over 
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import functools
-import sys
+import os
 import textwrap
 import types
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.random import NamedShape
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.kinds import is_ours
-from xmap_compat.tools.source.nested import vmaps
+from xmap_compat.tools.source.nested import is_xmap, xmap_inside
 from xmap_compat.tools.source.rules import attached
 from xmap_compat.tools.source.table import EINSUMS, METHODS, OTHER, OTHER_LAX, TABLE, Row
 from xmap_compat.tools.source.text import NotWritable, axes, literal
@@ -49,16 +51,16 @@ class Rewriter:
         self.dropped: set[ast.AST] = set()
         self.removed: set[ast.AST] = set()
         self._kept: set[ast.AST] = set()
+        self._replaced: dict[ast.AST, str] = {}
         self._depth = 0
 
     def definition(self, name: str, decorated: bool) -> list[str]:
         """The lines of the definition, at no indentation."""
         node = self.found.node
         if isinstance(node, ast.Lambda):
-            arguments = ast.unparse(node.args)
             result = self.text(node.body)
             result = f"({result})" if "\n" in result else result
-            return [f"def {name}({arguments}):", *f"    return {result}".split("\n")]
+            return [f"def {name}({self._parameters(node.args)}):", *f"    return {result}".split("\n")]
         first = node.lineno
         if decorated:
             first = min([first, *(d.lineno for d in node.decorator_list)])
@@ -75,20 +77,42 @@ class Rewriter:
         head = f"{keyword} {node.name}"
         return [line.replace(head, f"{keyword} {name}", 1) if line.startswith(head) else line for line in lines]
 
+    def _parameters(self, arguments: ast.arguments) -> str:
+        """Those of a lambda expression, which may be in several lines."""
+        new = lambda x: None if x is None else ast.parse(f"({self.text(x)})", mode="eval").body  # noqa: E731
+        defaults = {k: list(map(new, getattr(arguments, k))) for k in ("defaults", "kw_defaults")}
+        return ast.unparse(ast.arguments(**{**vars(arguments), **defaults}))
+
     def _calls_xmap(self, method: ast.FunctionDef) -> bool:
-        return any(isinstance(n, ast.Call) and _is_xmap(self.callee(n.func)) for n in ast.walk(method))
+        return any(isinstance(n, ast.Call) and is_xmap(self.callee(n.func)) for n in ast.walk(method))
 
     def text(self, node: ast.expr) -> str:
         """The new text of an expression."""
-        if isinstance(node, ast.Call) and (new := self._call(node)) is not None:
+        if (new := self._changed(node)) is not None:
             return new
-        if (renamed := self._renamed_name(node)) is not None:
-            return renamed
         start, end = self.found.bounds(node)
         return self._spliced(start, end, list(ast.iter_child_nodes(node)))
 
+    def _changed(self, node: Any) -> str | None:
+        """The new text of an expression that is itself another one; None if only parts of it may be."""
+        if node in self._replaced:
+            return self._replaced[node]
+        if node in self.scope.defaults and (new := self._default(node)) is not None:
+            return new
+        return self._call(node) if isinstance(node, ast.Call) else self._renamed_name(node)
+
+    def _default(self, node: ast.expr) -> str | None:
+        """The value of a parameter's default whose names mean something else by now, as variables of loops do."""
+        value, scope = self.scope.defaults[node], self.scope
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not scope.is_bound(n)}
+        changed = isinstance(node, ast.Name) and scope.has(node.id) and scope.value(node.id) is not value
+        if not changed and all(scope.has(name) or hasattr(builtins, name) for name in names):
+            return None
+        self.dropped.add(node)
+        return self.module.expression(value, "default", scope)
+
     def _renamed_name(self, node) -> str | None:
-        if isinstance(node, ast.Name) and node.id in self.renamed and not self.scope.is_bound(node.id):
+        if isinstance(node, ast.Name) and node.id in self.renamed and not self.scope.is_bound(node):
             return self.renamed[node.id]
         owner = self.callee(node.value) if isinstance(node, ast.Attribute) else None
         if not isinstance(owner, types.ModuleType):
@@ -99,6 +123,10 @@ class Rewriter:
             new = self.module.helper(new)
         elif (name := old_names.new_name(owner.__name__, node.attr)) is not None:
             new = self.module.dotted(name)
+        else:
+            new = self.module.taken_out(owner, node.attr)
+            if new is not None and not self._depth:
+                self.module.edited(self.found, node, new)
         if new is not None:
             self.dropped.add(node)
         return new
@@ -117,15 +145,14 @@ class Rewriter:
         pending = list(roots)
         while pending:
             node = pending.pop()
-            if node in self.dropped:
+            if node in self.dropped and node not in self._replaced:
                 continue
             if node in self.removed:
                 self.dropped.add(node)
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 yield "", (self.found.offset(first, 0), self.found.bounds(node)[1])
                 continue
-            new = self._call(node) if isinstance(node, ast.Call) else self._renamed_name(node)
-            if new is not None:
+            if (new := self._changed(node)) is not None:
                 yield new, self.found.bounds(node)
                 continue
             pending.extend(ast.iter_child_nodes(node))
@@ -137,6 +164,8 @@ class Rewriter:
         self._depth += 1
         try:
             new = self._new_call(node)
+        except NotWritable as reason:
+            raise reason.at(f"{os.path.basename(self.found.file)}:{node.lineno}") from reason.__cause__
         finally:
             self._depth -= 1
         if new is not None and not self._depth:
@@ -145,13 +174,17 @@ class Rewriter:
 
     def _new_call(self, node):
         callee = self.callee(node.func)
-        if _is_xmap(callee):
-            return self._nested(node)
+        if is_xmap(callee):
+            return xmap_inside(self, node)
         if callee is functools.partial and (partial := self._partial(node)) is not None:
             return partial
         if self._is_named_sample(node, callee):
             self.module.handled.add(self.found.span(node))
-            return self.rebuilt(node, {}, first=f"{self.module.helper('sample')}({self.text(node.func)}, ")
+            first = [*node.args, *node.keywords][0]
+            start, end = self.found.bounds(first)
+            self._kept.add(first)
+            given = f"{self.text(node.func)}, {self._spliced(start, end, [first])}"
+            return self.rebuilt(node, {first: given}, self.module.helper("sample"))
         callee = old_names.of_jax(callee)
         if callee is None and (rule := attached(self, node)) is not None:
             return rule
@@ -177,7 +210,7 @@ class Rewriter:
     def callee(self, node: ast.expr) -> Any:
         """The object that a name or an attribute of a module means, or None."""
         if isinstance(node, ast.Name):
-            return self.scope.value(node.id) if self.scope.known(node.id) else None
+            return self.scope.value(node.id) if self.scope.known(node) else self.scope.imported_inside(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.callee(node.value)
             if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
@@ -209,7 +242,10 @@ class Rewriter:
         if helper is None and row.function is lax.axis_index and len(names) > 1 and not self.names.is_same(names):
             return self._index_over(node, at, names)
         replaced = {at: text} if text is not None else {}
-        return self.rebuilt(node, replaced, self._helper(node, helper), row if helper else None)
+        if helper is None:
+            return self.rebuilt(node, replaced)
+        self.dropped.add(node.func)
+        return self.rebuilt(node, replaced, self.module.helper(helper), row)
 
     def _partial(self, node: ast.Call) -> str | None:
         """``functools.partial(lax.pmean, axis_name='i')``: called elsewhere, so that the proof looks after it."""
@@ -218,10 +254,16 @@ class Rewriter:
         if row is None:
             return None
         bound = {**dict(zip(row.parameters, node.args[1:])), **{str(k.arg): k.value for k in node.keywords}}
-        if (at := bound.get(row.axis)) is None or not (names := self._names_in_scope(at)):
+        if (at := bound.get(row.axis)) is None:
+            return None
+        known = at
+        if self._names_in_scope(at) is None:
+            with contextlib.suppress(Exception):
+                known = ast.parse(literal(self.evaluated(at)), mode="eval").body
+        if not (names := self._names_in_scope(known)):
             return None
         helper = row.helper_for(self, node, bound, names)
-        replaced = {at: self._static(at, row)}
+        replaced = {at: self._static(known, row)}
         if helper is not None:
             replaced[node.args[0]] = self.module.helper(helper)
         self.module.bound.add(tuple(names))
@@ -231,12 +273,6 @@ class Rewriter:
         """Whether a call of ours of ``jax.random`` takes a named shape: then it asks for indices."""
         eqns = self.module.calls.get(self.found.span(node), ())
         return old_names.of_jax(callee) is not callee and {e.primitive.name for e in eqns} == {"axis_index"}
-
-    def _helper(self, node: ast.Call, name: str | None) -> str | None:
-        if name is None:
-            return None
-        self.dropped.add(node.func)
-        return self.module.helper(name)
 
     def _observed(self, node) -> tuple[Any, ...]:
         """The named axes of a call in this trace."""
@@ -316,25 +352,10 @@ class Rewriter:
         helper = self.module.helper("einsum_inside" if self.found.span(node) in self.module.inside else "einsum_over")
         return f"{helper}({', '.join([*operands, *options])})"
 
-    # ---- xmaps inside
-
-    def _nested(self, node: ast.Call) -> str:
-        """``xmap(f, in_axes, out_axes)`` in a body, as a vmap for each of its axes."""
-        given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
-        given.update({str(k.arg): k.value for k in node.keywords})
-        if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
-            raise NotWritable("a nested call of xmap with other options")
-        function, *specs = (given.pop(k) for k in ("fun", "in_axes", "out_axes"))
-        try:
-            values = [self._evaluated(x) for x in (*specs, *given.values())]
-        except Exception:
-            raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
-        self.dropped.update([*specs, *given.values(), node.func])
-        return vmaps(self.module, self.text(function), *values)
-
-    def _evaluated(self, node: ast.expr) -> Any:
+    def evaluated(self, node: ast.expr) -> Any:
+        """The value of an expression that is known before the function runs."""
         names = {**self.scope.globals, **self.scope.closure}
-        if any(isinstance(n, ast.Name) and self.scope.is_bound(n.id) for n in ast.walk(node)):
+        if any(isinstance(n, ast.Name) and self.scope.is_bound(n) for n in ast.walk(node)):
             raise ValueError(ast.unparse(node))
         return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
 
@@ -364,7 +385,7 @@ class Rewriter:
 
     def _axis_value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
-            if self.scope.known(node.id):
+            if self.scope.known(node):
                 return self.scope.value(node.id)
             return self._axis_value(self.scope.assigned_once(node.id))
         if isinstance(node, (ast.Tuple, ast.List)):
@@ -383,59 +404,37 @@ class Rewriter:
         return bound
 
     def rebuilt(
-        self,
-        node: ast.Call,
-        replaced: Mapping[ast.expr, str],
-        function: str | None = None,
-        row: Row | None = None,
-        first: str | None = None,
+        self, node: ast.Call, replaced: Mapping[Any, str], function: str | None = None, row: Row | None = None
     ) -> str | None:
         """The call with some arguments replaced; None if that is what it is already.
 
         Args:
           function: what is called instead.
           row: that of a helper.
-          first: instead of the function and the bracket.
         """
-        start, end = self.found.bounds(node)
         if row is not None:
             unknown = [k.arg for k in node.keywords if k.arg not in row.parameters]  # of the helper
-            if unknown:
-                raise NotWritable(f"the argument {', '.join(map(str, unknown))} of {ast.unparse(node.func)}")
-            if row.method:
-                assert isinstance(node.func, ast.Attribute)
-                (at,) = [*node.args, *(k.value for k in node.keywords)]
-                self.dropped.update(set(replaced) - self._kept)
-                self.dropped.discard(node.func)
-                return f"{function}({self.text(node.func.value)}, {replaced.get(at) or self.text(at)})"
-        pieces, done = [], start
+            if unknown or len(node.args) + row.method > len(row.parameters):
+                more = ", ".join(map(str, unknown)) or ast.unparse(node.args[-1])
+                raise NotWritable(f"the argument {more} of {ast.unparse(node.func)}")
+        self.dropped.update(set(replaced) - self._kept)
+        if row is not None and row.method:
+            assert isinstance(node.func, ast.Attribute)
+            (at,) = [*node.args, *(k.value for k in node.keywords)]
+            self.dropped.discard(node.func)
+            return f"{function}({self.text(node.func.value)}, {replaced.get(at) or self.text(at)})"
+        before, self._replaced = self._replaced, {**self._replaced, **replaced}
         if function is not None:
-            pieces.append(function)
-            done = self.found.bounds(node.func)[1]
-        elif first is not None:
-            pieces.append(first)
-            done = self.found.text.index("(", self.found.bounds(node.func)[1]) + 1
-        own_function = [node.func] if function is None and first is None else []
-        children: list[Any] = [*own_function, *node.args, *node.keywords]
-        for child in children:
-            value = child.value if isinstance(child, ast.keyword) else child
-            begin, finish = self.found.bounds(child)
-            text = replaced[value] if value in replaced else self.text(value)
-            if isinstance(child, ast.keyword):
-                keyword = "axes" if row is not None and child.arg == row.axis else child.arg
-                text = f"{old_names.new_keyword(self.callee(node.func), keyword) or keyword}={text}"
-            pieces.extend([self.found.text[done:begin], text])
-            done = finish
-            if value in replaced and value not in self._kept:
-                self.dropped.add(value)
-        text = "".join([*pieces, self.found.text[done:end]])
+            self._replaced[node.func] = function
+        for k in node.keywords:
+            name = "axes" if row is not None and k.arg == row.axis else k.arg
+            name = old_names.new_keyword(self.callee(node.func), name) or name
+            if name != k.arg:
+                self._replaced[k] = f"{name}={self.text(k.value)}"
+        start, end = self.found.bounds(node)
+        text = self._spliced(start, end, list(ast.iter_child_nodes(node)))
+        self._replaced = before
         return None if text == self.found.text[start:end] else text
-
-
-def _is_xmap(callee: Any) -> bool:
-    """Whether a function is the one that users call xmap: ours, which imports the tools, or where legacy had it."""
-    homes = (sys.modules.get(name) for name in ("xmap_compat.api", "xmap_compat.legacy.maps"))
-    return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
 def _is_of_jax(callee) -> bool:

@@ -252,7 +252,7 @@ def _axes_of_rule(r, over, nodes, nondiff) -> str:
     for call in calls:
         row = next((row for row in TABLE if row.function is r.callee(call.func)), None)
         at = r.bind(call, row)[row.axis] if row is not None else call.func
-        if isinstance(at, ast.Name) and r.axis_names(at) is None:
+        if isinstance(at, ast.Name) and r.found.node is not nodes[1] and r.axis_names(at) is None:
             # A variable of the function that makes the rule.
             r.module.helper("axes_of")
             return f"axes_of({at.id})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,6 @@ from jax import lax
 
 from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
-
-if TYPE_CHECKING:
-    pass
 
 
 def nested_xmaps(calls: Sequence[tuple[Any, Any, Any]]) -> dict[str, Any]:

@@ -15,9 +15,6 @@ from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from xmap_compat.tools.source.rewrite import Rewriter
 
 

@@ -15,7 +15,15 @@ INDENT = "    "
 
 
 class NotWritable(Exception):
-    """Something that this way of writing the program cannot express; the message says what."""
+    """Something that this way of writing the program cannot express; the message says what, and where."""
+
+    placed = False
+
+    def at(self, place: str) -> NotWritable:
+        """The same with a place in the user's files, unless it has one."""
+        if not self.placed:
+            self.args, self.placed = (f"{self} ({place})",), True
+        return self
 
 
 # ----------------------------------------------------------------------------- literals

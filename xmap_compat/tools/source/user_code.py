@@ -9,16 +9,14 @@ import inspect
 import linecache
 import math
 import os
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.core.rules.table import RULES
 from xmap_compat.tools.source.text import NotWritable, literal
-
-if TYPE_CHECKING:
-    pass
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
 
@@ -126,7 +124,7 @@ def file_at(file: str, what: str) -> Found:
     if not text:
         raise NotWritable(f"{what}, whose source cannot be read")
     try:
-        return Found(file, text, ast.parse(text), None)
+        return Found(file, text, ast.parse(text), ast.Pass(lineno=0, end_lineno=0))
     except SyntaxError:
         raise NotWritable(f"{what}, whose source cannot be parsed") from None
 
@@ -187,11 +185,15 @@ class Scope:
     Args:
       globals_: of its module.
       closure: the variables of the functions around it that are known.
+
+    Attributes:
+      defaults: the values of the parameters' defaults, by their expressions.
     """
 
     def __init__(self, found: Found, globals_: Mapping[str, Any], closure: Mapping[str, Any] | None = None):
         self.found, self.globals, self.closure = found, globals_, closure or {}
-        self.bound = _bound_names(found.node)
+        self.defaults: dict[ast.expr, Any] = {}
+        self._bound = _bound_inside([found.node])
 
     @classmethod
     def of(cls, fun: types.FunctionType, found: Found) -> Scope:
@@ -201,30 +203,43 @@ class Scope:
                 closure[name] = cell.cell_contents
             except ValueError:
                 continue
-        return cls(found, fun.__globals__, closure)
+        scope, arguments = cls(found, fun.__globals__, closure), found.node.args
+        scope.defaults.update(zip(arguments.defaults, fun.__defaults__ or ()))
+        by_name = {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None}
+        scope.defaults.update((by_name[k], v) for k, v in (fun.__kwdefaults__ or {}).items() if k in by_name)
+        return scope
 
     def free_names(self, dropped: set[ast.AST]) -> list[str]:
         """Names that are read and not bound, without those in parts that are not kept."""
-        names = [
-            n.id
-            for n in _walk_without(self.found.node, dropped)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and not self.is_bound(n.id)
+        free = [
+            n.id for n in _walk_without(self.found.node, dropped) if isinstance(n, ast.Name) and n not in self._bound
         ]
-        own = getattr(self.found.node, "name", None)
-        return [n for n in dict.fromkeys(names) if n != own and (self.known(n) or not hasattr(builtins, n))]
+        return [n for n in dict.fromkeys(free) if self.has(n) or not hasattr(builtins, n)]
 
-    def is_bound(self, name: str) -> bool:
-        return name in self.bound and name not in self.closure
+    def has(self, name: str) -> bool:
+        """Whether a name has a value around the piece."""
+        return name in self.closure or name in self.globals
 
     def value(self, name: str) -> Any:
-        if name in self.closure:
-            return self.closure[name]
-        if name in self.globals:
-            return self.globals[name]
-        raise NotWritable(f"{name}, which is not known")
+        return self.closure[name] if name in self.closure else self.globals[name]
 
-    def known(self, name: str) -> bool:
-        return not self.is_bound(name) and (name in self.closure or name in self.globals)
+    def is_bound(self, node: ast.Name) -> bool:
+        """Whether a name is one of the piece's own there."""
+        return node in self._bound
+
+    def known(self, node: ast.Name) -> bool:
+        return not self.is_bound(node) and self.has(node.id)
+
+    def imported_inside(self, name: str) -> Any:
+        """What a function imports by a name that it gives to nothing else; None if it does not."""
+        bound = [n for n in ast.walk(self.found.node) if name in _binds(n)]
+        if len(bound) != 1 or not isinstance(bound[0], (ast.Import, ast.ImportFrom)):
+            return None
+        alias = next(a for a in bound[0].names if (a.asname or a.name).split(".")[0] == name)
+        if isinstance(bound[0], ast.ImportFrom):
+            home = sys.modules.get(bound[0].module or "") if not bound[0].level else None
+            return getattr(home, alias.name, None) or sys.modules.get(f"{bound[0].module}.{alias.name}")
+        return sys.modules.get(alias.name if alias.asname else name)
 
     def assigned_once(self, name: str) -> ast.expr:
         """What the function assigns to a variable, if it does so once."""
@@ -268,23 +283,80 @@ def assignment(tree: ast.AST, name: str, top_level: bool = False) -> ast.expr | 
     return assigned[0] if len(assigned) == 1 and (top_level or len(stored) == 1) else None
 
 
+def bound_by(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds."""
+    return {name for n in _of_scope([statement]) for name in _binds(n)}
+
+
 def _is_target(node, name) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return any(isinstance(t, ast.Name) and t.id == name for t in targets)
 
 
-def _bound_names(node) -> set[str]:
-    bound = set()
-    for n in ast.walk(node):
-        if isinstance(n, ast.arg):
-            bound.add(n.arg)
-        elif isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load):
-            bound.add(n.id)
-        elif isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n is not node:
-            bound.add(n.name)
-        elif isinstance(n, (ast.Import, ast.ImportFrom)):
-            bound.update((a.asname or a.name).split(".")[0] for a in n.names)
-    return bound
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+
+
+def _bound_inside(parts: Sequence[ast.AST], visible: frozenset[str] = frozenset(), of: Any = None) -> set[ast.Name]:
+    """The names in parts of a file that are bound in them, or where they are.
+
+    Args:
+      visible: names that are bound around them.
+      of: the scope that they are the inside of; None for a piece of a file, which binds its own name if it is a class.
+    """
+    nodes = list(_of_scope(parts))
+    elsewhere = {name for n in nodes if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    visible -= {name for n in nodes if isinstance(n, ast.Global) for name in n.names}
+    binding = nodes if of is not None else [n for n in parts if isinstance(n, ast.ClassDef)]
+    bound = frozenset(name for n in binding for name in _binds(n)) - elsewhere
+    found = {n for n in nodes if isinstance(n, ast.Name) and n.id in visible | bound}
+    around = visible if isinstance(of, ast.ClassDef) else visible | bound
+    return found.union(*(_bound_inside(_inside(n), around, n) for n in nodes if isinstance(n, _SCOPES)))
+
+
+def _of_scope(parts: Sequence[Any]) -> Iterator[Any]:
+    """The nodes of one scope; of scopes in it, what is evaluated around them."""
+    pending = list(parts)
+    while pending:
+        node = pending.pop()
+        yield node
+        inside = _inside(node) if isinstance(node, _SCOPES) else ()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.arguments, ast.comprehension)) and inside:
+                pending.extend(c for c in ast.iter_child_nodes(child) if c not in inside)
+            elif child not in inside:
+                pending.append(child)
+
+
+def _inside(scope: Any) -> list[Any]:
+    """The parts of a function, a class or a comprehension that are evaluated in its own scope."""
+    if isinstance(scope, _COMPREHENSIONS):
+        first, *rest = scope.generators
+        elements = [getattr(scope, k) for k in ("elt", "key", "value") if hasattr(scope, k)]
+        return [*elements, first.target, *first.ifs, *rest]
+    body = scope.body if isinstance(scope.body, list) else [scope.body]
+    given = [c for c in ast.iter_child_nodes(scope.args) if isinstance(c, ast.arg)] if hasattr(scope, "args") else []
+    return [*given, *body]
+
+
+def _binds(node: Any) -> Iterator[str]:
+    """The names that a node binds in its scope."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((a.asname or a.name).split(".")[0] for a in node.names)
+    elif isinstance(node, _COMPREHENSIONS):
+        yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
+    elif (name := getattr(node, _NAMED.get(type(node), ""), None)) is not None:
+        yield name
+
+
+_NAMED = {
+    **{ast.arg: "arg", ast.ExceptHandler: "name"},
+    **{ast.MatchAs: "name", ast.MatchStar: "name", ast.MatchMapping: "rest"},
+}
 
 
 def _walk_without(node, dropped):

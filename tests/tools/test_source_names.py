@@ -1,0 +1,270 @@
+"""What names mean in a written program: where others of the same name are, and where modules change while they run."""
+
+import importlib
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_source import assert_close, check, normal, refused, resources_of, run, source_of
+
+from xmap_compat import xmap
+
+X = normal(8)
+HEAD = "import functools\nimport jax\nimport jax.numpy as jnp\nfrom jax import lax\n"
+
+# Each defines f(x) over the axis i; beside it, what it gives for the whole array.
+SCOPES = {
+    "a parameter of a function inside": (
+        """
+        scale = 3.0
+        def f(x):
+            def doubled(scale):
+                return scale * 2
+            return doubled(lax.psum(x, "i")) * scale
+        """,
+        lambda x: np.full(8, x.sum() * 6),
+    ),
+    "a variable of a comprehension": (
+        """
+        k = 5.0
+        def f(x):
+            return sum(k * x for k in (1.0, 2.0)) + k * lax.psum(x, "i")
+        """,
+        lambda x: 3 * x + 5 * x.sum(),
+    ),
+    "a name of an exception, and of patterns": (
+        """
+        n, e = 100.0, 2.0
+        def f(x, mode=("sum", 3)):
+            try:
+                raise ValueError("i")
+            except ValueError as error:
+                name = str(error)
+            match mode:
+                case ("sum", n):
+                    return lax.psum(x, name) * n * e
+                case [first, *others] | {"k": first, **others}:
+                    return x
+        """,
+        lambda x: np.full(8, x.sum() * 6),
+    ),
+    "a name of a class, which its methods do not see": (
+        """
+        k, name = 2.0, "i"
+        class C:
+            k, name = 5.0, "j"
+            def go(self, x):
+                return lax.psum(x, name) * k * self.k
+        def f(x):
+            return C().go(x)
+        """,
+        lambda x: np.full(8, x.sum() * 10),
+    ),
+    "a walrus in a comprehension, and a parameter called lax": (
+        """
+        def f(x):
+            ys = [(last := lax.psum(x * a, "i")) for a in (1.0, 2.0)]
+            return last + (lambda lax: lax * 2)(ys[0])
+        """,
+        lambda x: np.full(8, x.sum() * 4),
+    ),
+    "an import in the function, and modules that are built in": (
+        """
+        import sys
+        from time import get_clock_info
+        def f(x):
+            assert sys.byteorder and get_clock_info("time").monotonic is not None
+            from jax import lax as inside
+            import jax.lax as again
+            return inside.psum(x, "i") + again.pmean(x, "i")
+        """,
+        lambda x: np.full(8, x.sum() + x.mean()),
+    ),
+    "two recursive functions of one name": (
+        """
+        def maker(k):
+            def go(x, n):
+                return x * k if n == 0 else lax.psum(go(x, n - 1), "i")
+            return go
+        a, b = maker(2.0), maker(3.0)
+        def f(x):
+            return a(x, 1) + b(x, 2)
+        """,
+        lambda x: np.full(8, x.sum() * 26),
+    ),
+    "defaults of loops, and of names that changed": (
+        """
+        k = 3.0
+        def g(x, by=k, *, name="i", act=lambda v: v * 2):
+            return act(lax.psum(x, name)) * by
+        k = 4.0
+        made = [lambda x, n=n, *, m=m: lax.psum(x, "i") * n * m for n, m in ((2.0, 1.0), (3.0, 5.0))]
+        def f(x):
+            return g(x) + made[1](x) + k
+        """,
+        lambda x: np.full(8, x.sum() * 21 + 4),
+    ),
+    "a name of an axis in a dictionary, given to partial": (
+        """
+        NAMES = {"data": "i"}
+        def f(x):
+            return jax.tree.map(functools.partial(lax.pmean, axis_name=NAMES["data"]), {"x": x})["x"]
+        """,
+        lambda x: np.full(8, x.mean()),
+    ),
+    "a rule of a function that is made for an axis": (
+        """
+        def made_for(name):
+            @jax.custom_vjp
+            def total(x):
+                return lax.psum(x, name)
+            total.defvjp(lambda x: (lax.psum(x, name), None), lambda _, ct: (ct,))
+            return total
+        total = made_for("i")
+        def f(x):
+            return total(x * x) * x
+        """,
+        lambda x: (x * x).sum() * x,
+    ),
+}
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Makes and imports a module of the user's."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = []
+
+    def make(name, text):
+        (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
+        importlib.invalidate_caches()
+        made.append(name)
+        return importlib.import_module(name)
+
+    yield make
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("place", ["vmap", "devices"])
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_name_means_what_it_means_where_it_stands(name, place, module):
+    text, oracle = SCOPES[name]
+    body = module(f"scoped_{list(SCOPES).index(name)}", text).f
+    check(body, ["i"], ["i"], {"i": "x"} if place == "devices" else {}, (X,), oracle(X))
+
+
+def again(*modules):
+    """Import modules as a new process would."""
+    for module in modules:
+        importlib.reload(module)
+
+
+def test_what_a_module_does_not_give_a_new_process_is_written(module):
+    config = module(
+        "config",
+        """
+        scale, table, act, kept = 2.0, {"a": 1.5}, jnp.sin, 0.5
+        settled = 0.25
+        def scaled(x):
+            return x * scale * table["a"]
+        def fine(x):
+            return x * settled
+        class Factor:
+            k = 2.0
+            def by(self, x):
+                return x * self.k
+        """,
+    )
+    program = module(
+        "program",
+        """
+        import config
+        from config import Factor, fine, scaled, table
+        def f(x):
+            return lax.psum(scaled(x) + config.act(x) + fine(x), "i") + config.scale + table["a"] + Factor().by(x)
+        """,
+    )
+    config.scale, config.act, config.table["a"] = 3.0, jnp.tanh, 4.0
+    total = (12 * X + np.tanh(X) + 0.25 * X).sum()
+    text = source_of(program.f, ["i"], ["i"], {"i": "x"}, (X,))
+    assert "\nfrom config import Factor, fine\n" in text
+    again(config)
+    assert_close(run(text)(X), total + 7 + 2 * X)
+    program.Factor.k = 7.0
+    with pytest.raises(NotImplementedError, match="computes something else: it lacks mul"):
+        source_of(program.f, ["i"], ["i"], {"i": "x"}, (X,))
+
+
+def test_what_modules_hold_that_need_xmap_is_written(module):
+    model = module(
+        "model",
+        """
+        from xmap_compat import xmap
+        NAME, EPS = "i", 0.5
+        def normal(x):
+            return x / (lax.psum(x * x, NAME) + EPS)
+        class Dense:
+            def __init__(self, w):
+                self.w = w
+            def __call__(self, x):
+                return normal(x * self.w)
+        dense = Dense(2.0)
+        """,
+    )
+    program = module(
+        "program",
+        """
+        import model
+        from model import dense
+        def f(x):
+            return model.normal(x) + dense(x) + model.dense(x) * model.EPS
+        """,
+    )
+    with_w = lambda w: X * w / ((X * w) ** 2).sum().__add__(0.5)
+    text = check(program.f, ["i"], ["i"], {"i": "x"}, (X,), with_w(1) + 1.5 * with_w(2))
+    assert "model.normal\n" in text and model.EPS == 0.5
+
+
+@pytest.mark.parametrize("name", ["ppermute", "pshuffle", "psum_scatter", "all_to_all", "pswapaxes"])
+def test_an_order_over_axes_that_both_have_a_part_on_each_device_is_refused(name):
+    bodies = {
+        "ppermute": lambda x: lax.ppermute(x, ("a", "b"), [(k, (k + 5) % 32) for k in range(32)]),
+        "pshuffle": lambda x: lax.pshuffle(x, ("b", "a"), [(7 * k + 3) % 32 for k in range(32)]),
+        "psum_scatter": lambda x: lax.psum_scatter(x, ("a", "b")),
+        "all_to_all": lambda x: lax.all_to_all(x, ("b", "a"), 0, 0),
+        "pswapaxes": lambda x: lax.pswapaxes(x, ("a", "b"), 0),
+    }
+    x = normal(8, 4, 32)
+    spec = ["a", "b", ...]
+    assert "go over one after the other" in refused(bodies[name], spec, spec, {"a": "x", "b": "y"}, (x,))
+
+
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+def test_the_derivative_of_a_branch_that_not_all_devices_take(place):
+    """With types JAX would sum the cotangent of what is the same on all devices inside of the branch, and wait."""
+
+    def body(x):
+        total = lax.psum(x, "i")
+        return lax.cond(x > 0, lambda v: v * total, jnp.sin, x)
+
+    resources = resources_of("i", place)
+    text = check(body, ["i"], ["i"], resources, (X,), np.where(X > 0, X * X.sum(), np.sin(X)))
+    oracle = lambda x: jnp.where(x > 0, x * x.sum(), jnp.sin(x)).sum()
+    assert_close(jax.grad(lambda x: run(text)(x).sum())(X), jax.grad(oracle)(X))
+
+
+def test_a_refusal_says_where():
+    def body(x):
+        given = (x, "i")
+        return lax.psum(*given)
+
+    f = xmap(body, ["i"], ["i"])
+    with pytest.raises(
+        NotImplementedError, match=r"arguments in a star: lax\.psum\(\*given\).* \(test_source_names\.py:\d+\)"
+    ):
+        f.plan(X).source()

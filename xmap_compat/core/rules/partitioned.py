@@ -1,0 +1,149 @@
+"""Operations that XLA cannot partition over the compiler's axes in every layout: ours are laid out as it can.
+
+XLA (to jax 0.12) aborts the process on gathers and scatters that are split in two ways, along an indexed dimension and
+another one for example, gives wrong numbers for some such scatters, and for gradients of convolutions along dimensions
+that are split, and fails on FFTs (on CPU).  Constraints keep dimensions whole; JAX transposes and maps them, so that
+they hold in derivatives too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from xmap_compat import _jax
+from xmap_compat.core.device import Locality
+from xmap_compat.core.rules.ordinary import evaluate_primitive
+from xmap_compat.core.values import NamedValue, is_float0
+
+Free = Collection[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which positional dimensions of an operation the compiler may split.
+
+    Attributes:
+      operands: those of each operand.
+      results: those of each result.
+      named: whether it may split dimensions of named axes.
+    """
+
+    operands: Sequence[Free]
+    results: Sequence[Free]
+    named: bool = False
+
+
+def evaluate_partitioned(
+    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+) -> list[NamedValue]:
+    """Evaluate a primitive that knows nothing of names, where XLA partitions it."""
+    if not (loc.typed and _applies(loc, primitive.name)):
+        return evaluate_primitive(loc, primitive, operands, params)
+    layout = _LAYOUTS[primitive.name](params, operands)
+    operands = [_laid_out(loc, v, free, layout.named) for v, free in zip(operands, layout.operands, strict=True)]
+    results = evaluate_primitive(loc, primitive, operands, params)
+    return [_laid_out(loc, v, free, layout.named) for v, free in zip(results, layout.results, strict=True)]
+
+
+def _applies(loc, name):
+    return name in _LAYOUTS and _jax.partitions(loc.compiler, 1 if name in _BY_ONE_AXIS else 2)
+
+
+def _laid_out(loc: Locality, value: NamedValue, free: Free, named: bool) -> NamedValue:
+    if not value.dims or is_float0(value):
+        return value
+    unnamed = value.positional_dims()
+    split = {unnamed[d] for d in free}
+    free_dims = [k in split if name is None else named for k, name in enumerate(value.dims)]
+    if all(free_dims):
+        return value
+    entries = [PartitionSpec.UNCONSTRAINED if free else None for free in free_dims]
+    return dataclasses.replace(value, data=_jax.constrained(value.data, entries, loc.compiler))
+
+
+# ---------------------------------------------------------------------------- layouts
+
+
+def _shapes(operands):
+    return [tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands]
+
+
+def _equal(sizes, others):
+    return [d for d, (size, other) in enumerate(zip(sizes, others, strict=True)) if size == other]
+
+
+def _windows(ndim, gone):
+    return [d for d in range(ndim) if d not in gone]
+
+
+def _gather(params, operands):
+    numbers, (operand, _) = params["dimension_numbers"], _shapes(operands)
+    windows = _windows(len(operand), (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims))
+    whole = _equal(params["slice_sizes"], operand)
+    pairs = [(d, at) for d, at in zip(windows, numbers.offset_dims, strict=True) if d in whole]
+    return Layout([[d for d, _ in pairs], ()], [[at for _, at in pairs]])
+
+
+def _scatter(params, operands):
+    numbers, (operand, _, updates) = params["dimension_numbers"], _shapes(operands)
+    windows = _windows(len(operand), (*numbers.inserted_window_dims, *numbers.operand_batching_dims))
+    pairs = [p for p in zip(windows, numbers.update_window_dims, strict=True) if operand[p[0]] == updates[p[1]]]
+    free = [d for d, _ in pairs]
+    return Layout([free, (), [at for _, at in pairs]], [free])
+
+
+def _dynamic_slice(params, operands):
+    free = _equal(params["slice_sizes"], _shapes(operands)[0])
+    return Layout([free, *[()] * (len(operands) - 1)], [free])
+
+
+def _dynamic_update_slice(params, operands):
+    free = _equal(*_shapes(operands[:2]))
+    return Layout([free, free, *[()] * (len(operands) - 2)], [free])
+
+
+def _others(operands, dim):
+    return [d for d in range(operands[0].dims.count(None)) if d != dim]
+
+
+def _sort(params, operands):
+    free = _others(operands, params["dimension"])
+    return Layout([free] * len(operands), [free] * len(operands), named=True)
+
+
+def _top_k(params, operands):
+    free = _others(operands, params["axis"])
+    return Layout([free], [free, free], named=True)
+
+
+def _convolution(params, operands):
+    lhs, rhs = operands
+    shared = {name for name in lhs.dims if name is not None} & set(rhs.dims)
+    if shared or params["feature_group_count"] > 1 or params["batch_group_count"] > 1:
+        return Layout([(), ()], [()])
+    numbers = params["dimension_numbers"]
+    return Layout([numbers.lhs_spec[:2], numbers.rhs_spec[:2]], [numbers.out_spec[:2]], named=True)
+
+
+def _fft(params, operands):
+    return Layout([()], [()])
+
+
+_LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layout]] = {
+    "gather": _gather,
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"), _scatter),
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "sort": _sort,
+    "top_k": _top_k,
+    "conv_general_dilated": _convolution,
+    "fft": _fft,
+}
+
+# Those that fail where one axis partitions them already.
+_BY_ONE_AXIS = ("conv_general_dilated", "fft")
