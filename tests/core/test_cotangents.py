@@ -107,5 +107,5 @@ def test_a_tangent_that_varies_more_than_its_result_is_refused():
     double = jax.custom_jvp(lambda x: 2 * x)
     double.defjvp(lambda primals, tangents: (double(*primals), tangents[0] * lax.axis_index("i")))
     mapped = xmap(double, [], [], axis_sizes={"i": 2})
-    with pytest.raises(TypeError, match="returns a tangent that varies over i for an output that does not"):
+    with pytest.raises(TypeError, match="returns a tangent that varies over `i` for an output that does not"):
         jax.grad(mapped)(1.0)

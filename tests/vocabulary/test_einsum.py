@@ -258,6 +258,15 @@ def test_derivatives_inside_of_dimensions_and_types_that_a_contraction_loses(res
     np.testing.assert_array_equal(rounded, w[:, :3])
 
 
+def test_the_dots_of_a_derivative_have_the_types_of_jax():
+    v = jnp.ones((4, 3), jnp.bfloat16)
+    own = lambda v, w: lax.dot_general(v, w, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    over_i = lambda v, w: pdot(v, w, "i", ((0,), (0,)), preferred_element_type=jnp.float32)
+    dots = lambda fun: re.findall(r":(\w+)\[[^ ]* = dot_general", str(jax.make_jaxpr(fun)(v, v)))
+    mapped = xmap(jax.grad(over_i), (["i", ...], ["i", ...]), ["i", ...])
+    assert dots(mapped) == dots(jax.vmap(jax.grad(own))) == ["f32", "f32"]
+
+
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
 def test_dots_of_any_number_of_dimensions_broadcast_from_the_right(resources, mesh, rng):
     v, w = (rng.normal(size=s).astype(np.float32) for s in [(4, 2, 3), (4, 3)])

@@ -190,9 +190,6 @@ def _cotangent(ct, index, operands, *, subscripts, preferred_element_type, optim
     own, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
     kept = tuple(c for c in own if any(c in labels for labels in terms))
-    if preferred_element_type is not None:
-        # One dot may round at its end; of several only the last one.
-        preferred_element_type = x.dtype if len(operands) == 2 else ct.dtype
     out = _contract_arrays(
         *_replaced(operands, index, ct),
         subscripts=Subscripts(terms, kept),
