@@ -190,6 +190,12 @@ found_by(
         "path.append(tuple(range(left)[operator.index(k)] for k in step))": "path.append(tuple(step))",
     },
 )
+found_by(
+    "test_compiler_axes::test_values_and_gradients_are_those_of_one_device",
+    edits={
+        "for axis, size in zip(self.mesh_axes, self.mesh_sizes) if size != 1]": "for axis, size in zip(self.mesh_axes, self.mesh_sizes)]"
+    },
+)
 MUTANTS.append(
     Mutant(
         'if not all(loc.is_own(axis) for axis in params["axes"]):',
@@ -197,6 +203,12 @@ MUTANTS.append(
         ("test_combinations", "test_transformations::test_nested_xmap"),
         survives="collectives over the outer axis give the same; bound again, the primitives keep their own derivatives",
     )
+)
+found_by(
+    "test_gradients::test_bounds_that_are_scalars_on_each_device",
+    edits={
+        "if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data": "if k == 1 else v.data",
+    },
 )
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
 found_by(
@@ -324,6 +336,7 @@ found_by(
     },
 )
 found_by(
+    "test_cotangents",
     "test_combinations",
     "test_transformations::test_custom_rules",
     "test_transformations::test_rules_of_solvers",
@@ -438,7 +451,7 @@ found_by(
     },
 )
 found_by(
-    "test_command_line",
+    "test_check",
     edits={
         "elif isinstance(node, ast.ImportFrom) and not node.level:": "elif isinstance(node, ast.ImportFrom):",
         "advice = None if node.level else family_advice(name)": "advice = family_advice(name)",
@@ -461,7 +474,6 @@ found_by(
         ),
         "ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)": "ties = jnp.ones_like(x)",
         "return shared(t * ties) / shared(ties)": "return shared(t * ties)",
-        "if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data": "if k == 1 else v.data",
     },
 )
 found_by(
