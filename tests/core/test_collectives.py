@@ -640,6 +640,12 @@ def of_every_ordered_type():
     return {**arrays, "bool": values > 0}
 
 
+def test_a_reduction_in_groups_varies_over_the_axis():
+    body = lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
+    with pytest.raises(TypeError, match="actually mapped along more axes defined by this xmap call: i "):
+        xmap(body, ["i"], [])(np.ones(4, np.float32))
+
+
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
 @pytest.mark.parametrize("groups", [None, [[0, 3, 5], [1, 2], [4, 6, 7]]], ids=["whole", "groups"])
 def test_extrema_of_every_type(groups, resources, mesh42):

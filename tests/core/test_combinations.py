@@ -526,3 +526,82 @@ def test_uses_of_one_weight_share_one_sum_in_the_staged_gradient(mesh42):
         f = xmap(body, (["a", ...], {}), ["a"], axis_resources={"a": "x"})
         gradient = jax.make_jaxpr(jax.grad(lambda w, x: f(x, w).sum()))(numbers(3), numbers(8, 3))
     assert sums_over_devices(gradient.jaxpr) == 1
+
+
+# ------------------------------------------------------------------ branches that devices take differently
+
+SIGNS = np.array([1, -2, 3, -4], np.float32)
+SPLITS = [{}, {"i": "x"}, {"i": "y"}]
+halves = jax.custom_vjp(lambda v: v / 2)
+halves.defvjp(lambda v: (v / 2, None), lambda _, ct: (lax.pmean(ct, "i"),))
+
+
+@pytest.mark.parametrize("resources", SPLITS, ids=str)
+def test_branches_that_elements_take_differently(resources, mesh42):
+    """Of a collective in a branch, of a weight that only some use, of a rule that communicates in the gradient."""
+    gathered = xmap(
+        lambda v: lax.cond(v > 0, lambda: lax.psum(v, "i"), lambda: v), ["i"], ["i"], axis_resources=resources
+    )
+    weighted = xmap(
+        lambda v, w: lax.cond(v > 0, lambda: w * v, lambda: -w), (["i"], []), ["i"], axis_resources=resources
+    )
+    ruled = xmap(lambda v: lax.cond(v > 0, halves, jnp.negative, v), ["i"], ["i"], axis_resources=resources)
+    with mesh42:
+        results = gathered(SIGNS), weighted(SIGNS, np.float32(3)), ruled(SIGNS)
+        slope_of_weight = jax.grad(lambda w: weighted(SIGNS, w).sum())(np.float32(3))
+        slopes = jax.grad(lambda v: ruled(v).sum())(SIGNS)
+    assert [np.asarray(r).tolist() for r in results] == [[-2, -2, -2, -4], [3, -3, 9, -3], [0.5, 2, 1.5, 4]]
+    assert slope_of_weight == 1 - 1 + 3 - 1
+    # Half of the elements have a cotangent for the rule; the others have that of their own branch beside its mean.
+    np.testing.assert_array_equal(slopes, [0.5, 0.5 - 1, 0.5, 0.5 - 1])
+
+
+def test_what_a_branch_gives_varies_as_its_predicate_does():
+    body = lambda v: lax.cond(v > 0, lambda: 1.0, lambda: 2.0)
+    np.testing.assert_array_equal(xmap(body, ["i"], ["i"])(SIGNS), [1, 2, 1, 2])
+    with pytest.raises(TypeError, match="actually mapped along more axes defined by this xmap call: i "):
+        xmap(body, ["i"], [])(SIGNS)
+
+
+# ------------------------------------------------------------------------ results of calls in other places
+
+
+@pytest.mark.parametrize("rows", [SerialLoop(2), "x"], ids=str)
+def test_a_call_with_a_result_that_does_not_vary_over_a_loop(rows, mesh42):
+    call = jax.custom_jvp(lambda v, w: (v * w.sum(), 2 * w))
+    call.defjvps(None, None)
+    w = numbers(3)
+    fun = xmap(lambda v, w: call(v, w), (["i"], [...]), (["i"], [...]), axis_resources={"i": rows})
+    with mesh42:
+        scaled, double = fun(SIGNS, w)
+    np.testing.assert_allclose(scaled, SIGNS * w.sum(), rtol=1e-6)
+    np.testing.assert_allclose(double, 2 * w, rtol=1e-6)
+
+
+@pytest.mark.parametrize("resources", [{}, {"k": "x"}, {"k": ("x", "y")}], ids=str)
+def test_a_nested_xmap_may_put_its_axis_anywhere(resources, mesh42):
+    inner = xmap(lambda u: u * lax.axis_index("k"), {0: "k"}, {1: "k"}, axis_resources=resources)
+    x = numbers(3, 8, 5)
+    with mesh42:
+        result = xmap(inner, ["j", ...], ["j", ...])(x)
+    np.testing.assert_allclose(result, np.moveaxis(x * np.arange(8)[:, None], 1, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("resources", SPLITS, ids=str)
+def test_a_linear_solve_may_give_more_than_the_solution(resources, mesh42):
+    solve = lambda matvec, b: (b / 2, {"three": 3 * b})
+    body = lambda v, w: lax.custom_linear_solve(lambda u: 2 * u, v * w, solve, solve, has_aux=True)
+    with mesh42:
+        solution, more = xmap(body, (["i"], []), ["i"], axis_resources=resources)(SIGNS, np.float32(5))
+    np.testing.assert_array_equal(solution, SIGNS * 2.5)
+    np.testing.assert_array_equal(more["three"], SIGNS * 15)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"j": "y"}, {"i": "x", "j": "y"}], ids=str)
+def test_the_element_that_is_broadcast_over_two_axes(resources, mesh42):
+    body = lambda v, w: (lax.pbroadcast(v, ("i", "j"), 7), lax.pbroadcast(w, ("j", "i"), 7))
+    x, w = numbers(4, 6, 2), numbers(6)
+    with mesh42:
+        of_both, of_one = xmap(body, (["i", "j", ...], ["j"]), ([...], []), axis_resources=resources)(x, w)
+    np.testing.assert_array_equal(of_both, x[1, 1])  # 7 = 1 * 6 + 1
+    np.testing.assert_array_equal(of_one, w[1])  # 7 = 1 * 4 + 3

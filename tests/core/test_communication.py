@@ -213,6 +213,28 @@ def test_a_rotation_of_a_full_axis_is_one_permute(k, resources):
     assert [(t.kind, t.elements, len(t.groups)) for t in found] == [("collective-permute", per_device(resources), B)]
 
 
+PERMUTED = {  # what a permutation is on a device
+    "full": ({"a": "x"}, ["a", ...], {"ppermute": 1}),
+    "vectorized": ({}, ["a", ...], {"slice": 2, "concatenate": 1}),
+    "of equal elements": ({"a": "x"}, [...], {}),
+}
+
+
+@pytest.mark.parametrize("kind", PERMUTED)
+def test_a_permutation_of_whole_elements_looks_nothing_up(kind):
+    resources, in_axes, expected = PERMUTED[kind]
+    rotated = xmap(
+        lambda v: lax.ppermute(v, "a", rotation(4, 1)),
+        in_axes,
+        ["a", ...],
+        axis_sizes={"a": 4},
+        axis_resources=resources,
+    )
+    with MESH:
+        staged = str(jax.make_jaxpr(rotated)(np.ones((4, 3))))
+    assert Counter(re.findall(r"= (ppermute|slice|concatenate|gather|select_n|dynamic_slice)\b", staged)) == expected
+
+
 # ---------------------------------------------------------------------------- gathers, exchanges
 
 

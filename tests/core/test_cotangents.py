@@ -32,6 +32,15 @@ def both(x, w):
     return x * w, w * w
 
 
+def bent_total(x, w):
+    return 2 * lax.psum(x * w, "i")
+
+
+def rule_of_a_bent_collective(residuals, ct):
+    x, w = residuals
+    return 2 * lax.psum(ct, "i") * w, 2 * lax.psum(ct * x, "i")
+
+
 def rule_that_leaves_the_sum(residuals, ct):
     x, w = residuals
     return ct * w, ct * x
@@ -57,6 +66,7 @@ EXAMPLES = {
     "a rule that does not sum": (with_rule(product, rule_that_leaves_the_sum), ["i"], [3.0, 3.0], 3.0),
     "a rule that sums": (with_rule(product, rule_that_sums), ["i"], [3.0, 3.0], 3.0),
     "the cotangent of a collective": (with_rule(total, rule_of_a_collective), [], [3.0, 3.0], 3.0),
+    "the cotangent of what a collective made": (with_rule(bent_total, rule_of_a_bent_collective), [], [6.0, 6.0], 6.0),
     "a cotangent that exists once": (with_rule(both, rule_of_both), (["i"], []), [3.0, 3.0], 9.0),
 }
 PLACEMENTS = {
@@ -67,7 +77,7 @@ PLACEMENTS = {
 
 
 # A looped axis cannot be named in a collective.
-WITH_COLLECTIVES = ("a rule that sums", "the cotangent of a collective")
+WITH_COLLECTIVES = ("a rule that sums", "the cotangent of a collective", "the cotangent of what a collective made")
 CASES = [(e, p) for e in EXAMPLES for p in PLACEMENTS if not (p == "a serial loop" and e in WITH_COLLECTIVES)]
 
 
@@ -80,3 +90,22 @@ def test_the_worked_example(example, placement):
         found = jax.grad(loss, argnums=(0, 1))(X, W)
     np.testing.assert_array_equal(found[0], gradient_of_x)
     np.testing.assert_array_equal(found[1], gradient_of_w)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_rule_may_return_another_precision_than_its_argument_has(placement):
+    double = jax.custom_vjp(lambda x: 2 * x)
+    double.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct.astype(jnp.float32),))
+    mapped = xmap(double, ["i"], ["i"], axis_resources=PLACEMENTS[placement])
+    with Mesh(np.array(jax.devices()[:2]), ("x",)):
+        found = jax.grad(lambda x: mapped(x).sum())(jnp.ones(2, jnp.bfloat16))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, [2, 2])
+
+
+def test_a_tangent_that_varies_more_than_its_result_is_refused():
+    double = jax.custom_jvp(lambda x: 2 * x)
+    double.defjvp(lambda primals, tangents: (double(*primals), tangents[0] * lax.axis_index("i")))
+    mapped = xmap(double, [], [], axis_sizes={"i": 2})
+    with pytest.raises(TypeError, match="returns a tangent that varies over `i` for an output that does not"):
+        jax.grad(mapped)(1.0)

@@ -1221,6 +1221,19 @@ def test_extrema_of_complex_numbers(resources):
     np.testing.assert_allclose(slope, [0, 0, 0.5, 0.5, 0, -2j, 0, 0])
 
 
+@pytest.mark.parametrize("axes, others", [(("i", 0), (1,)), (("i", 1), (0,)), ((0, "i", 1), ())], ids=str)
+def test_a_gradient_inside_of_an_extremum_over_names_and_positions(axes, others):
+    """The largest element is that of all four losses, each of which has a slope there."""
+    x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+    slope = jax.grad(lambda v: jnp.sin(lax.pmax(v, axes)).sum())
+    largest = x.max(tuple({0, 1, 2} - {k + 1 for k in others}), keepdims=True)
+    expected = np.where(x == largest, 4 * np.cos(largest), 0)
+    for resources in ({}, {"i": "x"}):
+        with mesh42():
+            found = xmap(slope, ["i", ...], ["i", ...], axis_resources=resources)(x)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("resources", FULL, ids=str)
 def test_bounds_that_are_scalars_on_each_device(resources):
     low, high = np.linspace(-2, 1.9, 8, dtype=np.float32), np.linspace(0.6, 3, 8, dtype=np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 from xmap_compat import SerialLoop, xmap
 from xmap_compat.core.rules.ordinary import DIRECT
@@ -202,6 +202,21 @@ def test_a_primitive_that_names_axes_is_bound_by_its_batching_rule(size, resourc
         results, gradient = mapped(*args), jax.grad(loss(mapped))(args[2])
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), results, names_axes_by_vmap(*args))
     np.testing.assert_allclose(gradient, jax.grad(loss(names_axes_by_vmap))(args[2]), rtol=1e-4)
+
+
+units_p = Primitive("units")  # ones of the same shape, which its batching rule knows to be equal along every axis
+units_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(units_p, mlir.lower_fun(jnp.ones_like, multiple_results=False))
+batching.primitive_batchers[units_p] = lambda args, dims: (units_p.bind(args[0].sum(dims[0])), None)
+
+
+@pytest.mark.parametrize("resources", [{}, {"b": "x"}, {"a": "y", "b": SerialLoop(2)}], ids=str)
+def test_a_batching_rule_may_give_a_result_without_the_axis(resources, mesh42):
+    """Each element of the axis has the result all the same."""
+    fun = xmap(lambda v: lax.psum(units_p.bind(v), "a"), ["a", "b", ...], ["b", ...], axis_resources=resources)
+    with mesh42:
+        result = fun(np.ones((4, 8, 3), np.float32))
+    np.testing.assert_array_equal(result, np.full((8, 3), 4, np.float32))
 
 
 @jax.custom_batching.custom_vmap

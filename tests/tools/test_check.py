@@ -56,6 +56,9 @@ LINES = {
     f"from {MAPS} import make_xmap_callable; make_xmap_callable(f)": [(CHANGE, f"{MAPS}.make_xmap_callable")],
     "from jax.experimental import maps; maps.xmap_p.bind": [(WORKS, MAPS), (CHANGE, f"{MAPS}.xmap_p")],
     "from jax._src.maps import xmap": [(CHANGE, "jax._src.maps.xmap")],
+    # Modules of the program's own.
+    "from .jax import tree_map; tree_map(f, x)": [],
+    f"from .{MAPS} import xmap; xmap(f)": [],
     f"__import__('importlib').import_module('{MAPS}')": [(WORKS, MAPS)],
     "def f():\n    from jax.experimental.maps import xmap": [(WORKS, f"{MAPS}.xmap")],
     "import jax; jax.experimental.maps.xmap(f, [], [])": [(WORKS, f"{MAPS}.xmap")],
@@ -148,6 +151,7 @@ GRADIENTS = {
     "jax.grad(by_lambda)": True,
     "functools.partial(jax.grad, has_aux=False)(f)": False,
     "functools.partial(jax.grad, f)": True,
+    "jax.grad(outermost_loss)": True,
     "@jax.grad\ndef decorated(x): return f(x)": True,
     "@functools.partial(jax.value_and_grad, has_aux=True)\ndef decorated(x): return f(x)": True,
     "@jax.grad\ndef decorated(x): return g(x)": False,
@@ -164,6 +168,9 @@ result = xmap(g, ["i"], ["i"])(x)
 @functools.partial(xmap, in_axes=["i"], out_axes=["i"])
 def step(x):
     return x * 2
+
+def outermost_loss(x):
+    return outer_loss(x) / 2
 
 def outer_loss(x):
     return loss(x) + 1

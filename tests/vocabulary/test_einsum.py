@@ -242,6 +242,40 @@ def test_forward_derivatives_inside_the_body_sum_over_names(resources, mesh, rng
     np.testing.assert_allclose(got, np.broadcast_to(expected, (8, 16, 4, 3)), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_derivatives_inside_of_dimensions_and_types_that_a_contraction_loses(resources, mesh, rng):
+    v, w = (rng.normal(size=s).astype(np.float32) for s in [(4, 3), (4, 5)])
+    fun = lambda contract: xmap(
+        lambda v, w: jax.grad(lambda v: contract(v, w).astype(jnp.float32).sum())(v),
+        (["i", ...], ["i", ...]),
+        ["i", ...],
+        axis_resources=resources,
+    )
+    summed_alone = fun(lambda v, w: einsum("n{i},b{i}->b", v, w))(v, w)
+    np.testing.assert_allclose(summed_alone, np.repeat(w.sum(1, keepdims=True), 3, axis=1), rtol=1e-6)
+    # The result is rounded, and the derivative is not.
+    rounded = fun(lambda v, w: pdot(v, w[:3], "i", ((0,), (0,)), preferred_element_type=jnp.bfloat16))(v, w)
+    np.testing.assert_array_equal(rounded, w[:, :3])
+
+
+def test_the_dots_of_a_derivative_have_the_types_of_jax():
+    v = jnp.ones((4, 3), jnp.bfloat16)
+    own = lambda v, w: lax.dot_general(v, w, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    over_i = lambda v, w: pdot(v, w, "i", ((0,), (0,)), preferred_element_type=jnp.float32)
+    dots = lambda fun: re.findall(r":(\w+)\[[^ ]* = dot_general", str(jax.make_jaxpr(fun)(v, v)))
+    mapped = xmap(jax.grad(over_i), (["i", ...], ["i", ...]), ["i", ...])
+    assert dots(mapped) == dots(jax.vmap(jax.grad(own))) == ["f32", "f32"]
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_dots_of_any_number_of_dimensions_broadcast_from_the_right(resources, mesh, rng):
+    v, w = (rng.normal(size=s).astype(np.float32) for s in [(4, 2, 3), (4, 3)])
+    fun = xmap(
+        lambda v, w: einsum("...{i},...{i}->...", v, w), (["i", ...], ["i", ...]), [...], axis_resources=resources
+    )
+    np.testing.assert_allclose(fun(v, w), (v * w[:, None]).sum(0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("resources", [{}, {"keys": "x"}, {"batch": "x", "heads": "y"}], ids=str)
 def test_accumulation_of_several_operands_is_in_f32_and_rounds_once(resources, mesh, rng):
     args = [jnp.asarray(a, jnp.bfloat16) for a in arguments("bilinear", rng)]
@@ -301,6 +335,22 @@ def test_a_narrower_preferred_type_rounds_once(of, resources, mesh):
         fun = lambda v, dtype=dtype: calls[of](v, preferred_element_type=dtype)
         got = xmap(fun, ["i"], {}, axis_resources=resources)(values)
         assert (got.dtype, float(got)) == (dtype, expected)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_dimensions_that_no_dot_sums_are_summed_in_the_preferred_type(resources, mesh42):
+    """257 has no bfloat16."""
+    v, w = jnp.ones((4, 257), jnp.bfloat16), jnp.ones((4, 3), jnp.bfloat16)
+    fun = xmap(
+        lambda v, w: einsum("n{i},b{i}->b", v, w, preferred_element_type=jnp.float32),
+        (["i", ...], ["i", ...]),
+        [...],
+        axis_resources=resources,
+    )
+    with mesh42:
+        result = fun(v, w)
+    assert result.dtype == jnp.float32
+    np.testing.assert_array_equal(result, np.full(3, 4 * 257))
 
 
 def test_sums_of_other_element_types():

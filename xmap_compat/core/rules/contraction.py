@@ -105,11 +105,10 @@ def fresh_labels(inputs: Sequence[Labels]) -> Iterator[int]:
 def output_order(inputs: Sequence[Labels], output: Labels, more: Sequence[int]) -> Labels:
     """Labels of a result that has ``more`` than ``output``: where a dot leaves them, those of ``output`` in order."""
     kept = (*more, *output)
-    if len(inputs) == 2:
-        x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
-        _, natural = _dot_numbers(x, y, kept)
-    else:
-        natural = tuple(c for c in dict.fromkeys(itertools.chain.from_iterable(inputs)) if c in kept)
+    if len(inputs) != 2:
+        return tuple(c for c in kept if any(c in labels for labels in inputs))
+    x, y = (_without(labels, _alone(inputs, k, kept)) for k, labels in enumerate(inputs))
+    _, natural = _dot_numbers(x, y, kept)
     ordered = iter(output)
     return tuple(c if c in more else next(ordered) for c in natural)
 
@@ -191,9 +190,6 @@ def _cotangent(ct, index, operands, *, subscripts, preferred_element_type, optim
     own, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
     kept = tuple(c for c in own if any(c in labels for labels in terms))
-    if preferred_element_type is not None:
-        # One dot may round at its end; of several only the last one.
-        preferred_element_type = x.dtype if len(operands) == 2 else ct.dtype
     out = _contract_arrays(
         *_replaced(operands, index, ct),
         subscripts=Subscripts(terms, kept),

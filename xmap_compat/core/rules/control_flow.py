@@ -210,10 +210,8 @@ def _must_stay_together(ev, branches):
 
 
 def _cond_select(ev, branches, index, operands):
-    clamped = lax.clamp(np.int32(0), index.data.astype(np.int32), np.int32(len(branches) - 1))
-    which = dataclasses.replace(index, data=clamped)
-    results = [ev.evaluate(b, _only_where_taken(ev, b, which, k, operands)) for k, b in enumerate(branches)]
-    return [_select(ev, which, cases) for cases in zip(*results)]
+    results = [ev.evaluate(b, _only_where_taken(ev, b, index, k, operands)) for k, b in enumerate(branches)]
+    return [_select(ev, index, cases) for cases in zip(*results)]
 
 
 def _only_where_taken(ev, branch, which, k, operands):

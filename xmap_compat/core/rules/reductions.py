@@ -139,17 +139,17 @@ min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min,
 
 def _pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     """``lax.pbroadcast``: every element takes the value of the one at index ``source``."""
-    (name,) = axis_names(params)
-    if name not in value.names and loc.is_own(name):
+    names = axis_names(params)
+    if not loc.present(value, names):
         return value
-    here = index_of(loc, (name,))
+    here = index_of(loc, names)
     is_bool = value.data.dtype == np.bool_
 
     def mask(x, i):
         kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))
         return kept.astype(np.int8) if is_bool else kept
 
-    source = sum_over(loc, apply_positional(loc, mask, value, here), (name,))
+    source = sum_over(loc, apply_positional(loc, mask, value, here), names)
     return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source
 
 
