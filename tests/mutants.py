@@ -201,7 +201,7 @@ MUTANTS.append(
         'if not all(loc.is_own(axis) for axis in params["axes"]):',
         "if False:",
         ("test_combinations", "test_transformations::test_nested_xmap"),
-        survives="collectives over the outer axis give the same; bound again, the primitives keep their own derivatives",
+        survives="collectives over the outer axis give the same; bound again, they keep their own derivatives",
     )
 )
 found_by(
@@ -269,7 +269,9 @@ found_by(
     "test_combinations",
     "test_communication",
     edits={
-        "if not loc.present(value, names):\n        return value\n    here": "if False:\n        return value\n    here",
+        "if not loc.present(value, names):\n        return value\n    here": (
+            "if False:\n        return value\n    here"
+        ),
         "if devices > 1 and slots == 1:": "if False:",
         "if len(runs) <= 4:": "if False:",
         "if received.all():": "if False:",

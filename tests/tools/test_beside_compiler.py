@@ -127,6 +127,17 @@ def test_a_source_that_would_end_the_process_is_not_written():
         plan.source()
 
 
+def test_a_source_of_what_xla_cannot_partition_is_not_written():
+    fun = xmap(lambda v: v[jnp.array([1, 0])] - lax.pmean(v[:2], "batch"), ROWS, ROWS, axis_resources={"batch": "x"})
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
+    with mesh, compiler_axes("y", "z"):
+        plan = fun.plan(np.ones((8, 4, 4), np.float32))
+    with pytest.raises(NotImplementedError, match=r"gather at .*test_beside_compiler.py.* beside axes of the compiler"):
+        plan.source()
+    with mesh, compiler_axes("y"):  # XLA can with one
+        assert "axis_names=" in fun.plan(np.ones((8, 4, 4), np.float32)).source()
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_source_on_which_xla_fails_is_not_written(nested):
     def body(v):

@@ -58,7 +58,7 @@ from xmap_compat._jax.mesh import (
     resharded,
     restore_mesh_context,
 )
-from xmap_compat._jax.partial import constrained, gather, partitions, reshaped, sum_scatter, widened, widens
+from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
 from xmap_compat._jax.patches import (
     Restoration,
     accept_options,

@@ -42,7 +42,7 @@ def evaluate_partitioned(
     loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
     """Evaluate a primitive that knows nothing of names, where XLA partitions it."""
-    if not (loc.typed and _applies(loc, primitive.name)):
+    if not (loc.typed and fails_by_hand(primitive.name, loc.compiler)):
         return evaluate_primitive(loc, primitive, operands, params)
     layout = _LAYOUTS[primitive.name](params, operands)
     operands = [_laid_out(loc, v, free, layout.named) for v, free in zip(operands, layout.operands, strict=True)]
@@ -50,8 +50,9 @@ def evaluate_partitioned(
     return [_laid_out(loc, v, free, layout.named) for v, free in zip(results, layout.results, strict=True)]
 
 
-def _applies(loc, name):
-    return name in _LAYOUTS and _jax.partitions(loc.compiler, 1 if name in _BY_ONE_AXIS else 2)
+def fails_by_hand(primitive: str, compiler: Collection[Any], mesh: Any = None) -> bool:
+    """Whether XLA may fail on a primitive beside these axes of a mesh, or of the one in scope."""
+    return primitive in _LAYOUTS and _jax.partitioned_axes(compiler, mesh) >= (1 if primitive in _BY_ONE_AXIS else 2)
 
 
 def _laid_out(loc: Locality, value: NamedValue, free: Free, named: bool) -> NamedValue:

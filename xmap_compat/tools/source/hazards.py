@@ -14,6 +14,7 @@ from xmap_compat import _jax
 from xmap_compat.core import nested_marks
 from xmap_compat.core.names import Checker, while_names
 from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.rules.partitioned import fails_by_hand
 from xmap_compat.core.rules.table import RULES, collectives_in
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.tools.source.proof import vjp_rules
@@ -32,8 +33,7 @@ def check(plan: CallPlan, typed: bool) -> None:
     """
     placements = plan.staged.plan.placements
     _check_rules(plan, typed)
-    _check_single_devices(plan)
-    _check_bfloat16(plan)
+    _check_compiler(plan)
     for site in plan.staged.sites:
         primitive, params = site.eqn.primitive.name, site.eqn.params
         held = frozenset().union(*(o.names for o in site.operands))
@@ -73,28 +73,20 @@ def check_branches(jaxpr: Any) -> None:
 _TOGETHER = {*RULES, "psum_invariant", "all_gather_invariant"} - {"axis_index", "axis_size", "pvary", "pcast"}
 
 
-def _check_single_devices(plan: CallPlan) -> None:
-    """Refuse all-reduces, also of derivatives, on which XLA fails: see :meth:`Placement.without_mesh_axes_of_one`."""
+def _check_compiler(plan: CallPlan) -> None:
+    """Refuse that on which XLA fails by hand, in the call or in its derivatives, and ours goes around."""
     if plan.mesh is None or not plan.compiler_axes:
         return
     axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
-    if single := [m for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]:
-        raise NotWritable(f"mesh axis {single[0]!r} of one device beside axes of the compiler, where XLA fails by hand")
-
-
-def _check_bfloat16(plan: CallPlan) -> None:
-    """Refuse what would end the process by hand, in the call or in its derivatives: see :func:`_jax.widens`."""
-    if plan.mesh is None or not plan.compiler_axes or not _jax.widens(plan.mesh.devices.flat[0].platform):
-        return
-    if np.dtype(jnp.bfloat16) in _dtypes(plan.staged.plan.program.jaxpr):
-        raise NotWritable("bfloat16 beside axes of the compiler, on which XLA's CPU compiler fails by hand")
-
-
-def _dtypes(jaxpr: Any) -> set[Any]:
-    """The types of all elements of a program."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    found = {v.aval.dtype for v in _jax.input_vars(body)} | {v.aval.dtype for eqn in body.eqns for v in eqn.outvars}
-    return found.union(*(_dtypes(sub) for eqn in body.eqns for sub in _jax.subjaxprs(eqn.params)))
+    found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
+    for eqn, _ in _operations(plan.staged.plan.program.jaxpr):
+        if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh):
+            found.append(f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}")
+        types = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
+        if np.dtype(jnp.bfloat16) in types and _jax.widens(plan.mesh.devices.flat[0].platform):
+            found.append("bfloat16")
+    if found:
+        raise NotWritable(f"{found[0]} beside axes of the compiler, where XLA fails by hand")
 
 
 def contractions_inside(jaxpr: Any) -> frozenset[Span]:
