@@ -193,7 +193,9 @@ found_by(
 found_by(
     "test_compiler_axes::test_values_and_gradients_are_those_of_one_device",
     edits={
-        "for axis, size in zip(self.mesh_axes, self.mesh_sizes) if size != 1]": "for axis, size in zip(self.mesh_axes, self.mesh_sizes)]"
+        "for axis, size in zip(self.mesh_axes, self.mesh_sizes) if size != 1]": (
+            "for axis, size in zip(self.mesh_axes, self.mesh_sizes)]"
+        ),
     },
 )
 MUTANTS.append(
