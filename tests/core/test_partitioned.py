@@ -57,10 +57,14 @@ KERNEL = np.random.default_rng(1).normal(size=(6, 8, 3)).astype(np.float32)
 LAYOUTS = [("x", "y", "z"), (("x", "z"), "y"), (("x", "y"), None, "z"), ("x", None, ("y", "z")), ("x", "y")]
 
 
-def of_batch(body, resources):
+# XLA computes it wrongly under a vmap, in a plain jit as well: see docs/compiler_axes.md.
+NOT_VMAPPED = ("scatter_max",)
+
+
+def of_batch(body, resources, vmapped=True):
     fun = xmap(body, ROWS, ROWS, axis_resources=resources)
     loss = lambda v: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(fun(v)))
-    twice = jax.vmap(fun)
+    twice = jax.vmap(fun) if vmapped else lambda pair: fun(pair[0])
     return jax.jit(
         lambda v: (fun(v), jax.grad(loss)(v), jax.jvp(fun, (v,), (jnp.cos(v),))[1], twice(jnp.stack([v, v[::-1]])))
     )
@@ -73,9 +77,11 @@ def compare(bodies, shape=(2, 2, 2)):
     v = np.random.default_rng(0).normal(size=(4, 8, 8)).astype(np.float32)
     for (name, body), layout in itertools.product(bodies.items(), LAYOUTS):
         print(name, layout, flush=True)
-        want = of_batch(body, {})(v)
+        vmapped = name not in NOT_VMAPPED
+        want = of_batch(body, {}, vmapped)(v)
         with mesh, compiler_axes("y", "z"):
-            got = of_batch(body, {"batch": "x"})(jax.device_put(v, NamedSharding(mesh.physical_mesh, P(*layout))))
+            placed = jax.device_put(v, NamedSharding(mesh.physical_mesh, P(*layout)))
+            got = of_batch(body, {"batch": "x"}, vmapped)(placed)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
         jax.tree.map(close, got, want)
     print("done")

@@ -6,6 +6,7 @@ tries, and ``XMAP_COMPAT_SEED`` where to start.
 """
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -133,8 +134,10 @@ def check(rng, words, dtype="float32", implementation="threefry2x32", oracle=vma
     for use in uses or uses_of(words, rng):
         try:
             want = jax.jit(lambda *args, use=use: use(oracle(reference, names), *args))(*args)
-        except NameError:  # vmap has forgotten its axis where JAX traces a rule inside of a rule
-            assert use is not value
+        except (NameError, NotImplementedError) as error:
+            # vmap has forgotten its axis where JAX traces a rule inside of a rule; a switch that is mapped in the rule
+            # of a custom_jvp has no derivative (to 0.12).
+            assert use is not value and re.search("unbound axis name|'stop_gradient'", str(error))
             continue
         with Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y")):
             got = use(xmapped(f, names, resources), *args)

@@ -384,6 +384,14 @@ def test_keys_that_a_function_closes_over(place):
     check(noisy, ["i", ...], ["i", ...], resources_of("i", place), (x,), expected)
 
 
+def test_a_lambda_that_returns_nothing_but_a_constant_is_found():
+    x = normal(8, 3)
+    source = plan_of(lambda v: (), ["i", ...], ["i", ...], {"i": "x"}, (x,)).source()
+    modern = {}
+    exec(source, modern)
+    assert modern["mapped_function"](x) == ()
+
+
 def solved(matrix, b):
     return jnp.linalg.solve(matrix, b) * lax.psum(1.0, "i")
 

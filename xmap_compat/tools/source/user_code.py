@@ -176,7 +176,10 @@ def _lambda_node(tree, code):
 
 def _is_returned(body, code):
     """Of a constant that is returned, Python 3.12 does not know the position."""
-    return isinstance(body, ast.Constant) and body.value in code.co_consts and not code.co_names
+    try:
+        return not code.co_names and ast.literal_eval(body) in code.co_consts
+    except (TypeError, ValueError):
+        return False
 
 
 class Scope:
