@@ -319,13 +319,18 @@ def without_a_client(m):
 def late(m):
     """Too late for the others, and for itself."""
     compare_processes(m.short)
+    return call_too_late(m, "late", lambda v: v * 15)
+
+
+def call_too_late(m, fault_name, body):
+    """One process calls when the others have given up."""
     if m.strays:
-        m.wait_for_the_others("late: I have given up")
-        return m.call(lambda v: v * 15)
+        m.wait_for_the_others(f"{fault_name}: I have given up")
+        return m.call(body)
     try:
-        return m.call(lambda v: v * 15)
+        return m.call(body)
     finally:
-        m.tell("late: I have given up")
+        m.tell(f"{fault_name}: I have given up")
 
 
 @fault
@@ -334,12 +339,7 @@ def no_resources_for_arguments_of_its_own(m):
     compare_processes(m.short)
     if m.strays:
         np.testing.assert_array_equal(m.call(lambda v: v * 18, resources={}), X * 18)
-        m.wait_for_the_others("no resources: I have given up")
-        return m.call(lambda v: v * 18)
-    try:
-        return m.call(lambda v: v * 18)
-    finally:
-        m.tell("no resources: I have given up")
+    return call_too_late(m, "no resources", lambda v: v * 18)
 
 
 @fault

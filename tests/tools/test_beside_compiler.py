@@ -119,8 +119,10 @@ def test_a_source_leaves_the_same_axes_to_the_compiler(body):
     assert gathered_bytes(by_hand.lower(*args).compile()) == []
 
 
-def test_a_source_that_would_end_the_process_is_not_written():
-    fun = xmap(lambda v: v - lax.pmean(v, "batch"), ROWS, ROWS, axis_resources={"batch": "x"})
+@pytest.mark.parametrize("body", [lambda v: v - lax.pmean(v, "batch"), lambda v: v], ids=["a sum", "nothing"])
+def test_a_source_that_would_end_the_process_is_not_written(body):
+    """The derivative of an argument may sum where the program does nothing."""
+    fun = xmap(body, ROWS, ROWS, axis_resources={"batch": "x"})
     with MESH, compiler_axes("y"):
         plan = fun.plan(jnp.ones((8, 4), jnp.bfloat16))
     with pytest.raises(NotImplementedError, match="bfloat16 beside axes of the compiler"):

@@ -42,7 +42,7 @@ def evaluate_partitioned(
     loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
     """Evaluate a primitive that knows nothing of names, where XLA partitions it."""
-    if not (loc.typed and fails_by_hand(primitive.name, loc.compiler)):
+    if not (loc.compiler and fails_by_hand(primitive.name, loc.compiler)):
         return evaluate_primitive(loc, primitive, operands, params)
     layout = _LAYOUTS[primitive.name](params, operands)
     operands = [_laid_out(loc, v, free, layout.named) for v, free in zip(operands, layout.operands, strict=True)]

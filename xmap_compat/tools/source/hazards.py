@@ -79,12 +79,14 @@ def _check_compiler(plan: CallPlan) -> None:
         return
     axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
     found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
-    for eqn, _ in _operations(plan.staged.plan.program.jaxpr):
+    jaxpr = plan.staged.plan.program.jaxpr
+    values = list(_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]))
+    for eqn, _ in _operations(jaxpr):
+        values.extend(eqn.outvars)
         if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh):
             found.append(f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}")
-        types = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
-        if np.dtype(jnp.bfloat16) in types and _jax.widens(plan.mesh.devices.flat[0].platform):
-            found.append("bfloat16")
+    if _jax.widens(plan.mesh.devices.flat[0].platform) and any(v.aval.dtype == jnp.bfloat16 for v in values):
+        found.append("bfloat16")
     if found:
         raise NotWritable(f"{found[0]} beside axes of the compiler, where XLA fails by hand")
 
