@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
 import types
@@ -10,28 +11,25 @@ from collections.abc import Set
 from typing import Any
 
 from xmap_compat.tools.source import old_names
-from xmap_compat.tools.source.kinds import NO_CODE, is_library, same, spells
+from xmap_compat.tools.source.kinds import is_library, same, spells
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Scope, bound_by, file_at
+from xmap_compat.tools.source.user_code import Piece, bound_by, file_at
 
 
-def import_statement(free: str, value: Any, scope: Scope, rewritten: Set[str]) -> str | None:
+def import_statement(free: str, value: Any, piece: Piece, rewritten: Set[str]) -> str | None:
     """The statement that imports a value from where the user's file has it.
 
     Args:
       rewritten: files with collectives.
     """
-    statement = scope.import_of(free)
-    if statement is not None:
-        _, home, _, *name = statement.split()
-        if (new := old_names.new_name(home, name[0])) is not None:
-            home, _, last = new.rpartition(".")
-            statement = f"from {home} import {last}" + (f" as {free}" if last != free else "")
-    if statement is not None and may_import(statement.split()[1], statement.split()[3], value, rewritten):
-        return statement
-    module = str(scope.globals.get("__name__", "__main__"))
-    if free not in scope.closure and not isinstance(value, type) and may_import(module, free, value, rewritten):
-        return f"from {module} import {free}"
+    homes = [piece.import_of(free)]
+    if free not in piece.closure and not isinstance(value, type):
+        homes.append((str(piece.globals.get("__name__", "__main__")), free))
+    for module, name in filter(None, homes):
+        if (new := old_names.new_name(module, name)) is not None:
+            module, _, name = new.rpartition(".")
+        if may_import(module, name, value, rewritten):
+            return f"from {module} import {name}" + (f" as {free}" if name != free else "")
     return None
 
 
@@ -92,7 +90,8 @@ def is_as_imported(module: types.ModuleType, name: str, seen: set[tuple[str, str
         own = next(a.name for a in statement.names if (a.asname or a.name) == name)
         return home is not None and vars(home).get(own) is value and is_as_imported(home, own, seen)
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return statement.value is not None and spells(statement.value, value, Scope(found, vars(module)))
+        there = dataclasses.replace(found, globals=vars(module))
+        return statement.value is not None and spells(statement.value, value, there)
     if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or not _is_defined_by(statement, value, file):
         return False
     read = {str(getattr(n, "id", None) or getattr(n, "attr", None)) for n in ast.walk(statement)}
@@ -105,9 +104,9 @@ def _is_defined_by(statement: Any, value: Any, file: str) -> bool:
         plain = [s for s in statement.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None]
         held = [(s.value, vars(value).get(name)) for s in plain for name in bound_by(s)]
         return all(not isinstance(n, ast.Constant) or same(n.value, v) for n, v in held)
-    code = getattr(inspect.unwrap(value), "__code__", NO_CODE)
+    code = getattr(inspect.unwrap(value), "__code__", None)
     first = min([statement.lineno, *(d.lineno for d in statement.decorator_list)])
-    return code.co_filename == file and getattr(code, "co_firstlineno", None) == first
+    return code is not None and (code.co_filename, code.co_firstlineno) == (file, first)
 
 
 def module_import(name: str, module: types.ModuleType) -> str:

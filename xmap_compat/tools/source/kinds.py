@@ -15,13 +15,12 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Scope
+from xmap_compat.tools.source.user_code import Piece
 
 _LIBRARY: list[tuple[types.ModuleType, str]] = [
     *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
     *((jax.random, "random"), (jax.scipy.special, "special")),
 ]
-NO_CODE = types.SimpleNamespace(co_filename="")
 
 
 def public_name(value: Any) -> tuple[tuple[str, types.ModuleType], str] | None:
@@ -75,18 +74,20 @@ def same(known: Any, value: Any) -> bool:
     return known is value or (type(known) is type(value) and isinstance(value, plain) and known == value)
 
 
-def spells(node: ast.expr, value: Any, scope: Scope) -> bool:
+def spells(node: ast.expr, value: Any, piece: Piece) -> bool:
     """Whether an expression of the file is a way to write a value: plain data, or arrays made from it."""
+    modules = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    if not all(isinstance(piece.globals.get(name), types.ModuleType) for name in modules):
+        return False
     for n in ast.walk(node):
-        if isinstance(n, ast.Call) and not _is_of_arrays(n.func, scope):
-            return False
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
-            if not (n.id in scope.globals and isinstance(scope.globals[n.id], types.ModuleType)):
-                return False
-        elif not isinstance(n, _PLAIN_NODES):
+        root: Any = n.func if isinstance(n, ast.Call) else None
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        made = root is None or (isinstance(root, ast.Name) and piece.globals[root.id] in (np, jnp))
+        if not (made and isinstance(n, _PLAIN_NODES)):
             return False
     try:
-        again = eval(compile(ast.Expression(node), "<spelling>", "eval"), dict(scope.globals))
+        again = eval(compile(ast.Expression(node), "<spelling>", "eval"), dict(piece.globals))
         return type(again) is type(value) and bool(np.all(np.asarray(again) == np.asarray(value)))
     except Exception:
         return False
@@ -94,11 +95,5 @@ def spells(node: ast.expr, value: Any, scope: Scope) -> bool:
 
 _PLAIN_NODES = (
     *(ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp, ast.Call, ast.Attribute, ast.keyword),
-    *(ast.operator, ast.unaryop, ast.expr_context),
+    *(ast.Name, ast.operator, ast.unaryop, ast.expr_context),
 )
-
-
-def _is_of_arrays(node: ast.expr, scope: Scope) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name) and scope.globals.get(node.id) in (np, jnp)
