@@ -250,7 +250,7 @@ NUMBERS = np.arange(24.0, dtype=np.float32).reshape(8, 3)
 
 def test_what_is_written_wrong_is_refused(monkeypatch):
     """A writer with a mistake: it forgets the mesh axes of an axis."""
-    monkeypatch.setattr(rewrite, "literal", lambda axes: '"i"')
+    monkeypatch.setattr(rewrite, "axes", lambda parts: '"i"')
     why = refused(minus_all, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),))
     assert "it lacks psum over i" in why and "it has psum over i" in why
 

@@ -24,13 +24,15 @@ from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.helper_texts import HELPERS
-from xmap_compat.tools.source.imports import import_statement, may_import, module_import
-from xmap_compat.tools.source.kinds import (
-    attaches,
+from xmap_compat.tools.source.imports import (
+    file_of,
+    import_statement,
     is_jitted,
     is_library,
     is_ours,
     is_xmapped,
+    may_import,
+    module_import,
     public_name,
     refuse_library,
     same,
@@ -206,7 +208,7 @@ class Module:
             if not known:
                 self.imports[statement if name == free else f"{statement.partition(' as ')[0]} as {name}"] = None
             return name
-        tables = (self.imports, self.definitions, self.values, self._meanings)
+        tables: tuple[dict[str, Any], ...] = (self.imports, self.definitions, self.values, self._meanings)
         kept = [dict(table) for table in tables]
         try:
             text = self.expression(value, free, piece)
@@ -238,7 +240,7 @@ class Module:
 
     def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
         """What an attribute of a module of the user's is called here; None if it may stay there."""
-        value, file = getattr(owner, name, None), getattr(owner, "__file__", None) or ""
+        value, file = getattr(owner, name, None), file_of(owner)
         stays = not file.endswith(".py") or is_library(file) or is_ours(owner) or isinstance(value, types.ModuleType)
         if stays or name not in vars(owner) or may_import(owner.__name__, name, value, self.files):
             return None
@@ -253,8 +255,8 @@ class Module:
         if (helper := old_names.helper_for(value)) is not None:
             return self.helper(helper)
         if (public := public_name(value)) is not None:
-            module, name = public
-            return f"{self.alias(*module)}.{name}"
+            alias, home, name = public
+            return f"{self.alias(alias, home)}.{name}"
         if isinstance(value, jax.core.Tracer):
             raise NotWritable(f"{wanted}, a value of a transformation around the call")
         for writes in (self._callable, self._data):
@@ -285,7 +287,7 @@ class Module:
         if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
             return self._custom_rule(value)
         if isinstance(value, type):
-            refuse_library(getattr(inspect.getmodule(value), "__file__", None) or "", value.__name__)
+            refuse_library(file_of(inspect.getmodule(value)), value.__name__)
             name, known = self._define(value.__name__, value)
             if not known:
                 self._write(name, source_of_class(value), decorated=True)
@@ -352,7 +354,9 @@ class Module:
     def _rule(self, rule: Any, wanted: str) -> str:
         if not isinstance(rule, types.FunctionType):
             return self.expression(rule, wanted)
-        return self._function(rule, wanted, attaches(source_of(rule).node))
+        decorators = getattr(source_of(rule).node, "decorator_list", ())
+        attaches = any(isinstance(d, ast.Attribute) and d.attr.startswith("def") for d in decorators)  # ``@f.defjvp``
+        return self._function(rule, wanted, attaches)
 
     # ---- data
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import braces as named_einsum
@@ -26,10 +26,10 @@ from xmap_compat import vocabulary
 from xmap_compat.annotations import check_type
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
-from xmap_compat.tools.source.kinds import is_ours
+from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
 from xmap_compat.tools.source.rules import over_cotangents
-from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, METHODS, Row, row_of
+from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Row, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
 from xmap_compat.tools.source.user_code import AxisNames, Piece, free_reads, offset, renamed, spliced
 
@@ -237,42 +237,43 @@ class Rewriter:
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one of it: other axes, or a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
-        row = row_of(callee) if callee is not None else METHODS.get(getattr(function, "attr", ""))
-        given = self._given(node, callee, function, arguments, bool(traced or row))
-        parameter = next((p for p in (*AXIS_PARAMETERS, "") if p in given), None)
+        if callee is None and isinstance(function, ast.Attribute) and hasattr(jnp, function.attr):
+            callee, arguments = getattr(jnp, function.attr), [function.value, *arguments]  # a method of an array
+        row = row_of(callee)
+        given = self._given(node, callee, arguments, bool(traced or row))
+        parameter = next((p for p in AXIS_PARAMETERS if p in given), None)
         if parameter is None:
             return
-        at, values = given[parameter], self.axis_values(given[parameter])
-        if values is None and function is not node.func:
-            with contextlib.suppress(ValueError):
-                values = axes_in(self._evaluated(at))
-        if values is None:
+        at = given[parameter]
+        value = self._axis_value(at, function is not node.func)
+        if value is _UNKNOWN:
             if not traced and parameter != "axis_name" and (row is None or parameter == "axis"):
                 return
             # Sizes and indices leave no collective, or none of their own.
             over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or tuple(self.names.mesh)
             text = None if self.names.same else f"{OURS}axes_of({self._source(at)})"
         else:
+            values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
             # Any string is the name of an axis, maybe of a vmap inside.
             over = tuple(v for v in values if isinstance(v, str) or (v in self.names.mesh and not isinstance(v, int)))
             parts = tuple(p for v in values for p in (self.names.parts(v) if v in over else (v,)))
             self.names.all_parts([v for v in over if v in self.names.mesh])
-            bare = len(parts) == 1 and parameter == "axis_name"  # a string as axis would be read letter by letter
-            text = None if parts == values else ours(axes(parts) if bare else literal(parts))
+            # Functions of jax.numpy, and methods, read a string letter by letter.
+            in_letters = isinstance(value, str) and vars(jnp).get(getattr(callee, "__name__", "")) is callee
+            stays = parts == values and not (in_letters and len(value) > 1)
+            text = None if stays else ours(axes(parts) if parameter == "axis_name" else literal(parts))
         if not over:
             return
-        self.module.handled.add(self.piece.span(node) if function is node.func else tuple(over))
-        call = Call(given, over, traced, self.names, self.callee)
-        if row is not None and row.needed(call):
-            return self._helped(node, function, row, given, at, text or self._source(at))
-        if callee is lax.axis_index and len(over) > 1 and text is not None and values is not None:
-            text = self._index_over(function, over)
-            return self._replace(node, text)
+        self.module.handled.add(self.piece.span(node) if function is node.func else over)
+        if row is not None and row.needed(Call(given, over, traced, self.names, self.callee)):
+            return self._helped(node, function, row, at, text or self._source(at))
+        if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
+            return self._replace(node, self._index_over(function, over))
         if text is not None:
             self._replace(at, text)
 
-    def _given(self, node, callee, function, arguments, needed: bool) -> dict[str, Any]:
-        """The arguments of a call, by the parameters' names; ``""`` of one with names of axes that has none."""
+    def _given(self, node: ast.Call, callee: Any, arguments: Sequence[Any], needed: bool) -> dict[str, Any]:
+        """The arguments of a call, by the parameters' names; where they are not known, ``axis`` is one that is a name."""
         keywords = {str(k.arg): k.value for k in node.keywords}
         if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
             if needed:
@@ -281,18 +282,18 @@ class Rewriter:
         try:
             return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
         except (TypeError, ValueError):
-            named = [a for a in arguments if any(v in self.names.mesh for v in self.axis_values(a) or ())]
-            owner = {"x": function.value} if isinstance(function, ast.Attribute) else {}
-            return {**owner, **dict(zip([""], named)), **keywords}
+            named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.mesh]
+            return {**dict(zip(["axis"], named)), **keywords}
 
-    def _helped(self, node, function, row: Row, given, at, text: str) -> None:
+    def _helped(self, node: ast.Call, function: Any, row: Row, at: ast.expr, text: str) -> None:
         """The call of a helper instead."""
         helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
         parameters = list(inspect.signature(getattr(helpers, helper)).parameters)
-        if self.callee(function) is None:  # a method
-            if len(node.args) + len(node.keywords) > 1:
-                raise NotWritable(f"arguments besides the axis of {ast.unparse(function)}")
+        count = len(node.args) + len(node.keywords)
+        if self.callee(function) is None and count == 1:  # a method
             return self._around(node, function.value, f"{OURS}{helper}(", f", {text})")
+        if self.callee(function) is None or count > len(parameters) + (function is not node.func):
+            raise NotWritable(f"more arguments of {ast.unparse(function)}")
         self._replace(function, OURS + helper)
         self._replace(at, text)
         for k in node.keywords:
@@ -301,8 +302,6 @@ class Rewriter:
                 self._put(start, start + len(str(k.arg)), "axes")
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}")
-        if len(given) > len(parameters):
-            raise NotWritable(f"the argument {ast.unparse(node.args[-1])} of {ast.unparse(function)}")
 
     def _index_over(self, function: Any, names: Sequence[Any]) -> str:
         """The index over several axes, the major one first: what executes one of them goes together."""
@@ -376,29 +375,23 @@ class Rewriter:
         except Exception as error:
             raise ValueError from error
 
-    def axis_values(self, node: ast.expr) -> tuple[Any, ...] | None:
-        """The axes and positions of an axis argument; None if nobody knows before it runs."""
-        try:
-            values = axes_in(self._axis_value(node))
-            hash(values)
-            return values
-        except (ValueError, SyntaxError, TypeError):
-            return None
-
-    def _axis_value(self, node: ast.expr | None) -> Any:
-        if isinstance(node, ast.Name) and self.piece.known(node):
-            return self.piece.value(node.id)
-        if isinstance(node, ast.Name):
-            return self._axis_value(self.piece.assigned_inside(node.id))
+    def _axis_value(self, node: ast.expr | None, evaluated: bool = False) -> Any:
+        """The axes and positions of an axis argument; ``_UNKNOWN`` before it runs."""
         if isinstance(node, (ast.Tuple, ast.List)):
-            return tuple(self._axis_value(e) for e in node.elts)
-        if node is None or isinstance(node, ast.Call):
-            raise ValueError
-        return ast.literal_eval(node)
+            values = [self._axis_value(e, evaluated) for e in node.elts]
+            return _UNKNOWN if _UNKNOWN in values else tuple(values)
+        if isinstance(node, ast.Name) and not self.piece.known(node):
+            return self._axis_value(self.piece.assigned_inside(node.id))
+        try:
+            constant = evaluated or isinstance(node, (ast.Name, ast.Constant, ast.UnaryOp))
+            value = self._evaluated(node) if constant and node is not None else _UNKNOWN
+            hash(tuple(value) if isinstance(value, list) else value)
+            return value
+        except (ValueError, TypeError):
+            return _UNKNOWN
 
 
-def axes_in(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+_UNKNOWN = object()
 
 
 def _takes_axes(callee: Any) -> bool:

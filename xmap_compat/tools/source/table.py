@@ -83,7 +83,6 @@ TABLE = (
     Row(named_lax.pargmax, "pargmax"),
     Row(named_lax.pargmin, "pargmin"),
 )
-METHODS = {"max": TABLE[0], "min": TABLE[1]}  # of arrays
 EINSUMS = (named_einsum.xeinsum, named_einsum.einsum, jnp.einsum)
 # Parameters that take axes, in the order in which they are looked for.
 AXIS_PARAMETERS = ("axis_name", "axes", "axis")

@@ -80,10 +80,7 @@ def collectives(jaxpr: Any, outer: Sequence[Span] = ()) -> Iterator[tuple[Any, l
 
 def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     """The names that a piece of a program reads and does not bind, by line and column: those that Python looks up."""
-    tree: Any = node if isinstance(node, ast.Module) else ast.Module([node], [])
-    if isinstance(node, ast.expr):
-        tree = ast.Module([ast.copy_location(ast.Expr(node), node)], [])
-    top = compile(tree, "<piece>", "exec", dont_inherit=True)
+    top = _compiled(node)
     pending, found = [top], {}
     while pending:
         code = pending.pop()
@@ -97,13 +94,18 @@ def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     return dict(sorted(found.items()))
 
 
+def _compiled(node: Any) -> types.CodeType:
+    statement = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
+    tree = node if isinstance(node, ast.Module) else ast.Module([statement], [])
+    return compile(tree, "<piece>", "exec", dont_inherit=True)
+
+
 _LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def bound_by(statement: ast.stmt) -> set[str]:
     """The names that a statement of a module binds."""
-    code = compile(ast.Module([statement], []), "<piece>", "exec", dont_inherit=True)
-    return {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+    return {i.argval for i in dis.get_instructions(_compiled(statement)) if i.opname == "STORE_NAME"}
 
 
 def offset(text: str, line: int, column: int) -> int:
@@ -289,22 +291,15 @@ def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
 
 
 def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
-    """The one lambda expression in the line with such parameters whose body was compiled to this."""
-    starts = {(p[0], p[2]) for p in code.co_positions() if None not in p and p[1] != (p[0] or 0) - 1}
-    inside = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda)
-        and node.lineno == code.co_firstlineno
-        and [a.arg for a in node.args.args] == list(code.co_varnames[: code.co_argcount])
-        and (_is_returned(node.body, code) or (node.body.lineno, node.body.col_offset) in starts)
-    ]
-    return inside[0] if len(inside) == 1 else None
+    """The one lambda expression in the line that is compiled to the like of this."""
+    lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    codes = lambda n: [c for c in _compiled(n).co_consts if isinstance(c, types.CodeType)]  # noqa: E731
+    alike = [n for n in lambdas if _likeness(code) in map(_likeness, codes(n))]
+    return alike[0] if len(alike) == 1 else None
 
 
-def _is_returned(body: ast.expr, code: types.CodeType) -> bool:
-    """Of a constant that is returned, Python 3.12 does not know the position."""
-    try:
-        return not code.co_names and ast.literal_eval(body) in code.co_consts
-    except (TypeError, ValueError):
-        return False
+def _likeness(code: types.CodeType) -> Any:
+    """Parameters, constants, and where in the file the instructions are from."""
+    constants = [repr(c) for c in code.co_consts if not isinstance(c, types.CodeType)]
+    places = {p for p in code.co_positions() if None not in p and p[2] != p[3]}
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], constants, places
