@@ -95,7 +95,7 @@ def per_device(params, image, label):
 
 @jax.jit
 def mapped_loss(params, image, label):
-    """6 arrays -> 1 array."""
+    """Arrays: 6 -> 1."""
     # Unchecked: types know no collectives over axes of jax.vmap, as "hidden".
     mapped = jax.shard_map(
         per_device,

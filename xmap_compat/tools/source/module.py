@@ -40,8 +40,8 @@ from xmap_compat.tools.source.imports import (
 )
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
-from xmap_compat.tools.source.rules import RuleOver, over_cotangents
-from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
+from xmap_compat.tools.source.rules import RuleOver, wrapped
+from xmap_compat.tools.source.text import NotWritable, array, literal
 from xmap_compat.tools.source.user_code import (
     AxisNames,
     Piece,
@@ -341,12 +341,12 @@ class Module:
             return written
         attached = []
         if isinstance(rules[-1], types.FunctionType) and kind == "vjp":
-            before, after, varying = over_cotangents(self, piece.file, [piece.node, source_of(rules[-1]).node])
-            if before:
-                names[-1] = f"{self.helper(before.rstrip('('))}({names[-1]}{after}"
-            if varying:
-                given = ", ".join([written, varying, *([literal(nondiff)] if nondiff else [])])
-                attached = [f"{written} = {self.helper('varying_over')}({given})"]
+            over = wrapped(self, piece.file, [piece.node, source_of(rules[-1]).node])
+            if over.helper:
+                names[-1] = f"{self.helper(over.helper)}({names[-1]}, {over.axes}{over.options})"
+            if over.differ:
+                more = f", {literal(nondiff)}" if nondiff else ""
+                attached = [f"{written} = {self.helper('varying_over')}({written}, {over.axes}{more})"]
         more = ", symbolic_zeros=True" if getattr(value, "symbolic_zeros", False) else ""
         self.definitions[f"{written}.def{kind}"] = [f"{written}.def{kind}({', '.join(names)}{more})", *attached]
         return written
@@ -363,7 +363,7 @@ class Module:
     def _data(self, value: Any, wanted: str, piece: Piece | None) -> str | None:
         if isinstance(value, jax.Array) and _jax.is_key(value):
             data = self._array(jax.random.key_data(value), f"{wanted}_data")
-            impl = quoted(str(jax.random.key_impl(value)))
+            impl = literal(str(jax.random.key_impl(value)))
             return f"{self.alias('jax', jax)}.random.wrap_key_data({data}, impl={impl})"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
@@ -376,7 +376,7 @@ class Module:
             return f"[{', '.join(items(value))}]"
         if type(value) is dict:
             return "{" + ", ".join(f"{literal(k)}: {x}" for k, x in zip(value, items(value.values()))) + "}"
-        return f"np.dtype({quoted(value.name)})" if isinstance(value, np.dtype) else literal(value)
+        return f"np.dtype({literal(value.name)})" if isinstance(value, np.dtype) else literal(value)
 
     def _array(self, value: Any, wanted: str) -> str:
         if np.size(value) <= MAX_LITERAL:

@@ -24,7 +24,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
-from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, sorted_imports, with_note
+from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, with_note
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
@@ -205,7 +205,7 @@ def _module(plan: CallPlan, about: Sequence[str], lines: Sequence[str], more: Se
     if plan.mesh is not None:
         imports.update((IMPORTS["np"], "from jax.sharding import Mesh", "from jax.sharding import PartitionSpec as P"))
     made = mesh_lines(plan.mesh, mesh) if plan.mesh is not None else []
-    return formatted("\n".join([*docstring(about), "", *sorted_imports(imports), "", *made, *lines, ""]))
+    return formatted("\n".join([docstring(about), "", *sorted(imports), "", *made, *lines, ""]))
 
 
 # ------------------------------------------------------------------ the user's functions

@@ -28,7 +28,7 @@ from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
 from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
-from xmap_compat.tools.source.rules import over_cotangents
+from xmap_compat.tools.source.rules import wrapped
 from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Row, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
 from xmap_compat.tools.source.user_code import AxisNames, Piece, free_reads, offset, renamed, spliced
@@ -273,7 +273,7 @@ class Rewriter:
             self._replace(at, text)
 
     def _given(self, node: ast.Call, callee: Any, arguments: Sequence[Any], needed: bool) -> dict[str, Any]:
-        """The arguments of a call, by the parameters' names; where they are not known, ``axis`` is one that is a name."""
+        """The arguments of a call, by the parameters' names; ``axis`` of one that is a name where they are unknown."""
         keywords = {str(k.arg): k.value for k in node.keywords}
         if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
             if needed:
@@ -355,12 +355,12 @@ class Rewriter:
         rule = backward if isinstance(backward, ast.Lambda) else defs.get(getattr(backward, "id", ""))
         if primal is None or rule is None:
             return
-        before, after, varying = over_cotangents(self.module, self.piece.file, [primal, rule])
-        if before:
-            self._around(backward, backward, OURS + before, after)
-        if varying:
+        over = wrapped(self.module, self.piece.file, [primal, rule])
+        if over.helper:
+            self._around(backward, backward, f"{OURS}{over.helper}(", f", {ours(over.axes)}{over.options})")
+        if over.differ:
             _, end = self.piece.bounds(node)
-            owned = f"{primal.name} = {OURS}varying_over({primal.name}, {varying})"
+            owned = f"{primal.name} = {OURS}varying_over({primal.name}, {ours(over.axes)})"
             self._put(end, end, f"\n{' ' * node.col_offset}{owned}")
 
     # ---- values

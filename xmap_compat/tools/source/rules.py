@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -166,40 +166,45 @@ def _is_inexact(v) -> bool:
     return jnp.issubdtype(v.aval.dtype, np.inexact)
 
 
-def rule_at(rules: Sequence[RuleOver], file: str, ranges: Sequence[tuple[int, int]]) -> RuleOver | None:
-    """The rule whose collectives are in one of the ranges of lines of a file."""
-    inside = [
-        rule
-        for rule in rules
-        if any(s[0] == file and any(a <= s[1] and s[3] <= b for a, b in ranges) for s in rule.spans)
-    ]
-    if len({(rule.results, rule.operands, rule.names) for rule in inside}) > 1:
-        raise NotWritable("a backward rule with collectives that is used in several ways")
-    if not inside:
-        return None
-    return dataclasses.replace(inside[0], gathered=any(rule.gathered for rule in inside))
+class Wrapped(NamedTuple):
+    """What a written rule and its function need for the cotangents of plain JAX.
+
+    Attributes:
+      helper: what makes a rule out of the user's; "" if that may stay.
+      axes: of its collectives, or a function of the argument that has their name, as text.
+      options: of the helper, as text.
+      differ: whether the arguments of the function must differ along the axes of ``jax.vmap``.
+    """
+
+    helper: str
+    axes: str
+    options: str
+    differ: bool
 
 
-# ------------------------------------------------------------------------ in the text of a function
-
-
-def over_cotangents(module: Module, file: str, nodes: Sequence[Any]) -> tuple[str, str, str]:
-    """What a backward rule needs for the cotangents of plain JAX.
+def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
+    """What a rule in a file needs.
 
     Args:
       nodes: its function, and itself.
-
-    Returns:
-      The text before the rule and after it, empty if it may stay as it is; and the axes of ``jax.vmap`` and others
-      along which the arguments must differ, or "".
     """
-    over = rule_at(module.rules, file, [(n.lineno, n.end_lineno) for n in nodes])
-    if over is None:
-        return "", "", ""
-    axes = literal(tuple(p for n in over.names for p in module.names.parts(n)))
-    differ = over.results == "first" and not module.typed and any(module.names.local[n] for n in over.names)
-    options = "".join(f", {key}={literal(value)}" for key, value in over.options(module.typed).items())
-    if not options:
-        return "", "", axes if differ else ""
+    ranges = [(node.lineno, node.end_lineno) for node in nodes]
+    within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731
+    inside = [rule for rule in module.rules if any(map(within, rule.spans))]
+    if not inside:
+        return Wrapped("", "", "", False)
+    over, names = inside[0], dict.fromkeys(rule.names for rule in inside)
+    own = [a.arg for a in nodes[1].args.args[:-2]]
+    if len({(rule.results, rule.operands) for rule in inside}) > 1 or (len(names) > 1 and len(own) != 1):
+        raise NotWritable("a backward rule with collectives that is used in several ways")
+    if len(names) > 1:
+        axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"
+    else:
+        axes = literal(tuple(p for n in over.names for p in module.names.parts(n)))
+    gathered = any(rule.gathered for rule in inside)
+    options = dataclasses.replace(over, gathered=gathered).options(module.typed)
+    differ = over.results == "first" and not module.typed and any(module.names.local[n] for ns in names for n in ns)
     helper = "typed_backward_over" if module.typed else "backward_over"
-    return f"{helper}(", f", {axes}{options})", axes if differ else ""
+    return Wrapped(
+        helper if options else "", axes, "".join(f", {key}={literal(value)}" for key, value in options.items()), differ
+    )
