@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +58,7 @@ MAX_LITERAL = 64
 # Collectives whose helpers count the axes of the mesh before those of jax.vmap.
 _IN_ORDER = ("ppermute", "reduce_scatter", "all_to_all")
 # Names of modules that are imported where they are used.
-IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
+IMPORTED = {"functools": functools, "itertools": itertools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
 @dataclasses.dataclass(frozen=True)
