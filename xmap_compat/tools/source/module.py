@@ -11,6 +11,7 @@ import builtins
 import dataclasses
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ MAX_LITERAL = 64
 # Collectives whose helpers count the axes of the mesh before those of jax.vmap.
 _IN_ORDER = ("ppermute", "reduce_scatter", "all_to_all")
 # Names of modules that are imported where they are used.
-IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
+IMPORTED = {"functools": functools, "itertools": itertools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
 class Edit(NamedTuple):

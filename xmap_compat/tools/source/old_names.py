@@ -7,7 +7,7 @@ from typing import Any
 
 from xmap_compat.legacy.removed import ALIAS, GONE_MODULES, KEYWORDS, NAMES
 from xmap_compat.random import NamedShape
-from xmap_compat.tools.source.text import NotWritable, is_name
+from xmap_compat.tools.source.text import NotWritable
 
 # Functions of ``jax.util`` that are short enough to be written out, by name.
 WRITTEN_OUT = ("safe_map", "safe_zip", "unzip2")
@@ -35,7 +35,7 @@ def new_keyword(function: Any, keyword: str | None) -> str | None:
     for row in KEYWORDS:
         home, _, name = row.function.rpartition(".")
         if row.keyword == keyword and own[1] == name and str(own[0]).split(".")[0] in ("jax", "xmap_compat"):
-            if not is_name(row.now):
+            if not row.now.isidentifier():
                 raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has no more: write {row.now}")
             return row.now
     return None

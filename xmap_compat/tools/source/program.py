@@ -24,11 +24,11 @@ from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
-from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, with_note
-from xmap_compat.tools.source.module import Module
+from xmap_compat.tools.source.imports import module_import
+from xmap_compat.tools.source.module import IMPORTED, Module
 from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
-from xmap_compat.tools.source.text import Names, NotWritable, identifier, literal
+from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, identifier, literal, noted
 from xmap_compat.tools.source.user_code import AxisNames
 from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
 
@@ -82,9 +82,7 @@ def _made(
             raise
         # It fails aloud, and values are the same: the module says so.
         made = made._replace(
-            text=with_note(
-                made.text, f"JAX cannot differentiate this: {str(reason).partition('fails: ')[2].rstrip('.')}."
-            )
+            text=noted(made.text, f"JAX cannot differentiate this: {str(reason).partition('fails: ')[2].rstrip('.')}.")
         )
     return made.text, made.values
 
@@ -201,9 +199,11 @@ def _argument_types(plan: CallPlan) -> Any:
 def _module(plan: CallPlan, about: Sequence[str], lines: Sequence[str], more: Sequence[str], mesh: str) -> str:
     """Docstring, the imports that the lines use and some more, the mesh, the lines."""
     read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
-    imports = {"import jax", *more, *(line for name, line in IMPORTS.items() if name in read)}
+    imports = {"import jax", *more, *(module_import(name, IMPORTED[name]) for name in read & IMPORTED.keys())}
     if plan.mesh is not None:
-        imports.update((IMPORTS["np"], "from jax.sharding import Mesh", "from jax.sharding import PartitionSpec as P"))
+        imports.update(
+            ("import numpy as np", "from jax.sharding import Mesh", "from jax.sharding import PartitionSpec as P")
+        )
     made = mesh_lines(plan.mesh, mesh) if plan.mesh is not None else []
     return formatted("\n".join([docstring(about), "", *sorted(imports), "", *made, *lines, ""]))
 
