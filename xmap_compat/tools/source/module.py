@@ -392,7 +392,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     if isinstance(value, type) or type(value).__module__ in ("builtins", "types", "functools"):
         return None
     if hasattr(value, "_fields"):
-        return value._asdict()
+        return {name: getattr(value, name) for name in value._fields}
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
     try:

@@ -237,8 +237,8 @@ class Rewriter:
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one of it: other axes, or a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
-        if callee is None and isinstance(function, ast.Attribute) and hasattr(jnp, function.attr):
-            callee, arguments = getattr(jnp, function.attr), [function.value, *arguments]  # a method of an array
+        if callee is None and isinstance(function, ast.Attribute) and function.attr in vars(jnp):
+            callee, arguments = vars(jnp)[function.attr], [function.value, *arguments]  # a method of an array
         row = row_of(callee)
         given = self._given(node, callee, arguments, bool(traced or row))
         parameter = next((p for p in AXIS_PARAMETERS if p in given), None)
