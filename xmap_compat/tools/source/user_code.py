@@ -108,6 +108,11 @@ def bound_by(statement: ast.stmt) -> set[str]:
     return {i.argval for i in dis.get_instructions(_compiled(statement)) if i.opname == "STORE_NAME"}
 
 
+def first_line(node: Any) -> int:
+    """Where a part of a file begins, with its decorators."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
 def offset(text: str, line: int, column: int) -> int:
     """The position in a text of a line and a column in bytes."""
     lines = text.splitlines(keepends=True)
@@ -163,11 +168,13 @@ class Piece:
 
     def bounds(self, node: Any) -> tuple[int, int]:
         """Where a part is in the text, with its decorators."""
-        first = min([(node.lineno, node.col_offset), *((d.lineno, 0) for d in getattr(node, "decorator_list", ()))])
-        return offset(self.text, *first), offset(self.text, node.end_lineno, node.end_col_offset)
+        line = first_line(node)
+        start = offset(self.text, line, node.col_offset if line == node.lineno else 0)
+        return start, offset(self.text, node.end_lineno, node.end_col_offset)
 
     @functools.cached_property
-    def _free(self) -> dict[tuple[int, int], str]:
+    def free(self) -> dict[tuple[int, int], str]:
+        """Where it reads names that it does not bind."""
         try:
             return free_reads(self.node)
         except SyntaxError as error:
@@ -182,7 +189,7 @@ class Piece:
 
     def is_bound(self, node: ast.Name) -> bool:
         """Whether a name is one of the piece's own there."""
-        return (node.lineno, node.col_offset) not in self._free
+        return (node.lineno, node.col_offset) not in self.free
 
     def known(self, node: ast.Name) -> bool:
         return not self.is_bound(node) and self.has(node.id)
@@ -285,9 +292,8 @@ def source_of_class(cls: type) -> Piece:
 
 
 def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
-    first = lambda n: min([n.lineno, *(d.lineno for d in n.decorator_list)])  # noqa: E731
     named = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name)
-    return next((n for n in named if first(n) == code.co_firstlineno), None)
+    return next((n for n in named if first_line(n) == code.co_firstlineno), None)
 
 
 def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
