@@ -556,7 +556,7 @@ def test_methods_that_call_xmap_stay_behind():
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
-class Layer:
+class Weighted:
     weights: jax.Array
     bias: jax.Array
 
@@ -567,14 +567,14 @@ def of_a_layer(layer, pair, x):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_arguments_of_classes_of_the_users(place):
-    layer, pair, x = Layer(normal(8, 3), normal(3)), State(normal(8, 3, seed=1), np.int32(4)), normal(8, 3, seed=2)
-    axes = (Layer(["i", ...], {}), State(["i", ...], {}), ["i", ...])
+    layer, pair, x = Weighted(normal(8, 3), normal(3)), State(normal(8, 3, seed=1), np.int32(4)), normal(8, 3, seed=2)
+    axes = (Weighted(["i", ...], {}), State(["i", ...], {}), ["i", ...])
     args, out_axes = (layer, pair, x), ([...], State(["i", ...], []))
     text = source_of(of_a_layer, axes, out_axes, resources_of("i", place), args)
     total, state = run(text)(*args)
     assert_close(total, (layer.weights * x).sum(0) + layer.bias)
     assert_close(state.weights, layer.weights + pair.weights)
-    assert state.count == 4 and "class Layer" not in text
+    assert state.count == 4 and "class Weighted" not in text
 
 
 INF = float("inf")
