@@ -577,6 +577,22 @@ def test_arguments_of_classes_of_the_users(place):
     assert state.count == 4 and "class Weighted" not in text
 
 
+class Mode(enum.IntEnum):
+    total, mean = 1, 2
+
+
+class Kind(enum.Enum):
+    total, mean = "a", "b"
+
+
+@pytest.mark.parametrize("mode", [*Mode, *Kind], ids=str)
+def test_members_of_enumerations_stay_what_they_are(mode):
+    x, over = normal(8, 3), {"total": lax.psum, "mean": lax.pmean}
+    expected = x.sum(0) if mode.name == "total" else x.mean(0)
+    text = check(lambda v: over[mode.name](v, "i"), ["i", ...], [...], {"i": "x"}, (x,), expected)
+    assert f"mode = {type(mode).__name__}.{mode.name}" in text
+
+
 INF = float("inf")
 
 

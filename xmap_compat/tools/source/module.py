@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import functools
 import inspect
 import itertools
@@ -398,6 +399,8 @@ class Module:
             return f"{self.alias('jax', jax)}.random.wrap_key_data({data}, impl={impl})"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
+        if isinstance(value, enum.Enum) and value.name in type(value).__members__:
+            return f"{self.expression(type(value), type(value).__name__, scope)}.{value.name}"
         items = lambda values: [self.expression(v, wanted, scope) for v in values]  # noqa: E731
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             given = ", ".join(f"{f}={x}" for f, x in zip(value._fields, items(value)))
