@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from xmap_compat.legacy.removed import ALIAS, GONE_MODULES, KEYWORDS, NAMES
+from xmap_compat.random import NamedShape
 from xmap_compat.tools.source.text import NotWritable
 
 # Functions of ``jax.util`` that are short enough to be written out, by name.
@@ -40,11 +41,11 @@ def new_keyword(function: Any, keyword: str | None) -> str | None:
     return None
 
 
-def written_out(value: Any) -> str | None:
-    """The name of the helper for a function of ``jax.util``."""
+def helper_for(value: Any) -> str | None:
+    """The name of the helper for a class of ours, or a function of ``jax.util``."""
     name = getattr(value, "__name__", "")
     inside = str(getattr(value, "__module__", "") or "").startswith(("jax._src.util", "jaxlib"))
-    return name if name in WRITTEN_OUT and inside and callable(value) else None
+    return name if value is NamedShape or (name in WRITTEN_OUT and inside and callable(value)) else None
 
 
 def of_jax(value: Any) -> Any:

@@ -27,7 +27,7 @@ from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_ne
 from xmap_compat.tools.source.imports import module_import
 from xmap_compat.tools.source.module import IMPORTED, Module
 from xmap_compat.tools.source.rules import RuleOver, rules_over
-from xmap_compat.tools.source.stand_ins import STAND_INS, nested_xmaps
+from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, identifier, literal, noted
 from xmap_compat.tools.source.user_code import AxisNames
 from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
