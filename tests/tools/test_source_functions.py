@@ -274,7 +274,7 @@ def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
 def side(fun, *args):
     closed = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
     trace = lambda fun, avals: jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-    return proof.Side(*proof._jax.open_jaxpr(closed), trace)
+    return proof.Graph(closed, trace)
 
 
 @jax.custom_jvp

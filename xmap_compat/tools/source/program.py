@@ -270,7 +270,7 @@ def _rewritten(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unch
         of_xmaps = made(True, needed)
         to_prove = _module(plan, about, _definitions(of_xmaps), list(of_xmaps.imports), wrapper.mesh)
         nested = nested_xmaps(of_xmaps.nested)
-    prove = lambda there: proof.prove_functions(plan, names, there, module.name)  # noqa: E731
+    prove = lambda there: proof.difference_from(plan, names, eval(module.name, there))  # noqa: E731
     return Written(text, module.values, wrapper.entry, to_prove, nested, prove)
 
 
