@@ -309,9 +309,17 @@ def other_order(x, y):
     return jnp.asarray(second) + jnp.sin(x)
 
 
+def called_back(k, x, y):
+    return jax.pure_callback(lambda v: v * np.float32(k), jax.ShapeDtypeStruct((3,), np.float32), x)
+
+
 DIFFERENT = {
     "a collective": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.pmax(x, "i")),
     "its axis": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.psum(x, "j")),
+    "its position": tuple(lambda x, y, k=k: lax.psum(jnp.outer(x, y), ("i", k)) for k in (0, 1)),
+    "an effect": (lambda x, y: x, lambda x, y: (jax.debug.print("{x}", x=x), x)[1]),
+    "a callback": tuple(functools.partial(called_back, k) for k in (1, 2)),
+    "the sign of zero": (lambda x, y: x + 0.0, lambda x, y: x + -0.0),
     "a permutation": (
         lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 0)]),
         lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 2)]),

@@ -220,7 +220,7 @@ def _callable(fun: Any, seen: tuple[int, ...] = ()) -> str:
     seen = (*seen, id(fun))
     if (fun.__module__ or "").split(".")[0] != "jax":
         defaults = {"defaults": fun.__defaults__, "keywords": fun.__kwdefaults__, "given": given or None}
-        used = {**_globals(fun), **closed_over(fun), **{k: v for k, v in defaults.items() if v is not None}}
+        used = {**globals_of(fun), **closed_over(fun), **{k: v for k, v in defaults.items() if v is not None}}
         return f"{fun.__qualname__} of {_digest(code_text(fun.__code__).encode())[:16]} with {_value(used, seen)}"
     inside = [cell for cell in closed_over(fun).values() if _has_code(cell)]
     return f"{fun.__qualname__}({', '.join(_callable(f, seen) for f in inside)})"
@@ -230,7 +230,7 @@ def closed_over(fun):
     return dict(zip(fun.__code__.co_freevars, map(_content, fun.__closure__ or ())))
 
 
-def _globals(fun):
+def globals_of(fun):
     """The numbers and arrays of its module that a function names."""
     there = {name: fun.__globals__.get(name) for name in fun.__code__.co_names}
     return {name: v for name, v in there.items() if isinstance(v, (int, float, complex, *_ARRAYS))}

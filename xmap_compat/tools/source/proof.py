@@ -21,7 +21,8 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.fingerprint import closed_over, code_text
+from xmap_compat.core.fingerprint import closed_over, code_text, globals_of
+from xmap_compat.core.mesh import Mesh
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.rules.parameters import mentioned_names, positions
@@ -48,10 +49,11 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
     trace = lambda body: lambda fun, avals: trace_flat(fun, avals, body)  # noqa: E731
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
-    with body.scope.mesh or contextlib.nullcontext():
+    mesh = body.scope.mesh
+    with Mesh(mesh.devices, mesh.axis_names) if mesh is not None else contextlib.nullcontext():
         found = trace(there)(flat, [v.aval for v in inputs])
     parts = {name: names.parts(name) for name in names.mesh}
-    expected = Graph(program.jaxpr, trace(body), program.consts, parts, trace(there))
+    expected = Graph(program.jaxpr, trace(body), program.consts, parts, there.sizes)
     return difference(expected, Graph(found, trace(there)))
 
 
@@ -81,7 +83,7 @@ class Graph:
       trace: traces functions, as the rules of derivatives, where the program is.
       consts: the values of its constants, if it does not hold them.
       parts: what executes each named axis, where the other program names that.
-      among_parts: traces where those are the axes.
+      sizes: of those.
       numbers: of everything that has been numbered, in both programs.
       equations: by their numbers.
     """
@@ -90,7 +92,7 @@ class Graph:
     trace: Trace
     consts: Sequence[Any] = ()
     parts: Mapping[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    among_parts: Trace | None = None
+    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
     numbers: dict[Any, int] = dataclasses.field(default_factory=dict)
     equations: dict[int, Any] = dataclasses.field(default_factory=dict)
     _effects: list[int] = dataclasses.field(default_factory=list)
@@ -129,20 +131,25 @@ class Graph:
         primitive, held, over = eqn.primitive.name, _jax.read(eqn), self._over(eqn)
         if isinstance(held, _jax.Call):
             return self._results(held.body, operands)
+        if primitive == "copy":
+            return operands
         if primitive == "axis_index" and len(over) > 1:
-            assert self.among_parts is not None
-            return dataclasses.replace(self, parts={})._results(self.among_parts(lambda: lax.axis_index(over), []), [])
+            traced = jax.make_jaxpr(lambda: lax.axis_index(over), axis_env=[*self.sizes.items()])()
+            return dataclasses.replace(self, parts={})._results(traced, [])
         if primitive == "pdot" and not over:  # a contraction of positions
             positional = functools.partial(bind_contraction, **{**eqn.params, "mentions": None})
             return self._results(self.trace(positional, [v.aval for v in eqn.invars]), operands)
-        if primitive in _COMMUTATIVE:
-            operands = sorted(operands)
-        if primitive in _NEUTRAL and jnp.issubdtype(dtype := eqn.outvars[0].aval.dtype, np.integer):
-            neutral = self._constant(_NEUTRAL[primitive], dtype)
-            if eqn.outvars[0].aval.shape == () and neutral in operands:
+        if primitive in _NEUTRAL:
+            operands, neutral = sorted(operands), self._constant(_NEUTRAL[primitive], eqn.outvars[0].aval.dtype)
+            if _type(eqn.outvars[0]) in _INDICES and neutral in operands:
                 operands.remove(neutral)
                 return operands
-        key = self._number(primitive, over, self._parameters(eqn, held), *operands)
+        if isinstance(held, (_jax.CustomJvp, _jax.CustomVjp)):
+            made = self._derivative(eqn, held)
+        else:
+            ignored = _SEEN_IN_OVER if primitive in RULES else ()
+            made = self._value({k: v for k, v in sorted(eqn.params.items()) if k not in ignored})
+        key = self._number(primitive, over, made, *operands)
         self.equations.setdefault(key, eqn)
         if _jax.has_side_effect(eqn):
             self._effects.append(key)
@@ -155,15 +162,6 @@ class Graph:
         over = [p for n in mentioned_names(eqn.params) for p in self.parts.get(n, (n,))]
         over += [("position", k) for k in positions(eqn.params)]
         return tuple(sorted(over, key=str) if eqn.primitive.name in _IN_ANY_ORDER else over)
-
-    # ---- parameters
-
-    def _parameters(self, eqn: Any, held: Any) -> Any:
-        if isinstance(held, (_jax.CustomJvp, _jax.CustomVjp)):
-            return self._derivative(eqn, held)
-        params = held._asdict() if isinstance(held, (_jax.Scan, _jax.While, _jax.Cond, _jax.LinearSolve)) else eqn.params
-        ignored = (*_IGNORED, *(("axes", "axis_name", "axis_size") if eqn.primitive.name in RULES else ()))
-        return tuple((name, self._value(params[name])) for name in sorted(params) if name not in ignored)
 
     def _derivative(self, eqn: Any, held: Any) -> Any:
         """What a function and the rule for its derivative compute."""
@@ -195,7 +193,12 @@ class Graph:
         if isinstance(value, functools.partial):
             return self._value((value.func, value.args, value.keywords))
         if isinstance(value, types.FunctionType):  # of a callback
-            return code_text(value.__code__), self._value((closed_over(value), value.__defaults__))
+            given = closed_over(value), globals_of(value), value.__defaults__, value.__kwdefaults__
+            return code_text(value.__code__), self._value(given)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return type(value), self._value([getattr(value, f.name) for f in dataclasses.fields(value)])
+        if isinstance(value, set):
+            return frozenset(value)
         return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
@@ -252,7 +255,7 @@ def _type(v) -> tuple[Any, ...]:
     return v.aval.shape, str(v.aval.dtype)
 
 
-_COMMUTATIVE = ("add", "mul")
-_NEUTRAL = {"add": 0, "mul": 1}
+_NEUTRAL = {"add": 0, "mul": 1}  # commutative; the neutral element is dropped from indices
+_INDICES = (((), "int32"), ((), "int64"))
 _IN_ANY_ORDER = ("psum", "pmax", "pmin", "pdot")
-_IGNORED = ("mentions", "mesh", "sharding")
+_SEEN_IN_OVER = ("axes", "axis_name", "axis_size", "mentions")
