@@ -51,7 +51,7 @@ def per_device(state, x, y):
 
 @jax.jit
 def mapped_train_step(state, x, y):
-    """10 arrays -> 9 arrays."""
+    """Arrays: 10 -> 9."""
     # Unchecked: types know no collectives over axes of jax.vmap, as "batch".
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), check_vma=False)
     return mapped(state, x, y)

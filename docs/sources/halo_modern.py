@@ -42,12 +42,12 @@ def gathered(x, local):
     return x
 
 
-def ppermute(x, axes, perm):
+def ppermute(x, axis_name, perm):
     """lax.ppermute over axes of the mesh and of jax.vmap; zeros where nothing is sent to.
 
     Only what changes device travels: one lax.ppermute for each distance between devices.
     """
-    across, local = split_axes(axes)
+    across, local = split_axes(axis_name)
     devices, slots = (lax.psum(1, names) if names else 1 for names in (across, local))
     here = lax.axis_index(across) if across else 0
     moves = [(*divmod(source, slots), *divmod(target, slots)) for source, target in perm]

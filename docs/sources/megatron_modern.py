@@ -103,6 +103,6 @@ def per_device(params, x):
 
 @jax.jit
 def mapped_layers(params, x):
-    """4 arrays -> 1 array."""
+    """Arrays: 4 -> 1."""
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P("model"), P("data")), out_specs=P("data"))
     return mapped(params, x)

@@ -40,9 +40,9 @@ def gathered(x, local):
     return x
 
 
-def pdot(x, y, axes, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
+def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
     """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over the mesh."""
-    across, local = split_axes(axes)
+    across, local = split_axes(axis_name)
     x, y = jnp.asarray(x), jnp.asarray(y)
     if preferred_element_type is None:
         x, y = x.astype(jnp.result_type(x, y)), y.astype(jnp.result_type(x, y))
@@ -97,7 +97,7 @@ def per_device(params, image, label):
 
 @jax.jit
 def mapped_loss(params, image, label):
-    """6 arrays -> 1 array."""
+    """Arrays: 6 -> 1."""
     # Unchecked: types know no collectives over axes of jax.vmap, as "hidden".
     mapped = jax.shard_map(
         per_device,

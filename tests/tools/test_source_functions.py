@@ -4,7 +4,9 @@ Each source is executed where xmap_compat cannot be imported, and compared in va
 functions of whole arrays.
 """
 
+import collections
 import dataclasses
+import enum
 import functools
 import re
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from test_source import assert_close, check, grid, normal, plan_of, refused, res
 
 from xmap_compat import Mesh, SerialLoop, install, xmap
 from xmap_compat.tools.source import module, proof
+from xmap_compat.tools.source import text as words
 from xmap_compat.tools.source.rewrite import Rewriter
 
 PLACES = ["none", "part", "full"]
@@ -557,3 +560,39 @@ def test_methods_that_call_xmap_stay_behind():
     x = normal(8, 3)
     text = check(Caller(2.0).own, ["i", ...], ["i", ...], {"i": "x"}, (x,), 2 * x - x.mean(0))
     assert "def own(self, x):" in text and "__call__" not in text
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, ..., True, -3, 2.5, -0.0, INF, -INF, float("nan"), complex(-0.0, -INF), (), (1,), [2.0, None], {}),
+        *(
+            "inf",
+            "it's",
+            'say "x"',
+            "\\n'\"",
+            ("it's 'x'", "nan"),
+            {"inf": INF, 3: (-INF,)},
+            frozenset({1}),
+            slice(0, 3),
+        ),
+        *(np.float32(0.1), np.float64(-INF), np.int8(3), np.True_, np.complex64(1 - 0j), np.array([[INF], [-0.0]])),
+        *(np.zeros((0, 2), np.int16), np.array([0.1, np.nan], jnp.bfloat16), np.array([1 - 0j, -2j])),
+    ],
+    ids=repr,
+)
+def test_a_literal_is_evaluated_to_the_same(value):
+    written = words.array(value) if isinstance(value, np.ndarray) else words.literal(value)
+    found = eval(written, {"np": np, "jnp": jnp})
+    assert type(found) is type(value) and repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", [object(), enum.IntEnum("Mode", "fast").fast, [np.ones(2)], collections.OrderedDict()]
+)
+def test_other_data_is_no_literal(value):
+    with pytest.raises(words.NotWritable):
+        words.literal(value)

@@ -37,9 +37,9 @@ def gathered(x, local):
     return x
 
 
-def pdot(x, y, axes, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
+def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
     """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over the mesh."""
-    across, local = split_axes(axes)
+    across, local = split_axes(axis_name)
     x, y = jnp.asarray(x), jnp.asarray(y)
     if preferred_element_type is None:
         x, y = x.astype(jnp.result_type(x, y)), y.astype(jnp.result_type(x, y))
@@ -64,9 +64,11 @@ def einsum_over(subscripts, *operands, local={}, across=(), **options):  # noqa:
     return lax.psum(result, across) if across else result
 
 
-def pdot_inside(x, y, axes, *args, **options):
+def pdot_inside(x, y, axis_name, *args, **options):
     """pdot as a gradient that is taken inside sees it: each element has its own cotangent, and none are summed."""
-    return with_own_cotangents(lambda x, y: pdot(x, y, axes, *args, **options), functools.partial(pdot, axes=()), x, y)
+    return with_own_cotangents(
+        lambda x, y: pdot(x, y, axis_name, *args, **options), functools.partial(pdot, axis_name=()), x, y
+    )
 
 
 def einsum_inside(subscripts, *operands, local={}, across=(), **options):  # noqa: B006
@@ -186,21 +188,21 @@ def broadcast(prefix, tree):
     return jax.tree.leaves(jax.tree.broadcast(prefix, tree, is_leaf=is_none), is_leaf=is_none)
 
 
-def all_gather(x, axes, axis=0, tiled=False):
+def all_gather(x, axis_name, axis=0, tiled=False):
     """lax.all_gather over axes of the mesh and of jax.vmap together: those of one kind that are neighbours at once."""
-    for on_mesh, group in reversed([(k, tuple(g)) for k, g in itertools.groupby(axes, MESH_AXES.__contains__)]):
+    for on_mesh, group in reversed([(k, tuple(g)) for k, g in itertools.groupby(axis_name, MESH_AXES.__contains__)]):
         for names in [group] if on_mesh else [(name,) for name in reversed(group)]:
             x = lax.all_gather(x, names, axis=axis, tiled=tiled)
             tiled = True
     return x
 
 
-def ppermute(x, axes, perm):
+def ppermute(x, axis_name, perm):
     """lax.ppermute over axes of the mesh and of jax.vmap; zeros where nothing is sent to.
 
     Only what changes device travels: one lax.ppermute for each distance between devices.
     """
-    across, local = split_axes(axes)
+    across, local = split_axes(axis_name)
     devices, slots = (lax.psum(1, names) if names else 1 for names in (across, local))
     here = lax.axis_index(across) if across else 0
     moves = [(*divmod(source, slots), *divmod(target, slots)) for source, target in perm]
@@ -231,19 +233,19 @@ def moved(across, local, devices, slots, here, moves, x):
     return result[lax.axis_index(local) if local else 0]
 
 
-def pshuffle(x, axes, perm):
+def pshuffle(x, axis_name, perm):
     """Element i of the result is element perm[i]."""
-    return ppermute(x, axes, list(zip(perm, range(len(perm)))))
+    return ppermute(x, axis_name, list(zip(perm, range(len(perm)))))
 
 
-def pbroadcast(x, axes, source):
+def pbroadcast(x, axis_name, source):
     """The element at an index, at every index."""
-    return lax.psum(jnp.where(lax.axis_index(axes) == source, x, jnp.zeros_like(x)), axes)
+    return lax.psum(jnp.where(lax.axis_index(axis_name) == source, x, jnp.zeros_like(x)), axis_name)
 
 
-def psum_scatter(x, axes, scatter_dimension=0, tiled=False):
+def psum_scatter(x, axis_name, scatter_dimension=0, tiled=False):
     """lax.psum_scatter over axes of the mesh and then of jax.vmap."""
-    across, local = split_axes(axes)
+    across, local = split_axes(axis_name)
     d = scatter_dimension
     total = lax.psum_scatter(lax.psum(x, local), across, scatter_dimension=d, tiled=True)
     size = total.shape[d] // lax.psum(1, local)
@@ -251,9 +253,9 @@ def psum_scatter(x, axes, scatter_dimension=0, tiled=False):
     return part if tiled else lax.squeeze(part, (d,))
 
 
-def all_to_all(x, axes, split_axis, concat_axis, tiled=False):
+def all_to_all(x, axis_name, split_axis, concat_axis, tiled=False):
     """lax.all_to_all over axes of the mesh and then of jax.vmap, with the right derivative."""
-    across, local = split_axes(axes)
+    across, local = split_axes(axis_name)
     if tiled and not local:
         return lax.all_to_all(x, across, split_axis, concat_axis, tiled=True)
     block = gathered(x, local)
@@ -272,19 +274,19 @@ def all_to_all(x, axes, split_axis, concat_axis, tiled=False):
     return mine.reshape(*shape[:concat_axis], -1, *shape[concat_axis + 2 :])
 
 
-def pswapaxes(x, axes, axis):
+def pswapaxes(x, axis_name, axis):
     """Swap a positional dimension with axes."""
-    return all_to_all(x, axes, axis, axis)
+    return all_to_all(x, axis_name, axis, axis)
 
 
-def pargmax(x, axes):
+def pargmax(x, axis_name):
     """The smallest index over axes at which x is largest."""
-    return index_of(x, lax.pmax(lax.stop_gradient(x), axes), axes)
+    return index_of(x, lax.pmax(lax.stop_gradient(x), axis_name), axis_name)
 
 
-def pargmin(x, axes):
+def pargmin(x, axis_name):
     """The smallest index over axes at which x is smallest."""
-    return index_of(x, lax.pmin(lax.stop_gradient(x), axes), axes)
+    return index_of(x, lax.pmin(lax.stop_gradient(x), axis_name), axis_name)
 
 
 def index_of(x, value, axes):

@@ -40,7 +40,7 @@ from xmap_compat.tools.source.kinds import (
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import Rewriter
 from xmap_compat.tools.source.rules import RuleOver, backward_over
-from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
+from xmap_compat.tools.source.text import NotWritable, array, literal
 from xmap_compat.tools.source.user_code import (
     AxisNames,
     Found,
@@ -393,7 +393,7 @@ class Module:
             raise NotWritable(f"{wanted}, a value of a transformation around the call")
         if isinstance(value, jax.Array) and _jax.is_key(value):
             data = self._data(jax.random.key_data(value), f"{wanted}_data", scope)
-            impl = quoted(str(jax.random.key_impl(value)))
+            impl = literal(str(jax.random.key_impl(value)))
             return f"{self.alias('jax', jax)}.random.wrap_key_data({data}, impl={impl})"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
@@ -412,7 +412,7 @@ class Module:
         if type(value) is dict:
             return "{" + ", ".join(f"{literal(k)}: {x}" for k, x in zip(value, items(value.values()))) + "}"
         if isinstance(value, np.dtype):
-            return f"np.dtype({quoted(value.name)})"
+            return f"np.dtype({literal(value.name)})"
         try:
             return literal(value)
         except NotWritable:

@@ -25,7 +25,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
-from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, sorted_imports, with_note
+from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, with_note
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.stand_ins import STAND_INS, nested_xmaps
@@ -130,7 +130,7 @@ def _proved(
     # What an xmap inside is evaluated to is no nest of vmaps: it is compared as an xmap.
     of_xmaps = made(True, needed) if module.nested else module
     with _worded("what was written cannot be compared with the plan"):
-        to_prove = "\n".join([*IMPORTS.values(), *of_xmaps.imports, *_definitions(of_xmaps)])
+        to_prove = "\n".join(["import jax", *IMPORTS.values(), *of_xmaps.imports, *_definitions(of_xmaps)])
         stand_ins = {**module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
         body = eval(module.name, _executed(plan, to_prove if module.nested else text, stand_ins))
         difference = proof.difference_from(plan, names, body)
@@ -157,7 +157,7 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     for edit in module.edits:
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
-    return formatted("\n".join([*docstring(about), "", *sorted_imports(imports), "", *lines, ""]))
+    return formatted("\n".join([docstring(about), "", *sorted(imports), "", *lines, ""]))
 
 
 def _definitions(module: Module) -> list[str]:

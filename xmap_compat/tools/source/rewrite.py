@@ -427,7 +427,7 @@ class Rewriter:
         if function is not None:
             self._replaced[node.func] = function
         for k in node.keywords:
-            name = "axes" if row is not None and k.arg == row.axis else k.arg
+            name = "axes" if row is not None and k.arg == row.axis and str(row.helper).endswith("_over") else k.arg
             name = old_names.new_keyword(self.callee(node.func), name) or name
             if name != k.arg:
                 self._replaced[k] = f"{name}={self.text(k.value)}"
