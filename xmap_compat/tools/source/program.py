@@ -202,8 +202,9 @@ def _why_no_derivative(plan: CallPlan, function: Callable[..., Any]) -> str | No
         with contextlib.suppress(Exception):
             _derivative(jaxpr_as_fun(plan.staged.jaxpr), jax.tree.leaves(args))
             return str(reason)
-        return None
-    hazards.check_branches(derivative)
+    else:
+        hazards.check_branches(derivative)
+    return None
 
 
 def _derivative(function: Callable[..., Any], args: Any) -> Any:

@@ -44,8 +44,9 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
       function: of a module that was executed with ``stand_ins`` for its helpers.
     """
     program, body = plan.staged.plan.program, plan.staged.plan.body
-    local = {names.local[a.name]: a.device_size for a in plan.axes if names.local[a.name]}
-    there = Body({**(plan.mesh.shape if plan.mesh is not None else {}), **local}, body.scope, body.device_axes)
+    sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
+    sizes.update((names.local[a.name], a.device_size) for a in plan.axes if names.local[a.name])
+    there = Body(sizes, body.scope, body.device_axes)
     trace = lambda body: lambda fun, avals: trace_flat(fun, avals, body)  # noqa: E731
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
@@ -53,7 +54,7 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
     with Mesh(mesh.devices, mesh.axis_names) if mesh is not None else contextlib.nullcontext():
         found = trace(there)(flat, [v.aval for v in inputs])
     parts = {name: names.parts(name) for name in names.mesh}
-    expected = Graph(program.jaxpr, trace(body), program.consts, parts, there.sizes)
+    expected = Graph(program.jaxpr, trace(body), program.consts, parts, sizes)
     return difference(expected, Graph(found, trace(there)))
 
 
