@@ -78,12 +78,12 @@ def moved(across, local, devices, slots, here, moves, x):
     return result[lax.axis_index(local) if local else 0]
 
 
-RATE = 1e-1
-
-
 def shift(v, name, by):
     n = lax.psum(1, axes_of(name))
     return ppermute(v, axes_of(name), [(i, (i + by) % n) for i in range(n)])
+
+
+RATE = 1e-1
 
 
 def diffuse(u):

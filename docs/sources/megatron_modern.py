@@ -56,23 +56,6 @@ def at_first(tree, axes):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def reduce_from(x, axis):
-    """The sum over an axis; each element gets its cotangent as it is."""
-    return lax.psum(x, axes_of(axis))
-
-
-def reduce_fwd(x, axis):
-    return lax.psum(x, axes_of(axis)), None
-
-
-def reduce_bwd(axis, _, ct):
-    return (ct,)
-
-
-reduce_from.defvjp(reduce_fwd, typed_backward_over(reduce_bwd, lambda axis: axes_of(axis), operands="vary"))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def copy_to(x, axis):
     """The same ``x`` for each element of an axis; their cotangents are summed."""
     return x
@@ -86,7 +69,24 @@ def copy_bwd(axis, _, ct):
     return (lax.psum(ct, axes_of(axis)),)
 
 
-copy_to.defvjp(copy_fwd, typed_backward_over(copy_bwd, lambda axis: axes_of(axis), results="first"))
+copy_to.defvjp(copy_fwd, typed_backward_over(copy_bwd, ("model",), results="first"))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def reduce_from(x, axis):
+    """The sum over an axis; each element gets its cotangent as it is."""
+    return lax.psum(x, axes_of(axis))
+
+
+def reduce_fwd(x, axis):
+    return lax.psum(x, axes_of(axis)), None
+
+
+def reduce_bwd(axis, _, ct):
+    return (ct,)
+
+
+reduce_from.defvjp(reduce_fwd, typed_backward_over(reduce_bwd, ("model",), operands="vary"))
 
 
 def layers(params, x):

@@ -21,9 +21,8 @@ from jax.ad_checkpoint import checkpoint_name
 from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
 
 from xmap_compat import Mesh, SerialLoop, install, xeinsum, xmap
-from xmap_compat.tools.source import module, proof
+from xmap_compat.tools.source import module, proof, rewrite
 from xmap_compat.tools.source import text as words
-from xmap_compat.tools.source.rewrite import Rewriter
 
 PLACES = ["none", "part", "full"]
 
@@ -300,13 +299,9 @@ NUMBERS = np.arange(24.0, dtype=np.float32).reshape(8, 3)
 # ----------------------------------------------------------------------------- the proof
 
 
-def wrong_axes(self, at, row):
-    return '"i"'
-
-
 def test_what_is_written_wrong_is_refused(monkeypatch):
     """A writer with a mistake: it forgets the mesh axes of an axis."""
-    monkeypatch.setattr(Rewriter, "_static", wrong_axes)
+    monkeypatch.setattr(rewrite, "axes", lambda parts: '"i"')
     why = refused(minus_all, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),))
     assert "it lacks psum over i" in why and "it has psum over i" in why
 
@@ -316,7 +311,7 @@ def minus_all(x):
 
 
 def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
-    monkeypatch.setattr(module.Module, "_decorated", lambda self, value, scope: None)
+    monkeypatch.setattr(module.Module, "_decorated", lambda self, value: None)
     monkeypatch.setattr(module._jax, "transformation_of", lambda fun: None)
     why = refused(jax.grad(centred), ["i", ...], ["i", ...], {}, (normal(8, 3),))
     assert "of a library, which has no public name" in why

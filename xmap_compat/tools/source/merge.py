@@ -9,11 +9,9 @@ import re
 import symtable
 import tokenize
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
-from xmap_compat.tools.source.layout import EDITED, docstring, formatted
-from xmap_compat.tools.source.text import Names
+from xmap_compat.tools.source.text import EDITED, Names, docstring, formatted
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _EDITS = (" ", EDITED)
@@ -23,12 +21,12 @@ class Merged:
     """Collects modules."""
 
     def __init__(self):
-        self._calls: list[tuple[str, str, Mapping[str, Any]]] = []
+        self._calls: list[tuple[Any, ...]] = []
         self._about: dict[str, None] = {}
         self._statements: list[str] = []
         self._known: dict[str, Any] = {}  # what each name means: its definition, None for a builtin, the id of an array
 
-    def add(self, text: str, entry: str, about: str, values: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    def add(self, text: str, entry: str, about: str, values: Mapping[str, Any] | None = None) -> str | None:
         """Add the module of a call.
 
         Args:
@@ -41,7 +39,10 @@ class Merged:
         """
         tree = ast.parse(text)
         read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and hasattr(builtins, n.id)}
-        given = {**dict.fromkeys(read - _definitions(text).keys()), **{name: id(v) for name, v in values.items()}}
+        given = {
+            **dict.fromkeys(read - _definitions(text).keys()),
+            **{name: id(v) for name, v in (values or {}).items()},
+        }
         if any(self._known.get(name, meaning) != meaning for name, meaning in given.items()):
             return None
         fresh = Names(re.findall(r"\w+", text))

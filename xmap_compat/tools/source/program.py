@@ -25,11 +25,11 @@ from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
-from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, with_note
-from xmap_compat.tools.source.module import Module
+from xmap_compat.tools.source.imports import module_import
+from xmap_compat.tools.source.module import IMPORTED, Module
 from xmap_compat.tools.source.rules import RuleOver, rules_over
-from xmap_compat.tools.source.stand_ins import STAND_INS, nested_xmaps
-from xmap_compat.tools.source.text import Names, NotWritable, identifier, literal
+from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
+from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, identifier, literal, noted
 from xmap_compat.tools.source.user_code import AxisNames
 from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
 
@@ -130,8 +130,8 @@ def _proved(
     # What an xmap inside is evaluated to is no nest of vmaps: it is compared as an xmap.
     of_xmaps = made(True, needed) if module.nested else module
     with _worded("what was written cannot be compared with the plan"):
-        to_prove = "\n".join(["import jax", *IMPORTS.values(), *of_xmaps.imports, *_definitions(of_xmaps)])
-        stand_ins = {**module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
+        to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)])
+        stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
         body = eval(module.name, _executed(plan, to_prove if module.nested else text, stand_ins))
         difference = proof.difference_from(plan, names, body)
     if difference is not None:
@@ -140,7 +140,7 @@ def _proved(
         if typed:
             raise NotWritable(why)
         # It fails aloud, and values are the same: the module says so.
-        text = with_note(text, f"JAX cannot differentiate this: {why.partition('fails: ')[2].rstrip('.')}.")
+        text = noted(text, f"JAX cannot differentiate this: {why.partition('fails: ')[2].rstrip('.')}.")
     return text, module.values
 
 
@@ -149,9 +149,9 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     mapped = wrapper.lines()
     lines = [*_definitions(module), "", "", *mapped]
     read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
-    imports = {"import jax", *module.imports, *(line for name, line in IMPORTS.items() if name in read)}
+    imports = {"import jax", *module.imports, *(module_import(name, IMPORTED[name]) for name in read & IMPORTED.keys())}
     if plan.mesh is not None:
-        imports.update((IMPORTS["np"], "from jax.sharding import Mesh", "from jax.sharding import PartitionSpec as P"))
+        imports |= {"import numpy as np", *(f"from jax.sharding import {n}" for n in ("Mesh", "PartitionSpec as P"))}
         lines = [*mesh_lines(plan.mesh, wrapper.mesh), *lines]
     about = [title(plan, wrapper.entry), *(["", EDITED, ""] if module.edits else [])]
     for edit in module.edits:

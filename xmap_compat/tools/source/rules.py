@@ -7,10 +7,9 @@ sums over the axis by itself may count neither twice.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +24,12 @@ from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.proof import vjp_rules
-from xmap_compat.tools.source.table import TABLE
 from xmap_compat.tools.source.text import NotWritable, literal
-from xmap_compat.tools.source.user_code import Found, Span, collectives
+from xmap_compat.tools.source.user_code import Span, collectives
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
-    from xmap_compat.tools.source.rewrite import Rewriter
+    from xmap_compat.tools.source.module import Module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,92 +166,45 @@ def _is_inexact(v) -> bool:
     return jnp.issubdtype(v.aval.dtype, np.inexact)
 
 
-def rule_at(rules: Sequence[RuleOver], file: str, ranges: Sequence[tuple[int, int]]) -> RuleOver | None:
-    """The rule whose collectives are in one of the ranges of lines of a file."""
-    inside = [
-        rule
-        for rule in rules
-        if any(s[0] == file and any(a <= s[1] and s[3] <= b for a, b in ranges) for s in rule.spans)
-    ]
-    kinds = {(rule.results, rule.operands) for rule in inside}
-    if len(kinds) > 1:
-        raise NotWritable("a backward rule with collectives that is used in several ways")
-    if not inside:
-        return None
-    names = dict.fromkeys(n for rule in inside for n in rule.names)
-    spans = frozenset().union(*(r.spans for r in inside))
-    return dataclasses.replace(inside[0], names=tuple(names), spans=spans, gathered=any(r.gathered for r in inside))
+class Wrapped(NamedTuple):
+    """What a written rule and its function need for the cotangents of plain JAX.
+
+    Attributes:
+      helper: what makes a rule out of the user's; "" if that may stay.
+      axes: of its collectives, or a function of the argument that has their name, as text.
+      options: of the helper, as text.
+      differ: whether the arguments of the function must differ along the axes of ``jax.vmap``.
+    """
+
+    helper: str
+    axes: str
+    options: str
+    differ: bool
 
 
-# ------------------------------------------------------------------------ in the text of a function
-
-
-def attached(r: Rewriter, node: ast.Call) -> str | None:
-    """``f.defvjp(fwd, bwd)`` in the text of a function."""
-    if not isinstance(node.func, ast.Attribute) or node.func.attr != "defvjp" or len(node.args) != 2:
-        return None
-    owner, backward = node.func.value, node.args[1]
-    primal = _local_def(r, owner)
-    rule = backward if isinstance(backward, ast.Lambda) else _local_def(r, backward)
-    if primal is None or rule is None:
-        return None
-    wrapped, axes_text = backward_over(r, r.text(backward), r.found.at(primal), rule, ())
-    text = r.rebuilt(node, {backward: wrapped})
-    if axes_text is None:
-        return text
-    statement = text or ast.get_source_segment(r.found.text, node)
-    owned = f"{primal.name} = {r.module.helper('varying_over')}({primal.name}, {axes_text})"
-    return f"{statement}\n{' ' * node.col_offset}{owned}"
-
-
-def _local_def(r, node):
-    defs = [n for n in ast.walk(r.found.node) if isinstance(n, ast.FunctionDef)]
-    return next((n for n in defs if isinstance(node, ast.Name) and n.name == node.id), None)
-
-
-def backward_over(r: Rewriter, text: str, primal: Found, rule: Any, nondiff: tuple[int, ...]) -> tuple[str, str | None]:
-    """A backward rule for the cotangents of plain JAX; the same text if there are no others.
+def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
+    """What a rule in a file needs.
 
     Args:
-      primal: where the function is.
-      rule: the node of its backward rule.
-
-    Returns:
-      The rule, and the axes of ``jax.vmap`` and others along which the arguments must differ.
+      nodes: its function, and itself.
     """
-    nodes = [primal.node, rule]
-    over = rule_at(r.module.rules, r.found.file, [(n.lineno, n.end_lineno) for n in nodes])
-    if over is None:
-        return text, None
-    typed = r.module.typed
-    found = _axes_of_rule(r, over, nodes, nondiff)
-    differ = over.results == "first" and not typed and any(r.names.local[n] for n in over.names)
-    options = "".join(f", {key}={literal(value)}" for key, value in over.options(typed).items())
-    if options:
-        text = f"{r.module.helper('typed_backward_over' if typed else 'backward_over')}({text}, {found}{options})"
-    return text, found if differ else None
-
-
-def _axes_of_rule(r, over, nodes, nondiff) -> str:
-    """The axes of a rule's collectives, or a function of the arguments that are not differentiated."""
-    spans = {span for span in over.spans if span[0] == r.found.file}
-    calls = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Call) and r.found.span(n) in spans]
-    parameters = [a.arg for a in (*nodes[1].args.posonlyargs, *nodes[1].args.args)][: len(nondiff)]
-    for call in calls:
-        for at in [*call.args, *(k.value for k in call.keywords)]:
-            if isinstance(at, ast.Name) and at.id in parameters:
-                r.module.helper("axes_of")
-                return f"lambda {', '.join(parameters)}: axes_of({at.id})"
-            own = [a.arg for a in nodes[0].args.args]
-            if isinstance(at, ast.Name) and at.id in own and own.index(at.id) in nondiff:
-                r.module.helper("axes_of")
-                return f"lambda {', '.join(parameters)}: axes_of({parameters[nondiff.index(own.index(at.id))]})"
-    parts = literal(tuple(p for n in over.names for p in r.names.parts(n)))
-    for call in calls:
-        row = next((row for row in TABLE if row.function is r.callee(call.func)), None)
-        at = r.bind(call, row)[row.axis] if row is not None else call.func
-        if isinstance(at, ast.Name) and r.found.node is not nodes[1] and r.axis_names(at) is None:
-            # A variable of the function that makes the rule.
-            r.module.helper("axes_of")
-            return f"axes_of({at.id})"
-    return parts
+    ranges = [(node.lineno, node.end_lineno) for node in nodes]
+    within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731
+    inside = [rule for rule in module.rules if any(map(within, rule.spans))]
+    if not inside:
+        return Wrapped("", "", "", False)
+    over, names = inside[0], dict.fromkeys(rule.names for rule in inside)
+    own = [a.arg for a in nodes[1].args.args[:-2]]
+    if len({(rule.results, rule.operands) for rule in inside}) > 1 or (len(names) > 1 and len(own) != 1):
+        raise NotWritable("a backward rule with collectives that is used in several ways")
+    if len(names) > 1:
+        axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"
+    else:
+        axes = literal(tuple(p for n in over.names for p in module.names.parts(n)))
+    gathered = any(rule.gathered for rule in inside)
+    options = dataclasses.replace(over, gathered=gathered).options(module.typed)
+    differ = over.results == "first" and not module.typed and any(module.names.local[n] for ns in names for n in ns)
+    helper = "typed_backward_over" if module.typed else "backward_over"
+    return Wrapped(
+        helper if options else "", axes, "".join(f", {key}={literal(value)}" for key, value in options.items()), differ
+    )

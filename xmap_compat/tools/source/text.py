@@ -1,20 +1,29 @@
-"""Python source as text: literals, pytrees, names."""
+"""Python source as text: literals, pytrees, names, and the layout of a module."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import keyword
 import re
-from collections.abc import Callable, Iterable, Sequence
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 WIDTH = 120
+EDITED = "What changed in the functions:"
+_FORMATTERS = (
+    "ruff check --isolated --select=I --fix --quiet -",
+    f"ruff format --isolated --line-length={WIDTH} -",
+    f"black --line-length={WIDTH} --quiet -",
+)
 _SHOWN = {"np": np, "jnp": jnp, "Ellipsis": ..., **{kind.__name__: kind for kind in (frozenset, range, set, slice)}}
 
 
@@ -38,8 +47,6 @@ class _Text(str):
 
 def literal(value: Any) -> str:
     """Plain Python data as source: as it shows itself, if that is evaluated to the same."""
-    if isinstance(value, PartitionSpec):
-        return partition_spec(value)
     if type(value) is complex:  # the signs of its zeros
         return f"complex({literal(value.real)}, {literal(value.imag)})"
     shown = re.sub(r"'([^'\"\\]*)'", r'"\1"', repr(value))
@@ -71,20 +78,11 @@ def partition_spec(spec: Sequence[Any]) -> str:
     return f"P({', '.join(map(literal, spec))})"
 
 
-def display(kind: type, parts: Iterable[str], keys: Iterable[Any] = ()) -> str:
-    """A tuple, a list or a dictionary of texts."""
-    texts = list(map(_Text, parts))
-    return repr(dict(zip((_Text(literal(k)) for k in keys), texts)) if kind is dict else kind(texts))
-
-
-Named = Callable[[type], str]
-
-
-def prefix(structure: Any, leaves: Sequence[str], named: Named | None = None, whole: bool = False) -> str:
+def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool = False) -> str:
     """A pytree of texts as a display of dictionaries, lists and tuples.
 
     Args:
-      named: what classes of named tuples are called.
+      named: a function that says what a class of named tuples is called; without it there is no text for them.
       whole: without this, one text may stand for a subtree whose leaves are all equal.
     """
     kind, keys = structure.node_data() or (None, None)
@@ -92,20 +90,18 @@ def prefix(structure: Any, leaves: Sequence[str], named: Named | None = None, wh
         return leaves[0]
     rest = iter(leaves)
     children = structure.children()
-    parts = [prefix(child, list(itertools.islice(rest, child.num_leaves)), named, whole) for child in children]
+    parts = [_Text(prefix(c, list(itertools.islice(rest, c.num_leaves)), named, whole)) for c in children]
     if kind is list and len(set(parts)) == 1 < len(parts) - 1 and len(str(parts)) > WIDTH // 2:
-        return f"[{parts[0]}] * {len(parts)}"
-    if kind in (tuple, list, dict):
-        return display(kind, parts, keys or ())
+        return f"{parts[:1]} * {len(parts)}"
+    if kind in (tuple, list):
+        return repr(kind(parts))
+    if kind is dict:
+        return repr({_Text(literal(key)): part for key, part in zip(keys or (), parts)})
     if kind is type(None):
         return "None"
     if named is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return f"{named(kind)}({', '.join(f'{f}={part}' for f, part in zip(kind._fields, parts))})"
     raise NotWritable(f"a pytree with a node of type {kind.__name__}")
-
-
-def is_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def identifier(text: str) -> str:
@@ -126,3 +122,30 @@ class Names:
         name = next(name for name in variants if name not in self.taken)
         self.taken.add(name)
         return name
+
+
+# -------------------------------------------------------------------------------- modules
+
+
+def formatted(text: str) -> str:
+    """The text as ruff and black leave it, where they are installed."""
+    for command in (line.split() for line in _FORMATTERS):
+        if importlib.util.find_spec(command[0]) is not None:
+            started = [sys.executable, "-m", *command]
+            done = subprocess.run(started, input=text, capture_output=True, text=True, timeout=60)
+            text = done.stdout if done.returncode == 0 else text
+    return re.sub("\n{4,}", "\n\n\n", text)
+
+
+def noted(text: str, note: str) -> str:
+    """A module with one more paragraph in its docstring."""
+    _, about, rest = text.split('"""', 2)
+    return '"""'.join(["", f"{about.rstrip()}\n\n{_escaped(textwrap.fill(note, WIDTH))}\n", rest])
+
+
+def docstring(about: Sequence[str]) -> str:
+    return f'"""{_escaped(chr(10).join(about))}' + ('\n"""' if len(about) > 1 else '"""')
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"' * 3, "'" * 3)

@@ -6,24 +6,14 @@ import dataclasses
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from xmap_compat.tools.source.module import Module
-from xmap_compat.tools.source.text import (
-    WIDTH,
-    Names,
-    NotWritable,
-    axes,
-    display,
-    identifier,
-    literal,
-    partition_spec,
-    prefix,
-)
+from xmap_compat.tools.source.text import WIDTH, Names, NotWritable, axes, identifier, literal, partition_spec, prefix
 from xmap_compat.tools.source.user_code import AxisNames
 
 if TYPE_CHECKING:
@@ -103,6 +93,8 @@ class Wrapper:
             root = path if structure.node_data() is None else re.split(r"[\[.]", path)[0]
             self.arguments.append(_Group(self.fresh.like(identifier(root)), structure, arrays))
         self.called = f"({', '.join(group.name for group in self.arguments)})"
+        given = self.called if len(self.arguments) > 1 else self.called.replace(")", ",)")
+        self.given = _Group(given, self.plan.staged.in_tree, self.plan.arguments)
         self.batches = {a.name: a.local_size for a in self.plan.axes if a.loops} | dict.fromkeys(self.one_by_one, 1)
 
     def lines(self) -> list[str]:
@@ -120,20 +112,17 @@ class Wrapper:
     def _function(self, name: str, about: str, body: Iterable[str]) -> list[str]:
         return [f"def {name}{self.called}:", *(f"    {line}" for line in (f'"""{about}"""', *body))]
 
-    def _given(self, leaf: Callable[[Any], str]) -> str:
-        """What holds of the arguments: one text if it is the same of all arrays, or a text for each argument."""
-        if len(same := set(map(leaf, self.plan.arguments))) == 1:
-            return same.pop()
-        return display(tuple, [group.like(map(leaf, group.arrays)) for group in self.arguments])
-
-    def _gives(self, leaf: Callable[[Any], str]) -> str:
+    def _places(self, texts: Sequence[str], given: str, gives: str) -> list[str]:
+        """Options of a map with a text for each array of the arguments and the results."""
+        count = len(self.plan.arguments)
         named = lambda cls: self.module.expression(cls, cls.__name__)  # noqa: E731
-        return prefix(self.result.structure, [leaf(r) for r in self.result.arrays], named)
+        results = prefix(self.result.structure, texts[count:], named)
+        return [f"{given}={self.given.like(texts[:count])}", f"{gives}={results}"]
 
     def _over_devices(self) -> Iterator[str]:
         """The body of the function that goes over the mesh."""
-        spec = lambda array: partition_spec(array.spec or ())  # noqa: E731
-        options = [f"mesh={self.mesh}", f"in_specs={self._given(spec)}", f"out_specs={self._gives(spec)}"]
+        specs = [partition_spec(array.spec or ()) for array in (*self.plan.arguments, *self.plan.results)]
+        options = [f"mesh={self.mesh}", *self._places(specs, "in_specs", "out_specs")]
         if self.plan.mesh is not None and self.plan.compiler_axes:
             own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
             options.append(f"axis_names={{{', '.join(own)}}}")
@@ -169,25 +158,20 @@ class Wrapper:
 
     def _maps(self) -> Iterator[str]:
         """A statement for each axis, the outermost one first."""
-        mapped = sorted(
-            (a for a in self.plan.axes if self.names.local[a.name]), key=lambda a: a.name not in self.batches
-        )
-        for k, axis in enumerate(mapped):
-
-            def position(array, name=axis.name, outer=tuple(a.name for a in mapped[:k])):
-                """Where the axis is after the outer ones have been mapped."""
-                left = [n for n in array.axes if n is None or (self.names.local[n] and n not in outer)]
-                return literal(left.index(name) if name in left else None)
-
-            places = {"in_axes": self._given(position), "out_axes": self._gives(position)}
-            options = [f"{key}={text}" for key, text in places.items() if text != "0"]
+        local = self.names.local
+        axes_left = [[n for n in a.axes if n is None or local[n]] for a in (*self.plan.arguments, *self.plan.results)]
+        mapped = sorted((a for a in self.plan.axes if local[a.name]), key=lambda a: a.name not in self.batches)
+        for axis in mapped:
+            places = [literal(left.index(axis.name) if axis.name in left else None) for left in axes_left]
+            axes_left = [[n for n in left if n != axis.name] for left in axes_left]
+            options = [o for o in self._places(places, "in_axes", "out_axes") if not o.endswith("=0")]
             if axis.name in self.batches:
                 maps, batch = self.module.helper("in_loop"), self.batches[axis.name]
                 options += [f"turns={axis.device_size // batch}"] if batch > 1 else []
             else:
                 maps = "jax.vmap"
-                options.append(f"axis_name={literal(self.names.local[axis.name])}")
+                options.append(f"axis_name={literal(local[axis.name])}")
             if all(axis.name not in a.axes for a in self.plan.arguments):
                 options.append(f"axis_size={axis.device_size}")
-            function = self.mapped if k < len(mapped) - 1 else self.module.name
+            function = self.module.name if axis is mapped[-1] else self.mapped
             yield f"{self.mapped} = {maps}({', '.join([function, *options])})"
