@@ -17,9 +17,10 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
 
-from xmap_compat import Mesh, SerialLoop, install, xmap
+from xmap_compat import Mesh, SerialLoop, install, xeinsum, xmap
 from xmap_compat.tools.source import module, proof, rewrite
 from xmap_compat.tools.source import text as words
 
@@ -239,6 +240,53 @@ def test_an_old_name_without_a_new_one_is_refused():
     assert "a use of jax.lax.tie_in, which JAX has no more: write" in why
 
 
+OFFSETS = np.arange(3, dtype=np.float32)
+
+
+def on_host(v, by=2):
+    return np.asarray(v * by + OFFSETS, np.float32)
+
+
+def called(callback, x):
+    return jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+
+
+CALLBACKS = {
+    "a function": lambda x: called(on_host, x),
+    "a partial one": lambda x: called(functools.partial(on_host, by=3), x),
+    "a lambda": lambda x: called(lambda v: np.asarray(4 * v + OFFSETS, np.float32), x),
+}
+
+
+@pytest.mark.parametrize("place", ["none", "part"])
+@pytest.mark.parametrize("case", CALLBACKS)
+def test_callbacks_are_written(case, place):
+    x, by = normal(8, 3), 2 + list(CALLBACKS).index(case)
+    text = check(CALLBACKS[case], ["i", ...], ["i", ...], resources_of("i", place), (x,), by * x + OFFSETS)
+    assert "JAX cannot differentiate this" not in text
+
+
+def saves_names(x):
+    policy = jax.checkpoint_policies.save_only_these_names("sum")
+    return jax.checkpoint(lambda v: jnp.sin(checkpoint_name(lax.psum(v, "i"), "sum")), policy=policy)(x)
+
+
+def test_a_checkpoint_with_names_to_save_is_written():
+    x = normal(8, 3)
+    check(saves_names, ["i", ...], [...], {"i": "x"}, (x,), np.sin(x.sum(0)))
+
+
+def skips(x, y):
+    return xeinsum("a{i},a->{i}", x, y)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_einsum_over_no_names(place):
+    """That an operand skips an axis is checked by xmap, and is nothing to compute."""
+    x, y = normal(8, 3), normal(3, seed=1)
+    check(skips, (["i", ...], [...]), ["i"], resources_of("i", place), (x, y), x @ y)
+
+
 def test_a_function_that_is_taken_by_its_name():
     name = "sum"
     body = lambda x: getattr(jnp, name)(x, axis="i")
@@ -272,7 +320,7 @@ def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
 def side(fun, *args):
     closed = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
     trace = lambda fun, avals: jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-    return proof.Side(*proof._jax.open_jaxpr(closed), trace)
+    return proof.Graph(closed, trace)
 
 
 @jax.custom_jvp
@@ -307,9 +355,24 @@ def other_order(x, y):
     return jnp.asarray(second) + jnp.sin(x)
 
 
+def called_back(function):
+    return lambda x, y: jax.pure_callback(function, jax.ShapeDtypeStruct((3,), np.float32), x)
+
+
+def with_offset(offset):
+    made = {"OFFSET": offset}
+    exec("def function(v): return v + OFFSET", made)
+    return made["function"]
+
+
 DIFFERENT = {
     "a collective": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.pmax(x, "i")),
     "its axis": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.psum(x, "j")),
+    "its position": tuple(lambda x, y, k=k: lax.psum(jnp.outer(x, y), ("i", k)) for k in (0, 1)),
+    "an effect": (lambda x, y: x, lambda x, y: (jax.debug.print("{x}", x=x), x)[1]),
+    "a callback": tuple(called_back(lambda v, k=k: v * np.float32(k)) for k in (1, 2)),
+    "an array of a callback": tuple(called_back(with_offset(np.float32(k))) for k in (1, 2)),
+    "the sign of zero": (lambda x, y: x + 0.0, lambda x, y: x + -0.0),
     "a permutation": (
         lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 0)]),
         lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 2)]),
@@ -547,6 +610,45 @@ def test_methods_that_call_xmap_stay_behind():
     x = normal(8, 3)
     text = check(Caller(2.0).own, ["i", ...], ["i", ...], {"i": "x"}, (x,), 2 * x - x.mean(0))
     assert "def own(self, x):" in text and "__call__" not in text
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Weighted:
+    weights: jax.Array
+    bias: jax.Array
+
+
+def of_a_layer(layer, pair, x):
+    return lax.psum(layer.weights * x, "i") + layer.bias, State(layer.weights + pair.weights, pair.count)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_arguments_of_classes_of_the_users(place):
+    layer, pair, x = Weighted(normal(8, 3), normal(3)), State(normal(8, 3, seed=1), np.int32(4)), normal(8, 3, seed=2)
+    axes = (Weighted(["i", ...], {}), State(["i", ...], {}), ["i", ...])
+    args, out_axes = (layer, pair, x), ([...], State(["i", ...], []))
+    text = source_of(of_a_layer, axes, out_axes, resources_of("i", place), args)
+    total, state = run(text)(*args)
+    assert_close(total, (layer.weights * x).sum(0) + layer.bias)
+    assert_close(state.weights, layer.weights + pair.weights)
+    assert state.count == 4 and "class Weighted" not in text
+
+
+class Mode(enum.IntEnum):
+    total, mean = 1, 2
+
+
+class Kind(enum.Enum):
+    total, mean = "a", "b"
+
+
+@pytest.mark.parametrize("mode", [*Mode, *Kind], ids=str)
+def test_members_of_enumerations_stay_what_they_are(mode):
+    x, over = normal(8, 3), {"total": lax.psum, "mean": lax.pmean}
+    expected = x.sum(0) if mode.name == "total" else x.mean(0)
+    text = check(lambda v: over[mode.name](v, "i"), ["i", ...], [...], {"i": "x"}, (x,), expected)
+    assert f"mode = {type(mode).__name__}.{mode.name}" in text
 
 
 INF = float("inf")
