@@ -367,7 +367,7 @@ class Module:
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
         if isinstance(value, enum.Enum) and value.name in type(value).__members__:
-            return f"{self.expression(type(value), type(value).__name__, piece)}.{value.name}"
+            return f"{self.expression(type(value), type(value).__name__)}.{value.name}"
         if (held := _attributes(value)) is not None:
             return self._called(self.expression(type(value), type(value).__name__), (), held)
         if type(value) in (tuple, list):

@@ -195,28 +195,25 @@ class Piece:
         return not self.is_bound(node) and self.has(node.id)
 
     def imported_inside(self, name: str) -> Any:
-        """What a function imports by a name that it gives to nothing else; None if it does not."""
-        nodes = list(ast.walk(self.node))
-        imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom)) and name in bound_by(n)]
-        if len(imports) != 1 or any(_stores(n, name) for n in nodes):
-            return None
-        (node,) = imports
-        alias = next(a for a in node.names if (a.asname or a.name).split(".")[0] == name)
-        if isinstance(node, ast.ImportFrom):
-            home = sys.modules.get(node.module or "") if not node.level else None
+        """What the piece imports by a name; None if it does not."""
+        imports = [n for n in ast.walk(self.node) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        for node, alias in ((n, a) for n in imports for a in n.names if (a.asname or a.name.split(".")[0]) == name):
+            if isinstance(node, ast.Import):
+                return sys.modules.get(alias.name if alias.asname else name)
+            home = sys.modules.get("." * node.level + (node.module or ""))
             return getattr(home, alias.name, None) or sys.modules.get(f"{node.module}.{alias.name}")
-        return sys.modules.get(alias.name if alias.asname else name)
+        return None
 
     def assigned_inside(self, name: str) -> ast.expr | None:
         """What the function assigns to a variable, if it does so once."""
-        return _assignment(list(ast.walk(self.node)), name)
+        return _assignment(ast.walk(self.node), name)
 
     def assigned_around(self, name: str) -> ast.expr | None:
         """What is assigned to a variable, once, in the functions around or in the module."""
         holds = lambda n: n.lineno <= self.node.lineno and self.node.end_lineno <= n.end_lineno  # noqa: E731
         around = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and holds(n) and n is not self.node]
         for node in sorted(around, key=lambda n: -n.lineno):
-            if (value := _assignment(list(ast.walk(node)), name)) is not None:
+            if (value := _assignment(ast.walk(node), name)) is not None:
                 return value
         return _assignment(self.tree.body, name)
 
@@ -230,26 +227,14 @@ class Piece:
         return None
 
 
-def _stores(node: ast.AST, name: str) -> bool:
-    """Whether a node gives a name to something else than a module."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return node.name == name
-    return getattr(node, "arg" if isinstance(node, ast.arg) else "id", "") == name and not _is_read(node)
-
-
-def _is_read(node: ast.AST) -> bool:
-    return isinstance(getattr(node, "ctx", None), ast.Load)
-
-
-def _assignment(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
+def _assignment(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
     """The expression that is assigned to a variable, if one is and no more than once."""
-    assigned = [
-        n.value
-        for n in nodes
-        if isinstance(n, (ast.Assign, ast.AnnAssign))
-        and any(isinstance(t, ast.Name) and t.id == name for t in getattr(n, "targets", [getattr(n, "target", None)]))
-    ]
-    stored = sum(isinstance(n, ast.Name) and _stores(n, name) for n in nodes)
+    assigned, stored = [], 0
+    for n in nodes:
+        if isinstance(n, (ast.Assign, ast.AnnAssign)):
+            targets = n.targets if isinstance(n, ast.Assign) else [n.target]
+            assigned += [n.value for t in targets if isinstance(t, ast.Name) and t.id == name]
+        stored += isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
     return assigned[0] if len(assigned) == 1 and stored <= 1 else None
 
 
