@@ -24,6 +24,7 @@ from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.random import NamedShape
 from xmap_compat.tools.source import old_names
+from xmap_compat.tools.source.hazards import RuleOver
 from xmap_compat.tools.source.imports import import_statement, may_import, module_import
 from xmap_compat.tools.source.kinds import (
     NO_CODE,
@@ -39,7 +40,7 @@ from xmap_compat.tools.source.kinds import (
 )
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import Rewriter
-from xmap_compat.tools.source.rules import RuleOver, backward_over
+from xmap_compat.tools.source.rules import backward_over
 from xmap_compat.tools.source.text import NotWritable, array, literal, quoted
 from xmap_compat.tools.source.user_code import (
     AxisNames,
@@ -54,8 +55,6 @@ from xmap_compat.tools.source.user_code import (
 )
 
 MAX_LITERAL = 64
-# Collectives whose helpers count the axes of the mesh before those of jax.vmap.
-_IN_ORDER = ("ppermute", "reduce_scatter", "all_to_all")
 # Names of modules that are imported where they are used.
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
@@ -138,10 +137,6 @@ class Module:
             names = mentioned_names(eqn.params)
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
-            on_mesh = [part in self.names.order for n in names for part in self.names.parts(n)]
-            if eqn.primitive.name in _IN_ORDER and on_mesh != sorted(on_mesh, reverse=True):
-                called = f"{eqn.primitive.name} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
-                raise NotWritable(f"{called}, several axes of which devices hold a part: go over one after the other")
             needs_helper = eqn.primitive.name in ("pdot", "all_to_all", "ppermute")
             # Of a backward rule JAX says that it is where the function is called: the proof looks after it.
             backward = "transpose(" in _jax.name_stack(eqn)

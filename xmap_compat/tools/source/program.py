@@ -23,10 +23,10 @@ from jax.extend.core import jaxpr_as_fun
 from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
+from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
 from xmap_compat.tools.source.layout import EDITED, IMPORTS, docstring, formatted, sorted_imports, with_note
 from xmap_compat.tools.source.module import Module
-from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.stand_ins import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import Names, NotWritable, identifier, literal
 from xmap_compat.tools.source.user_code import AxisNames

@@ -55,7 +55,6 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "log_softmax_over": lambda x, axes: jax.nn.log_softmax(x, axes),
     # What cotangents of a function that is differentiated from outside are is no matter of its program.
     "backward_over": lambda rule, axes, **options: rule,
-    "typed_backward_over": lambda rule, axes, **options: rule,
     "varying_over": lambda function, *args: function,
 }
 
