@@ -21,18 +21,18 @@ from jax.sharding import PartitionSpec as P
 mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
 
 
-class State(NamedTuple):
-    params: dict
-    optimizer: optax.OptState
-    step: jax.Array
+def loss(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["w"]) + params["b"] - y) ** 2)
 
 
 RATE = 1e-2
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(RATE))
 
 
-def loss(params, x, y):
-    return jnp.mean((jnp.tanh(x @ params["w"]) + params["b"] - y) ** 2)
+class State(NamedTuple):
+    params: dict
+    optimizer: optax.OptState
+    step: jax.Array
 
 
 def train_step(state, x, y):
@@ -51,7 +51,7 @@ def per_device(state, x, y):
 
 @jax.jit
 def mapped_train_step(state, x, y):
-    """10 arrays -> 9 arrays."""
+    """Arrays: 10 -> 9."""
     # Unchecked: types know no collectives over axes of jax.vmap, as "batch".
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), check_vma=False)
     return mapped(state, x, y)

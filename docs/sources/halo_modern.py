@@ -87,12 +87,12 @@ def ppermute(x, axis_name, perm):
     return jax.tree.map(moved, x)
 
 
-RATE = 1e-1
-
-
 def shift(v, name, by):
     n = lax.psum(1, axes_of(name))
     return ppermute(v, axes_of(name), [(i, (i + by) % n) for i in range(n)])
+
+
+RATE = 1e-1
 
 
 def diffuse(u):

@@ -59,23 +59,6 @@ def as_varying(tree, axes):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def reduce_from(x, axis):
-    """The sum over an axis; each element gets its cotangent as it is."""
-    return lax.psum(x, axes_of(axis))
-
-
-def reduce_fwd(x, axis):
-    return lax.psum(x, axes_of(axis)), None
-
-
-def reduce_bwd(axis, _, ct):
-    return (ct,)
-
-
-reduce_from.defvjp(reduce_fwd, backward_over(reduce_bwd, lambda axis: axes_of(axis), results=as_varying))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def copy_to(x, axis):
     """The same ``x`` for each element of an axis; their cotangents are summed."""
     return x
@@ -89,7 +72,24 @@ def copy_bwd(axis, _, ct):
     return (lax.psum(ct, axes_of(axis)),)
 
 
-copy_to.defvjp(copy_fwd, backward_over(copy_bwd, lambda axis: axes_of(axis), cotangents=at_first))
+copy_to.defvjp(copy_fwd, backward_over(copy_bwd, ("model",), cotangents=at_first))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def reduce_from(x, axis):
+    """The sum over an axis; each element gets its cotangent as it is."""
+    return lax.psum(x, axes_of(axis))
+
+
+def reduce_fwd(x, axis):
+    return lax.psum(x, axes_of(axis)), None
+
+
+def reduce_bwd(axis, _, ct):
+    return (ct,)
+
+
+reduce_from.defvjp(reduce_fwd, backward_over(reduce_bwd, ("model",), results=as_varying))
 
 
 def layers(params, x):
@@ -106,6 +106,6 @@ def per_device(params, x):
 
 @jax.jit
 def mapped_layers(params, x):
-    """4 arrays -> 1 array."""
+    """Arrays: 4 -> 1."""
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P("model"), P("data")), out_specs=P("data"))
     return mapped(params, x)

@@ -8,8 +8,6 @@ What changed in the functions:
               -> pdot(hidden, params["w2"], ("model", "hidden"))
   network.py:15  logsumexp(logits, "classes")
               -> logsumexp_over(logits, "classes")
-  network.py:19  one_hot(label, lax.psum(1, "classes"), axis="classes")
-              -> one_hot(label, lax.psum(1, "classes"), axis=("classes",))
   network.py:20  lax.pmean(lax.psum(target * predict(params, image), "classes"), "batch")
               -> lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch"))
 """
@@ -84,7 +82,7 @@ def predict(params, image):
 
 
 def loss(params, image, label):
-    target = one_hot(label, lax.psum(1, "classes"), axis=("classes",))
+    target = one_hot(label, lax.psum(1, "classes"), axis="classes")
     return -lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch"))
 
 
@@ -105,7 +103,7 @@ def per_device(params, image, label):
 
 @jax.jit
 def mapped_loss(params, image, label):
-    """6 arrays -> 1 array."""
+    """Arrays: 6 -> 1."""
     # Unchecked: types know no collectives over axes of jax.vmap, as "hidden".
     mapped = jax.shard_map(
         per_device,

@@ -183,6 +183,74 @@ def test_definitions_that_are_the_same_are_merged_and_others_renamed():
     assert "mesh_of = mesh_2" in text and "return f_3(x)" in text
 
 
+RULE = '''"""g as a program."""
+
+import jax
+
+scale = 2.0
+
+
+@jax.custom_vjp
+def f(x):
+    return x
+
+
+def fwd(x):
+    return x, None
+
+
+def bwd(residual, ct):
+    return (scale * ct,)
+
+
+f.defvjp(fwd, bwd)
+
+
+def g(x):
+    return abs(f(x))
+'''
+
+
+@pytest.mark.parametrize(
+    "old, new, merged",
+    [
+        ("scale * ct", "ct / scale", True),  # the rule of a function that is itself the same
+        ("scale = 2.0", "scale = 4.0", True),
+        ("return (scale * ct,)", "by = lambda scale: scale * ct\n    return (by(6.0),)", True),
+        ("return (scale * ct,)", "return jax.tree.map(lambda ct, *, scale=scale: ct * scale, (ct,))", True),
+        ("scale = 2.0", "scale = 4.0\nby = lambda scale: scale", False),
+        ("scale = 2.0", "scale = 4.0\nabs = lambda x: -2 * x", True),
+        ("return x, None", "f_2 = 1\n    return f_2 * x, f(x)", True),  # the name that is wanted is a local one
+    ],
+)
+def test_a_merged_module_computes_what_its_modules_compute(old, new, merged):
+    both, texts = Merged(), [RULE, RULE.replace(old, new)]
+    names = [both.add(text, "g", "") for text in texts]
+    assert (None not in names) is merged
+    if merged:
+        found = {}
+        exec(both.text("Both."), found)
+        for name, text in zip(names, texts):
+            own = {}
+            exec(text, own)
+            for order in (lambda f: f, jax.grad):
+                np.testing.assert_array_equal(order(found[name])(3.0), order(own["g"])(3.0))
+
+
+def test_a_builtin_is_not_another_modules_function():
+    both = Merged()
+    assert both.add(RULE.replace("scale = 2.0", "scale = 4.0\nabs = lambda x: -2 * x"), "g", "") == "g"
+    assert both.add(RULE, "g", "") is None
+
+
+def test_arrays_that_are_not_written_are_merged_if_they_are_the_same():
+    text, one = RULE.replace("scale = 2.0", "scale: jax.Array  # assign this one"), np.ones(3)
+    both = Merged()
+    assert both.add(text, "g", "", {"scale": one}) == both.add(text, "g", "", {"scale": one}) == "g"
+    assert both.add(text, "g", "", {"scale": np.ones(3)}) is None
+    assert both.add(RULE, "g", "") is None or "scale_2 = 2.0" in both.text("Both.")
+
+
 def test_the_directory_may_be_given_with_an_equals_sign_and_the_program_may_leave(program, tmp_path):
     program(PROGRAM.replace('print("traced")', 'os.chdir("/")'))
     done = run("explain", f"--source={tmp_path}", "program.py", cwd=tmp_path)

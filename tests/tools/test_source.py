@@ -249,8 +249,6 @@ def test_the_edits_are_listed_exactly():
         f' {place("logits = lax.pdot")} lax.pdot(hidden, params["w2"], "hidden")'
         f' -> pdot(hidden, params["w2"], ("y", "hidden"))'
         f' {place("return logits - logsumexp")} logsumexp(logits, "classes") -> logsumexp_over(logits, "classes")'
-        f' {place("target = one_hot")} one_hot(label, lax.psum(1, "classes"), axis="classes")'
-        f' -> one_hot(label, lax.psum(1, "classes"), axis=("classes",))'
         f' {place("return -lax.pmean")} lax.pmean(log_likelihood, "batch")'
         f' -> lax.pmean(log_likelihood, ("x", "batch"))'
     )

@@ -4,7 +4,9 @@ Each source is executed where xmap_compat cannot be imported, and compared in va
 functions of whole arrays.
 """
 
+import collections
 import dataclasses
+import enum
 import functools
 import re
 from typing import NamedTuple
@@ -15,11 +17,12 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
 
-from xmap_compat import Mesh, SerialLoop, install, xmap
-from xmap_compat.tools.source import module, proof
-from xmap_compat.tools.source.rewrite import Rewriter
+from xmap_compat import Mesh, SerialLoop, install, xeinsum, xmap
+from xmap_compat.tools.source import module, proof, rewrite
+from xmap_compat.tools.source import text as words
 
 PLACES = ["none", "part", "full"]
 
@@ -237,6 +240,53 @@ def test_an_old_name_without_a_new_one_is_refused():
     assert "a use of jax.lax.tie_in, which JAX has no more: write" in why
 
 
+OFFSETS = np.arange(3, dtype=np.float32)
+
+
+def on_host(v, by=2):
+    return np.asarray(v * by + OFFSETS, np.float32)
+
+
+def called(callback, x):
+    return jax.pure_callback(callback, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+
+
+CALLBACKS = {
+    "a function": lambda x: called(on_host, x),
+    "a partial one": lambda x: called(functools.partial(on_host, by=3), x),
+    "a lambda": lambda x: called(lambda v: np.asarray(4 * v + OFFSETS, np.float32), x),
+}
+
+
+@pytest.mark.parametrize("place", ["none", "part"])
+@pytest.mark.parametrize("case", CALLBACKS)
+def test_callbacks_are_written(case, place):
+    x, by = normal(8, 3), 2 + list(CALLBACKS).index(case)
+    text = check(CALLBACKS[case], ["i", ...], ["i", ...], resources_of("i", place), (x,), by * x + OFFSETS)
+    assert "JAX cannot differentiate this" not in text
+
+
+def saves_names(x):
+    policy = jax.checkpoint_policies.save_only_these_names("sum")
+    return jax.checkpoint(lambda v: jnp.sin(checkpoint_name(lax.psum(v, "i"), "sum")), policy=policy)(x)
+
+
+def test_a_checkpoint_with_names_to_save_is_written():
+    x = normal(8, 3)
+    check(saves_names, ["i", ...], [...], {"i": "x"}, (x,), np.sin(x.sum(0)))
+
+
+def skips(x, y):
+    return xeinsum("a{i},a->{i}", x, y)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_einsum_over_no_names(place):
+    """That an operand skips an axis is checked by xmap, and is nothing to compute."""
+    x, y = normal(8, 3), normal(3, seed=1)
+    check(skips, (["i", ...], [...]), ["i"], resources_of("i", place), (x, y), x @ y)
+
+
 def test_a_function_that_is_taken_by_its_name():
     name = "sum"
     body = lambda x: getattr(jnp, name)(x, axis="i")
@@ -249,13 +299,9 @@ NUMBERS = np.arange(24.0, dtype=np.float32).reshape(8, 3)
 # ----------------------------------------------------------------------------- the proof
 
 
-def wrong_axes(self, at, row):
-    return '"i"'
-
-
 def test_what_is_written_wrong_is_refused(monkeypatch):
     """A writer with a mistake: it forgets the mesh axes of an axis."""
-    monkeypatch.setattr(Rewriter, "_static", wrong_axes)
+    monkeypatch.setattr(rewrite, "axes", lambda parts: '"i"')
     why = refused(minus_all, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),))
     assert "it lacks psum over i" in why and "it has psum over i" in why
 
@@ -265,7 +311,7 @@ def minus_all(x):
 
 
 def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
-    monkeypatch.setattr(module.Module, "_decorated", lambda self, value, scope: None)
+    monkeypatch.setattr(module.Module, "_decorated", lambda self, value: None)
     monkeypatch.setattr(module._jax, "transformation_of", lambda fun: None)
     why = refused(jax.grad(centred), ["i", ...], ["i", ...], {}, (normal(8, 3),))
     assert "of a library, which has no public name" in why
@@ -274,7 +320,7 @@ def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
 def side(fun, *args):
     closed = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
     trace = lambda fun, avals: jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-    return proof.Side(*proof._jax.open_jaxpr(closed), trace)
+    return proof.Graph(closed, trace)
 
 
 @jax.custom_jvp
@@ -309,9 +355,24 @@ def other_order(x, y):
     return jnp.asarray(second) + jnp.sin(x)
 
 
+def called_back(function):
+    return lambda x, y: jax.pure_callback(function, jax.ShapeDtypeStruct((3,), np.float32), x)
+
+
+def with_offset(offset):
+    made = {"OFFSET": offset}
+    exec("def function(v): return v + OFFSET", made)
+    return made["function"]
+
+
 DIFFERENT = {
     "a collective": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.pmax(x, "i")),
     "its axis": (lambda x, y: lax.psum(x, "i"), lambda x, y: lax.psum(x, "j")),
+    "its position": tuple(lambda x, y, k=k: lax.psum(jnp.outer(x, y), ("i", k)) for k in (0, 1)),
+    "an effect": (lambda x, y: x, lambda x, y: (jax.debug.print("{x}", x=x), x)[1]),
+    "a callback": tuple(called_back(lambda v, k=k: v * np.float32(k)) for k in (1, 2)),
+    "an array of a callback": tuple(called_back(with_offset(np.float32(k))) for k in (1, 2)),
+    "the sign of zero": (lambda x, y: x + 0.0, lambda x, y: x + -0.0),
     "a permutation": (
         lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 0)]),
         lambda x, y: lax.ppermute(x, "i", [(0, 1), (1, 2)]),
@@ -549,3 +610,39 @@ def test_methods_that_call_xmap_stay_behind():
     x = normal(8, 3)
     text = check(Caller(2.0).own, ["i", ...], ["i", ...], {"i": "x"}, (x,), 2 * x - x.mean(0))
     assert "def own(self, x):" in text and "__call__" not in text
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, ..., True, -3, 2.5, -0.0, INF, -INF, float("nan"), complex(-0.0, -INF), (), (1,), [2.0, None], {}),
+        *(
+            "inf",
+            "it's",
+            'say "x"',
+            "\\n'\"",
+            ("it's 'x'", "nan"),
+            {"inf": INF, 3: (-INF,)},
+            frozenset({1}),
+            slice(0, 3),
+        ),
+        *(np.float32(0.1), np.float64(-INF), np.int8(3), np.True_, np.complex64(1 - 0j), np.array([[INF], [-0.0]])),
+        *(np.zeros((0, 2), np.int16), np.array([0.1, np.nan], jnp.bfloat16), np.array([1 - 0j, -2j])),
+    ],
+    ids=repr,
+)
+def test_a_literal_is_evaluated_to_the_same(value):
+    written = words.array(value) if isinstance(value, np.ndarray) else words.literal(value)
+    found = eval(written, {"np": np, "jnp": jnp})
+    assert type(found) is type(value) and repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", [object(), enum.IntEnum("Mode", "fast").fast, [np.ones(2)], collections.OrderedDict()]
+)
+def test_other_data_is_no_literal(value):
+    with pytest.raises(words.NotWritable):
+        words.literal(value)

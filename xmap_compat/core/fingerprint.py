@@ -220,17 +220,17 @@ def _callable(fun: Any, seen: tuple[int, ...] = ()) -> str:
     seen = (*seen, id(fun))
     if (fun.__module__ or "").split(".")[0] != "jax":
         defaults = {"defaults": fun.__defaults__, "keywords": fun.__kwdefaults__, "given": given or None}
-        used = {**_globals(fun), **_closed_over(fun), **{k: v for k, v in defaults.items() if v is not None}}
-        return f"{fun.__qualname__} of {_digest(_code(fun.__code__).encode())[:16]} with {_value(used, seen)}"
-    inside = [cell for cell in _closed_over(fun).values() if _has_code(cell)]
+        used = {**globals_of(fun), **closed_over(fun), **{k: v for k, v in defaults.items() if v is not None}}
+        return f"{fun.__qualname__} of {_digest(code_text(fun.__code__).encode())[:16]} with {_value(used, seen)}"
+    inside = [cell for cell in closed_over(fun).values() if _has_code(cell)]
     return f"{fun.__qualname__}({', '.join(_callable(f, seen) for f in inside)})"
 
 
-def _closed_over(fun):
+def closed_over(fun):
     return dict(zip(fun.__code__.co_freevars, map(_content, fun.__closure__ or ())))
 
 
-def _globals(fun):
+def globals_of(fun):
     """The numbers and arrays of its module that a function names."""
     there = {name: fun.__globals__.get(name) for name in fun.__code__.co_names}
     return {name: v for name, v in there.items() if isinstance(v, (int, float, complex, *_ARRAYS))}
@@ -276,14 +276,14 @@ def _content(cell):
         return None
 
 
-def _code(code: types.CodeType) -> str:
+def code_text(code: types.CodeType) -> str:
     """What Python code does; its constants in words, for sets among them are in any order."""
     return f"{code.co_code.hex()} {code.co_names} {_constants(code.co_consts)}"
 
 
 def _constants(values):
     return [
-        _code(v)
+        code_text(v)
         if isinstance(v, types.CodeType)
         else sorted(map(repr, v))
         if isinstance(v, frozenset)

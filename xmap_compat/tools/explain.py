@@ -151,9 +151,8 @@ class Report:
             for n in range(len(modules) + 1):
                 if n == len(modules):
                     modules.append(importlib.import_module("xmap_compat.tools.source").Merged())
-                if (
-                    name := modules[n].add(text, entry, f"{call.function}, called at {os.path.basename(call.where)}")
-                ) is not None:
+                about = f"{call.function}, called at {os.path.basename(call.where)}"
+                if (name := modules[n].add(text, entry, about, values)) is not None:
                     break
             missing = f"; assign its arrays {', '.join(values)} before it is used" if values else ""
             place = f" of {self._file(n)}" if n else ""

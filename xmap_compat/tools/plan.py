@@ -164,11 +164,11 @@ class CallPlan:
         Raises:
           NotImplementedError: something cannot be written, or what is written computes something else; says what.
         """
-        return source.write(self)
+        return source.written(self)[0]
 
     def constants(self) -> dict[str, Any]:
         """The arrays that the source declares and leaves to be assigned, because they are too large to be written."""
-        return source.values(self)
+        return source.written(self)[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """``plan.source()``: the program of a plan for plain JAX, as Python source."""
 
 from xmap_compat.tools.source.merge import Merged
-from xmap_compat.tools.source.program import values, write, written
+from xmap_compat.tools.source.program import written
 from xmap_compat.tools.source.wrapper import entry_name
 
-__all__ = ["Merged", "entry_name", "values", "write", "written"]
+__all__ = ["Merged", "entry_name", "written"]

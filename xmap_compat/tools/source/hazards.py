@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,12 @@ from xmap_compat.core.rules.table import RULES, collectives_in
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.proof import vjp_rules
-from xmap_compat.tools.source.text import NotWritable
+from xmap_compat.tools.source.text import NotWritable, literal
 from xmap_compat.tools.source.user_code import Span, collectives
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.source.module import Module
 
 _BACKWARD = "transpose("  # in the name stacks of the backward pass of a derivative
 # What devices do together; the last ones are sums of cotangents that types ask for.
@@ -274,14 +275,43 @@ def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[N
             )
 
 
-def rule_at(rules: Sequence[RuleOver], file: str, ranges: Sequence[tuple[int, int]]) -> RuleOver | None:
-    """The rule whose collectives are in one of the ranges of lines of a file."""
-    at = lambda s: s[0] == file and any(a <= s[1] and s[3] <= b for a, b in ranges)  # noqa: E731
-    inside = [rule for rule in rules if any(map(at, rule.spans))]
-    if len({(rule.results, rule.operands) for rule in inside}) > 1:
-        raise NotWritable("a backward rule with collectives that is used in several ways")
+class Wrapped(NamedTuple):
+    """What a written rule and its function need for the cotangents of plain JAX.
+
+    Attributes:
+      helper: what makes a rule out of the user's; "" if that may stay.
+      axes: of its collectives, or a function of the argument that has their name, as text.
+      options: of the helper, as text.
+      differ: whether the arguments of the function must differ along the axes of ``jax.vmap``.
+    """
+
+    helper: str
+    axes: str
+    options: str
+    differ: bool
+
+
+def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
+    """What a rule in a file needs.
+
+    Args:
+      nodes: its function, and itself.
+    """
+    ranges = [(node.lineno, node.end_lineno) for node in nodes]
+    within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731
+    inside = [rule for rule in module.rules if any(map(within, rule.spans))]
     if not inside:
-        return None
-    names = dict.fromkeys(n for rule in inside for n in rule.names)
-    spans = frozenset().union(*(r.spans for r in inside))
-    return dataclasses.replace(inside[0], names=tuple(names), spans=spans, gathered=any(r.gathered for r in inside))
+        return Wrapped("", "", "", False)
+    over, names = inside[0], dict.fromkeys(rule.names for rule in inside)
+    own = [a.arg for a in nodes[1].args.args[:-2]]
+    if len({(rule.results, rule.operands) for rule in inside}) > 1 or (len(names) > 1 and len(own) != 1):
+        raise NotWritable("a backward rule with collectives that is used in several ways")
+    if len(names) > 1:
+        axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"
+    else:
+        axes = literal(tuple(p for n in over.names for p in module.names.parts(n)))
+    gathered = any(rule.gathered for rule in inside)
+    options = dataclasses.replace(over, gathered=gathered).options(module.typed)
+    differ = over.results == "first" and not module.typed and any(module.names.local[n] for ns in names for n in ns)
+    text = "".join(f", {key}={module.helper(value)}" for key, value in options.items())
+    return Wrapped("backward_over" if options else "", axes, text, differ)

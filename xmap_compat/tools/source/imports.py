@@ -1,37 +1,121 @@
-"""What stays in the user's modules and is imported from them: what needs no xmap, and is there in a new process too."""
+"""What the values are that the user's functions read: of a library, of ours, or of the user's modules.
+
+What needs no xmap, and is there in a new process too, stays in the user's modules and is imported from them.
+"""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
+import os
 import sys
+import sysconfig
 import types
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
 from xmap_compat.tools.source import old_names
-from xmap_compat.tools.source.kinds import NO_CODE, is_library, same, spells
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Scope, bound_by, file_at
+from xmap_compat.tools.source.user_code import Piece, bound_by, file_at
+
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
+_LIBRARY: list[tuple[types.ModuleType, str]] = [
+    *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
+    *((jax.random, "random"), (jax.scipy.special, "special")),
+]
 
 
-def import_statement(free: str, value: Any, scope: Scope, rewritten: Set[str]) -> str | None:
+def public_name(value: Any) -> tuple[str, types.ModuleType, str] | None:
+    """``('jnp', jax.numpy, 'sin')`` for a function or class of a library, which is used and not copied."""
+    name = getattr(value, "__name__", "")
+    if not isinstance(name, str) or not name or not callable(value):
+        return None
+    root = str(getattr(value, "__module__", "") or "").split(".")[0]
+    own = sys.modules.get(root if root not in ("__main__", "xmap_compat", "builtins") else "")
+    homes = [*_LIBRARY, *([(own, root)] if is_library(file_of(own)) else [])]
+    return next(((alias, home, name) for home, alias in homes if home and vars(home).get(name) is value), None)
+
+
+def file_of(module: Any) -> str:
+    return getattr(module, "__file__", None) or ""
+
+
+def is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES)
+
+
+def refuse_library(file: str, name: str) -> None:
+    if is_library(file):
+        raise NotWritable(f"{name or 'a function'} of a library, which has no public name")
+
+
+def is_jitted(value: Any) -> bool:
+    return isinstance(value, type(jax.jit(len)))
+
+
+def is_xmapped(value: Any) -> bool:
+    return is_jitted(value) and callable(getattr(value, "plan", None))
+
+
+def is_ours(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+    return str(module).split(".")[0] == "xmap_compat"
+
+
+def same(known: Any, value: Any) -> bool:
+    plain = (bool, int, float, complex, str, bytes)
+    return known is value or (type(known) is type(value) and isinstance(value, plain) and known == value)
+
+
+def spells(node: ast.expr, value: Any, piece: Piece) -> bool:
+    """Whether an expression of the file is a way to write a value: plain data, or arrays made from it."""
+    modules = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    if not all(isinstance(piece.globals.get(name), types.ModuleType) for name in modules):
+        return False
+    for n in ast.walk(node):
+        root: Any = n.func if isinstance(n, ast.Call) else None
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        made = root is None or (isinstance(root, ast.Name) and piece.globals[root.id] in (np, jnp))
+        if not (made and isinstance(n, _PLAIN_NODES)):
+            return False
+    try:
+        again = eval(compile(ast.Expression(node), "<spelling>", "eval"), dict(piece.globals))
+        return type(again) is type(value) and bool(np.all(np.asarray(again) == np.asarray(value)))
+    except Exception:
+        return False
+
+
+_PLAIN_NODES = (
+    *(ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp, ast.Call, ast.Attribute, ast.keyword),
+    *(ast.Name, ast.operator, ast.unaryop, ast.expr_context),
+)
+
+
+# ------------------------------------------------------------------------------- imports
+
+
+def import_statement(free: str, value: Any, piece: Piece, rewritten: Set[str]) -> str | None:
     """The statement that imports a value from where the user's file has it.
 
     Args:
       rewritten: files with collectives.
     """
-    statement = scope.import_of(free)
-    if statement is not None:
-        _, home, _, *name = statement.split()
-        if (new := old_names.new_name(home, name[0])) is not None:
-            home, _, last = new.rpartition(".")
-            statement = f"from {home} import {last}" + (f" as {free}" if last != free else "")
-    if statement is not None and may_import(statement.split()[1], statement.split()[3], value, rewritten):
-        return statement
-    module = str(scope.globals.get("__name__", "__main__"))
-    if free not in scope.closure and not isinstance(value, type) and may_import(module, free, value, rewritten):
-        return f"from {module} import {free}"
+    homes = [piece.import_of(free)]
+    if free not in piece.closure and not isinstance(value, type):
+        homes.append((str(piece.globals.get("__name__", "__main__")), free))
+    for module, name in filter(None, homes):
+        if (new := old_names.new_name(module, name)) is not None:
+            module, _, name = new.rpartition(".")
+        if may_import(module, name, value, rewritten):
+            return f"from {module} import {name}" + (f" as {free}" if name != free else "")
     return None
 
 
@@ -40,34 +124,33 @@ def may_import(module: str, name: str, value: Any, rewritten: Set[str]) -> bool:
     there = sys.modules.get(module)
     if there is None or needs_us(module, {}):
         return False
-    file = getattr(there, "__file__", None) or ""
+    file = file_of(there)
     here = vars(there).get(name) is value and file not in rewritten
     return is_library(file) or (here and is_as_imported(there, name))
 
 
 def needs_us(module: str, seen: dict[str, bool]) -> bool:
     """Whether importing a module of the user's imports this package, or what it brings back."""
-    if module in seen:
-        return seen[module]
-    there = sys.modules.get(module)
-    file = getattr(there, "__file__", None) or ""
-    known = file or module in sys.builtin_module_names or hasattr(there, "__path__")
-    seen[module] = not known or module.split(".")[0] in ("xmap_compat", "__main__")
-    if seen[module] or not file or is_library(file):
-        return seen[module]
-    for node in ast.walk(file_at(file, module).tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+    if module not in seen:
+        there, file = sys.modules.get(module), file_of(sys.modules.get(module))
+        known = file or module in sys.builtin_module_names or hasattr(there, "__path__")
+        seen[module] = not known or module.split(".")[0] in ("xmap_compat", "__main__")
+        if not seen[module] and file and not is_library(file):
+            names = list(_imported(file_at(file, module).tree))
+            gone = any(n.startswith((".", "jax.experimental.maps")) for n in names)
+            seen[module] = gone or any(n in sys.modules and needs_us(n, seen) for n in names)
+    return seen[module]
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """The modules that a program imports, or may, with the packages that they are in; relative ones with a point."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            if node.level:
-                return True
-            names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
-        names += [n.rpartition(".")[0] for n in names]
-        if any(n.startswith("jax.experimental.maps") for n in names):
-            return True
-        if any(n in sys.modules and needs_us(n, seen) for n in names):
-            seen[module] = True
-            return True
-    return False
+            home = "." * node.level + (node.module or "")
+            names = [home, *(f"{home}.{a.name}" for a in node.names)]
+        else:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        yield from (*names, *(n.rpartition(".")[0] for n in names))
 
 
 def is_as_imported(module: types.ModuleType, name: str, seen: set[tuple[str, str]] | None = None) -> bool:
@@ -76,7 +159,7 @@ def is_as_imported(module: types.ModuleType, name: str, seen: set[tuple[str, str
     Modules are changed while they run: ``config.scale = 3``.  A library's are not looked into.
     """
     seen = set() if seen is None else seen
-    file = getattr(module, "__file__", None) or ""
+    file = file_of(module)
     if is_library(file) or not file or (module.__name__, name) in seen:
         return True
     seen.add((module.__name__, name))
@@ -92,7 +175,8 @@ def is_as_imported(module: types.ModuleType, name: str, seen: set[tuple[str, str
         own = next(a.name for a in statement.names if (a.asname or a.name) == name)
         return home is not None and vars(home).get(own) is value and is_as_imported(home, own, seen)
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return statement.value is not None and spells(statement.value, value, Scope(found, vars(module)))
+        there = dataclasses.replace(found, globals=vars(module))
+        return statement.value is not None and spells(statement.value, value, there)
     if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or not _is_defined_by(statement, value, file):
         return False
     read = {str(getattr(n, "id", None) or getattr(n, "attr", None)) for n in ast.walk(statement)}
@@ -105,9 +189,9 @@ def _is_defined_by(statement: Any, value: Any, file: str) -> bool:
         plain = [s for s in statement.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None]
         held = [(s.value, vars(value).get(name)) for s in plain for name in bound_by(s)]
         return all(not isinstance(n, ast.Constant) or same(n.value, v) for n, v in held)
-    code = getattr(inspect.unwrap(value), "__code__", NO_CODE)
+    code = getattr(inspect.unwrap(value), "__code__", None)
     first = min([statement.lineno, *(d.lineno for d in statement.decorator_list)])
-    return code.co_filename == file and getattr(code, "co_firstlineno", None) == first
+    return code is not None and (code.co_filename, code.co_firstlineno) == (file, first)
 
 
 def module_import(name: str, module: types.ModuleType) -> str:

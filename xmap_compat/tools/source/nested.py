@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,28 +13,12 @@ from xmap_compat.tools.source.text import NotWritable, literal, prefix
 
 if TYPE_CHECKING:
     from xmap_compat.tools.source.module import Module
-    from xmap_compat.tools.source.rewrite import Rewriter
 
 
 def is_xmap(callee: Any) -> bool:
     """Whether a function is the one that users call xmap: ours, which imports the tools, or where legacy had it."""
     homes = (sys.modules.get(name) for name in ("xmap_compat.api", "xmap_compat.legacy.maps"))
     return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
-
-
-def xmap_inside(r: Rewriter, node: ast.Call) -> str:
-    """``xmap(f, in_axes, out_axes)`` in a body, as a vmap for each of its axes."""
-    given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
-    given.update({str(k.arg): k.value for k in node.keywords})
-    if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
-        raise NotWritable("a nested call of xmap with other options")
-    function, *specs = (given.pop(k) for k in ("fun", "in_axes", "out_axes"))
-    try:
-        values = [r.evaluated(x) for x in (*specs, *given.values())]
-    except Exception:
-        raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
-    r.dropped.update([*specs, *given.values(), node.func])
-    return vmaps(r.module, r.text(function), *values)
 
 
 def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:

@@ -6,7 +6,8 @@ import types
 from typing import Any
 
 from xmap_compat.legacy.removed import ALIAS, GONE_MODULES, KEYWORDS, NAMES
-from xmap_compat.tools.source.text import NotWritable, is_name
+from xmap_compat.random import NamedShape
+from xmap_compat.tools.source.text import NotWritable
 
 # Functions of ``jax.util`` that are short enough to be written out, by name.
 WRITTEN_OUT = ("safe_map", "safe_zip", "unzip2")
@@ -34,17 +35,17 @@ def new_keyword(function: Any, keyword: str | None) -> str | None:
     for row in KEYWORDS:
         home, _, name = row.function.rpartition(".")
         if row.keyword == keyword and own[1] == name and str(own[0]).split(".")[0] in ("jax", "xmap_compat"):
-            if not is_name(row.now):
+            if not row.now.isidentifier():
                 raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has no more: write {row.now}")
             return row.now
     return None
 
 
-def written_out(value: Any) -> str | None:
-    """The name of the helper for a function of ``jax.util``."""
+def helper_for(value: Any) -> str | None:
+    """The name of the helper for a class of ours, or a function of ``jax.util``."""
     name = getattr(value, "__name__", "")
     inside = str(getattr(value, "__module__", "") or "").startswith(("jax._src.util", "jaxlib"))
-    return name if name in WRITTEN_OUT and inside and callable(value) else None
+    return name if value is NamedShape or (name in WRITTEN_OUT and inside and callable(value)) else None
 
 
 def of_jax(value: Any) -> Any:

@@ -8,209 +8,220 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
+import dataclasses
 import functools
+import inspect
 import os
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import braces as named_einsum
 from xmap_compat import vocabulary
 from xmap_compat.annotations import check_type
 from xmap_compat.core.rules.parameters import mentioned_names
-from xmap_compat.random import NamedShape
-from xmap_compat.tools.source import old_names
-from xmap_compat.tools.source.kinds import is_ours
-from xmap_compat.tools.source.nested import is_xmap, xmap_inside
-from xmap_compat.tools.source.rules import attached
-from xmap_compat.tools.source.table import EINSUMS, METHODS, OTHER, OTHER_LAX, TABLE, Row
+from xmap_compat.tools.source import helpers, old_names
+from xmap_compat.tools.source.hazards import wrapped
+from xmap_compat.tools.source.imports import is_ours
+from xmap_compat.tools.source.nested import is_xmap, vmaps
+from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Row, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
-from xmap_compat.tools.source.user_code import Found, Scope
+from xmap_compat.tools.source.user_code import AxisNames, Piece, free_reads, offset, renamed, spliced
 
 if TYPE_CHECKING:
     from xmap_compat.tools.source.module import Module
 
+# With this begin the names in a new text that are not the user's: helpers, modules and definitions.
+OURS = "_xmap_compat_"
 
-class Rewriter:
-    """The text of a piece of a file with its calls of collectives rewritten.
+
+def ours(text: str) -> str:
+    """An expression that was made here, for a place among the user's."""
+    return renamed(text, {name: OURS + name for name in free_reads(ast.parse(text)).values()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a function over axes.
 
     Attributes:
-      dropped: parts of the syntax tree that are not in the new text.
-      removed: methods of a class that are not in it any more: those that call xmap, around what is written.
-      renamed: names of the user's that are called otherwise in the module.
+      given: its arguments, by the names of the parameters.
+      over: the named axes.
+      traced: its collectives in the plan's program.
+      callee: what an expression in it means.
     """
 
-    def __init__(self, module: Module, found: Found, scope: Scope, renamed: Mapping[str, str] | None = None):
-        self.module, self.found, self.scope = module, found, scope
-        self.names = module.names
-        self.renamed = renamed or {}
-        self.dropped: set[ast.AST] = set()
-        self.removed: set[ast.AST] = set()
-        self._kept: set[ast.AST] = set()
-        self._replaced: dict[ast.AST, str] = {}
-        self._depth = 0
+    given: Mapping[str, ast.expr]
+    over: Sequence[Any]
+    traced: Sequence[Any]
+    names: AxisNames
+    callee: Callable[[ast.expr], Any]
 
-    def definition(self, name: str, decorated: bool) -> list[str]:
-        """The lines of the definition, at no indentation."""
-        node = self.found.node
+    @property
+    def parts(self) -> list[Any]:
+        return [p for n in self.over for p in self.names.parts(n)]
+
+    @property
+    def across(self) -> list[Any]:
+        """The axes of the mesh."""
+        return [p for p in self.parts if p in self.names.order]
+
+    @property
+    def local(self) -> list[Any]:
+        """The axes of ``jax.vmap``."""
+        return [p for p in self.parts if p not in self.names.order]
+
+
+class Rewriter:
+    """Rewrites a piece of a file."""
+
+    def __init__(self, module: Module, piece: Piece):
+        self.module, self.piece, self.names = module, piece, module.names
+        self._edits: list[tuple[int, int, str]] = []
+        self._changed: list[Any] = []
+
+    def definition(self, name: str, decorated: bool) -> str:
+        """The definition of a function or a class, by a name, at no indentation."""
+        node, text = self.piece.node, self.piece.text
         if isinstance(node, ast.Lambda):
-            result = self.text(node.body)
+            self._edit([node])
+            start, end = self.piece.bounds(node)
+            given = list(ast.iter_child_nodes(node.args))
+            colon = text.index(":", max((self.piece.bounds(n)[1] for n in given), default=start))
+            result = self._part(*self.piece.bounds(node.body))
             result = f"({result})" if "\n" in result else result
-            return [f"def {name}({self._parameters(node.args)}):", *f"    return {result}".split("\n")]
-        first = node.lineno
-        if decorated:
-            first = min([first, *(d.lineno for d in node.decorator_list)])
-        else:
-            self.dropped.update(node.decorator_list)
+            return f"def {name}({self._part(start + len('lambda'), colon).strip()}):\n    return {result}"
+        start, end = self.piece.bounds(node)
+        kept = list(ast.iter_child_nodes(node))
+        if not decorated:
+            start, kept = offset(text, node.lineno, 0), [n for n in kept if n not in node.decorator_list]
         if isinstance(node, ast.ClassDef):
-            self.removed.update(m for m in node.body if isinstance(m, ast.FunctionDef) and self._calls_xmap(m))
-        start = self.found.offset(first, 0)
-        end = self.found.bounds(node)[1]
-        lines = textwrap.dedent(self._spliced(start, end, [node])).rstrip().split("\n")
-        if name == node.name:
-            return lines
+            # Methods that call xmap are around what is written.
+            for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
+                self._put(*self.piece.bounds(method), "")
+        self._edit(kept)
+        written = textwrap.dedent(self._part(offset(text, text.count("\n", 0, start) + 1, 0), end)).rstrip()
         keyword = "class" if isinstance(node, ast.ClassDef) else "def"
-        head = f"{keyword} {node.name}"
-        return [line.replace(head, f"{keyword} {name}", 1) if line.startswith(head) else line for line in lines]
+        lines = written.split("\n")
+        head = next(k for k, line in enumerate(lines) if line.startswith(f"{keyword} {node.name}"))
+        lines[head] = lines[head].replace(f"{keyword} {node.name}", f"{keyword} {name}", 1)
+        return "\n".join(lines)
 
-    def _parameters(self, arguments: ast.arguments) -> str:
-        """Those of a lambda expression, which may be in several lines."""
-        new = lambda x: None if x is None else ast.parse(f"({self.text(x)})", mode="eval").body  # noqa: E731
-        defaults = {k: list(map(new, getattr(arguments, k))) for k in ("defaults", "kw_defaults")}
-        return ast.unparse(ast.arguments(**{**vars(arguments), **defaults}))
+    def expression(self) -> str:
+        """The new text of an expression."""
+        self._edit([self.piece.node])
+        return self._part(*self.piece.bounds(self.piece.node))
 
     def _calls_xmap(self, method: ast.FunctionDef) -> bool:
         return any(isinstance(n, ast.Call) and is_xmap(self.callee(n.func)) for n in ast.walk(method))
 
-    def text(self, node: ast.expr) -> str:
-        """The new text of an expression."""
-        if (new := self._changed(node)) is not None:
-            return new
-        start, end = self.found.bounds(node)
-        return self._spliced(start, end, list(ast.iter_child_nodes(node)))
+    # ---- edits
 
-    def _changed(self, node: Any) -> str | None:
-        """The new text of an expression that is itself another one; None if only parts of it may be."""
-        if node in self._replaced:
-            return self._replaced[node]
-        if node in self.scope.defaults and (new := self._default(node)) is not None:
-            return new
-        return self._call(node) if isinstance(node, ast.Call) else self._renamed_name(node)
+    def _put(self, start: int, end: int, text: str) -> None:
+        self._edits.append((start, end, text))
 
-    def _default(self, node: ast.expr) -> str | None:
+    def _replace(self, node: Any, text: str) -> None:
+        self._put(*self.piece.bounds(node), text)
+
+    def _around(self, node: Any, inner: Any, before: str, after: str) -> None:
+        """What is before and after a part of an expression."""
+        (start, end), (inside, inside_end) = self.piece.bounds(node), self.piece.bounds(inner)
+        self._put(start, inside, before)
+        self._put(inside_end, end, after)
+
+    def _part(self, start: int, end: int) -> str:
+        return spliced(self.piece.text, self._edits, start, end)
+
+    def _source(self, node: Any) -> str:
+        return ast.get_source_segment(self.piece.text, node) or ""
+
+    def _edit(self, roots: Sequence[Any]) -> None:
+        """Edit what changes in parts of the piece, from the outside in."""
+        pending = list(roots)
+        while pending:
+            node = pending.pop(0)
+            if isinstance(node, (ast.expr, ast.stmt)):
+                start, end = self.piece.bounds(node)
+                if any(b <= start and end <= e and b < e for b, e, _ in self._edits):
+                    continue
+                before = len(self._edits)
+                try:
+                    self._one(node)
+                except NotWritable as reason:
+                    raise reason.at(f"{os.path.basename(self.piece.file)}:{node.lineno}") from reason.__cause__
+                if len(self._edits) > before:
+                    self._changed.append((node, start, end))
+            pending.extend(ast.iter_child_nodes(node))
+        for node, start, end in self._changed:
+            if not any(b <= start and end <= e and n is not node for n, b, e in self._changed):
+                self.module.edited(self.piece, node, self._part(start, end).replace(OURS, ""))
+
+    def _one(self, node: ast.AST) -> None:
+        if node in self.piece.defaults:
+            self._default(node)
+        elif isinstance(node, ast.Call):
+            self._call(node)
+        elif isinstance(node, ast.Attribute) and (new := self._attribute(node)) is not None:
+            self._replace(node, ours(new))
+
+    def _default(self, node: Any) -> None:
         """The value of a parameter's default whose names mean something else by now, as variables of loops do."""
-        value, scope = self.scope.defaults[node], self.scope
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not scope.is_bound(n)}
-        changed = isinstance(node, ast.Name) and scope.has(node.id) and scope.value(node.id) is not value
-        if not changed and all(scope.has(name) or hasattr(builtins, name) for name in names):
-            return None
-        self.dropped.add(node)
-        return self.module.expression(value, "default", scope)
+        value, piece = self.piece.defaults[node], self.piece
+        names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not piece.is_bound(n)]
+        changed = isinstance(node, ast.Name) and piece.has(node.id) and piece.value(node.id) is not value
+        if changed or not all(piece.has(name) or name in vars(builtins) for name in names):
+            self._replace(node, ours(self.module.expression(value, "default", piece)))
 
-    def _renamed_name(self, node) -> str | None:
-        if isinstance(node, ast.Name) and node.id in self.renamed and not self.scope.is_bound(node):
-            return self.renamed[node.id]
-        owner = self.callee(node.value) if isinstance(node, ast.Attribute) else None
+    def _attribute(self, node: ast.Attribute) -> str | None:
+        """What an attribute of a module is called in the new program, if that is something else."""
+        owner = self.callee(node.value)
         if not isinstance(owner, types.ModuleType):
             return None
         value = getattr(owner, node.attr, None)
-        new = old_names.written_out(value) or ("NamedShape" if value is NamedShape else None)
-        if new is not None:
-            new = self.module.helper(new)
-        elif (name := old_names.new_name(owner.__name__, node.attr)) is not None:
-            new = self.module.dotted(name)
-        else:
-            new = self.module.taken_out(owner, node.attr)
-            if new is not None and not self._depth:
-                self.module.edited(self.found, node, new)
-        if new is not None:
-            self.dropped.add(node)
-        return new
-
-    def _spliced(self, start, end, roots) -> str:
-        """The text between two positions, with the outermost expressions in it that change replaced."""
-        pieces, at = [], start
-        for text, (begin, finish) in sorted(self._outermost_changed(roots), key=lambda c: c[1][0]):
-            if begin < at:
-                continue
-            pieces.extend([self.found.text[at:begin], text])
-            at = finish
-        return "".join([*pieces, self.found.text[at:end]])
-
-    def _outermost_changed(self, roots):
-        pending = list(roots)
-        while pending:
-            node = pending.pop()
-            if node in self.dropped and node not in self._replaced:
-                continue
-            if node in self.removed:
-                self.dropped.add(node)
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                yield "", (self.found.offset(first, 0), self.found.bounds(node)[1])
-                continue
-            if (new := self._changed(node)) is not None:
-                yield new, self.found.bounds(node)
-                continue
-            pending.extend(ast.iter_child_nodes(node))
+        if (helper := old_names.helper_for(value)) is not None:
+            return helper
+        return old_names.new_name(owner.__name__, node.attr) or self.module.taken_out(owner, node.attr)
 
     # ---- one call
 
-    def _call(self, node: ast.Call) -> str | None:
-        """The new text of a call, or None if it stays (its arguments may change all the same)."""
-        self._depth += 1
-        try:
-            new = self._new_call(node)
-        except NotWritable as reason:
-            raise reason.at(f"{os.path.basename(self.found.file)}:{node.lineno}") from reason.__cause__
-        finally:
-            self._depth -= 1
-        if new is not None and not self._depth:
-            self.module.edited(self.found, node, new)
-        return new
-
-    def _new_call(self, node):
-        callee = self.callee(node.func)
+    def _call(self, node: ast.Call) -> None:
+        callee, function = self.callee(node.func), node.func
         if is_xmap(callee):
-            return xmap_inside(self, node)
-        if callee is functools.partial and (partial := self._partial(node)) is not None:
-            return partial
+            return self._xmap_inside(node)
+        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
+            return self._over_axes(node, inner, node.args[0], node.args[1:])
         if self._is_named_sample(node, callee):
-            self.module.handled.add(self.found.span(node))
-            first = [*node.args, *node.keywords][0]
-            start, end = self.found.bounds(first)
-            self._kept.add(first)
-            given = f"{self.text(node.func)}, {self._spliced(start, end, [first])}"
-            return self.rebuilt(node, {first: given}, self.module.helper("sample"))
+            self.module.handled.add(self.piece.span(node))
+            first = self.piece.bounds([*node.args, *node.keywords][0])[0]
+            start, end = self.piece.bounds(function)
+            self._put(start, start, f"{OURS}sample(")
+            return self._put(end, first, ", ")
         callee = old_names.of_jax(callee)
-        if callee is None and (rule := attached(self, node)) is not None:
-            return rule
+        if callee is None and isinstance(function, ast.Attribute) and function.attr == "defvjp" and len(node.args) == 2:
+            return self._attached(node, function.value, node.args[1])
         if any(callee is einsum for einsum in EINSUMS):
             return self._einsum(node)
-        row = next((row for row in TABLE if row.function is callee), None) if callee is not None else None
-        if row is None and callee is None:
-            row = self._method(node)
-        if row is not None:
-            return self._collective(node, row)
         if callee is check_type:
-            self.dropped.update([node.func, *node.args[1:], *(k.value for k in node.keywords)])
-            return f"({self.text(node.args[0])})"
-        if any(old_names.new_keyword(callee, k.arg) for k in node.keywords):
-            return self.rebuilt(node, {})
-        if self.module.calls.get(self.found.span(node)) or _is_of_jax(callee):
-            return self._other(node, callee)
-        renamed = callee is NamedShape or old_names.written_out(callee)
-        if is_ours(callee) and callable(callee) and not renamed and self._renamed_name(node.func) is None:
-            raise NotWritable(f"a use of {ast.unparse(node.func)} of xmap_compat")
-        return None
+            return self._around(node, node.args[0], "(", ")")
+        for k in node.keywords:
+            if (name := old_names.new_keyword(callee, k.arg)) is not None:
+                start, _ = self.piece.bounds(k)
+                self._put(start, start + len(str(k.arg)), name)
+        if self.piece.span(node) in self.module.calls or _takes_axes(callee):
+            return self._over_axes(node, callee, function, node.args)
+        left = is_ours(callee) and callable(callee) and old_names.helper_for(callee) is None
+        if left and not (isinstance(function, ast.Attribute) and self._attribute(function)):
+            raise NotWritable(f"a use of {ast.unparse(function)} of xmap_compat")
 
     def callee(self, node: ast.expr) -> Any:
         """The object that a name or an attribute of a module means, or None."""
         if isinstance(node, ast.Name):
-            return self.scope.value(node.id) if self.scope.known(node) else self.scope.imported_inside(node.id)
+            return self.piece.value(node.id) if self.piece.known(node) else self.piece.imported_inside(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.callee(node.value)
             if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
@@ -218,119 +229,91 @@ class Rewriter:
             return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
         return None
 
-    def _method(self, node: ast.Call) -> Row | None:
-        """``x.max(axis='i')`` of one array that has derivatives."""
-        helper = {"max": "max_over", "min": "min_over"}.get(getattr(node.func, "attr", ""))
-        return METHODS.get(helper or "") if self.found.span(node) in self.module.calls else None
-
-    def _collective(self, node: ast.Call, row: Row) -> str | None:
-        """A call of a collective over axes that are known, or that are looked up when it runs."""
-        bound = self.bind(node, row)
-        if (at := bound.get(row.axis)) is None:
-            return None
-        names = self._names_in_scope(at)
-        span = self.found.span(node)
-        if names is None and row.axis == "axis" and span not in self.module.calls:
-            return None
-        if names is not None and not names:
-            return None
-        text = self._looked_up(at) if names is None else self._static(at, row)
-        names = self._observed(node) if names is None else names
-        self.module.handled.add(span)
-        helper = row.helper_for(self, node, bound, names)
-        helper = "pdot_inside" if helper == "pdot" and span in self.module.inside else helper
-        if helper is None and row.function is lax.axis_index and len(names) > 1 and not self.names.is_same(names):
-            return self._index_over(node, at, names)
-        replaced = {at: text} if text is not None else {}
-        if helper is None:
-            return self.rebuilt(node, replaced)
-        self.dropped.add(node.func)
-        return self.rebuilt(node, replaced, self.module.helper(helper), row)
-
-    def _partial(self, node: ast.Call) -> str | None:
-        """``functools.partial(lax.pmean, axis_name='i')``: called elsewhere, so that the proof looks after it."""
-        callee = self.callee(node.args[0])
-        row = next((row for row in TABLE if row.function is callee), None) if callee is not None else None
-        if row is None:
-            return None
-        bound = {**dict(zip(row.parameters, node.args[1:])), **{str(k.arg): k.value for k in node.keywords}}
-        if (at := bound.get(row.axis)) is None:
-            return None
-        known = at
-        if self._names_in_scope(at) is None:
-            with contextlib.suppress(Exception):
-                known = ast.parse(literal(self.evaluated(at)), mode="eval").body
-        if not (names := self._names_in_scope(known)):
-            return None
-        helper = row.helper_for(self, node, bound, names)
-        replaced = {at: self._static(known, row)}
-        if helper is not None:
-            replaced[node.args[0]] = self.module.helper(helper)
-        self.module.bound.add(tuple(names))
-        return self.rebuilt(node, replaced, row=row if helper else None)
-
     def _is_named_sample(self, node: ast.Call, callee: Any) -> bool:
         """Whether a call of ours of ``jax.random`` takes a named shape: then it asks for indices."""
-        eqns = self.module.calls.get(self.found.span(node), ())
+        eqns = self.module.calls.get(self.piece.span(node), ())
         return old_names.of_jax(callee) is not callee and {e.primitive.name for e in eqns} == {"axis_index"}
 
-    def _observed(self, node) -> tuple[Any, ...]:
-        """The named axes of a call in this trace."""
-        eqns = self.module.calls.get(self.found.span(node), ())
-        found = dict.fromkeys(n for e in eqns for n in mentioned_names(e.params))
-        if not found:
+    def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
+        """A call of a function over axes, or a partial one of it: other axes, or a helper."""
+        traced = self.module.calls.get(self.piece.span(node), ())
+        if callee is None and isinstance(function, ast.Attribute) and function.attr in vars(jnp):
+            callee, arguments = vars(jnp)[function.attr], [function.value, *arguments]  # a method of an array
+        row = row_of(callee)
+        given = self._given(node, callee, arguments, bool(traced or row))
+        parameter = next((p for p in AXIS_PARAMETERS if p in given), None)
+        if parameter is None:
+            return
+        at = given[parameter]
+        value = self._axis_value(at, function is not node.func)
+        if value is _UNKNOWN:
+            if not traced and parameter != "axis_name" and (row is None or parameter == "axis"):
+                return
             # Sizes and indices leave no collective, or none of their own.
-            found = dict.fromkeys(self.names.mesh)
-        return tuple(found)
+            over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or tuple(self.names.mesh)
+            text = None if self.names.same else f"{OURS}axes_of({self._source(at)})"
+        else:
+            values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+            # Any string is the name of an axis, maybe of a vmap inside.
+            over = tuple(v for v in values if isinstance(v, str) or (v in self.names.mesh and not isinstance(v, int)))
+            parts = tuple(p for v in values for p in (self.names.parts(v) if v in over else (v,)))
+            self.names.all_parts([v for v in over if v in self.names.mesh])
+            # Functions of jax.numpy, and methods, read a string letter by letter.
+            in_letters = isinstance(value, str) and vars(jnp).get(getattr(callee, "__name__", "")) is callee
+            stays = parts == values and not (in_letters and len(value) > 1)
+            text = None if stays else ours(axes(parts) if parameter == "axis_name" else literal(parts))
+        if not over:
+            return
+        self.module.handled.add(self.piece.span(node) if function is node.func else over)
+        if row is not None and row.needed(Call(given, over, traced, self.names, self.callee)):
+            return self._helped(node, function, row, at, text or self._source(at))
+        if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
+            return self._replace(node, self._index_over(function, over))
+        if text is not None:
+            self._replace(at, text)
 
-    def _looked_up(self, at) -> str | None:
-        if self.names.same:
-            return None
-        self._kept.add(at)
-        return f"{self.module.helper('axes_of')}({self.text(at)})"
+    def _given(self, node: ast.Call, callee: Any, arguments: Sequence[Any], needed: bool) -> dict[str, Any]:
+        """The arguments of a call, by the parameters' names; ``axis`` of one that is a name where they are unknown."""
+        keywords = {str(k.arg): k.value for k in node.keywords}
+        if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
+            if needed:
+                raise NotWritable(f"arguments in a star: {ast.unparse(node)}")
+            return {}
+        try:
+            return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
+        except (TypeError, ValueError):
+            named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.mesh]
+            return {**dict(zip(["axis"], named)), **keywords}
 
-    def _static(self, at, row) -> str:
-        values = self._axis_values(at)
-        self.names.all_parts([v for v in values if v in self.names.mesh])
-        parts = [p for v in values for p in (self.names.parts(v) if v in self.names.mesh else (v,))]
-        bare = len(parts) == 1 and row.bare
-        return axes(parts) if bare else literal(tuple(parts))
+    def _helped(self, node: ast.Call, function: Any, row: Row, at: ast.expr, text: str) -> None:
+        """The call of a helper instead."""
+        helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
+        parameters = list(inspect.signature(getattr(helpers, helper)).parameters)
+        count = len(node.args) + len(node.keywords)
+        if self.callee(function) is None and count == 1:  # a method
+            return self._around(node, function.value, f"{OURS}{helper}(", f", {text})")
+        if self.callee(function) is None or count > len(parameters) + (function is not node.func):
+            raise NotWritable(f"more arguments of {ast.unparse(function)}")
+        self._replace(function, OURS + helper)
+        self._replace(at, text)
+        for k in node.keywords:
+            start, _ = self.piece.bounds(k)
+            if k.value is at and k.arg not in parameters:
+                self._put(start, start + len(str(k.arg)), "axes")
+            elif k.arg not in parameters:
+                raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}")
 
-    def _index_over(self, node, at, names) -> str:
+    def _index_over(self, function: Any, names: Sequence[Any]) -> str:
         """The index over several axes, the major one first: what executes one of them goes together."""
-        self.names.all_parts(names)
-        self.dropped.add(at)
-        function = ast.get_source_segment(self.found.text, node.func)
-        texts = [f"{function}({axes(self.names.parts(n))})" for n in names]
+        texts = [f"{self._source(function)}({axes(self.names.parts(n))})" for n in names]
         sizes = [self.names.size(names[k + 1 :]) for k in range(len(names))]
         return f"({' + '.join(f'{t} * {size}' if size != 1 else t for t, size in zip(texts, sizes))})"
 
-    def _other(self, node: ast.Call, callee) -> str | None:
-        """Any other call that takes axis names (``jnp.sum``, ``one_hot``): only they change."""
-        eqns = self.module.calls.get(self.found.span(node), ())
-        if {e.primitive.name for e in eqns} - {"psum", "pmax", "pmin", "axis_index"}:
-            return None
-        arguments = [*node.args, *(k.value for k in node.keywords)]
-        replaced: dict[ast.expr, str] = {}
-        row = OTHER_LAX if _is_of_lax(callee) else OTHER
-        for argument in arguments:
-            if self.axis_names(argument):
-                replaced[argument] = self._static(argument, row)
-        at = next((k.value for k in node.keywords if k.arg in ("axis", "axis_name")), None)
-        if not replaced and eqns and at is not None and self.axis_names(at) is None:
-            text = self._looked_up(at)
-            replaced = {at: text} if text is not None else {}
-            self.module.handled.add(self.found.span(node))
-        if not replaced:
-            return None
-        self.module.handled.add(self.found.span(node))
-        return self.rebuilt(node, replaced)
-
-    def _einsum(self, node: ast.Call) -> str | None:
+    def _einsum(self, node: ast.Call) -> None:
         """Contracted names become letters where they are vmapped; what devices hold is summed."""
-        spec = node.args[0] if node.args else None
+        spec: Any = node.args[0] if node.args else None
         if not isinstance(spec, ast.Constant) or "{" not in str(spec.value):
-            return None
+            return
         parsed = named_einsum.parse(str(spec.value))
         known = {str(n): n for n in self.names.mesh}
         mentioned = [known[n] for t in parsed.inputs for n in t.names if n in known]
@@ -341,107 +324,80 @@ class Rewriter:
         spare = iter(x for x in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if x not in used)
         letters = {n: next(spare) for n in contracted if own[n]}
         terms = ["".join([*(letters[n] for n in letters if str(n) in t.names), *t.letters]) for t in parsed.inputs]
-        subscripts = literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}")
         across = tuple(m for m in self.names.order if any(m in self.names.mesh[n] for n in contracted))
-        self.module.handled.add(self.found.span(node))
-        self.dropped.add(node.func)
-        operands = [subscripts, *map(self.text, node.args[1:])]
         local = {letters[n]: own[n] for n in letters}
-        options = [f"local={literal(local)}"] * bool(local) + [f"across={literal(across)}"] * bool(across)
-        options += [f"{k.arg}={self.text(k.value)}" for k in node.keywords]
-        helper = self.module.helper("einsum_inside" if self.found.span(node) in self.module.inside else "einsum_over")
-        return f"{helper}({', '.join([*operands, *options])})"
+        options = f", local={literal(local)}" * bool(local) + f", across={literal(across)}" * bool(across)
+        self.module.handled.add(self.piece.span(node))
+        helper = "einsum_inside" if self.piece.span(node) in self.module.inside else "einsum_over"
+        self._replace(node.func, OURS + helper)
+        self._replace(spec, literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}"))
+        _, end = self.piece.bounds(node.args[-1])
+        self._put(end, end, options)
 
-    def evaluated(self, node: ast.expr) -> Any:
-        """The value of an expression that is known before the function runs."""
-        names = {**self.scope.globals, **self.scope.closure}
-        if any(isinstance(n, ast.Name) and self.scope.is_bound(n) for n in ast.walk(node)):
-            raise ValueError(ast.unparse(node))
-        return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
-
-    # ---- axes
-
-    def axis_names(self, node: ast.expr) -> tuple[Any, ...] | None:
-        """The named axes of an axis argument; empty if it has none, None if nobody knows before it runs."""
+    def _xmap_inside(self, node: ast.Call) -> None:
+        """``xmap(f, in_axes, out_axes)`` in a body, as a vmap for each of its axes."""
+        given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
+        given.update({str(k.arg): k.value for k in node.keywords})
+        if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
+            raise NotWritable("a nested call of xmap with other options")
+        function = given.pop("fun")
         try:
-            values = self._axis_values(node)
-        except (ValueError, SyntaxError):
-            return None
+            options = {name: self._evaluated(x) for name, x in given.items()}
+        except ValueError:
+            raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
+        before, after = ours(vmaps(self.module, "function", **options)).split(f"{OURS}function")
+        self._around(node, function, before, after)
+
+    def _attached(self, node: ast.Call, owner: ast.expr, backward: ast.expr) -> None:
+        """``f.defvjp(fwd, bwd)`` in the text of a function."""
+        defs = {n.name: n for n in ast.walk(self.piece.node) if isinstance(n, ast.FunctionDef)}
+        primal = defs.get(getattr(owner, "id", ""))
+        rule = backward if isinstance(backward, ast.Lambda) else defs.get(getattr(backward, "id", ""))
+        if primal is None or rule is None:
+            return
+        over = wrapped(self.module, self.piece.file, [primal, rule])
+        if over.helper:
+            call = ours(f"{over.helper}(function, {over.axes}{over.options})")
+            self._around(backward, backward, *call.split(f"{OURS}function"))
+        if over.differ:
+            _, end = self.piece.bounds(node)
+            owned = f"{primal.name} = {OURS}varying_over({primal.name}, {ours(over.axes)})"
+            self._put(end, end, f"\n{' ' * node.col_offset}{owned}")
+
+    # ---- values
+
+    def _evaluated(self, node: ast.expr) -> Any:
+        """The value of an expression that is known before the function runs; a ValueError if it is not."""
+        if any(isinstance(n, ast.Name) and self.piece.is_bound(n) for n in ast.walk(node)):
+            raise ValueError
+        names = {**self.piece.globals, **self.piece.closure}
         try:
-            return tuple(v for v in values if v in self.names.mesh and not isinstance(v, int))
-        except TypeError:
-            return ()
+            return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
+        except Exception as error:
+            raise ValueError from error
 
-    def _names_in_scope(self, node: ast.expr) -> tuple[Any, ...] | None:
-        """The same of a collective, with names of axes that vmaps and xmaps inside bind: any string is one."""
-        names = self.axis_names(node)
-        if names != ():
-            return names
-        return tuple(v for v in self._axis_values(node) if isinstance(v, str))
-
-    def _axis_values(self, node) -> tuple[Any, ...]:
-        value = self._axis_value(node)
-        return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-    def _axis_value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
-            if self.scope.known(node):
-                return self.scope.value(node.id)
-            return self._axis_value(self.scope.assigned_once(node.id))
+    def _axis_value(self, node: ast.expr | None, evaluated: bool = False) -> Any:
+        """The axes and positions of an axis argument; ``_UNKNOWN`` before it runs."""
         if isinstance(node, (ast.Tuple, ast.List)):
-            return tuple(self._axis_value(e) for e in node.elts)
-        return ast.literal_eval(node)
-
-    # ---- calls as text
-
-    def bind(self, node: ast.Call, row: Row) -> dict[str, ast.expr]:
-        """Arguments by the names of the parameters."""
-        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
-            raise NotWritable(f"arguments in a star: {ast.unparse(node)}")
-        owner = [node.func] if row.method else []
-        bound = dict(zip(row.parameters, [*owner, *node.args]))
-        bound.update((k.arg, k.value) for k in node.keywords if k.arg is not None)
-        return bound
-
-    def rebuilt(
-        self, node: ast.Call, replaced: Mapping[Any, str], function: str | None = None, row: Row | None = None
-    ) -> str | None:
-        """The call with some arguments replaced; None if that is what it is already.
-
-        Args:
-          function: what is called instead.
-          row: that of a helper.
-        """
-        if row is not None:
-            unknown = [k.arg for k in node.keywords if k.arg not in row.parameters]  # of the helper
-            if unknown or len(node.args) + row.method > len(row.parameters):
-                more = ", ".join(map(str, unknown)) or ast.unparse(node.args[-1])
-                raise NotWritable(f"the argument {more} of {ast.unparse(node.func)}")
-        self.dropped.update(set(replaced) - self._kept)
-        if row is not None and row.method:
-            assert isinstance(node.func, ast.Attribute)
-            (at,) = [*node.args, *(k.value for k in node.keywords)]
-            self.dropped.discard(node.func)
-            return f"{function}({self.text(node.func.value)}, {replaced.get(at) or self.text(at)})"
-        before, self._replaced = self._replaced, {**self._replaced, **replaced}
-        if function is not None:
-            self._replaced[node.func] = function
-        for k in node.keywords:
-            name = "axes" if row is not None and k.arg == row.axis and str(row.helper).endswith("_over") else k.arg
-            name = old_names.new_keyword(self.callee(node.func), name) or name
-            if name != k.arg:
-                self._replaced[k] = f"{name}={self.text(k.value)}"
-        start, end = self.found.bounds(node)
-        text = self._spliced(start, end, list(ast.iter_child_nodes(node)))
-        self._replaced = before
-        return None if text == self.found.text[start:end] else text
+            values = [self._axis_value(e, evaluated) for e in node.elts]
+            return _UNKNOWN if _UNKNOWN in values else tuple(values)
+        if isinstance(node, ast.Name) and not self.piece.known(node):
+            return self._axis_value(self.piece.assigned_inside(node.id))
+        try:
+            constant = evaluated or isinstance(node, (ast.Name, ast.Constant, ast.UnaryOp))
+            value = self._evaluated(node) if constant and node is not None else _UNKNOWN
+            hash(tuple(value) if isinstance(value, list) else value)
+            return value
+        except (ValueError, TypeError):
+            return _UNKNOWN
 
 
-def _is_of_jax(callee) -> bool:
-    module = str(getattr(callee, "__module__", "") or type(callee).__module__ if callee is not None else "")
-    return module.split(".")[0] == "jax"
+_UNKNOWN = object()
 
 
-def _is_of_lax(callee) -> bool:
-    """Functions of ``jax.numpy`` read a string letter by letter, so that a tuple it is; those of ``lax`` do not."""
-    return callee is not None and vars(lax).get(getattr(callee, "__name__", "")) is callee
+def _takes_axes(callee: Any) -> bool:
+    """Whether a function is one of JAX that may be over axes, and does not bind them."""
+    if callee is None or callee is jax.vmap or callee is jax.pmap:
+        return False
+    module = getattr(callee, "__module__", None) or type(callee).__module__
+    return str(module).split(".")[0] == "jax" or row_of(callee) is not None

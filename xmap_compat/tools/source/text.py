@@ -1,17 +1,30 @@
-"""Python source as text: literals, pytrees and statements."""
+"""Python source as text: literals, pytrees, names, and the layout of a module."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import itertools
 import keyword
-from collections.abc import Callable, Sequence
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 WIDTH = 120
-INDENT = "    "
+EDITED = "What changed in the functions:"
+_FORMATTERS = (
+    "ruff check --isolated --select=I --fix --quiet -",
+    f"ruff format --isolated --line-length={WIDTH} -",
+    f"black --line-length={WIDTH} --quiet -",
+)
+_SHOWN = {"np": np, "jnp": jnp, "Ellipsis": ..., **{kind.__name__: kind for kind in (frozenset, range, set, slice)}}
 
 
 class NotWritable(Exception):
@@ -26,220 +39,113 @@ class NotWritable(Exception):
         return self
 
 
-# ----------------------------------------------------------------------------- literals
+class _Text(str):
+    """Source, which ``repr`` leaves as it is: ``repr`` of a tuple of them is the source of a tuple."""
 
-
-def quoted(text: str) -> str:
-    """A string literal in double quotes."""
-    shown = repr(text)
-    return shown if '"' in text or "\\" in shown else f'"{shown[1:-1]}"'
+    __repr__ = str.__str__
 
 
 def literal(value: Any) -> str:
-    """Plain Python data as source."""
-    if value is None or value is ... or isinstance(value, (bool, int)):
-        return "..." if value is ... else str(value)
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, (float, complex)):
-        return scalar(value)
-    if isinstance(value, np.generic):
-        return typed_scalar(value)
-    if type(value) is tuple:
-        return f"({literal(value[0])},)" if len(value) == 1 else f"({', '.join(map(literal, value))})"
-    if type(value) is list:
-        return f"[{', '.join(map(literal, value))}]"
-    if type(value) in (set, frozenset) and value:
-        return f"{{{', '.join(sorted(map(literal, value)))}}}"
-    if type(value) is dict:
-        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, PartitionSpec):
-        return partition_spec(value)
+    """Plain Python data as source: as it shows itself, if that is evaluated to the same."""
+    if type(value) is complex:  # the signs of its zeros
+        return f"complex({literal(value.real)}, {literal(value.imag)})"
+    shown = re.sub(r"'([^'\"\\]*)'", r'"\1"', repr(value))
+    for text in (shown, repr(value), re.sub(r"(?<![\w\"'])(nan|inf)\b", r"jnp.\1", shown)):
+        with contextlib.suppress(Exception):
+            found = eval(text, {"__builtins__": {}, **_SHOWN})
+            if type(found) is type(value) and repr(found) == repr(value):
+                return text
     raise NotWritable(f"a value of type {type(value).__name__}")
 
 
-def scalar(value: Any) -> str:
-    """A Python number; its type follows from where it stands."""
-    value = value.item() if hasattr(value, "item") else value
-    kinds: tuple[Any, ...] = (bool, int, float, complex)
-    for kind in kinds:
-        # JAX's literals are of subclasses, which show themselves otherwise.
-        if isinstance(value, kind):
-            value = kind(value)
-            break
-    if isinstance(value, complex):
-        return f"complex({scalar(value.real)}, {scalar(value.imag)})"
-    if isinstance(value, float):
-        if value != value:
-            return "jnp.nan"
-        if value in (float("inf"), float("-inf")):
-            return "jnp.inf" if value > 0 else "-jnp.inf"
-    return repr(value)
-
-
-def typed_scalar(value: Any) -> str:
-    return f"{_value_dtype(value.dtype)}({scalar(value)})"
-
-
-def _value_dtype(kind: Any) -> str:
-    """As ``np.float32``, so that a value keeps a type that JAX would narrow."""
-    text = dtype(kind)
-    return f"np.{text[4:]}" if np.dtype(kind).kind in "biufc" else text
-
-
-def dtype(kind: Any) -> str:
-    """``jnp.float32``"""
-    name = np.dtype(kind).name if not jax.dtypes.issubdtype(kind, jax.dtypes.extended) else None
-    if name is None:
-        raise NotWritable(f"the element type {kind}")
-    return {"bool": "jnp.bool_"}.get(name, f"jnp.{name}")
-
-
 def array(value: Any) -> str:
-    """A small array."""
+    """A small array or a NumPy scalar, of a type of NumPy, which JAX does not narrow, if NumPy has it."""
     value = np.asarray(value)
-    if value.ndim == 0:
-        return typed_scalar(value[()])
-    return f"np.array({_nested(value.tolist())}, {_value_dtype(value.dtype)})"
-
-
-def _nested(value):
-    return f"[{', '.join(map(_nested, value))}]" if isinstance(value, list) else scalar(value)
+    name = value.dtype.name
+    dtype = f"np.{name}" if hasattr(np, name) else f"jnp.{name}"
+    if value.size == 0:
+        return f"np.zeros({value.shape}, {dtype})"
+    numbers = jax.tree.map(lambda number: _Text(literal(number)), value.tolist())
+    return f"np.array({numbers}, {dtype})" if value.ndim else f"{dtype}({numbers})"
 
 
 def axes(names: Sequence[Any]) -> str:
     """One axis name, or a tuple of them."""
-    return literal(names[0]) if len(names) == 1 else literal(tuple(names))
+    return literal(names[0] if len(names) == 1 else tuple(names))
 
 
 def partition_spec(spec: Sequence[Any]) -> str:
     return f"P({', '.join(map(literal, spec))})"
 
 
-def is_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
+def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool = False) -> str:
+    """A pytree of texts as a display of dictionaries, lists and tuples.
+
+    Args:
+      named: a function that says what a class of named tuples is called; without it there is no text for them.
+      whole: without this, one text may stand for a subtree whose leaves are all equal.
+    """
+    kind, keys = structure.node_data() or (None, None)
+    if kind is None or (len(set(leaves)) == 1 and not whole):
+        return leaves[0]
+    rest = iter(leaves)
+    children = structure.children()
+    parts = [_Text(prefix(c, list(itertools.islice(rest, c.num_leaves)), named, whole)) for c in children]
+    if kind is list and len(set(parts)) == 1 < len(parts) - 1 and len(str(parts)) > WIDTH // 2:
+        return f"{parts[:1]} * {len(parts)}"
+    if kind in (tuple, list):
+        return repr(kind(parts))
+    if kind is dict:
+        return repr({_Text(literal(key)): part for key, part in zip(keys or (), parts)})
+    if kind is type(None):
+        return "None"
+    if named is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return f"{named(kind)}({', '.join(f'{f}={part}' for f, part in zip(kind._fields, parts))})"
+    raise NotWritable(f"a pytree with a node of type {kind.__name__}")
 
 
 def identifier(text: str) -> str:
     """A name that can stand in a program: ``params['w1']`` -> ``params_w1``."""
-    cleaned = "".join(c if c.isalnum() else "_" for c in text)
-    parts = [part for part in cleaned.split("_") if part]
-    name = "_".join(parts) or "value"
-    name = f"v{name}" if name[0].isdigit() else name
-    return name + "_" if keyword.iskeyword(name) else name
-
-
-# ------------------------------------------------------------------------------- pytrees
-
-
-Named = Callable[[type], str]
-
-
-def tree(structure: Any, leaves: Sequence[str], named: Named | None = None) -> str:
-    """A pytree of texts as a display of dictionaries, lists and tuples.
-
-    Args:
-      named: what classes of named tuples are called.
-    """
-    return _display(jax.tree.unflatten(structure, [_Text(leaf) for leaf in leaves]), named)
-
-
-def repeated(items: Sequence[str]) -> str | None:
-    """A list of items that are the same and long: ``[{"w": P("x")}] * 12``."""
-    same = len(items) > 2 and len(set(items)) == 1 and len(items) * len(items[0]) > WIDTH // 2
-    return f"[{items[0]}] * {len(items)}" if same else None
-
-
-class _Text:
-    """A leaf; not a string, which a pytree may contain."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-
-def _display(node, named):
-    show = lambda x: _display(x, named)  # noqa: E731
-    if isinstance(node, _Text):
-        return node.text
-    if node is None:
-        return "None"
-    if type(node) is tuple:
-        return f"({show(node[0])},)" if len(node) == 1 else f"({', '.join(map(show, node))})"
-    if type(node) is list:
-        return repeated([show(x) for x in node]) or f"[{', '.join(map(show, node))}]"
-    if type(node) is dict:
-        return "{" + ", ".join(f"{literal(k)}: {show(v)}" for k, v in node.items()) + "}"
-    if isinstance(node, tuple) and hasattr(node, "_fields") and named is not None:
-        return f"{named(type(node))}({', '.join(f'{f}={show(x)}' for f, x in zip(node._fields, node))})"
-    raise NotWritable(f"a pytree with a node of type {type(node).__name__}")
-
-
-def prefix(structure: Any, leaves: Sequence[str], named: Named | None = None) -> str:
-    """The same, where one text may stand for a subtree whose leaves are all equal."""
-    if len(set(leaves)) == 1 and structure.num_nodes > 0:
-        return leaves[0]
-    children = structure.children()
-    if not children or jax.tree_util.treedef_is_leaf(structure):
-        return tree(structure, leaves, named)
-    rest, parts = list(leaves), []
-    for child in children:
-        parts.append(prefix(child, rest[: child.num_leaves], named))
-        rest = rest[child.num_leaves :]
-    node = _one_level(structure)
-    level = jax.tree.structure(node, is_leaf=lambda x: x is not node)
-    return _display(jax.tree.unflatten(level, map(_Text, parts)), named)
-
-
-def _one_level(structure):
-    """A pytree node of the same type whose children are numbers."""
-    return jax.tree.unflatten(structure, [0] * structure.num_leaves)
+    name = "_".join(re.findall(r"[^\W_]+", text)) or "value"
+    return f"v{name}" if name[0].isdigit() else name + "_" * keyword.iskeyword(name)
 
 
 class Names:
     """Fresh names, without those that are taken."""
 
-    def __init__(self, taken: Sequence[str]):
+    def __init__(self, taken: Iterable[str]):
         self.taken = {*taken, *keyword.kwlist, "l"}
 
-    def take(self, name: str) -> bool:
-        """Whether a name was free; it is taken now."""
-        free = name not in self.taken
-        self.taken.add(name)
-        return free
-
     def like(self, wanted: str) -> str:
-        """A free name as near to the wanted one as can be had."""
-        return next(name for name in self.variants(wanted) if self.take(name))
-
-    @staticmethod
-    def variants(wanted):
-        yield wanted
-        yield from (f"{wanted}_{k}" for k in range(2, 10_000))
+        """A free name as near to the wanted one as can be had; it is taken now."""
+        variants = itertools.chain([wanted], (f"{wanted}_{k}" for k in itertools.count(2)))
+        name = next(name for name in variants if name not in self.taken)
+        self.taken.add(name)
+        return name
 
 
-class Lines:
-    """Source being written, one statement in a line."""
+# -------------------------------------------------------------------------------- modules
 
-    def __init__(self):
-        self.lines: list[str] = []
-        self.indent = 0
 
-    def add(self, text: str) -> None:
-        self.lines.append(INDENT * self.indent + text)
+def formatted(text: str) -> str:
+    """The text as ruff and black leave it, where they are installed."""
+    for command in (line.split() for line in _FORMATTERS):
+        if importlib.util.find_spec(command[0]) is not None:
+            started = [sys.executable, "-m", *command]
+            done = subprocess.run(started, input=text, capture_output=True, text=True, timeout=60)
+            text = done.stdout if done.returncode == 0 else text
+    return re.sub("\n{4,}", "\n\n\n", text)
 
-    def raw(self, lines: Sequence[str]) -> None:
-        self.lines.extend(lines)
 
-    def blank(self, count: int = 1) -> None:
-        self.lines.extend([""] * count)
+def noted(text: str, note: str) -> str:
+    """A module with one more paragraph in its docstring."""
+    _, about, rest = text.split('"""', 2)
+    return '"""'.join(["", f"{about.rstrip()}\n\n{_escaped(textwrap.fill(note, WIDTH))}\n", rest])
 
-    def block(self, head: str, body: Callable[[], None]) -> None:
-        """A function; within another, with an empty line before and after it."""
-        if self.indent and self.lines[-1] and not self.lines[-1].endswith(":"):
-            self.blank()
-        self.add(head)
-        self.indent += 1
-        body()
-        self.indent -= 1
-        if self.indent:
-            self.blank()
+
+def docstring(about: Sequence[str]) -> str:
+    return f'"""{_escaped(chr(10).join(about))}' + ('\n"""' if len(about) > 1 else '"""')
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"' * 3, "'" * 3)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import dataclasses
+import dis
+import functools
 import inspect
 import linecache
 import math
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
@@ -59,21 +60,14 @@ class AxisNames:
             raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes")
         return parts
 
-    def is_same(self, names: Sequence[Any]) -> bool:
-        return self.all_parts(names) == tuple(names)
-
     @property
     def same(self) -> bool:
         return all(self.parts(n) == (n,) for n in self.mesh)
 
 
-# ------------------------------------------------------------------------ where collectives are
-
-
 def collectives(jaxpr: Any, outer: Sequence[Span] = ()) -> Iterator[tuple[Any, list[Span]]]:
     """Each collective of a program, with the spans of the user's calls that it came from, innermost first."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    for eqn in body.eqns:
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
         spans = [(file, *span) for file, _, *span in _jax.user_frames(eqn)] or list(outer)
         if eqn.primitive.name in RULES:
             yield eqn, spans
@@ -81,143 +75,103 @@ def collectives(jaxpr: Any, outer: Sequence[Span] = ()) -> Iterator[tuple[Any, l
             yield from collectives(sub, spans)
 
 
-def collective_calls(jaxpr: Any) -> dict[Span, list[Any]]:
-    """The collectives of each innermost call of the user, by its span."""
-    calls: dict[Span, list[Any]] = {}
-    for eqn, spans in collectives(jaxpr):
-        if spans:
-            calls.setdefault(spans[0], []).append(eqn)
-    return calls
+# ------------------------------------------------------------------------------- pieces of files
 
 
-# ------------------------------------------------------------------- functions and sources
+def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
+    """The names that a piece of a program reads and does not bind, by line and column: those that Python looks up."""
+    top = _compiled(node)
+    pending, found = [top], {}
+    while pending:
+        code = pending.pop()
+        pending.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
+        instructions = list(dis.get_instructions(code))
+        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top}  # by a class,
+        bound.add("__name__")  # which reads this one unseen
+        for i in instructions:
+            if i.opname in _LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
+                found[i.positions.lineno, i.positions.col_offset or 0] = i.argval
+    return dict(sorted(found.items()))
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A function, a class or an expression in its file."""
+def _compiled(node: Any) -> types.CodeType:
+    statement = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
+    tree = node if isinstance(node, ast.Module) else ast.Module([statement], [])
+    return compile(tree, "<piece>", "exec", dont_inherit=True)
+
+
+_LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+
+
+def bound_by(statement: ast.stmt) -> set[str]:
+    """The names that a statement of a module binds."""
+    return {i.argval for i in dis.get_instructions(_compiled(statement)) if i.opname == "STORE_NAME"}
+
+
+def offset(text: str, line: int, column: int) -> int:
+    """The position in a text of a line and a column in bytes."""
+    lines = text.splitlines(keepends=True)
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def spliced(text: str, edits: Iterable[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
+    """A part of a text with pieces of it replaced."""
+    pieces, at = [], start
+    for begin, finish, new in sorted(edits, key=lambda e: e[:2]):
+        if at <= begin and finish <= (len(text) if end is None else end):
+            pieces += [text[at:begin], new]
+            at = finish
+    return "".join([*pieces, text[at:end]])
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """A program with other names for what it reads and does not bind."""
+    edits = []
+    for (line, column), name in free_reads(ast.parse(text)).items():
+        at = offset(text, line, column)
+        if names.get(name, name) != name:
+            if not text.startswith(name, at):
+                raise NotWritable(f"{name} in a text with values in it")  # whose places Python 3.11 does not know
+            edits.append((at, at + len(name), names[name]))
+    return spliced(text, edits)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """A function, a class or an expression in its file, and what the names around it mean.
+
+    Attributes:
+      globals: of its module.
+      closure: the variables of the functions around it that are known.
+      defaults: the values of the parameters' defaults, by their expressions.
+    """
 
     file: str
     text: str
     tree: ast.Module
     node: Any
+    globals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    closure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[ast.expr, Any] = dataclasses.field(default_factory=dict)
 
-    def offset(self, line: int, column: int) -> int:
-        """The position in the text of a line and a column in bytes."""
-        lines = self.text.splitlines(keepends=True)
-        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+    def at(self, node: Any) -> Piece:
+        """Another part of the same file."""
+        return dataclasses.replace(self, node=node)
 
     def span(self, node: Any) -> Span:
         return (self.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
     def bounds(self, node: Any) -> tuple[int, int]:
-        _, line, column, end_line, end_column = self.span(node)
-        return self.offset(line, column), self.offset(end_line, end_column)
+        """Where a part is in the text, with its decorators."""
+        first = min([(node.lineno, node.col_offset), *((d.lineno, 0) for d in getattr(node, "decorator_list", ()))])
+        return offset(self.text, *first), offset(self.text, node.end_lineno, node.end_col_offset)
 
-    def at(self, node: Any) -> Found:
-        """Another part of the same file."""
-        return dataclasses.replace(self, node=node)
-
-
-def file_at(file: str, what: str) -> Found:
-    text = "".join(linecache.getlines(file))
-    if not text:
-        raise NotWritable(f"{what}, whose source cannot be read")
-    try:
-        return Found(file, text, ast.parse(text), ast.Pass(lineno=0, end_lineno=0))
-    except SyntaxError:
-        raise NotWritable(f"{what}, whose source cannot be parsed") from None
-
-
-def source_of(fun: types.FunctionType) -> Found:
-    """Where a function is defined."""
-    code = fun.__code__
-    found = file_at(code.co_filename, code.co_name)
-    node = _lambda_node(found.tree, code) if code.co_name == "<lambda>" else _def_node(found.tree, code)
-    if node is None:
-        raise NotWritable(f"{code.co_name}, whose source is not found in {os.path.basename(code.co_filename)}")
-    return found.at(node)
-
-
-def source_of_class(cls: type) -> Found:
-    """Where a class is defined."""
-    module = inspect.getmodule(cls)
-    found = file_at(getattr(module, "__file__", None) or "", f"the class {cls.__name__}")
-    nodes = [n for n in ast.walk(found.tree) if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
-    if len(nodes) != 1:
-        raise NotWritable(f"the class {cls.__name__}, whose source is not found")
-    return found.at(nodes[0])
-
-
-def _def_node(tree, code):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
-    return None
-
-
-def _lambda_node(tree, code):
-    positions = [p for p in code.co_positions() if None not in p and p[1] != p[0] - 1]
-    inside = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda)
-        and node.lineno == code.co_firstlineno
-        and [a.arg for a in node.args.args] == list(code.co_varnames[: code.co_argcount])
-        and (
-            _is_returned(node.body, code)
-            or any((node.body.lineno, node.body.col_offset) == (p[0], p[2]) for p in positions)
-        )
-    ]
-    return inside[0] if len(inside) == 1 else None
-
-
-def _is_returned(body, code):
-    """Of a constant that is returned, Python 3.12 does not know the position."""
-    try:
-        return not code.co_names and ast.literal_eval(body) in code.co_consts
-    except (TypeError, ValueError):
-        return False
-
-
-class Scope:
-    """What the names in a piece of a file mean.
-
-    Args:
-      globals_: of its module.
-      closure: the variables of the functions around it that are known.
-
-    Attributes:
-      defaults: the values of the parameters' defaults, by their expressions.
-    """
-
-    def __init__(self, found: Found, globals_: Mapping[str, Any], closure: Mapping[str, Any] | None = None):
-        self.found, self.globals, self.closure = found, globals_, closure or {}
-        self.defaults: dict[ast.expr, Any] = {}
-        self._bound = _bound_inside([found.node])
-
-    @classmethod
-    def of(cls, fun: types.FunctionType, found: Found) -> Scope:
-        closure = {}
-        for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or ()):
-            try:
-                closure[name] = cell.cell_contents
-            except ValueError:
-                continue
-        scope, arguments = cls(found, fun.__globals__, closure), found.node.args
-        scope.defaults.update(zip(arguments.defaults, fun.__defaults__ or ()))
-        by_name = {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None}
-        scope.defaults.update((by_name[k], v) for k, v in (fun.__kwdefaults__ or {}).items() if k in by_name)
-        return scope
-
-    def free_names(self, dropped: set[ast.AST]) -> list[str]:
-        """Names that are read and not bound, without those in parts that are not kept."""
-        free = [
-            n.id for n in _walk_without(self.found.node, dropped) if isinstance(n, ast.Name) and n not in self._bound
-        ]
-        return [n for n in dict.fromkeys(free) if self.has(n) or not hasattr(builtins, n)]
+    @functools.cached_property
+    def _free(self) -> dict[tuple[int, int], str]:
+        try:
+            return free_reads(self.node)
+        except SyntaxError as error:
+            raise NotWritable(f"a function of which alone Python says: {error.msg}") from None
 
     def has(self, name: str) -> bool:
         """Whether a name has a value around the piece."""
@@ -228,145 +182,124 @@ class Scope:
 
     def is_bound(self, node: ast.Name) -> bool:
         """Whether a name is one of the piece's own there."""
-        return node in self._bound
+        return (node.lineno, node.col_offset) not in self._free
 
     def known(self, node: ast.Name) -> bool:
         return not self.is_bound(node) and self.has(node.id)
 
     def imported_inside(self, name: str) -> Any:
         """What a function imports by a name that it gives to nothing else; None if it does not."""
-        bound = [n for n in ast.walk(self.found.node) if name in _binds(n)]
-        if len(bound) != 1 or not isinstance(bound[0], (ast.Import, ast.ImportFrom)):
+        nodes = list(ast.walk(self.node))
+        imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom)) and name in bound_by(n)]
+        if len(imports) != 1 or any(_stores(n, name) for n in nodes):
             return None
-        alias = next(a for a in bound[0].names if (a.asname or a.name).split(".")[0] == name)
-        if isinstance(bound[0], ast.ImportFrom):
-            home = sys.modules.get(bound[0].module or "") if not bound[0].level else None
-            return getattr(home, alias.name, None) or sys.modules.get(f"{bound[0].module}.{alias.name}")
+        (node,) = imports
+        alias = next(a for a in node.names if (a.asname or a.name).split(".")[0] == name)
+        if isinstance(node, ast.ImportFrom):
+            home = sys.modules.get(node.module or "") if not node.level else None
+            return getattr(home, alias.name, None) or sys.modules.get(f"{node.module}.{alias.name}")
         return sys.modules.get(alias.name if alias.asname else name)
 
-    def assigned_once(self, name: str) -> ast.expr:
+    def assigned_inside(self, name: str) -> ast.expr | None:
         """What the function assigns to a variable, if it does so once."""
-        node = assignment(self.found.node, name)
-        if node is None or isinstance(node, ast.Call):
-            raise ValueError(name)
-        return node
+        return _assignment(list(ast.walk(self.node)), name)
 
     def assigned_around(self, name: str) -> ast.expr | None:
         """What is assigned to a variable, once, in the functions around or in the module."""
-        around = [n for n in ast.walk(self.found.tree) if isinstance(n, ast.FunctionDef) and _contains(n, self.found)]
+        holds = lambda n: n.lineno <= self.node.lineno and self.node.end_lineno <= n.end_lineno  # noqa: E731
+        around = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and holds(n) and n is not self.node]
         for node in sorted(around, key=lambda n: -n.lineno):
-            if node is not self.found.node and (value := assignment(node, name)) is not None:
+            if (value := _assignment(list(ast.walk(node)), name)) is not None:
                 return value
-        return assignment(self.found.tree, name, top_level=True)
+        return _assignment(self.tree.body, name)
 
-    def import_of(self, name: str) -> str | None:
-        """The statement of the file that imports a name."""
-        for node in ast.walk(self.found.tree):
+    def import_of(self, name: str) -> tuple[str, str] | None:
+        """The module, and the name in it, from which the file imports a name."""
+        for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
-                        renamed = f" as {alias.asname}" if alias.asname and alias.asname != alias.name else ""
-                        return f"from {node.module} import {alias.name}{renamed}"
+                        return node.module, alias.name
         return None
 
 
-def _contains(node, found) -> bool:
-    return node.lineno <= found.node.lineno and found.node.end_lineno <= node.end_lineno
+def _stores(node: ast.AST, name: str) -> bool:
+    """Whether a node gives a name to something else than a module."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return node.name == name
+    return getattr(node, "arg" if isinstance(node, ast.arg) else "id", "") == name and not _is_read(node)
 
 
-def assignment(tree: ast.AST, name: str, top_level: bool = False) -> ast.expr | None:
+def _is_read(node: ast.AST) -> bool:
+    return isinstance(getattr(node, "ctx", None), ast.Load)
+
+
+def _assignment(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
     """The expression that is assigned to a variable, if one is and no more than once."""
-    nodes = list(tree.body if top_level and isinstance(tree, ast.Module) else ast.walk(tree))
     assigned = [
         n.value
         for n in nodes
-        if isinstance(n, (ast.Assign, ast.AnnAssign)) and n.value is not None and _is_target(n, name)
+        if isinstance(n, (ast.Assign, ast.AnnAssign))
+        and any(isinstance(t, ast.Name) and t.id == name for t in getattr(n, "targets", [getattr(n, "target", None)]))
     ]
-    stored = [n for n in nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
-    return assigned[0] if len(assigned) == 1 and (top_level or len(stored) == 1) else None
+    stored = sum(isinstance(n, ast.Name) and _stores(n, name) for n in nodes)
+    return assigned[0] if len(assigned) == 1 and stored <= 1 else None
 
 
-def bound_by(statement: ast.stmt) -> set[str]:
-    """The names that a statement binds."""
-    return {name for n in _of_scope([statement]) for name in _binds(n)}
+# ------------------------------------------------------------------------------- finding them
 
 
-def _is_target(node, name) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(t, ast.Name) and t.id == name for t in targets)
+def file_at(file: str, what: str) -> Piece:
+    text = "".join(linecache.getlines(file))
+    if not text:
+        raise NotWritable(f"{what}, whose source cannot be read")
+    try:
+        return Piece(file, text, ast.parse(text), ast.Pass(lineno=0, end_lineno=0))
+    except SyntaxError:
+        raise NotWritable(f"{what}, whose source cannot be parsed") from None
 
 
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+def source_of(fun: types.FunctionType) -> Piece:
+    """Where a function is defined."""
+    code = fun.__code__
+    found = file_at(code.co_filename, code.co_name)
+    node = _lambda_node(found.tree, code) if code.co_name == "<lambda>" else _def_node(found.tree, code)
+    if node is None:
+        raise NotWritable(f"{code.co_name}, whose source is not found in {os.path.basename(code.co_filename)}")
+    cells = zip(code.co_freevars, fun.__closure__ or ())
+    closure = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    defaults = dict(zip(node.args.defaults, fun.__defaults__ or ()))
+    by_name = {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if d is not None}
+    defaults.update((by_name[k], v) for k, v in (fun.__kwdefaults__ or {}).items() if k in by_name)
+    return dataclasses.replace(found, node=node, globals=fun.__globals__, closure=closure, defaults=defaults)
 
 
-def _bound_inside(parts: Sequence[ast.AST], visible: frozenset[str] = frozenset(), of: Any = None) -> set[ast.Name]:
-    """The names in parts of a file that are bound in them, or where they are.
-
-    Args:
-      visible: names that are bound around them.
-      of: the scope that they are the inside of; None for a piece of a file, which binds its own name if it is a class.
-    """
-    nodes = list(_of_scope(parts))
-    elsewhere = {name for n in nodes if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
-    visible -= {name for n in nodes if isinstance(n, ast.Global) for name in n.names}
-    binding = nodes if of is not None else [n for n in parts if isinstance(n, ast.ClassDef)]
-    bound = frozenset(name for n in binding for name in _binds(n)) - elsewhere
-    found = {n for n in nodes if isinstance(n, ast.Name) and n.id in visible | bound}
-    around = visible if isinstance(of, ast.ClassDef) else visible | bound
-    return found.union(*(_bound_inside(_inside(n), around, n) for n in nodes if isinstance(n, _SCOPES)))
+def source_of_class(cls: type) -> Piece:
+    """Where a class is defined."""
+    module = inspect.getmodule(cls)
+    found = file_at(getattr(module, "__file__", None) or "", f"the class {cls.__name__}")
+    nodes = [n for n in ast.walk(found.tree) if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
+    if len(nodes) != 1:
+        raise NotWritable(f"the class {cls.__name__}, whose source is not found")
+    return dataclasses.replace(found, node=nodes[0], globals=vars(module))
 
 
-def _of_scope(parts: Sequence[Any]) -> Iterator[Any]:
-    """The nodes of one scope; of scopes in it, what is evaluated around them."""
-    pending = list(parts)
-    while pending:
-        node = pending.pop()
-        yield node
-        inside = _inside(node) if isinstance(node, _SCOPES) else ()
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.arguments, ast.comprehension)) and inside:
-                pending.extend(c for c in ast.iter_child_nodes(child) if c not in inside)
-            elif child not in inside:
-                pending.append(child)
+def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
+    first = lambda n: min([n.lineno, *(d.lineno for d in n.decorator_list)])  # noqa: E731
+    named = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name)
+    return next((n for n in named if first(n) == code.co_firstlineno), None)
 
 
-def _inside(scope: Any) -> list[Any]:
-    """The parts of a function, a class or a comprehension that are evaluated in its own scope."""
-    if isinstance(scope, _COMPREHENSIONS):
-        first, *rest = scope.generators
-        elements = [getattr(scope, k) for k in ("elt", "key", "value") if hasattr(scope, k)]
-        return [*elements, first.target, *first.ifs, *rest]
-    body = scope.body if isinstance(scope.body, list) else [scope.body]
-    given = [c for c in ast.iter_child_nodes(scope.args) if isinstance(c, ast.arg)] if hasattr(scope, "args") else []
-    return [*given, *body]
+def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
+    """The one lambda expression in the line that is compiled to the like of this."""
+    lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    codes = lambda n: [c for c in _compiled(n).co_consts if isinstance(c, types.CodeType)]  # noqa: E731
+    alike = [n for n in lambdas if _likeness(code) in map(_likeness, codes(n))]
+    return alike[0] if len(alike) == 1 else None
 
 
-def _binds(node: Any) -> Iterator[str]:
-    """The names that a node binds in its scope."""
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((a.asname or a.name).split(".")[0] for a in node.names)
-    elif isinstance(node, _COMPREHENSIONS):
-        yield from (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
-    elif (name := getattr(node, _NAMED.get(type(node), ""), None)) is not None:
-        yield name
-
-
-_NAMED = {
-    **{ast.arg: "arg", ast.ExceptHandler: "name"},
-    **{ast.MatchAs: "name", ast.MatchStar: "name", ast.MatchMapping: "rest"},
-}
-
-
-def _walk_without(node, dropped):
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        if current in dropped:
-            continue
-        yield current
-        pending.extend(ast.iter_child_nodes(current))
+def _likeness(code: types.CodeType) -> Any:
+    """Parameters, constants, and where in the file the instructions are from."""
+    constants = [repr(c) for c in code.co_consts if not isinstance(c, types.CodeType)]
+    places = {p for p in code.co_positions() if None not in p and p[2] != p[3]}
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], constants, places
