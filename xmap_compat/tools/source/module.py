@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import enum
 import functools
 import inspect
 import itertools
@@ -363,6 +364,8 @@ class Module:
             return f"{self.alias('jax', jax)}.random.wrap_key_data({data}, impl={impl})"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
+        if isinstance(value, enum.Enum) and value.name in type(value).__members__:
+            return f"{self.expression(type(value), type(value).__name__, piece)}.{value.name}"
         if (held := _attributes(value)) is not None:
             return self._called(self.expression(type(value), type(value).__name__, piece), (), held, piece)
         items = lambda values: [self.expression(v, wanted, piece) for v in values]  # noqa: E731
