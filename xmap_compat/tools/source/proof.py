@@ -46,22 +46,19 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
     program, body = plan.staged.plan.program, plan.staged.plan.body
     sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
     sizes.update((names.local[a.name], a.device_size) for a in plan.axes if names.local[a.name])
-    there = Body(sizes, body.scope, body.device_axes)
-    trace = lambda body: lambda fun, avals: trace_flat(fun, avals, body)  # noqa: E731
+    there, mesh = Body(sizes, body.scope, body.device_axes), body.scope.mesh
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
-    mesh = body.scope.mesh
     with Mesh(mesh.devices, mesh.axis_names) if mesh is not None else contextlib.nullcontext():
-        found = trace(there)(flat, [v.aval for v in inputs])
-    parts = {name: names.parts(name) for name in names.mesh}
-    expected = Graph(program.jaxpr, trace(body), program.consts, parts, sizes)
-    return difference(expected, Graph(found, trace(there)))
+        found = trace_flat(flat, [v.aval for v in inputs], there)
+    expected = Graph(program.jaxpr, body, program.consts, {name: names.parts(name) for name in names.mesh}, there)
+    return difference(expected, Graph(found, there))
 
 
 def difference(expected: Graph, found: Graph) -> str | None:
     """What one program computes and the other does not, in words; None if they compute the same."""
-    numbers: dict[Any, int] = {}
-    if expected.number_all(numbers) == found.number_all(numbers):
+    found.numbers = expected.numbers
+    if expected.function(expected.program, expected.consts) == found.function(found.program):
         return None
     missing = next((eqn for key, eqn in expected.equations.items() if key not in found.equations), None)
     extra = next((eqn for key, eqn in found.equations.items() if key not in expected.equations), None)
@@ -81,33 +78,27 @@ class Graph:
 
     Attributes:
       program: a jaxpr.
-      trace: traces functions, as the rules of derivatives, where the program is.
+      body: the axes that it was traced over.
       consts: the values of its constants, if it does not hold them.
       parts: what executes each named axis, where the other program names that.
-      sizes: of those.
-      numbers: of everything that has been numbered, in both programs.
+      among_parts: the axes of that one.
       equations: by their numbers.
     """
 
     program: Any
-    trace: Trace
+    body: Body
     consts: Sequence[Any] = ()
     parts: Mapping[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    among_parts: Body | None = None
     numbers: dict[Any, int] = dataclasses.field(default_factory=dict)
     equations: dict[int, Any] = dataclasses.field(default_factory=dict)
     _effects: list[int] = dataclasses.field(default_factory=list)
     _open: list[int] = dataclasses.field(default_factory=list)  # functions whose rules are being numbered
 
-    def number_all(self, numbers: dict[Any, int]) -> int:
-        """The number of the program."""
-        self.numbers = numbers
-        return self._function(self.program, self.consts)
-
     def _number(self, *key: Any) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def _function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
+    def function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
         """The number of a jaxpr as a function of its inputs."""
         body, own = _jax.open_jaxpr(jaxpr)
         given = [self._constant(c) for c in (own or consts)]
@@ -135,11 +126,11 @@ class Graph:
         if primitive == "copy":
             return operands
         if primitive == "axis_index" and len(over) > 1:
-            traced = jax.make_jaxpr(lambda: lax.axis_index(over), axis_env=[*self.sizes.items()])()
+            traced = trace_flat(lambda: lax.axis_index(over), [], self.among_parts or self.body)
             return dataclasses.replace(self, parts={})._results(traced, [])
         if primitive == "pdot" and not over:  # a contraction of positions
             positional = functools.partial(bind_contraction, **{**eqn.params, "mentions": None})
-            return self._results(self.trace(positional, [v.aval for v in eqn.invars]), operands)
+            return self._results(trace_flat(positional, [v.aval for v in eqn.invars], self.body), operands)
         if primitive in _NEUTRAL:
             operands, neutral = sorted(operands), self._constant(_NEUTRAL[primitive], eqn.outvars[0].aval.dtype)
             if _type(eqn.outvars[0]) in _INDICES and neutral in operands:
@@ -166,12 +157,14 @@ class Graph:
 
     def _derivative(self, eqn: Any, held: Any) -> Any:
         """What a function and the rule for its derivative compute."""
-        own = self._function(held.body)
+        own = self.function(held.body)
         if own in self._open:
             return own  # a rule calls its function
         self._open.append(own)
-        forwarded, *rules = (vjp_rules if isinstance(held, _jax.CustomVjp) else _jvp_rule)(eqn, self.trace)
-        made = own, held.symbolic_zeros, tuple(forwarded), *map(self._function, rules)
+        forwarded, *rules = (vjp_rules if isinstance(held, _jax.CustomVjp) else _jvp_rule)(
+            eqn, functools.partial(trace_flat, body=self.body)
+        )
+        made = own, held.symbolic_zeros, tuple(forwarded), *map(self.function, rules)
         self._open.pop()
         return made
 
@@ -184,7 +177,7 @@ class Graph:
     def _value(self, value: Any) -> Any:
         """A parameter as something that can be compared by equality."""
         if _jax.is_jaxpr(value):
-            return self._function(value)
+            return self.function(value)
         if isinstance(value, (np.ndarray, jax.Array)):
             return self._constant(value)
         if isinstance(value, Mapping):
@@ -214,7 +207,8 @@ def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
     assert isinstance(call, _jax.CustomVjp)
     run_fwd, run_bwd, layout = call.rules()
     avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    fwd = trace(functools.partial(run_fwd, [k >= call.num_consts for k in range(len(avals))]), avals)
+    differentiated = [k >= call.num_consts for k in range(len(avals))]
+    fwd = trace(functools.partial(run_fwd, differentiated), avals)
     _, _, forwarded = layout()
     made = iter(fwd.out_avals)
     residuals = [next(made) if k is None else avals[k] for k in forwarded]
