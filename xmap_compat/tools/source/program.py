@@ -46,24 +46,20 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
       NotImplementedError: something cannot be written, or is not certain to be the same program; says what.
     """
     try:
-        return _written(plan)
+        if plan.staged.plan.nested:
+            raise NotWritable("a call of xmap in the body of another: write the outer one")
+        if any(plan.staged.plan.undeclared):
+            raise NotWritable("a result varies over an axis that its out_axes leave out")
+        names, rules = _axis_names(plan), rules_over(plan)
+        unchecked = _why_unchecked(plan, names, rules)
+        if unchecked is None:
+            try:
+                return _proved(plan, names, rules, None)
+            except NotWritable as reason:
+                unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
+        return _proved(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
-
-
-def _written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
-    if plan.staged.plan.nested:
-        raise NotWritable("a call of xmap in the body of another: write the outer one")
-    if any(plan.staged.plan.undeclared):
-        raise NotWritable("a result varies over an axis that its out_axes leave out")
-    names, rules = _axis_names(plan), rules_over(plan)
-    unchecked = _why_unchecked(plan, names, rules)
-    if unchecked is None:
-        try:
-            return _proved(plan, names, rules, None)
-        except NotWritable as reason:
-            unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
-    return _proved(plan, names, rules, unchecked)
 
 
 def _axis_names(plan: CallPlan) -> AxisNames:

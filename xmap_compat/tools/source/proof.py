@@ -26,7 +26,6 @@ from xmap_compat.core.mesh import Mesh
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.rules.parameters import mentioned_names, positions
-from xmap_compat.core.rules.table import RULES
 from xmap_compat.core.trace import trace_flat
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ def difference(expected: Graph, found: Graph) -> str | None:
 
 
 def _described(eqn) -> str:
-    over = f" over {', '.join(map(str, mentioned_names(eqn.params)))}" if eqn.primitive.name in RULES else ""
+    over = ", ".join(map(str, mentioned_names(eqn.params)))
     types = ", ".join(str(v.aval.str_short()) for v in eqn.outvars)
-    return f"{eqn.primitive.name}{over} -> {types} ({_jax.where_in_user_code(eqn)})"
+    return f"{eqn.primitive.name}{over and f' over {over}'} -> {types} ({_jax.where_in_user_code(eqn)})"
 
 
 @dataclasses.dataclass
@@ -120,7 +119,7 @@ class Graph:
         return list(map(read, body.outvars))
 
     def _equation(self, eqn: Any, operands: list[int]) -> list[int]:
-        primitive, held, over = eqn.primitive.name, _jax.read(eqn), self._over(eqn)
+        primitive, held, over = eqn.primitive.name, _jax.read(eqn), self._over(eqn.params)
         if isinstance(held, _jax.Call):
             return self._results(held.body, operands)
         if primitive == "copy":
@@ -136,24 +135,22 @@ class Graph:
             if _type(eqn.outvars[0]) in _INDICES and neutral in operands:
                 operands.remove(neutral)
                 return operands
+        if primitive in _IN_ANY_ORDER:
+            over = tuple(sorted(over, key=str))
         if isinstance(held, (_jax.CustomJvp, _jax.CustomVjp)):
-            made = self._derivative(eqn, held)
+            options = self._derivative(eqn, held)
         else:
-            ignored = _SEEN_IN_OVER if primitive in RULES else ()
-            made = self._value({k: v for k, v in sorted(eqn.params.items()) if k not in ignored})
-        key = self._number(primitive, over, made, *operands)
+            options = self._value([(k, v) for k, v in sorted(eqn.params.items()) if not over or k not in _SEEN_IN_OVER])
+        key = self._number(primitive, over, options, *operands)
         self.equations.setdefault(key, eqn)
         if _jax.has_side_effect(eqn):
             self._effects.append(key)
         return [self._number("result", k, key, *_type(v)) for k, v in enumerate(eqn.outvars)]
 
-    def _over(self, eqn: Any) -> tuple[Any, ...]:
-        """What a collective goes over."""
-        if eqn.primitive.name not in RULES:
-            return ()
-        over = [p for n in mentioned_names(eqn.params) for p in self.parts.get(n, (n,))]
-        over += [("position", k) for k in positions(eqn.params)]
-        return tuple(sorted(over, key=str) if eqn.primitive.name in _IN_ANY_ORDER else over)
+    def _over(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What an operation goes over: what executes its named axes, and positions."""
+        over = [p for n in mentioned_names(params) for p in self.parts.get(n, (n,))]
+        return (*over, *(("position", k) for k in (positions(params) if "axes" in params else ())))
 
     def _derivative(self, eqn: Any, held: Any) -> Any:
         """What a function and the rule for its derivative compute."""
