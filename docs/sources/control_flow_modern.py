@@ -12,8 +12,6 @@ What changed in the functions:
                    -> max_over(jnp.abs(c[1]), "x")
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,25 +28,24 @@ def split_positions(axes):
     return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
 
 
-def max_over(x, axes):
-    """The maximum over axes and positions, with a derivative, which lax.pmax does not have."""
-    return jax.tree.map(lambda a: extremum(lax.pmax, a, axes), x)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
-def extremum(over, x, axes):
+def reduced(x, axes, over=(jnp.sum, lax.psum)):
+    """The sum over positions and axes, or another reduction; positions stay as dimensions of one element."""
     positions, names = split_positions(axes)
-    return over(x.max(positions) if over is lax.pmax else x.min(positions), names)
+    return over[1](over[0](x, positions, keepdims=True), names)
 
 
-@extremum.defjvp
-def extremum_jvp(over, axes, primals, tangents):
-    """Ties share the derivative."""
-    (x,), (dx,) = primals, tangents
-    positions, names = split_positions(axes)
-    found = extremum(over, x, axes)
-    ties = (x == jnp.expand_dims(found, positions)).astype(x.dtype)
-    return found, lax.psum((ties * dx).sum(positions), names) / lax.psum(ties.sum(positions), names)
+def max_over(x, axes, over=(jnp.max, lax.pmax)):
+    """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties share it."""
+    extremum = jax.custom_jvp(lambda x: reduced(x, axes, over))
+
+    @extremum.defjvp
+    def derivative(primals, tangents):
+        (x,), (dx,) = primals, tangents
+        found = extremum(x)
+        ties = (x == found).astype(x.dtype)
+        return found, reduced(ties * dx, axes) / reduced(ties, axes)
+
+    return jax.tree.map(lambda x: extremum(x).squeeze(split_positions(axes)[0]), x)
 
 
 def relax(x, forces):

@@ -29,30 +29,33 @@ def axes_of(names):
     return tuple(axis for name in names for axis in AXES.get(name, (name,)))
 
 
-def typed_backward_over(rule, axes, results="", operands=""):
+def backward_over(rule, axes, cotangents=None, results=None):
     """A backward rule that sums over axes by itself, for cotangents that stand for all elements of an axis.
 
     Args:
       axes: or a function of the arguments that are not differentiated.
-      results: "first" gives a cotangent to the first element only, "whole" to each.
-      operands: "vary" if the rule's cotangents are equal along the axes, where the operands vary.
+      cotangents: what is made of the rule's cotangents and the axes first.
+      results: what is made of its results and the axes.
     """
 
     def backward(*args):
-        *nondiff, residuals, cotangents = args
+        *nondiff, residuals, given = args
         names = axes(*nondiff) if callable(axes) else axes
-        if results == "first":
-            cotangents = at_first(cotangents, names)
-        found = rule(*nondiff, residuals, cotangents)
-        return jax.tree.map(lambda ct: lax.pcast(ct, names, to="varying"), found) if operands == "vary" else found
+        found = rule(*nondiff, residuals, cotangents(given, names) if cotangents else given)
+        return results(found, names) if results else found
 
     return backward
 
 
 def at_first(tree, axes):
     """Arrays that are zero but for the first element along axes."""
-    first = functools.reduce(jnp.logical_and, [lax.axis_index(axis) == 0 for axis in axes])
+    first = sum(map(lax.axis_index, axes)) == 0
     return jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), tree)
+
+
+def as_varying(tree, axes):
+    """Arrays that are equal along axes of the mesh, of the type of those that differ."""
+    return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), tree)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -69,7 +72,7 @@ def copy_bwd(axis, _, ct):
     return (lax.psum(ct, axes_of(axis)),)
 
 
-copy_to.defvjp(copy_fwd, typed_backward_over(copy_bwd, ("model",), results="first"))
+copy_to.defvjp(copy_fwd, backward_over(copy_bwd, ("model",), cotangents=at_first))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -86,7 +89,7 @@ def reduce_bwd(axis, _, ct):
     return (ct,)
 
 
-reduce_from.defvjp(reduce_fwd, typed_backward_over(reduce_bwd, ("model",), operands="vary"))
+reduce_from.defvjp(reduce_fwd, backward_over(reduce_bwd, ("model",), results=as_varying))
 
 
 def layers(params, x):

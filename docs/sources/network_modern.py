@@ -25,10 +25,9 @@ MESH_AXES = ("data", "model")
 
 
 def split_axes(axes):
-    """The axes of the mesh and those of jax.vmap."""
+    """The axes of the mesh, in its order, and those of jax.vmap."""
     axes = axes if isinstance(axes, tuple) else (axes,)
-    across = tuple(axis for axis in axes if axis in MESH_AXES)
-    return across, tuple(axis for axis in axes if axis not in MESH_AXES)
+    return tuple(a for a in MESH_AXES if a in axes), tuple(a for a in axes if a not in MESH_AXES)
 
 
 def gathered(x, local):
@@ -46,10 +45,9 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
         x, y = x.astype(jnp.result_type(x, y)), y.astype(jnp.result_type(x, y))
     n = len(local)
     contract = [(*range(n), *(d % z.ndim + n for d in dims)) for dims, z in zip(pos_contract, (x, y))]
-    batch = [tuple(d % z.ndim + n for d in dims) for dims, z in zip(pos_batch, (x, y))]
-    product = lax.dot_general(
-        gathered(x, local), gathered(y, local), (contract, batch), precision, preferred_element_type
-    )
+    batch = [[d % z.ndim + n for d in dims] for dims, z in zip(pos_batch, (x, y))]
+    x, y = gathered(x, local), gathered(y, local)
+    product = lax.dot_general(x, y, (contract, batch), precision, preferred_element_type)
     return lax.psum(product, across) if across else product
 
 
@@ -59,12 +57,22 @@ def split_positions(axes):
     return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
 
 
-def logsumexp_over(x, axes):
-    """logsumexp over axes and positions.  JAX has no derivative of lax.pmax, so it is of constants here."""
+def reduced(x, axes, over=(jnp.sum, lax.psum)):
+    """The sum over positions and axes, or another reduction; positions stay as dimensions of one element."""
     positions, names = split_positions(axes)
-    top = lax.pmax(lax.stop_gradient(x).max(positions), names)
+    return over[1](over[0](x, positions, keepdims=True), names)
+
+
+def top_over(x, axes):
+    """The maximum over axes and positions as a constant: JAX has no derivative of lax.pmax."""
+    return reduced(lax.stop_gradient(x), axes, (jnp.max, lax.pmax))
+
+
+def logsumexp_over(x, axes):
+    """logsumexp over axes and positions."""
+    top = top_over(x, axes)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    return jnp.log(lax.psum(jnp.exp(x - jnp.expand_dims(top, positions)).sum(positions), names)) + top
+    return (jnp.log(reduced(jnp.exp(x - top), axes)) + top).squeeze(split_positions(axes)[0])
 
 
 def predict(params, image):

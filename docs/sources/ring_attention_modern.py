@@ -8,8 +8,6 @@ What changed in the functions:
                      -> ppermute((k, v), ("ring", "seq"), ring)
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,10 +20,9 @@ MESH_AXES = ("ring",)
 
 
 def split_axes(axes):
-    """The axes of the mesh and those of jax.vmap."""
+    """The axes of the mesh, in its order, and those of jax.vmap."""
     axes = axes if isinstance(axes, tuple) else (axes,)
-    across = tuple(axis for axis in axes if axis in MESH_AXES)
-    return across, tuple(axis for axis in axes if axis not in MESH_AXES)
+    return tuple(a for a in MESH_AXES if a in axes), tuple(a for a in axes if a not in MESH_AXES)
 
 
 def gathered(x, local):
@@ -35,40 +32,52 @@ def gathered(x, local):
     return x
 
 
+def slots(x, local):
+    """An array with one dimension for all axes of jax.vmap."""
+    return gathered(x, local).reshape(lax.axis_size(local), *jnp.shape(x))
+
+
+def by_place(x, axes, back=False):
+    """The first dimension, in which parts count elements, so that they count devices and the slots on each; or back."""
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    places = sum(split_axes(axes), ())
+    axes, order = (places, axes) if back else (axes, places)
+    parts = x.reshape(*map(lax.axis_size, axes), len(x) // lax.axis_size(axes), *x.shape[1:])
+    return parts.transpose(*map(axes.index, order), *range(len(axes), parts.ndim)).reshape(x.shape)
+
+
 def ppermute(x, axis_name, perm):
     """lax.ppermute over axes of the mesh and of jax.vmap; zeros where nothing is sent to.
 
     Only what changes device travels: one lax.ppermute for each distance between devices.
     """
     across, local = split_axes(axis_name)
-    devices, slots = (lax.psum(1, names) if names else 1 for names in (across, local))
-    here = lax.axis_index(across) if across else 0
-    moves = [(*divmod(source, slots), *divmod(target, slots)) for source, target in perm]
-    return jax.tree.map(functools.partial(moved, across, local, devices, slots, here, moves), x)
+    devices, size = lax.axis_size(across), lax.axis_size(local)
+    elements = by_place(np.arange(devices * size), axis_name)
+    places = {element: divmod(at, size) for at, element in enumerate(elements)}
+    order = np.argsort(elements[::size])  # of the devices, as the axes count them
+    rank = np.argsort(order)
+    rounds: dict = {}
+    for source, target in perm:
+        (device, slot), (other, place) = places[source], places[target]
+        rows = rounds.setdefault((rank[other] - rank[device]) % devices, [[] for _ in range(devices)])
+        rows[device].append((slot, place))
 
+    def moved(x):
+        block, here = slots(x, local), lax.axis_index(across)
+        result = jnp.zeros_like(block)
+        for distance, rows in rounds.items():
+            # Rows are filled up with moves to a place that does not exist.
+            width = max(map(len, rows))
+            table = np.array([row + [(0, size)] * (width - len(row)) for row in rows])
+            senders = order[(rank - distance) % devices]
+            sent = block[jnp.array(table[..., 0])[here]]
+            if distance:
+                sent = lax.ppermute(sent, across, [(k, to) for to, k in enumerate(senders.tolist()) if rows[k]])
+            result = result.at[jnp.array(table[senders, :, 1])[here]].set(sent, mode="drop")
+        return result[lax.axis_index(local)]
 
-def moved(across, local, devices, slots, here, moves, x):
-    """An array after moves from a device and a slot to a device and a slot."""
-    block = gathered(x, local)
-    block = block.reshape(slots, *jnp.shape(x))
-    result = jnp.zeros_like(block)
-    for distance in sorted({(target - source) % devices for source, _, target, _ in moves}):
-        chosen = [move for move in moves if (move[2] - move[0]) % devices == distance]
-        rows = {device: [(slot, place) for d, slot, _, place in chosen if d == device] for device in range(devices)}
-        # Rows are filled up with moves to a place that does not exist.
-        width = max(map(len, rows.values()))
-        table = np.array([[*row, *[(0, slots)] * (width - len(row))] for row in rows.values()])
-        slot, place = np.moveaxis(table, -1, 0)
-        sent = block[jnp.asarray(slot)[here]]
-        if distance:
-            # lax.ppermute counts devices in the order of the mesh.
-            order = sorted(across, key=MESH_AXES.index)
-            sizes = [lax.psum(1, name) for name in order]
-            places = np.arange(devices).reshape(sizes).transpose([order.index(name) for name in across]).ravel()
-            pairs = [(int(places[k]), int(places[(k + distance) % devices])) for k in range(devices)]
-            sent = lax.ppermute(sent, tuple(order), pairs)
-        result = result.at[jnp.asarray(np.roll(place, distance, 0))[here]].set(sent, mode="drop")
-    return result[lax.axis_index(local) if local else 0]
+    return jax.tree.map(moved, x)
 
 
 def ring_attention(q, k, v):

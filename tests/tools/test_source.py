@@ -619,6 +619,18 @@ def test_the_gradients_of_extrema_and_what_is_made_of_them(name, place):
     assert_close(jax.block_until_ready(found), expected)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("of", [jax.nn.softmax, jax.nn.log_softmax, logsumexp])
+def test_what_is_made_of_extrema_over_names_and_positions(of, place):
+    """Of a square, where a position that is dropped would not be missed."""
+    x, weights = normal(8, 3, 3), normal(8, 3, 3, seed=1)
+    body, oracle = lambda x: x * of(x, axis=("i", 1)), lambda x: x * of(x, axis=(0, 2))
+    text = check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
+    loss = lambda f: lambda x: jnp.sum(weights * f(x))
+    assert_close(jax.block_until_ready(jax.grad(loss(run(text)))(x)), jax.grad(loss(oracle))(x))
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"j": "x", "i": "y"}, {"i": ("y", "x")}], ids=str)
 def test_collectives_over_two_axes(resources):

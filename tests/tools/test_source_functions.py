@@ -613,6 +613,45 @@ def test_methods_that_call_xmap_stay_behind():
     assert "def own(self, x):" in text and "__call__" not in text
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Weighted:
+    weights: jax.Array
+    bias: jax.Array
+
+
+def of_a_layer(layer, pair, x):
+    return lax.psum(layer.weights * x, "i") + layer.bias, State(layer.weights + pair.weights, pair.count)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_arguments_of_classes_of_the_users(place):
+    layer, pair, x = Weighted(normal(8, 3), normal(3)), State(normal(8, 3, seed=1), np.int32(4)), normal(8, 3, seed=2)
+    axes = (Weighted(["i", ...], {}), State(["i", ...], {}), ["i", ...])
+    args, out_axes = (layer, pair, x), ([...], State(["i", ...], []))
+    text = source_of(of_a_layer, axes, out_axes, resources_of("i", place), args)
+    total, state = run(text)(*args)
+    assert_close(total, (layer.weights * x).sum(0) + layer.bias)
+    assert_close(state.weights, layer.weights + pair.weights)
+    assert state.count == 4 and "class Weighted" not in text
+
+
+class Mode(enum.IntEnum):
+    total, mean = 1, 2
+
+
+class Kind(enum.Enum):
+    total, mean = "a", "b"
+
+
+@pytest.mark.parametrize("mode", [*Mode, *Kind], ids=str)
+def test_members_of_enumerations_stay_what_they_are(mode):
+    x, over = normal(8, 3), {"total": lax.psum, "mean": lax.pmean}
+    expected = x.sum(0) if mode.name == "total" else x.mean(0)
+    text = check(lambda v: over[mode.name](v, "i"), ["i", ...], [...], {"i": "x"}, (x,), expected)
+    assert f"mode = {type(mode).__name__}.{mode.name}" in text
+
+
 INF = float("inf")
 
 

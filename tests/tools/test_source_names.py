@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import math
 import sys
 import textwrap
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_source import assert_close, check, normal, refused, resources_of, run, source_of
+from test_source import assert_close, check, normal, resources_of, run, source_of
 
 from xmap_compat import xmap
 
@@ -232,18 +233,45 @@ def test_what_modules_hold_that_need_xmap_is_written(module):
     assert "model.normal\n" in text and model.EPS == 0.5
 
 
-@pytest.mark.parametrize("name", ["ppermute", "pshuffle", "psum_scatter", "all_to_all", "pswapaxes"])
-def test_an_order_over_axes_that_both_have_a_part_on_each_device_is_refused(name):
-    bodies = {
-        "ppermute": lambda x: lax.ppermute(x, ("a", "b"), [(k, (k + 5) % 32) for k in range(32)]),
-        "pshuffle": lambda x: lax.pshuffle(x, ("b", "a"), [(7 * k + 3) % 32 for k in range(32)]),
-        "psum_scatter": lambda x: lax.psum_scatter(x, ("a", "b")),
-        "all_to_all": lambda x: lax.all_to_all(x, ("b", "a"), 0, 0),
-        "pswapaxes": lambda x: lax.pswapaxes(x, ("a", "b"), 0),
-    }
-    x = normal(8, 4, 32)
-    spec = ["a", "b", ...]
-    assert "go over one after the other" in refused(bodies[name], spec, spec, {"a": "x", "b": "y"}, (x,))
+def rolled(x):
+    return [(k, (k + 5) % x.shape[-1]) for k in range(x.shape[-1])]
+
+
+def shuffled(x):
+    return [(7 * k + 3) % x.shape[-1] for k in range(x.shape[-1])]
+
+
+# Over two axes, each with what it does to an array of all elements.
+IN_ORDER = {
+    "ppermute": (lambda x, names: lax.ppermute(x, names, rolled(x)), lambda x: jnp.roll(x, 5, 0)),
+    "pshuffle": (lambda x, names: lax.pshuffle(x, names, shuffled(x)), lambda x: x[np.array(shuffled(x))]),
+    "psum_scatter": (lambda x, names: lax.psum_scatter(x, names), lambda x: x.sum(0)),
+    "psum_scatter, tiled": (lambda x, names: lax.psum_scatter(x, names, tiled=True), lambda x: x.sum(0)[:, None]),
+    "all_to_all": (lambda x, names: lax.all_to_all(x, names, 0, 0), lambda x: x.T),
+    "all_to_all, tiled": (lambda x, names: lax.all_to_all(x, names, 0, 0, tiled=True), lambda x: x.T),
+    "pswapaxes": (lambda x, names: lax.pswapaxes(x, names, 0), lambda x: x.T),
+    "all_gather": (lambda x, names: lax.all_gather(x[0], names) * x, lambda x: x[:, 0] * x),
+}
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8), (4, 2)], ids=str)
+@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_an_order_over_axes_that_both_have_a_part_on_each_device(name, names, shape):
+    """Elements are counted along the first axis first, on whichever devices and in whichever slots they are."""
+    body, of_all = IN_ORDER[name]
+
+    def oracle(x):
+        major = "ab".index(names[0])
+        flat = of_all(x.swapaxes(0, major).reshape(-1, x.shape[-1]))
+        return flat.reshape(shape[major], -1, *flat.shape[1:]).swapaxes(0, major)
+
+    x, spec = normal(*shape, math.prod(shape)), ["a", "b", ...]
+    weights = normal(*oracle(x).shape, seed=3)
+    text = check(lambda x: body(x, tuple(names)), spec, spec, {"a": "x", "b": "y"}, (x,), oracle(x))
+    found, expected = (jax.grad(lambda x, f=f: jnp.sum(weights * f(x) ** 2))(x) for f in (run(text), oracle))
+    assert_close(jax.block_until_ready(found), expected)
 
 
 @pytest.mark.parametrize("place", ["none", "part", "full"])

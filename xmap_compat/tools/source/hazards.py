@@ -1,9 +1,10 @@
-"""What plain JAX computes otherwise than xmap, although it is written alike."""
+"""What plain JAX computes otherwise than xmap, although it is written alike: refused, or written otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,45 @@ from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
 from xmap_compat.core import nested_marks
-from xmap_compat.core.names import Checker, while_names
+from xmap_compat.core.names import NONE, Checker, Names, while_names
+from xmap_compat.core.placement import Placement
+from xmap_compat.core.rules.cotangents import collectives_of_results
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.partitioned import fails_by_hand
 from xmap_compat.core.rules.table import RULES, collectives_in
 from xmap_compat.core.trace import trace_flat
+from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.proof import vjp_rules
-from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Span
+from xmap_compat.tools.source.text import NotWritable, literal
+from xmap_compat.tools.source.user_code import Span, collectives
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
+    from xmap_compat.tools.source.module import Module
+
+_BACKWARD = "transpose("  # in the name stacks of the backward pass of a derivative
+# What devices do together; the last ones are sums of cotangents that types ask for.
+_TOGETHER = RULES.keys() - {"axis_index", "axis_size", "pvary", "pcast"} | {"psum_invariant", "all_gather_invariant"}
+
+
+def _operations(jaxpr: Any, around: str = "") -> Iterator[tuple[Any, str]]:
+    """The equations of a program at any depth, each with the name stacks of those around it and its own."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        stack = f"{around}/{_jax.name_stack(eqn)}"
+        yield eqn, stack
+        for sub in _jax.subjaxprs(eqn.params):
+            yield from _operations(sub, stack)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorder(Checker):
+    """A checker that keeps each equation, and what its operands vary over."""
+
+    found: list[tuple[Any, Sequence[Names]]] = dataclasses.field(default_factory=list)
+
+    def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
+        self.found.append((eqn, inputs))
+        return super().equation(eqn, inputs)
 
 
 def check(plan: CallPlan, typed: bool) -> None:
@@ -32,25 +61,21 @@ def check(plan: CallPlan, typed: bool) -> None:
       typed: whether JAX checks which values vary over the mesh; then cotangents are whole.
     """
     placements = plan.staged.plan.placements
-    _check_rules(plan, typed)
+    mesh_of = lambda names: {m for n in names if n in placements for m in placements[n].mesh_axes}  # noqa: E731
+    split = {m for m, size in plan.mesh.shape.items() if size > 1} if plan.mesh is not None else set()
+    if not typed and any(split - mesh_of(result.axes) for result in plan.results):
+        _check_linear(plan)
     _check_compiler(plan)
     for site in plan.staged.sites:
-        primitive, params = site.eqn.primitive.name, site.eqn.params
-        held = frozenset().union(*(o.names for o in site.operands))
-        if primitive in RULES:
-            for name in mentioned_names(params):
-                others = {m for n in held if n in placements and n != name for m in placements[n].mesh_axes}
-                if name in placements and name not in held and others & set(placements[name].mesh_axes):
-                    raise NotWritable(f"{primitive} over {name} of a value that does not vary over it")
-        found = _jax.read(site.eqn)
-        if isinstance(found, _jax.Cond):
-            varying = {m for n in site.operands[0].names if n in placements for m in placements[n].mesh_axes}
-            if varying and any(map(collectives_in, found.branches)):
-                raise NotWritable("a collective in a branch that not all devices take")
-        if isinstance(found, _jax.While) and (collectives_in(found.condition) or collectives_in(found.body)):
-            checker = Checker(placements, plan.function)
-            _, names = while_names(checker, found, [o.names for o in site.operands])
-            if any(placements[n].mesh_axes for n in names if n in placements):
+        eqn, found, names = site.eqn, _jax.read(site.eqn), [o.names for o in site.operands]
+        for name in mentioned_names(eqn.params) if eqn.primitive.name in RULES else ():
+            if mesh_of([name]) & mesh_of(NONE.union(*names) - {name}):
+                raise NotWritable(f"{eqn.primitive.name} over {name} of a value that does not vary over it")
+        if isinstance(found, _jax.Cond) and mesh_of(names[0]) and any(map(collectives_in, found.branches)):
+            raise NotWritable("a collective in a branch that not all devices take")
+        if isinstance(found, _jax.While):
+            _, decided = while_names(Checker(placements, plan.function), found, names)
+            if mesh_of(decided) and any(map(collectives_in, (found.condition, found.body))):
                 raise NotWritable("a collective in a loop that not all devices leave together")
 
 
@@ -58,19 +83,13 @@ def check_branches(jaxpr: Any) -> None:
     """Refuse a derivative with collectives, which types put there, in a branch or loop that not all devices take."""
     for eqn, _ in _operations(jaxpr):
         found = _jax.read(eqn)
-        decided: list[Any] = []
-        if isinstance(found, _jax.Cond):
-            decided = [eqn.invars[0]]
-        elif isinstance(found, _jax.While):
-            decided = _jax.open_jaxpr(found.condition)[0].outvars
-        inside = {e.primitive.name for sub in _jax.subjaxprs(eqn.params) for e, _ in _operations(sub)} & _TOGETHER
-        if inside and any(_jax.varying_axes_of(v.aval) for v in decided):
-            what = min(inside).removesuffix("_invariant")
-            raise NotWritable(f"{what} in a branch that not all devices take, where it is differentiated")
-
-
-# The sums of cotangents that types ask for, and whatever else devices do together.
-_TOGETHER = {*RULES, "psum_invariant", "all_gather_invariant"} - {"axis_index", "axis_size", "pvary", "pcast"}
+        decided = eqn.invars[:1] if isinstance(found, _jax.Cond) else ()
+        decided = _jax.open_jaxpr(found.condition)[0].outvars if isinstance(found, _jax.While) else decided
+        if any(_jax.varying_axes_of(v.aval) for v in decided):
+            inside = {e.primitive.name for sub in _jax.subjaxprs(eqn.params) for e, _ in _operations(sub)} & _TOGETHER
+            for what in sorted(inside)[:1]:
+                what = what.removesuffix("_invariant")
+                raise NotWritable(f"{what} in a branch that not all devices take, where it is differentiated")
 
 
 def _check_compiler(plan: CallPlan) -> None:
@@ -93,119 +112,206 @@ def _check_compiler(plan: CallPlan) -> None:
 
 def contractions_inside(jaxpr: Any) -> frozenset[Span]:
     """The calls of contractions over names that the body differentiates: there they sum no cotangents."""
-    operations = list(_operations(jaxpr))
-    contractions = {_call(eqn) for eqn, backward in operations if eqn.primitive.name == "pdot" and not backward}
-    return frozenset(call for eqn, backward in operations if backward and (call := _call(eqn)) in contractions)
+    call = lambda eqn: next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())  # noqa: E731
+    forward = {call(e) for e, stack in _operations(jaxpr) if e.primitive.name == "pdot" and _BACKWARD not in stack}
+    return frozenset(call(e) for e, stack in _operations(jaxpr) if _BACKWARD in stack) & forward
 
 
 def differentiates(jaxpr: Any) -> bool:
     """Whether a body takes a derivative backwards."""
-    return any(backward for _, backward in _operations(jaxpr))
+    return any(_BACKWARD in stack for _, stack in _operations(jaxpr))
 
 
 def axes_of_generators(plan: CallPlan) -> list[Any]:
     """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all."""
-    vmapped = {a.name for a in plan.axes if a.local_size != 1 or not a.mesh_axes}
-    program = plan.staged.plan.program
-    arguments = [frozenset(n for n in a.axes if n is not None) for a in plan.arguments]
-    if _draws_inside(program.jaxpr, False):
+    jaxpr = plan.staged.plan.program.jaxpr
+    if any(_draws_from_rbg(eqn) and nested_marks.marked(stack) for eqn, stack in _operations(jaxpr)):
         raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
-    held = _held_by_generators(program.jaxpr, [*(frozenset() for _ in program.consts), *arguments])
-    axes = sorted(vmapped.intersection(*[frozenset().union(*held)]), key=str)
-    if over := [n for n in axes if n in collectives_in(program.jaxpr)]:
-        raise NotWritable(f"keys of impl 'rbg' that differ along {', '.join(map(str, over))}, and a collective over it")
+    recorder = _Recorder(plan.staged.plan.placements, plan.function)
+    recorder.results(jaxpr, [frozenset(a.axes) - {None} for a in plan.arguments])
+    held = NONE.union(*(names for eqn, inputs in recorder.found if _draws_from_rbg(eqn) for names in inputs))
+    axes = [a.name for a in plan.axes if a.name in held and (a.local_size != 1 or not a.mesh_axes)]
+    if over := sorted(map(str, collectives_in(jaxpr).intersection(axes))):
+        raise NotWritable(f"keys of impl 'rbg' that differ along {', '.join(over)}, and a collective over it")
     return axes
-
-
-def _draws_inside(jaxpr: Any, inside: bool) -> bool:
-    """Whether XLA's generator is used in a nested call of xmap."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        here = inside or any(True for _ in nested_marks.marked(_jax.name_stack(eqn)))
-        if (here and _draws_from_rbg(eqn)) or any(_draws_inside(sub, here) for sub in _jax.subjaxprs(eqn.params)):
-            return True
-    return False
-
-
-def _held_by_generators(jaxpr: Any, names: Sequence[frozenset[Any]]) -> Iterator[frozenset[Any]]:
-    """The names that keys which are drawn from vary over, or more."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    variables = _jax.input_vars(body)
-    env = dict(zip(variables, [*(frozenset() for _ in variables[len(names) :]), *names][-len(variables) :]))
-    for eqn in body.eqns:
-        every = frozenset().union(*(env.get(v, frozenset()) for v in eqn.invars if not isinstance(v, _jax.Literal)))
-        if eqn.primitive.name == "axis_index":
-            every |= frozenset(mentioned_names(eqn.params))
-        if _draws_from_rbg(eqn):
-            yield every
-        for sub in _jax.subjaxprs(eqn.params):
-            inside = _jax.input_vars(_jax.open_jaxpr(sub)[0])
-            exact = len(inside) == len(eqn.invars) and isinstance(_jax.read(eqn), _jax.Call)
-            given = [env.get(v, frozenset()) if not isinstance(v, _jax.Literal) else frozenset() for v in eqn.invars]
-            yield from _held_by_generators(sub, given if exact else [every] * len(inside))
-        env.update(dict.fromkeys(eqn.outvars, every))
 
 
 def _draws_from_rbg(eqn: Any) -> bool:
     """Whether an equation draws random bits with XLA's own generator, with which keys of 'unsafe_rbg' are made too."""
-    kind = str(eqn.invars[0].aval.dtype) if eqn.primitive.name.startswith("random_") else ""
-    return (
-        eqn.primitive.name == "rng_bit_generator"
-        or (kind == "key<urbg>" and eqn.primitive.name in ("random_bits", "random_fold_in", "random_split"))
-        or (kind == "key<rbg>" and eqn.primitive.name == "random_bits")
+    name = eqn.primitive.name
+    kind = str(eqn.invars[0].aval.dtype) if name in ("random_bits", "random_fold_in", "random_split") else ""
+    return name == "rng_bit_generator" or kind == "key<urbg>" or (kind == "key<rbg>" and name == "random_bits")
+
+
+# ---------------------------------------------------------------------------------- backward rules
+
+
+def _tracer(plan: CallPlan) -> Callable[..., Any]:
+    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
+    return lambda fun, avals: trace_flat(fun, types(avals), plan.staged.plan.body)
+
+
+def _is_inexact(v: Any) -> bool:
+    return jnp.issubdtype(v.aval.dtype, np.inexact)
+
+
+def _check_linear(plan: CallPlan) -> None:
+    """Refuse rules that may not be given a part of the cotangents, as those that clip are."""
+    trace = _tracer(plan)
+    for eqn, _ in _operations(plan.staged.plan.program.jaxpr):
+        if isinstance(_jax.read(eqn), _jax.CustomVjp):
+            _, _, backward = vjp_rules(eqn, trace)
+            count = len(backward.in_avals) - sum(map(_is_inexact, eqn.outvars))
+
+            def transposed(*given, rule=jaxpr_as_fun(backward), count=count, outs=backward.out_avals):
+                transpose = jax.linear_transpose(lambda *cotangents: rule(*given[:count], *cotangents), *given[count:])
+                return transpose([jnp.ones(a.shape, a.dtype) for a in outs])
+
+            try:
+                trace(transposed, backward.in_avals)
+            except Exception:
+                raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleOver:
+    """A backward rule of a function with collectives in it or in the rule.
+
+    A cotangent of a result that is equal along an axis is one for all elements.  Under ``jax.vmap``, and where the
+    types of a ``shard_map`` are checked, a rule gets their sum; without types each device gets a part of it.  A rule
+    that sums over the axis by itself may count neither twice.
+
+    Attributes:
+      spans: the user's calls of those collectives.
+      names: their axes.
+      results: of results that are equal along the axes: ``'first'`` if the rule must get their cotangent at the first
+        element only, ``'whole'`` if at each; ``''`` of results that vary.
+      operands: ``'equal'`` if the operands are equal along the axes, and so is what the rule makes for them; ``'vary'``
+        if they vary and what the rule makes does not; else ``''``.
+      gathered: whether the function gathers: its result is equal along the axes, and by the types of JAX it varies.
+    """
+
+    spans: frozenset[Span]
+    names: tuple[Any, ...]
+    results: str
+    operands: str
+    gathered: bool
+
+    def options(self, typed: bool) -> dict[str, str]:
+        """The options of ``backward_over`` that the rule needs, and the helpers that they are."""
+        if typed and self.gathered and self.results == "whole":
+            raise NotWritable("a gathered result as one that varies, and its backward rule a part of the cotangent")
+        before = {"first": "at_first"} if typed else {"whole": "summed_across"}
+        after = {"vary": "as_varying"} if typed else {"equal": "at_first"}
+        helpers = {"cotangents": before.get(self.results), "results": after.get(self.operands)}
+        return {option: helper for option, helper in helpers.items() if helper is not None}
+
+
+def rules_over(plan: CallPlan) -> list[RuleOver]:
+    """The rules with collectives of each call of a function with such a rule."""
+    found: dict[RuleOver | None, None] = {}
+    for site in plan.staged.sites:
+        if isinstance(call := _jax.read(site.eqn), _jax.CustomVjp):
+            found[_rule_over(plan, site.eqn, call.body, [o.names for o in site.operands])] = None
+    return [rule for rule in found if rule is not None]
+
+
+def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names]) -> RuleOver | None:
+    placements = plan.staged.plan.placements
+    forwarded, forward, backward = vjp_rules(eqn, _tracer(plan))
+    parts = (function, forward, backward)
+    over = NONE.union(*map(collectives_in, parts)).intersection(placements)
+    if not over:
+        return None
+    checker = Checker(placements, plan.function)
+    made = iter(checker.results(forward, operands))
+    residuals = [next(made) if k is None else operands[k] for k in forwarded]
+    smooth = list(map(_is_inexact, eqn.outvars))
+    results = [names for names, is_smooth in zip(checker.results(function, operands), smooth) if is_smooth]
+    by = [names for names, is_smooth in zip(collectives_of_results(function), smooth) if is_smooth]
+    kinds = {(NONE, NONE): "", (over, NONE): "first", (over, over): "whole"}
+    kind = _one(kinds, [(over - names, (over - names) & made_by) for names, made_by in zip(results, by)], "results")
+    if kind == "whole":
+        _refuse_repeated_sums(checker, backward, residuals, results)
+    cotangents = [names | over if kind == "first" else names for names in results]
+    given = [names for v, names in zip(eqn.invars, operands) if _is_inexact(v)]
+    pairs = list(zip(given, checker.results(backward, [*residuals, *cotangents])))
+    kinds = {(NONE, NONE): "", (over, NONE): "equal", (NONE, over): "vary"}
+    return RuleOver(
+        frozenset(span for part in parts for _, spans in collectives(part) for span in spans[:1]),
+        tuple(n for n in placements if n in over),
+        kind,
+        _one(kinds, [(over - names - out, over if over & names - out else NONE) for names, out in pairs], "operands"),
+        any(eqn.primitive.name == "all_gather" for eqn, _ in _operations(function)),
     )
 
 
-def _call(eqn: Any) -> Span:
-    """The user's innermost call that an equation came from."""
-    return next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())
+def _one(kinds: Mapping[Any, str], found: Sequence[Any], what: str) -> str:
+    """The kind of all results or operands of a rule."""
+    if not set(found) <= kinds.keys():
+        raise NotWritable(f"a backward rule over several axes, along some of which its {what} are equal")
+    if len(set(found)) > 1:
+        raise NotWritable(f"a backward rule with collectives whose {what} differ in what they vary over")
+    return next((kinds[k] for k in found), "")
 
 
-def _operations(jaxpr: Any, backward: bool = False) -> Iterator[tuple[Any, bool]]:
-    """The equations of a program, at any depth, and whether they belong to the backward pass of a derivative in it."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    for eqn in body.eqns:
-        transposed = backward or "transpose(" in _jax.name_stack(eqn)
-        yield eqn, transposed
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from _operations(sub, transposed)
+_NO_SUM = "Leave this sum out of the rule"
+_OWN_PART = "Take the element's own part in its place (`ct[lax.axis_index(name)]`)"
+_SUMS = dict.fromkeys(("psum", "psum_invariant", "pdot"), _NO_SUM) | {"reduce_scatter": _OWN_PART}
 
 
-def _check_rules(plan: CallPlan, typed: bool) -> None:
-    """Refuse backward rules to which plain JAX gives other cotangents than xmap.
+def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[Names], results: Sequence[Names]):
+    """Refuse a rule that sums the cotangent of a collective: xmap has summed it already, JAX would do so again."""
+    recorder = _Recorder({**checker.placements, COTANGENT: Placement(COTANGENT, 1)}, checker.fun)
+    recorder.results(backward, [*residuals, *(names | {COTANGENT} for names in results)])
+    for eqn, inputs in recorder.found:
+        held = NONE.union(*inputs)
+        summed = checker.own.intersection(mentioned_names(eqn.params)) - held
+        if eqn.primitive.name in _SUMS and COTANGENT in held and summed:
+            raise NotWritable(
+                f"a backward rule that sums a cotangent at {checker.where(eqn)}, which is the sum over "
+                f"{', '.join(sorted(map(str, summed)))} already, as its function ends with a collective: plain JAX "
+                f"would count it for each element. {_SUMS[eqn.primitive.name]}: xmap gives the same then"
+            )
 
-    Under ``vmap`` it gives each element of an axis the cotangent of a sum, and without types of varying
-    values it gives each device that holds a copy of a result a part of its cotangent.
+
+class Wrapped(NamedTuple):
+    """What a written rule and its function need for the cotangents of plain JAX.
+
+    Attributes:
+      helper: what makes a rule out of the user's; "" if that may stay.
+      axes: of its collectives, or a function of the argument that has their name, as text.
+      options: of the helper, as text.
+      differ: whether the arguments of the function must differ along the axes of ``jax.vmap``.
     """
-    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
-    trace = lambda fun, avals: trace_flat(fun, types(avals), plan.staged.plan.body)  # noqa: E731
-    parts = [frozenset(m for n in r.axes if n is not None for m in _axis_of(plan, n).mesh_axes) for r in plan.results]
-    mesh_shape = plan.mesh.shape if plan.mesh is not None else {}
-    copied = any(size > 1 and any(m not in own for own in parts) for m, size in mesh_shape.items())
-    rules = ((eqn, _jax.read(eqn)) for eqn, _ in _operations(plan.staged.plan.program.jaxpr))
-    for eqn, call in rules:
-        if not isinstance(call, _jax.CustomVjp):
-            continue
-        _, _, backward = vjp_rules(eqn, trace)
-        if copied and not typed and not _is_linear(eqn, backward, trace):
-            raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be")
+
+    helper: str
+    axes: str
+    options: str
+    differ: bool
 
 
-def _axis_of(plan: CallPlan, name: Any) -> Any:
-    return next(a for a in plan.axes if a.name == name)
+def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
+    """What a rule in a file needs.
 
-
-def _is_linear(eqn: Any, backward: Any, trace: Callable[..., Any]) -> bool:
-    """Whether a backward rule may be given a part of the cotangents, as rules should be and those that clip are not."""
-    avals = [v.aval for v in _jax.input_vars(_jax.open_jaxpr(backward)[0])]
-    count = len(avals) - sum(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
-
-    def transposed(*given):
-        rule = lambda *cotangents: jaxpr_as_fun(backward)(*given[:count], *cotangents)  # noqa: E731
-        results = jax.eval_shape(rule, *given[count:])
-        return jax.linear_transpose(rule, *given[count:])([jnp.ones(r.shape, r.dtype) for r in results])
-
-    try:
-        trace(transposed, avals)
-    except Exception:
-        return False
-    return True
+    Args:
+      nodes: its function, and itself.
+    """
+    ranges = [(node.lineno, node.end_lineno) for node in nodes]
+    within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731
+    inside = [rule for rule in module.rules if any(map(within, rule.spans))]
+    if not inside:
+        return Wrapped("", "", "", False)
+    over, names = inside[0], dict.fromkeys(rule.names for rule in inside)
+    own = [a.arg for a in nodes[1].args.args[:-2]]
+    if len({(rule.results, rule.operands) for rule in inside}) > 1 or (len(names) > 1 and len(own) != 1):
+        raise NotWritable("a backward rule with collectives that is used in several ways")
+    if len(names) > 1:
+        axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"
+    else:
+        axes = literal(tuple(p for n in over.names for p in module.names.parts(n)))
+    gathered = any(rule.gathered for rule in inside)
+    options = dataclasses.replace(over, gathered=gathered).options(module.typed)
+    differ = over.results == "first" and not module.typed and any(module.names.local[n] for ns in names for n in ns)
+    text = "".join(f", {key}={module.helper(value)}" for key, value in options.items())
+    return Wrapped("backward_over" if options else "", axes, text, differ)

@@ -39,10 +39,8 @@ class Merged:
         """
         tree = ast.parse(text)
         read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and hasattr(builtins, n.id)}
-        given = {
-            **dict.fromkeys(read - _definitions(text).keys()),
-            **{name: id(v) for name, v in (values or {}).items()},
-        }
+        given: dict[str, Any] = dict.fromkeys(read - _definitions(text).keys())
+        given |= {name: id(value) for name, value in (values or {}).items()}
         if any(self._known.get(name, meaning) != meaning for name, meaning in given.items()):
             return None
         fresh = Names(re.findall(r"\w+", text))

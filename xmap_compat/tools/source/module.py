@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import enum
 import functools
 import inspect
 import itertools
@@ -24,6 +25,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.tools.source import old_names
+from xmap_compat.tools.source.hazards import RuleOver, wrapped
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.imports import (
     file_of,
@@ -41,7 +43,6 @@ from xmap_compat.tools.source.imports import (
 )
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
-from xmap_compat.tools.source.rules import RuleOver, wrapped
 from xmap_compat.tools.source.text import NotWritable, array, literal
 from xmap_compat.tools.source.user_code import (
     AxisNames,
@@ -56,8 +57,6 @@ from xmap_compat.tools.source.user_code import (
 )
 
 MAX_LITERAL = 64
-# Collectives whose helpers count the axes of the mesh before those of jax.vmap.
-_IN_ORDER = ("ppermute", "reduce_scatter", "all_to_all")
 # Names of modules that are imported where they are used.
 IMPORTED = {"functools": functools, "itertools": itertools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
@@ -142,9 +141,6 @@ class Module:
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
             called = f"{primitive} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
-            on_mesh = [part in self.names.order for part in parts]
-            if primitive in _IN_ORDER and on_mesh != sorted(on_mesh, reverse=True):
-                raise NotWritable(f"{called}, several axes of which devices hold a part: go over one after the other")
             # Of a backward rule JAX says that it is where the function is called: the proof looks after it.
             stays = parts == list(names) or "transpose(" in _jax.name_stack(eqn)
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
@@ -368,6 +364,8 @@ class Module:
             return f"{self.alias('jax', jax)}.random.wrap_key_data({data}, impl={impl})"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
+        if isinstance(value, enum.Enum) and value.name in type(value).__members__:
+            return f"{self.expression(type(value), type(value).__name__, piece)}.{value.name}"
         if (held := _attributes(value)) is not None:
             return self._called(self.expression(type(value), type(value).__name__, piece), (), held, piece)
         items = lambda values: [self.expression(v, wanted, piece) for v in values]  # noqa: E731

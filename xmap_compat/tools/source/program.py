@@ -23,10 +23,10 @@ from jax.extend.core import jaxpr_as_fun
 from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
+from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
 from xmap_compat.tools.source.imports import module_import
 from xmap_compat.tools.source.module import IMPORTED, Module
-from xmap_compat.tools.source.rules import RuleOver, rules_over
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, identifier, literal, noted
 from xmap_compat.tools.source.user_code import AxisNames

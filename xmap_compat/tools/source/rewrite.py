@@ -26,9 +26,9 @@ from xmap_compat import vocabulary
 from xmap_compat.annotations import check_type
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
+from xmap_compat.tools.source.hazards import wrapped
 from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
-from xmap_compat.tools.source.rules import wrapped
 from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Row, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
 from xmap_compat.tools.source.user_code import AxisNames, Piece, free_reads, offset, renamed, spliced
@@ -357,7 +357,8 @@ class Rewriter:
             return
         over = wrapped(self.module, self.piece.file, [primal, rule])
         if over.helper:
-            self._around(backward, backward, f"{OURS}{over.helper}(", f", {ours(over.axes)}{over.options})")
+            call = ours(f"{over.helper}(function, {over.axes}{over.options})")
+            self._around(backward, backward, *call.split(f"{OURS}function"))
         if over.differ:
             _, end = self.piece.bounds(node)
             owned = f"{primal.name} = {OURS}varying_over({primal.name}, {ours(over.axes)})"

@@ -123,7 +123,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "einsum_over": _einsum_over,
     "einsum_inside": _einsum_over,
     # What cotangents of a function that is differentiated from outside are is no matter of its program.
-    **dict.fromkeys(("backward_over", "typed_backward_over"), lambda rule, axes, **options: rule),
+    "backward_over": lambda rule, axes, **options: rule,
     "varying_over": lambda function, *axes: function,
 }
 
