@@ -105,12 +105,9 @@ class Rewriter:
             for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
                 self._put(*self.piece.bounds(method), "")
         self._edit(kept)
-        written = textwrap.dedent(self._part(offset(text, text.count("\n", 0, start) + 1, 0), end)).rstrip()
-        keyword = "class" if isinstance(node, ast.ClassDef) else "def"
-        lines = written.split("\n")
-        head = next(k for k, line in enumerate(lines) if line.startswith(f"{keyword} {node.name}"))
-        lines[head] = lines[head].replace(f"{keyword} {node.name}", f"{keyword} {name}", 1)
-        return "\n".join(lines)
+        own = text.index(f" {node.name}", offset(text, node.lineno, node.col_offset)) + 1
+        self._put(own, own + len(node.name), name)
+        return textwrap.dedent(self._part(offset(text, text.count("\n", 0, start) + 1, 0), end)).rstrip()
 
     def expression(self) -> str:
         """The new text of an expression."""
@@ -175,7 +172,7 @@ class Rewriter:
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not piece.is_bound(n)]
         changed = isinstance(node, ast.Name) and piece.has(node.id) and piece.value(node.id) is not value
         if changed or not all(piece.has(name) or name in vars(builtins) for name in names):
-            self._replace(node, ours(self.module.expression(value, "default", piece)))
+            self._replace(node, ours(self.module.expression(value, "default")))
 
     def _attribute(self, node: ast.Attribute) -> str | None:
         """What an attribute of a module is called in the new program, if that is something else."""
