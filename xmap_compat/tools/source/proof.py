@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.source.user_code import AxisNames
 
-Trace = Callable[[Callable[..., Any], Sequence[Any]], Any]
-
 
 def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., Any]) -> str | None:
     """What a rewritten function computes otherwise than the named program of a plan, in words.
@@ -158,9 +156,10 @@ class Graph:
         if own in self._open:
             return own  # a rule calls its function
         self._open.append(own)
-        forwarded, *rules = (vjp_rules if isinstance(held, _jax.CustomVjp) else _jvp_rule)(
-            eqn, functools.partial(trace_flat, body=self.body)
-        )
+        if isinstance(held, _jax.CustomVjp):
+            forwarded, *rules = vjp_rules(eqn, self.body)
+        else:
+            forwarded, rules = [], [_jvp_rule(eqn, held, self.body)]
         made = own, held.symbolic_zeros, tuple(forwarded), *map(self.function, rules)
         self._open.pop()
         return made
@@ -193,8 +192,8 @@ class Graph:
         return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
-def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
-    """The rules of a ``custom_vjp_call``, traced by ``trace(fun, avals)``, without what integers take part in.
+def vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
+    """The rules of a ``custom_vjp_call``, traced over the axes of a body, without what integers take part in.
 
     Returns:
       The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
@@ -205,7 +204,7 @@ def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
     run_fwd, run_bwd, layout = call.rules()
     avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
     differentiated = [k >= call.num_consts for k in range(len(avals))]
-    fwd = trace(functools.partial(run_fwd, differentiated), avals)
+    fwd = trace_flat(functools.partial(run_fwd, differentiated), avals, body)
     _, _, forwarded = layout()
     made = iter(fwd.out_avals)
     residuals = [next(made) if k is None else avals[k] for k in forwarded]
@@ -214,23 +213,18 @@ def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
         results = run_bwd(*args[: len(residuals)], *_with_float0(out_avals, args[len(residuals) :]))
         return [r for r, a in zip(results, avals, strict=True) if _has_derivative(a)]
 
-    return forwarded, fwd, trace(backward, [*residuals, *filter(_has_derivative, out_avals)])
+    return forwarded, fwd, trace_flat(backward, [*residuals, *filter(_has_derivative, out_avals)], body)
 
 
-def _jvp_rule(eqn: Any, trace: Trace) -> tuple[Any, Any]:
-    """No residuals, and the rule of a ``custom_jvp_call``: ``(*operands, *tangents) -> (*results, *tangents)``.
-
-    Tangents of integers are left out.
-    """
+def _jvp_rule(eqn: Any, call: _jax.CustomJvp, body: Body) -> Any:
+    """The rule, traced: ``(*operands, *tangents) -> (*results, *tangents)``; tangents of integers are left out."""
     avals = [v.aval for v in eqn.invars]
-    call = _jax.read(eqn)
-    assert isinstance(call, _jax.CustomJvp)
 
     def flat(*args):
         outs = call.rule(*args[: len(avals)], *_with_float0(avals, args[len(avals) :]))
         return [x for x in outs if x is not None and getattr(x, "dtype", None) != _jax.float0]
 
-    return (), trace(flat, [*avals, *filter(_has_derivative, avals)])
+    return trace_flat(flat, [*avals, *filter(_has_derivative, avals)], body)
 
 
 def _with_float0(avals, given):
