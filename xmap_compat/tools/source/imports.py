@@ -22,7 +22,7 @@ from jax import lax
 
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Piece, bound_by, file_at
+from xmap_compat.tools.source.user_code import Piece, bound_by, file_at, first_line
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
@@ -153,45 +153,38 @@ def _imported(tree: ast.Module) -> Iterator[str]:
         yield from (*names, *(n.rpartition(".")[0] for n in names))
 
 
-def is_as_imported(module: types.ModuleType, name: str, seen: set[tuple[str, str]] | None = None) -> bool:
+def is_as_imported(module: types.ModuleType, name: str, seen: Set[tuple[str, str]] = frozenset()) -> bool:
     """Whether a process that imports a module finds by a name what is there now, and so does what is found.
 
     Modules are changed while they run: ``config.scale = 3``.  A library's are not looked into.
     """
-    seen = set() if seen is None else seen
-    file = file_of(module)
-    if is_library(file) or not file or (module.__name__, name) in seen:
+    file, value = file_of(module), vars(module).get(name)
+    if is_library(file) or not file or (file, name) in seen:
         return True
-    seen.add((module.__name__, name))
-    value, found = vars(module).get(name), file_at(file, name)
-    statements = [s for s in found.tree.body if name in bound_by(s)]
+    if isinstance(value, types.ModuleType):
+        return is_library(file_of(value)) or not file_of(value)
+    piece = dataclasses.replace(file_at(file, name), globals=vars(module))
+    statements: list[Any] = [s for s in piece.tree.body if name in bound_by(s)]
     if len(statements) != 1:
         return False
-    (statement,) = statements
-    if isinstance(statement, ast.Import):
-        return True
+    statement, seen = statements[0], {*seen, (file, name)}
     if isinstance(statement, ast.ImportFrom):
         home = sys.modules.get(statement.module or "")
         own = next(a.name for a in statement.names if (a.asname or a.name) == name)
         return home is not None and vars(home).get(own) is value and is_as_imported(home, own, seen)
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        there = dataclasses.replace(found, globals=vars(module))
-        return statement.value is not None and spells(statement.value, value, there)
-    if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) or not _is_defined_by(statement, value, file):
-        return False
-    read = {str(getattr(n, "id", None) or getattr(n, "attr", None)) for n in ast.walk(statement)}
-    homes = [module, *(m for n in read if isinstance(m := vars(module).get(n), types.ModuleType))]
-    return all(is_as_imported(home, n, seen) for home in homes for n in read if n in vars(home))
+        return statement.value is not None and spells(statement.value, value, piece)
+    read = [n for n in piece.at(statement).free.values() if n in vars(module)]
+    return _is_defined_by(piece.at(statement), value) and all(is_as_imported(module, n, seen) for n in read)
 
 
-def _is_defined_by(statement: Any, value: Any, file: str) -> bool:
+def _is_defined_by(piece: Piece, value: Any) -> bool:
     if isinstance(value, type):
-        plain = [s for s in statement.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None]
+        plain = [s for s in piece.node.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None]
         held = [(s.value, vars(value).get(name)) for s in plain for name in bound_by(s)]
         return all(not isinstance(n, ast.Constant) or same(n.value, v) for n, v in held)
     code = getattr(inspect.unwrap(value), "__code__", None)
-    first = min([statement.lineno, *(d.lineno for d in statement.decorator_list)])
-    return code is not None and (code.co_filename, code.co_firstlineno) == (file, first)
+    return code is not None and (code.co_filename, code.co_firstlineno) == (piece.file, first_line(piece.node))
 
 
 def module_import(name: str, module: types.ModuleType) -> str:

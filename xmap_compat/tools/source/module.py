@@ -43,7 +43,7 @@ from xmap_compat.tools.source.imports import (
 )
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
-from xmap_compat.tools.source.text import NotWritable, array, literal
+from xmap_compat.tools.source.text import NotWritable, Text, array, literal
 from xmap_compat.tools.source.user_code import (
     AxisNames,
     Piece,
@@ -208,7 +208,7 @@ class Module:
         tables: tuple[dict[str, Any], ...] = (self.imports, self.definitions, self.values, self._meanings)
         kept = [dict(table) for table in tables]
         try:
-            text = self.expression(value, free, piece)
+            text = self.expression(value, free)
         except NotWritable:
             for table, old in zip(tables, kept):
                 table.clear()
@@ -245,7 +245,7 @@ class Module:
 
     # ---- values
 
-    def expression(self, value: Any, wanted: str, piece: Piece | None = None) -> str:
+    def expression(self, value: Any, wanted: str) -> str:
         """An expression for a value, after everything that it needs has been defined."""
         if isinstance(value, types.ModuleType):
             return self.alias(wanted, value)
@@ -256,31 +256,28 @@ class Module:
             return f"{self.alias(alias, home)}.{name}"
         if isinstance(value, jax.core.Tracer):
             raise NotWritable(f"{wanted}, a value of a transformation around the call")
-        for writes in (self._callable, self._data):
-            if (text := writes(value, wanted, piece)) is not None:
-                return text
-        raise NotWritable(f"{wanted}, a value of type {type(value).__name__}")
+        return self._callable(value, wanted) or self._data(value, wanted)
 
-    def _called(self, function: str, args: Iterable[Any], options: dict[str, Any], piece: Piece | None) -> str:
-        given = [self.expression(x, "value", piece) for x in args]
-        given += [f"{k}={self.expression(x, k, piece)}" for k, x in options.items()]
+    def _called(self, function: str, args: Iterable[Any], options: dict[str, Any]) -> str:
+        given = [self.expression(x, "value") for x in args]
+        given += [f"{k}={self.expression(x, k)}" for k, x in options.items()]
         return f"{function}({', '.join(given)})"
 
-    def _callable(self, value: Any, wanted: str, piece: Piece | None) -> str | None:
+    def _callable(self, value: Any, wanted: str) -> str | None:
         if is_xmapped(value):
             declared = value.plan.args[0] if isinstance(value.plan, functools.partial) else value.plan.declared
             if declared.sizes or declared.backend is not None:
                 raise NotWritable("a nested call of xmap with other options")
-            inner = self.expression(declared.fun, "body", piece)
+            inner = self.expression(declared.fun, "body")
             return vmaps(self, inner, declared.in_source, declared.out_source, dict(declared.resources))
         if isinstance(value, functools.partial):
             function = f"{self.alias('functools', functools)}.partial"
-            return self._called(function, [value.func, *value.args], value.keywords, piece)
+            return self._called(function, [value.func, *value.args], value.keywords)
         if isinstance(value, types.MethodType):
-            return f"{self.expression(value.__self__, 'instance', piece)}.{value.__name__}"
+            return f"{self.expression(value.__self__, 'instance')}.{value.__name__}"
         if (made := _jax.transformation_of(value)) is not None:
             name, inner, options = made
-            return self._called(f"{self.alias('jax', jax)}.{name}", [inner], options, piece)
+            return self._called(f"{self.alias('jax', jax)}.{name}", [inner], options)
         if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
             return self._custom_rule(value)
         if isinstance(value, type):
@@ -332,7 +329,7 @@ class Module:
             self.definitions[written] = [f"{written} = {self.alias('jax', jax)}.custom_{kind}({function}{more})"]
         rules = [value.fwd, value.bwd] if kind == "vjp" else [value.jvp]
         if None in rules:
-            raise NotWritable(f"{name}, whose rule is not known")
+            raise NotWritable(f"{name}, which has no rule")
         names = [self._rule(rule, f"{written}_{rule_kind}") for rule, rule_kind in zip(rules, (kind, "bwd"))]
         if f"@{written}.def{kind}" in "\n".join(self.definitions.get(names[0], ())):
             return written
@@ -357,7 +354,7 @@ class Module:
 
     # ---- data
 
-    def _data(self, value: Any, wanted: str, piece: Piece | None) -> str | None:
+    def _data(self, value: Any, wanted: str) -> str:
         if isinstance(value, jax.Array) and _jax.is_key(value):
             data = self._array(jax.random.key_data(value), f"{wanted}_data")
             impl = literal(str(jax.random.key_impl(value)))
@@ -365,16 +362,13 @@ class Module:
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return self._array(value, wanted)
         if isinstance(value, enum.Enum) and value.name in type(value).__members__:
-            return f"{self.expression(type(value), type(value).__name__, piece)}.{value.name}"
+            return f"{self.expression(type(value), type(value).__name__)}.{value.name}"
         if (held := _attributes(value)) is not None:
-            return self._called(self.expression(type(value), type(value).__name__, piece), (), held, piece)
-        items = lambda values: [self.expression(v, wanted, piece) for v in values]  # noqa: E731
-        if type(value) is tuple and value:
-            return f"({', '.join(items(value))}{',' if len(value) == 1 else ''})"
-        if type(value) is list:
-            return f"[{', '.join(items(value))}]"
+            return self._called(self.expression(type(value), type(value).__name__), (), held)
+        if type(value) in (tuple, list):
+            return repr(type(value)(Text(self.expression(x, wanted)) for x in value))
         if type(value) is dict:
-            return "{" + ", ".join(f"{literal(k)}: {x}" for k, x in zip(value, items(value.values()))) + "}"
+            return repr({Text(literal(key)): Text(self.expression(x, wanted)) for key, x in value.items()})
         return f"np.dtype({literal(value.name)})" if isinstance(value, np.dtype) else literal(value)
 
     def _array(self, value: Any, wanted: str) -> str:

@@ -39,7 +39,7 @@ class NotWritable(Exception):
         return self
 
 
-class _Text(str):
+class Text(str):
     """Source, which ``repr`` leaves as it is: ``repr`` of a tuple of them is the source of a tuple."""
 
     __repr__ = str.__str__
@@ -65,7 +65,7 @@ def array(value: Any) -> str:
     dtype = f"np.{name}" if hasattr(np, name) else f"jnp.{name}"
     if value.size == 0:
         return f"np.zeros({value.shape}, {dtype})"
-    numbers = jax.tree.map(lambda number: _Text(literal(number)), value.tolist())
+    numbers = jax.tree.map(lambda number: Text(literal(number)), value.tolist())
     return f"np.array({numbers}, {dtype})" if value.ndim else f"{dtype}({numbers})"
 
 
@@ -90,13 +90,13 @@ def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool
         return leaves[0]
     rest = iter(leaves)
     children = structure.children()
-    parts = [_Text(prefix(c, list(itertools.islice(rest, c.num_leaves)), named, whole)) for c in children]
+    parts = [Text(prefix(c, list(itertools.islice(rest, c.num_leaves)), named, whole)) for c in children]
     if kind is list and len(set(parts)) == 1 < len(parts) - 1 and len(str(parts)) > WIDTH // 2:
         return f"{parts[:1]} * {len(parts)}"
     if kind in (tuple, list):
         return repr(kind(parts))
     if kind is dict:
-        return repr({_Text(literal(key)): part for key, part in zip(keys or (), parts)})
+        return repr({Text(literal(key)): part for key, part in zip(keys or (), parts)})
     if kind is type(None):
         return "None"
     if named is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):

@@ -108,6 +108,11 @@ def bound_by(statement: ast.stmt) -> set[str]:
     return {i.argval for i in dis.get_instructions(_compiled(statement)) if i.opname == "STORE_NAME"}
 
 
+def first_line(node: Any) -> int:
+    """Where a part of a file begins, with its decorators."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
 def offset(text: str, line: int, column: int) -> int:
     """The position in a text of a line and a column in bytes."""
     lines = text.splitlines(keepends=True)
@@ -163,11 +168,13 @@ class Piece:
 
     def bounds(self, node: Any) -> tuple[int, int]:
         """Where a part is in the text, with its decorators."""
-        first = min([(node.lineno, node.col_offset), *((d.lineno, 0) for d in getattr(node, "decorator_list", ()))])
-        return offset(self.text, *first), offset(self.text, node.end_lineno, node.end_col_offset)
+        line = first_line(node)
+        start = offset(self.text, line, node.col_offset if line == node.lineno else 0)
+        return start, offset(self.text, node.end_lineno, node.end_col_offset)
 
     @functools.cached_property
-    def _free(self) -> dict[tuple[int, int], str]:
+    def free(self) -> dict[tuple[int, int], str]:
+        """Where it reads names that it does not bind."""
         try:
             return free_reads(self.node)
         except SyntaxError as error:
@@ -182,34 +189,31 @@ class Piece:
 
     def is_bound(self, node: ast.Name) -> bool:
         """Whether a name is one of the piece's own there."""
-        return (node.lineno, node.col_offset) not in self._free
+        return (node.lineno, node.col_offset) not in self.free
 
     def known(self, node: ast.Name) -> bool:
         return not self.is_bound(node) and self.has(node.id)
 
     def imported_inside(self, name: str) -> Any:
-        """What a function imports by a name that it gives to nothing else; None if it does not."""
-        nodes = list(ast.walk(self.node))
-        imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom)) and name in bound_by(n)]
-        if len(imports) != 1 or any(_stores(n, name) for n in nodes):
-            return None
-        (node,) = imports
-        alias = next(a for a in node.names if (a.asname or a.name).split(".")[0] == name)
-        if isinstance(node, ast.ImportFrom):
-            home = sys.modules.get(node.module or "") if not node.level else None
+        """What the piece imports by a name; None if it does not."""
+        imports = [n for n in ast.walk(self.node) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        for node, alias in ((n, a) for n in imports for a in n.names if (a.asname or a.name.split(".")[0]) == name):
+            if isinstance(node, ast.Import):
+                return sys.modules.get(alias.name if alias.asname else name)
+            home = sys.modules.get("." * node.level + (node.module or ""))
             return getattr(home, alias.name, None) or sys.modules.get(f"{node.module}.{alias.name}")
-        return sys.modules.get(alias.name if alias.asname else name)
+        return None
 
     def assigned_inside(self, name: str) -> ast.expr | None:
         """What the function assigns to a variable, if it does so once."""
-        return _assignment(list(ast.walk(self.node)), name)
+        return _assignment(ast.walk(self.node), name)
 
     def assigned_around(self, name: str) -> ast.expr | None:
         """What is assigned to a variable, once, in the functions around or in the module."""
         holds = lambda n: n.lineno <= self.node.lineno and self.node.end_lineno <= n.end_lineno  # noqa: E731
         around = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and holds(n) and n is not self.node]
         for node in sorted(around, key=lambda n: -n.lineno):
-            if (value := _assignment(list(ast.walk(node)), name)) is not None:
+            if (value := _assignment(ast.walk(node), name)) is not None:
                 return value
         return _assignment(self.tree.body, name)
 
@@ -223,26 +227,14 @@ class Piece:
         return None
 
 
-def _stores(node: ast.AST, name: str) -> bool:
-    """Whether a node gives a name to something else than a module."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return node.name == name
-    return getattr(node, "arg" if isinstance(node, ast.arg) else "id", "") == name and not _is_read(node)
-
-
-def _is_read(node: ast.AST) -> bool:
-    return isinstance(getattr(node, "ctx", None), ast.Load)
-
-
-def _assignment(nodes: Sequence[ast.AST], name: str) -> ast.expr | None:
+def _assignment(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
     """The expression that is assigned to a variable, if one is and no more than once."""
-    assigned = [
-        n.value
-        for n in nodes
-        if isinstance(n, (ast.Assign, ast.AnnAssign))
-        and any(isinstance(t, ast.Name) and t.id == name for t in getattr(n, "targets", [getattr(n, "target", None)]))
-    ]
-    stored = sum(isinstance(n, ast.Name) and _stores(n, name) for n in nodes)
+    assigned, stored = [], 0
+    for n in nodes:
+        if isinstance(n, (ast.Assign, ast.AnnAssign)):
+            targets = n.targets if isinstance(n, ast.Assign) else [n.target]
+            assigned += [n.value for t in targets if isinstance(t, ast.Name) and t.id == name]
+        stored += isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
     return assigned[0] if len(assigned) == 1 and stored <= 1 else None
 
 
@@ -285,9 +277,8 @@ def source_of_class(cls: type) -> Piece:
 
 
 def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
-    first = lambda n: min([n.lineno, *(d.lineno for d in n.decorator_list)])  # noqa: E731
     named = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name)
-    return next((n for n in named if first(n) == code.co_firstlineno), None)
+    return next((n for n in named if first_line(n) == code.co_firstlineno), None)
 
 
 def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
