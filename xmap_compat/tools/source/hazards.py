@@ -96,14 +96,13 @@ def _check_compiler(plan: CallPlan) -> None:
     """Refuse that on which XLA fails by hand, in the call or in its derivatives, and ours goes around."""
     if plan.mesh is None or not plan.compiler_axes:
         return
-    axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
-    found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
     jaxpr = plan.staged.plan.program.jaxpr
-    values = list(_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]))
-    for eqn, _ in _operations(jaxpr):
-        values.extend(eqn.outvars)
-        if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh):
-            found.append(f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}")
+    axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
+    eqns = [eqn for eqn, _ in _operations(jaxpr)]
+    values = (*_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]), *(v for eqn in eqns for v in eqn.outvars))
+    failing = [eqn for eqn in eqns if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh)]
+    found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
+    found += [f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}" for eqn in failing]
     if _jax.widens(plan.mesh.devices.flat[0].platform) and any(v.aval.dtype == jnp.bfloat16 for v in values):
         found.append("bfloat16")
     if found:

@@ -329,7 +329,7 @@ class Module:
             self.definitions[written] = [f"{written} = {self.alias('jax', jax)}.custom_{kind}({function}{more})"]
         rules = [value.fwd, value.bwd] if kind == "vjp" else [value.jvp]
         if None in rules:
-            raise NotWritable(f"{name}, whose rule is not known")
+            raise NotWritable(f"{name}, which has no rule")
         names = [self._rule(rule, f"{written}_{rule_kind}") for rule, rule_kind in zip(rules, (kind, "bwd"))]
         if f"@{written}.def{kind}" in "\n".join(self.definitions.get(names[0], ())):
             return written

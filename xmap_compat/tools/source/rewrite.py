@@ -52,29 +52,19 @@ class Call:
     Attributes:
       given: its arguments, by the names of the parameters.
       over: the named axes.
+      across: the axes of the mesh that execute them.
+      local: the axes of ``jax.vmap`` that do.
       traced: its collectives in the plan's program.
       callee: what an expression in it means.
     """
 
     given: Mapping[str, ast.expr]
     over: Sequence[Any]
+    across: Sequence[Any]
+    local: Sequence[Any]
     traced: Sequence[Any]
     names: AxisNames
     callee: Callable[[ast.expr], Any]
-
-    @property
-    def parts(self) -> list[Any]:
-        return [p for n in self.over for p in self.names.parts(n)]
-
-    @property
-    def across(self) -> list[Any]:
-        """The axes of the mesh."""
-        return [p for p in self.parts if p in self.names.order]
-
-    @property
-    def local(self) -> list[Any]:
-        """The axes of ``jax.vmap``."""
-        return [p for p in self.parts if p not in self.names.order]
 
 
 class Rewriter:
@@ -179,10 +169,8 @@ class Rewriter:
         owner = self.callee(node.value)
         if not isinstance(owner, types.ModuleType):
             return None
-        value = getattr(owner, node.attr, None)
-        if (helper := old_names.helper_for(value)) is not None:
-            return helper
-        return old_names.new_name(owner.__name__, node.attr) or self.module.taken_out(owner, node.attr)
+        helper = old_names.helper_for(getattr(owner, node.attr, None))
+        return helper or old_names.new_name(owner.__name__, node.attr) or self.module.taken_out(owner, node.attr)
 
     # ---- one call
 
@@ -192,7 +180,8 @@ class Rewriter:
             return self._xmap_inside(node)
         if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
-        if self._is_named_sample(node, callee):
+        if old_names.of_jax(callee) is not callee and self.piece.span(node) in self.module.calls:
+            # Of ours, with a named shape, for which it asks for indices.
             self.module.handled.add(self.piece.span(node))
             first = self.piece.bounds([*node.args, *node.keywords][0])[0]
             start, end = self.piece.bounds(function)
@@ -226,11 +215,6 @@ class Rewriter:
             return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
         return None
 
-    def _is_named_sample(self, node: ast.Call, callee: Any) -> bool:
-        """Whether a call of ours of ``jax.random`` takes a named shape: then it asks for indices."""
-        eqns = self.module.calls.get(self.piece.span(node), ())
-        return old_names.of_jax(callee) is not callee and {e.primitive.name for e in eqns} == {"axis_index"}
-
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one of it: other axes, or a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
@@ -262,7 +246,9 @@ class Rewriter:
         if not over:
             return
         self.module.handled.add(self.piece.span(node) if function is node.func else over)
-        if row is not None and row.needed(Call(given, over, traced, self.names, self.callee)):
+        every = [p for n in over for p in self.names.parts(n)]
+        across, local = ([p for p in every if (p in self.names.order) is kind] for kind in (True, False))
+        if row is not None and row.needed(Call(given, over, across, local, traced, self.names, self.callee)):
             return self._helped(node, function, row, at, text or self._source(at))
         if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
             return self._replace(node, self._index_over(function, over))
