@@ -34,7 +34,7 @@ def reduced(x, axes, over=(jnp.sum, lax.psum)):
     return over[1](over[0](x, positions, keepdims=True), names)
 
 
-def max_over(x, axes, over=(jnp.max, lax.pmax)):
+def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
     """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties share it."""
     extremum = jax.custom_jvp(lambda x: reduced(x, axes, over))
 

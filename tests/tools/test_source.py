@@ -586,6 +586,13 @@ def test_a_contraction_that_is_differentiated_inside_the_body(contract, jitted, 
         jax.grad(lambda x: run(text)(x, y).sum())(x)
 
 
+def test_a_contraction_over_positions_that_is_differentiated_inside_the_body():
+    body = lambda x, y: jax.grad(lambda x: jnp.sum(jnp.sin(lax.pdot(x, y, "i", ((0,), (-1,)), precision="highest"))))(x)
+    x, y = normal(8, 3), normal(8, 2, 3, seed=1)
+    expected = np.einsum("r,ira->ia", np.cos(np.einsum("ia,ira->r", x, y)), y)
+    check(body, (["i", ...], ["i", ...]), ["i", ...], {"i": "x"}, (x, y), expected)
+
+
 ROWS = np.float32([[1, 5, 2], [4, 5, -1], [4, 5, 2], [3, 0, 2]] * 2)  # with ties in each column
 OF_EXTREMA = {
     "pmax": (lambda x: lax.pmax(x, "i") * x, lambda x: jnp.max(x, 0) * x),

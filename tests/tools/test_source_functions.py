@@ -21,6 +21,8 @@ from jax.ad_checkpoint import checkpoint_name
 from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
 
 from xmap_compat import Mesh, SerialLoop, install, xeinsum, xmap
+from xmap_compat.core.placement import Body, current_scope
+from xmap_compat.core.trace import trace_flat
 from xmap_compat.tools.source import module, proof, rewrite
 from xmap_compat.tools.source import text as words
 
@@ -318,9 +320,8 @@ def test_a_decorator_that_is_not_seen_is_refused(monkeypatch):
 
 
 def side(fun, *args):
-    closed = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
-    trace = lambda fun, avals: jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-    return proof.Graph(closed, trace)
+    body = Body({"i": 4, "j": 2}, current_scope())
+    return proof.Graph(trace_flat(fun, args, body), body)
 
 
 @jax.custom_jvp

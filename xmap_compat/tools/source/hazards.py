@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -96,14 +96,13 @@ def _check_compiler(plan: CallPlan) -> None:
     """Refuse that on which XLA fails by hand, in the call or in its derivatives, and ours goes around."""
     if plan.mesh is None or not plan.compiler_axes:
         return
-    axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
-    found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
     jaxpr = plan.staged.plan.program.jaxpr
-    values = list(_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]))
-    for eqn, _ in _operations(jaxpr):
-        values.extend(eqn.outvars)
-        if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh):
-            found.append(f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}")
+    axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
+    eqns = [eqn for eqn, _ in _operations(jaxpr)]
+    values = (*_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]), *(v for eqn in eqns for v in eqn.outvars))
+    failing = [eqn for eqn in eqns if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh)]
+    found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
+    found += [f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}" for eqn in failing]
     if _jax.widens(plan.mesh.devices.flat[0].platform) and any(v.aval.dtype == jnp.bfloat16 for v in values):
         found.append("bfloat16")
     if found:
@@ -146,21 +145,16 @@ def _draws_from_rbg(eqn: Any) -> bool:
 # ---------------------------------------------------------------------------------- backward rules
 
 
-def _tracer(plan: CallPlan) -> Callable[..., Any]:
-    types = lambda avals: [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]  # noqa: E731
-    return lambda fun, avals: trace_flat(fun, types(avals), plan.staged.plan.body)
-
-
 def _is_inexact(v: Any) -> bool:
     return jnp.issubdtype(v.aval.dtype, np.inexact)
 
 
 def _check_linear(plan: CallPlan) -> None:
     """Refuse rules that may not be given a part of the cotangents, as those that clip are."""
-    trace = _tracer(plan)
+    body = plan.staged.plan.body
     for eqn, _ in _operations(plan.staged.plan.program.jaxpr):
         if isinstance(_jax.read(eqn), _jax.CustomVjp):
-            _, _, backward = vjp_rules(eqn, trace)
+            _, _, backward = vjp_rules(eqn, body)
             count = len(backward.in_avals) - sum(map(_is_inexact, eqn.outvars))
 
             def transposed(*given, rule=jaxpr_as_fun(backward), count=count, outs=backward.out_avals):
@@ -168,7 +162,7 @@ def _check_linear(plan: CallPlan) -> None:
                 return transpose([jnp.ones(a.shape, a.dtype) for a in outs])
 
             try:
-                trace(transposed, backward.in_avals)
+                trace_flat(transposed, backward.in_avals, body)
             except Exception:
                 raise NotWritable("a backward rule that is not linear in the cotangents, or not known to be") from None
 
@@ -218,7 +212,7 @@ def rules_over(plan: CallPlan) -> list[RuleOver]:
 
 def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names]) -> RuleOver | None:
     placements = plan.staged.plan.placements
-    forwarded, forward, backward = vjp_rules(eqn, _tracer(plan))
+    forwarded, forward, backward = vjp_rules(eqn, plan.staged.plan.body)
     parts = (function, forward, backward)
     over = NONE.union(*map(collectives_in, parts)).intersection(placements)
     if not over:

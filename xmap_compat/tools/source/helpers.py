@@ -173,13 +173,12 @@ def einsum_over(subscripts, *operands, local=(), across=(), **options):
     return lax.psum(result, across) if across else result
 
 
-def pdot_inside(x, y, axis_name, *args, **options):
+def pdot_inside(
+    x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None
+):
     """pdot as a gradient that is taken inside sees it: each element has its own cotangent, and none are summed."""
-
-    def over(axes):
-        return lambda x, y: pdot(x, y, axes, *args, **options)
-
-    return with_own_cotangents(over(axis_name), over(()), x, y)
+    more = pos_contract, pos_batch, precision, preferred_element_type
+    return with_own_cotangents(lambda x, y: pdot(x, y, axis_name, *more), lambda x, y: pdot(x, y, (), *more), x, y)
 
 
 def einsum_inside(subscripts, *operands, local=(), across=(), **options):
@@ -213,7 +212,7 @@ def top_over(x, axes):
     return reduced(lax.stop_gradient(x), axes, (jnp.max, lax.pmax))
 
 
-def max_over(x, axes, over=(jnp.max, lax.pmax)):
+def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
     """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties share it."""
     extremum = jax.custom_jvp(lambda x: reduced(x, axes, over))
 
@@ -229,7 +228,7 @@ def max_over(x, axes, over=(jnp.max, lax.pmax)):
 
 def min_over(x, axes):
     """The minimum over axes and positions, with a derivative, which lax.pmin does not have: ties share it."""
-    return max_over(x, axes, (jnp.min, lax.pmin))
+    return max_over(x, axes, over=(jnp.min, lax.pmin))
 
 
 def logsumexp_over(x, axes):
@@ -349,11 +348,8 @@ def on_devices(function, axes, in_axes=0, out_axes=0):
     return lambda *args: at_leaves(whole, out_axes, function(*at_leaves(part, in_axes, args)))
 
 
-class NamedShape(tuple):
-    """The shape of an array: its positional dimensions, and its named ones: NamedShape(2, 3, batch=8)."""
-
-    def __new__(cls, *positional, **named):
-        return super().__new__(cls, positional)
+class NamedShape:
+    """The shape of an array with positional dimensions and named ones: NamedShape(2, 3, batch=8)."""
 
     def __init__(self, *positional, **named):
         self.positional, self.named = positional, named
@@ -361,10 +357,11 @@ class NamedShape(tuple):
 
 def sample(function, key, *args, **options):
     """A function of jax.random, with a key of its own for each element along the names of a shape."""
-    for shape in (*args, *options.values()):
-        for name in getattr(shape, "named", ()):
-            key = jax.random.fold_in(key, lax.axis_index(axes_of(name)))
-    return function(key, *args, **options)
+    shape = next((x for x in (*args, *options.values()) if isinstance(x, NamedShape)), NamedShape())
+    for name in shape.named:
+        key = jax.random.fold_in(key, lax.axis_index(axes_of(name)))
+    options = {k: x.positional if x is shape else x for k, x in options.items()}
+    return function(key, *(x.positional if x is shape else x for x in args), **options)
 
 
 def safe_zip(*sequences):

@@ -8,12 +8,11 @@ computes something else, there is no source, and the reason is said.
 from __future__ import annotations
 
 import ast
-import contextlib
 import math
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -47,24 +46,20 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
       NotImplementedError: something cannot be written, or is not certain to be the same program; says what.
     """
     try:
-        return _written(plan)
+        if plan.staged.plan.nested:
+            raise NotWritable("a call of xmap in the body of another: write the outer one")
+        if any(plan.staged.plan.undeclared):
+            raise NotWritable("a result varies over an axis that its out_axes leave out")
+        names, rules = _axis_names(plan), rules_over(plan)
+        unchecked = _why_unchecked(plan, names, rules)
+        if unchecked is None:
+            try:
+                return _proved(plan, names, rules, None)
+            except NotWritable as reason:
+                unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
+        return _proved(plan, names, rules, unchecked)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
-
-
-def _written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
-    if plan.staged.plan.nested:
-        raise NotWritable("a call of xmap in the body of another: write the outer one")
-    if any(plan.staged.plan.undeclared):
-        raise NotWritable("a result varies over an axis that its out_axes leave out")
-    names, rules = _axis_names(plan), rules_over(plan)
-    unchecked = _why_unchecked(plan, names, rules)
-    if unchecked is None:
-        try:
-            return _proved(plan, names, rules, None)
-        except NotWritable as reason:
-            unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
-    return _proved(plan, names, rules, unchecked)
 
 
 def _axis_names(plan: CallPlan) -> AxisNames:
@@ -125,23 +120,18 @@ def _proved(
         module = made(False, needed)
     wrapper = Wrapper(plan, names, module, Names(module.taken), unchecked, one_by_one, only_values)
     text = _text(plan, module, wrapper)
-    function = _executed(plan, text, module.values)[wrapper.entry]
-    _check_types(plan, function)
+    note = _check(plan, _executed(plan, text, module.values)[wrapper.entry], typed)
     # What an xmap inside is evaluated to is no nest of vmaps: it is compared as an xmap.
     of_xmaps = made(True, needed) if module.nested else module
-    with _worded("what was written cannot be compared with the plan"):
-        to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)])
-        stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
-        body = eval(module.name, _executed(plan, to_prove if module.nested else text, stand_ins))
-        difference = proof.difference_from(plan, names, body)
+    to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
+    stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
+    try:
+        difference = proof.difference_from(plan, names, eval(module.name, _executed(plan, to_prove, stand_ins)))
+    except Exception as error:
+        raise NotWritable(f"what was written cannot be compared with the plan: {_first_line(error)}") from error
     if difference is not None:
         raise NotWritable(f"what was written computes something else: {difference}")
-    if (why := _why_no_derivative(plan, function)) is not None:
-        if typed:
-            raise NotWritable(why)
-        # It fails aloud, and values are the same: the module says so.
-        text = noted(text, f"JAX cannot differentiate this: {why.partition('fails: ')[2].rstrip('.')}.")
-    return text, module.values
+    return (noted(text, note) if note else text), module.values
 
 
 def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
@@ -185,44 +175,43 @@ def _executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, 
     return vars(module)
 
 
-def _check_types(plan: CallPlan, function: Callable[..., Any]) -> None:
-    with _worded("what was written fails"):
-        found = jax.tree.leaves(jax.eval_shape(function, *_argument_types(plan)))
+def _check(plan: CallPlan, function: Callable[..., Any], typed: bool) -> str | None:
+    """Raise unless a function gives results of a plan's types; with types, unless it can be differentiated.
+
+    Returns:
+      What is to be said of the derivative: without types it fails aloud, and values are the same.
+    """
+    leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in plan.arguments]
+    args = jax.tree.unflatten(plan.staged.in_tree, leaves)
+    try:
+        found = jax.tree.leaves(jax.eval_shape(function, *args))
+    except Exception as error:
+        raise NotWritable(f"what was written fails: {_first_line(error)}") from error
     if [(x.shape, x.dtype) for x in found] != [(r.shape, r.dtype) for r in plan.results]:
         raise NotWritable("what was written gives results of other types")
-
-
-def _why_no_derivative(plan: CallPlan, function: Callable[..., Any]) -> str | None:
-    """Why a function cannot be differentiated, if what the plan runs can, or why its derivative would not end."""
-    args = _argument_types(plan)
-    try:
-        with _worded("its derivative fails"):
-            derivative = _derivative(function, args)
-    except NotWritable as reason:
-        with contextlib.suppress(Exception):
-            _derivative(jaxpr_as_fun(plan.staged.jaxpr), jax.tree.leaves(args))
-            return str(reason)
-    else:
+    derivative = _derivative(function, args)
+    if not isinstance(derivative, Exception):
         hazards.check_branches(derivative)
-    return None
+        return None
+    if isinstance(_derivative(jaxpr_as_fun(plan.staged.jaxpr), leaves), Exception):
+        return None  # nor can what the plan runs
+    if typed:
+        raise NotWritable(f"its derivative fails: {_first_line(derivative)}") from derivative
+    return f"JAX cannot differentiate this: {_first_line(derivative).rstrip('.')}."
 
 
 def _derivative(function: Callable[..., Any], args: Any) -> Any:
-    """The gradient of the sum of a function's results, staged."""
-    smooth = lambda args: [x for x in jax.tree.leaves(function(*args)) if jnp.issubdtype(x.dtype, np.inexact)]  # noqa: E731
-    total = lambda args: sum((jnp.sum(x.real.astype(np.float32)) for x in smooth(args)), 0.0)  # noqa: E731
-    return jax.make_jaxpr(jax.grad(total, allow_int=True))(args)
+    """The gradient of the sum of a function's results, staged, or the error that this raises."""
 
+    def total(args):
+        smooth = [x for x in jax.tree.leaves(function(*args)) if jnp.issubdtype(x.dtype, np.inexact)]
+        return sum((jnp.sum(x.real.astype(np.float32)) for x in smooth), 0.0)
 
-def _argument_types(plan: CallPlan) -> Any:
-    leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in plan.arguments]
-    return jax.tree.unflatten(plan.staged.in_tree, leaves)
-
-
-@contextlib.contextmanager
-def _worded(what: str) -> Iterator[None]:
-    """Errors inside as a reason why there is no source."""
     try:
-        yield
+        return jax.make_jaxpr(jax.grad(total, allow_int=True))(args)
     except Exception as error:
-        raise NotWritable(": ".join([what, type(error).__name__, *str(error).splitlines()[:1]])) from error
+        return error
+
+
+def _first_line(error: Exception) -> str:
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

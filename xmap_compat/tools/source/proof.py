@@ -26,14 +26,11 @@ from xmap_compat.core.mesh import Mesh
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.rules.parameters import mentioned_names, positions
-from xmap_compat.core.rules.table import RULES
 from xmap_compat.core.trace import trace_flat
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.source.user_code import AxisNames
-
-Trace = Callable[[Callable[..., Any], Sequence[Any]], Any]
 
 
 def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., Any]) -> str | None:
@@ -46,22 +43,19 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
     program, body = plan.staged.plan.program, plan.staged.plan.body
     sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
     sizes.update((names.local[a.name], a.device_size) for a in plan.axes if names.local[a.name])
-    there = Body(sizes, body.scope, body.device_axes)
-    trace = lambda body: lambda fun, avals: trace_flat(fun, avals, body)  # noqa: E731
+    there, mesh = Body(sizes, body.scope, body.device_axes), body.scope.mesh
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
-    mesh = body.scope.mesh
     with Mesh(mesh.devices, mesh.axis_names) if mesh is not None else contextlib.nullcontext():
-        found = trace(there)(flat, [v.aval for v in inputs])
-    parts = {name: names.parts(name) for name in names.mesh}
-    expected = Graph(program.jaxpr, trace(body), program.consts, parts, sizes)
-    return difference(expected, Graph(found, trace(there)))
+        found = trace_flat(flat, [v.aval for v in inputs], there)
+    expected = Graph(program.jaxpr, body, program.consts, {name: names.parts(name) for name in names.mesh}, there)
+    return difference(expected, Graph(found, there))
 
 
 def difference(expected: Graph, found: Graph) -> str | None:
     """What one program computes and the other does not, in words; None if they compute the same."""
-    numbers: dict[Any, int] = {}
-    if expected.number_all(numbers) == found.number_all(numbers):
+    found.numbers = expected.numbers
+    if expected.function(expected.program, expected.consts) == found.function(found.program):
         return None
     missing = next((eqn for key, eqn in expected.equations.items() if key not in found.equations), None)
     extra = next((eqn for key, eqn in found.equations.items() if key not in expected.equations), None)
@@ -70,9 +64,9 @@ def difference(expected: Graph, found: Graph) -> str | None:
 
 
 def _described(eqn) -> str:
-    over = f" over {', '.join(map(str, mentioned_names(eqn.params)))}" if eqn.primitive.name in RULES else ""
+    over = ", ".join(map(str, mentioned_names(eqn.params)))
     types = ", ".join(str(v.aval.str_short()) for v in eqn.outvars)
-    return f"{eqn.primitive.name}{over} -> {types} ({_jax.where_in_user_code(eqn)})"
+    return f"{eqn.primitive.name}{over and f' over {over}'} -> {types} ({_jax.where_in_user_code(eqn)})"
 
 
 @dataclasses.dataclass
@@ -81,33 +75,27 @@ class Graph:
 
     Attributes:
       program: a jaxpr.
-      trace: traces functions, as the rules of derivatives, where the program is.
+      body: the axes that it was traced over.
       consts: the values of its constants, if it does not hold them.
       parts: what executes each named axis, where the other program names that.
-      sizes: of those.
-      numbers: of everything that has been numbered, in both programs.
+      among_parts: the axes of that one.
       equations: by their numbers.
     """
 
     program: Any
-    trace: Trace
+    body: Body
     consts: Sequence[Any] = ()
     parts: Mapping[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    sizes: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    among_parts: Body | None = None
     numbers: dict[Any, int] = dataclasses.field(default_factory=dict)
     equations: dict[int, Any] = dataclasses.field(default_factory=dict)
     _effects: list[int] = dataclasses.field(default_factory=list)
     _open: list[int] = dataclasses.field(default_factory=list)  # functions whose rules are being numbered
 
-    def number_all(self, numbers: dict[Any, int]) -> int:
-        """The number of the program."""
-        self.numbers = numbers
-        return self._function(self.program, self.consts)
-
     def _number(self, *key: Any) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def _function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
+    def function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
         """The number of a jaxpr as a function of its inputs."""
         body, own = _jax.open_jaxpr(jaxpr)
         given = [self._constant(c) for c in (own or consts)]
@@ -129,49 +117,50 @@ class Graph:
         return list(map(read, body.outvars))
 
     def _equation(self, eqn: Any, operands: list[int]) -> list[int]:
-        primitive, held, over = eqn.primitive.name, _jax.read(eqn), self._over(eqn)
+        primitive, held, over = eqn.primitive.name, _jax.read(eqn), self._over(eqn.params)
         if isinstance(held, _jax.Call):
             return self._results(held.body, operands)
         if primitive == "copy":
             return operands
         if primitive == "axis_index" and len(over) > 1:
-            traced = jax.make_jaxpr(lambda: lax.axis_index(over), axis_env=[*self.sizes.items()])()
+            traced = trace_flat(lambda: lax.axis_index(over), [], self.among_parts or self.body)
             return dataclasses.replace(self, parts={})._results(traced, [])
         if primitive == "pdot" and not over:  # a contraction of positions
             positional = functools.partial(bind_contraction, **{**eqn.params, "mentions": None})
-            return self._results(self.trace(positional, [v.aval for v in eqn.invars]), operands)
+            return self._results(trace_flat(positional, [v.aval for v in eqn.invars], self.body), operands)
         if primitive in _NEUTRAL:
             operands, neutral = sorted(operands), self._constant(_NEUTRAL[primitive], eqn.outvars[0].aval.dtype)
             if _type(eqn.outvars[0]) in _INDICES and neutral in operands:
                 operands.remove(neutral)
                 return operands
+        if primitive in _IN_ANY_ORDER:
+            over = tuple(sorted(over, key=str))
         if isinstance(held, (_jax.CustomJvp, _jax.CustomVjp)):
-            made = self._derivative(eqn, held)
+            options = self._derivative(eqn, held)
         else:
-            ignored = _SEEN_IN_OVER if primitive in RULES else ()
-            made = self._value({k: v for k, v in sorted(eqn.params.items()) if k not in ignored})
-        key = self._number(primitive, over, made, *operands)
+            options = self._value([(k, v) for k, v in sorted(eqn.params.items()) if not over or k not in _SEEN_IN_OVER])
+        key = self._number(primitive, over, options, *operands)
         self.equations.setdefault(key, eqn)
         if _jax.has_side_effect(eqn):
             self._effects.append(key)
         return [self._number("result", k, key, *_type(v)) for k, v in enumerate(eqn.outvars)]
 
-    def _over(self, eqn: Any) -> tuple[Any, ...]:
-        """What a collective goes over."""
-        if eqn.primitive.name not in RULES:
-            return ()
-        over = [p for n in mentioned_names(eqn.params) for p in self.parts.get(n, (n,))]
-        over += [("position", k) for k in positions(eqn.params)]
-        return tuple(sorted(over, key=str) if eqn.primitive.name in _IN_ANY_ORDER else over)
+    def _over(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What an operation goes over: what executes its named axes, and positions."""
+        over = [p for n in mentioned_names(params) for p in self.parts.get(n, (n,))]
+        return (*over, *(("position", k) for k in (positions(params) if "axes" in params else ())))
 
     def _derivative(self, eqn: Any, held: Any) -> Any:
         """What a function and the rule for its derivative compute."""
-        own = self._function(held.body)
+        own = self.function(held.body)
         if own in self._open:
             return own  # a rule calls its function
         self._open.append(own)
-        forwarded, *rules = (vjp_rules if isinstance(held, _jax.CustomVjp) else _jvp_rule)(eqn, self.trace)
-        made = own, held.symbolic_zeros, tuple(forwarded), *map(self._function, rules)
+        if isinstance(held, _jax.CustomVjp):
+            forwarded, *rules = vjp_rules(eqn, self.body)
+        else:
+            forwarded, rules = [], [_jvp_rule(eqn, held, self.body)]
+        made = own, held.symbolic_zeros, tuple(forwarded), *map(self.function, rules)
         self._open.pop()
         return made
 
@@ -184,7 +173,7 @@ class Graph:
     def _value(self, value: Any) -> Any:
         """A parameter as something that can be compared by equality."""
         if _jax.is_jaxpr(value):
-            return self._function(value)
+            return self.function(value)
         if isinstance(value, (np.ndarray, jax.Array)):
             return self._constant(value)
         if isinstance(value, Mapping):
@@ -203,8 +192,8 @@ class Graph:
         return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
-def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
-    """The rules of a ``custom_vjp_call``, traced by ``trace(fun, avals)``, without what integers take part in.
+def vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
+    """The rules of a ``custom_vjp_call``, traced over the axes of a body, without what integers take part in.
 
     Returns:
       The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
@@ -214,7 +203,8 @@ def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
     assert isinstance(call, _jax.CustomVjp)
     run_fwd, run_bwd, layout = call.rules()
     avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    fwd = trace(functools.partial(run_fwd, [k >= call.num_consts for k in range(len(avals))]), avals)
+    differentiated = [k >= call.num_consts for k in range(len(avals))]
+    fwd = trace_flat(functools.partial(run_fwd, differentiated), avals, body)
     _, _, forwarded = layout()
     made = iter(fwd.out_avals)
     residuals = [next(made) if k is None else avals[k] for k in forwarded]
@@ -223,23 +213,18 @@ def vjp_rules(eqn: Any, trace: Trace) -> tuple[list[int | None], Any, Any]:
         results = run_bwd(*args[: len(residuals)], *_with_float0(out_avals, args[len(residuals) :]))
         return [r for r, a in zip(results, avals, strict=True) if _has_derivative(a)]
 
-    return forwarded, fwd, trace(backward, [*residuals, *filter(_has_derivative, out_avals)])
+    return forwarded, fwd, trace_flat(backward, [*residuals, *filter(_has_derivative, out_avals)], body)
 
 
-def _jvp_rule(eqn: Any, trace: Trace) -> tuple[Any, Any]:
-    """No residuals, and the rule of a ``custom_jvp_call``: ``(*operands, *tangents) -> (*results, *tangents)``.
-
-    Tangents of integers are left out.
-    """
+def _jvp_rule(eqn: Any, call: _jax.CustomJvp, body: Body) -> Any:
+    """The rule, traced: ``(*operands, *tangents) -> (*results, *tangents)``; tangents of integers are left out."""
     avals = [v.aval for v in eqn.invars]
-    call = _jax.read(eqn)
-    assert isinstance(call, _jax.CustomJvp)
 
     def flat(*args):
         outs = call.rule(*args[: len(avals)], *_with_float0(avals, args[len(avals) :]))
         return [x for x in outs if x is not None and getattr(x, "dtype", None) != _jax.float0]
 
-    return (), trace(flat, [*avals, *filter(_has_derivative, avals)])
+    return trace_flat(flat, [*avals, *filter(_has_derivative, avals)], body)
 
 
 def _with_float0(avals, given):
