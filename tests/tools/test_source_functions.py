@@ -20,7 +20,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
 
-from xmap_compat import Mesh, SerialLoop, install, xeinsum, xmap
+from xmap_compat import Mesh, SerialLoop, install, named_shape, xeinsum, xmap
+from xmap_compat.annotations import check_type, f32
 from xmap_compat.core.placement import Body, current_scope
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.tools.source import module, proof, rewrite
@@ -686,3 +687,67 @@ def test_a_literal_is_evaluated_to_the_same(value):
 def test_other_data_is_no_literal(value):
     with pytest.raises(words.NotWritable):
         words.literal(value)
+
+
+# ----------------------------------------------------------------------------- ways to call
+
+
+def of_the_sum(x, name):
+    return lax.psum(x, name) * 2
+
+
+by_call = jax.custom_vjp(of_the_sum, nondiff_argnums=(1,))
+by_call.defvjp(lambda x, name: (of_the_sum(x, name), None), lambda name, _, ct: (2 * ct,))
+WHOLE = f32[(3,), {"i": 8}]
+
+CALLS = {
+    "a type that is checked": (lambda x: check_type(x, WHOLE, "x") - lax.psum(x, "i"), lambda x: x - x.sum(0)),
+    "a method": (lambda x: x - x.max(axis="i"), lambda x: x - x.max(0)),
+    "a method, by position": (lambda x: x - x.sum("i"), lambda x: x - x.sum(0)),
+    "a star elsewhere": (lambda x: jnp.maximum(*[x, lax.psum(x, "i")]), lambda x: np.maximum(x, x.sum(0))),
+    "an einsum of positions": (lambda x: jnp.einsum("a,b->a", x, lax.psum(x, "i")), lambda x: x * x.sum()),
+    "a rule that is attached by calls": (lambda x: by_call(x, "i") * x, lambda x: 2 * x.sum(0) * x),
+    "names in a list": (lambda x: jnp.sum(x, axis=["i"][0]) * x, lambda x: x.sum(0) * x),
+    "specs in a list": (
+        lambda x: xmap(lambda v, w: v * w, [["k"], [...]], ["k"])(x, x.sum()),
+        lambda x: x * x.sum(1, keepdims=True),
+    ),
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", CALLS)
+def test_ways_to_call(name, place):
+    body, oracle = CALLS[name]
+    x = normal(8, 3)
+    text = check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
+    weights = normal(8, 3, seed=1)
+    slope = lambda g: jax.grad(lambda x: (weights * g(x)).sum())(x)
+    np.testing.assert_allclose(jax.block_until_ready(slope(run(text))), slope(on_one(body)), rtol=1e-4, atol=1e-4)
+
+
+def on_one(body):
+    return xmap(body, ["i", ...], ["i", ...])
+
+
+NOT_WRITTEN = {
+    "a method with more": (lambda x: x - x.max(axis=("i", 0), keepdims=True)[0], "more arguments of x.max"),
+    "groups": (lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]]), "axis_index_groups"),
+    "an option of a helper": (lambda x: jnp.max(x, axis="i", initial=0.0) - x, "the argument initial of jnp.max"),
+    "sizes of an xmap inside": (
+        lambda x: xmap(lambda v: v, ["k"], ["k"], axis_sizes={"k": 3})(x),
+        "with other options",
+    ),
+    "axes of an xmap inside that nobody knows": (
+        lambda x, n="k": xmap(lambda v: v * 2, {x.ndim - 1: n}, {0: n})(x),
+        "whose axes are not known",
+    ),
+    "ours": (lambda x: x * len(named_shape(x)), "a use of named_shape of xmap_compat"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WRITTEN)
+def test_calls_that_are_not_written(name):
+    body, why = NOT_WRITTEN[name]
+    assert why in refused(body, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),))

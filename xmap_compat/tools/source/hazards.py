@@ -273,16 +273,17 @@ class Wrapped(NamedTuple):
     """What a written rule and its function need for the cotangents of plain JAX.
 
     Attributes:
-      helper: what makes a rule out of the user's; "" if that may stay.
       axes: of its collectives, or a function of the argument that has their name, as text.
-      options: of the helper, as text.
+      options: of the helper that makes a rule out of the user's, as text; "" if that may stay.
       differ: whether the arguments of the function must differ along the axes of ``jax.vmap``.
     """
 
-    helper: str
-    axes: str
-    options: str
-    differ: bool
+    axes: str = ""
+    options: str = ""
+    differ: bool = False
+
+    def of(self, rule: str) -> str:
+        return f"backward_over({rule}, {self.axes}{self.options})" if self.options else rule
 
 
 def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
@@ -295,17 +296,16 @@ def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
     within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731
     inside = [rule for rule in module.rules if any(map(within, rule.spans))]
     if not inside:
-        return Wrapped("", "", "", False)
-    over, names = inside[0], dict.fromkeys(rule.names for rule in inside)
-    own = [a.arg for a in nodes[1].args.args[:-2]]
+        return Wrapped()
+    names, own = list(dict.fromkeys(rule.names for rule in inside)), [a.arg for a in nodes[1].args.args[:-2]]
     if len({(rule.results, rule.operands) for rule in inside}) > 1 or (len(names) > 1 and len(own) != 1):
         raise NotWritable("a backward rule with collectives that is used in several ways")
+    axes = literal(tuple(p for n in names[0] for p in module.names.parts(n)))
     if len(names) > 1:
         axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"
-    else:
-        axes = literal(tuple(p for n in over.names for p in module.names.parts(n)))
-    gathered = any(rule.gathered for rule in inside)
-    options = dataclasses.replace(over, gathered=gathered).options(module.typed)
-    differ = over.results == "first" and not module.typed and any(module.names.local[n] for ns in names for n in ns)
-    text = "".join(f", {key}={module.helper(value)}" for key, value in options.items())
-    return Wrapped("backward_over" if options else "", axes, text, differ)
+    over = dataclasses.replace(inside[0], gathered=any(rule.gathered for rule in inside))
+    options = "".join(f", {key}={module.helper(value)}" for key, value in over.options(module.typed).items())
+    if options:
+        module.helper("backward_over")
+    local = any(module.names.local[n] for ns in names for n in ns)
+    return Wrapped(axes, options, over.results == "first" and not module.typed and local)

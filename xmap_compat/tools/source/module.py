@@ -337,8 +337,7 @@ class Module:
         attached = []
         if isinstance(rules[-1], types.FunctionType) and kind == "vjp":
             over = wrapped(self, piece.file, [piece.node, source_of(rules[-1]).node])
-            if over.helper:
-                names[-1] = f"{self.helper(over.helper)}({names[-1]}, {over.axes}{over.options})"
+            names[-1] = over.of(names[-1])
             if over.differ:
                 more = f", {literal(nondiff)}" if nondiff else ""
                 attached = [f"{written} = {self.helper('varying_over')}({written}, {over.axes}{more})"]

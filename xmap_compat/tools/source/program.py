@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -214,4 +215,6 @@ def _derivative(function: Callable[..., Any], args: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    """Type and first line of an error, with the elements of sets, which have no order, in one."""
+    in_order = lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}"  # noqa: E731
+    return ": ".join([type(error).__name__, *(re.sub(r"\{([^{}]*)\}", in_order, str(error))).splitlines()[:1]])

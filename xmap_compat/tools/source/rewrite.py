@@ -348,9 +348,8 @@ class Rewriter:
         if primal is None or rule is None:
             return
         over = wrapped(self.module, self.piece.file, [primal, rule])
-        if over.helper:
-            call = ours(f"{over.helper}(function, {over.axes}{over.options})")
-            self._around(backward, backward, *call.split(f"{OURS}function"))
+        if over.options:
+            self._around(backward, backward, *ours(over.of("rule")).split(f"{OURS}rule"))
         if over.differ:
             _, end = self.piece.bounds(node)
             owned = f"{primal.name} = {OURS}varying_over({primal.name}, {ours(over.axes)})"
