@@ -95,8 +95,8 @@ class Rewriter:
             for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
                 self._put(*self.piece.bounds(method), "")
         self._edit(kept)
-        named = re.compile(r"\w+[\s\\]+(\w+)").search(text, offset(text, node.lineno, node.col_offset))
-        self._put(*named.span(1), name)
+        own = next(re.compile(r"\w+[\s\\]+(\w+)").finditer(text, offset(text, node.lineno, node.col_offset)))
+        self._put(own.start(1), own.end(1), name)
         return dedented(self._part(text.rfind("\n", 0, start) + 1, end)).rstrip()
 
     def expression(self) -> str:
