@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_source import assert_close, check, normal, resources_of, run, source_of
+from test_source import assert_close, check, normal, refused, resources_of, run, source_of
 
-from xmap_compat import xmap
+from xmap_compat import pgather, xmap
 
 X = normal(8)
 HEAD = "import functools\nimport jax\nimport jax.numpy as jnp\nfrom jax import lax\n"
@@ -117,6 +117,55 @@ SCOPES = {
             return jax.tree.map(functools.partial(lax.pmean, axis_name=NAMES["data"]), {"x": x})["x"]
         """,
         lambda x: np.full(8, x.mean()),
+    ),
+    "texts of several lines, and lines with less indentation": (
+        '''
+        def made():
+            if True:
+                def f(x):
+                    """What it does,
+          and more.
+                    """
+                    line = """
+            of
+          several"""
+                    return lax.psum(x, "i"
+            ) * len(line)
+                return f
+        f = made()
+        ''',
+        lambda x: np.full(8, x.sum() * len("\n    of\n  several")),
+    ),
+    "blanks in definitions, and letters that Python reads as others": (
+        """
+        def  g (x):
+            s = "a\x0cb\u2028c"; return lax.psum(x, "i") * len(s)  # \x0c
+        class  C :
+            def\tﬁt(self, x): return g(x)
+        def ﬁt(x): return C().ﬁt(x)
+        f = ﬁt
+        """,
+        lambda x: np.full(8, x.sum() * 5),
+    ),
+    "names of libraries that mean something else by now": (
+        """
+        from time import sleep
+        from jax.lax import sin
+        L = lax
+        class lax: sum = 2.0
+        sleep = lambda seconds: 0
+        def f(x):
+            sleep(1e9)
+            return L.psum(sin(x), "i") * lax.sum
+        """,
+        lambda x: np.full(8, np.sin(x).sum() * 2),
+    ),
+    "keywords of functions that a helper stands for": (
+        """
+        def f(x):
+            return jnp.min(a=x, axis="i") + jax.nn.logsumexp(axis="i", a=x) + lax.pmax(axis_name="i", x=x)
+        """,
+        lambda x: np.full(8, x.min() + np.log(np.exp(x).sum()) + x.max()),
     ),
     "a rule of a function that is made for an axis": (
         """
@@ -272,6 +321,37 @@ def test_an_order_over_axes_that_both_have_a_part_on_each_device(name, names, sh
     text = check(lambda x: body(x, tuple(names)), spec, spec, {"a": "x", "b": "y"}, (x,), oracle(x))
     found, expected = (jax.grad(lambda x, f=f: jnp.sum(weights * f(x) ** 2))(x) for f in (run(text), oracle))
     assert_close(jax.block_until_ready(found), expected)
+
+
+@pytest.mark.parametrize("resources", [{}, {"a": "x", "b": "y"}, {"a": "x", "c": "y"}, {"b": ("y", "x")}], ids=str)
+def test_an_index_over_three_axes(resources):
+    x = normal(4, 8, 6)
+    oracle = x * np.arange(x.size).reshape(8, 6, 4).transpose(2, 0, 1)
+    check(lambda x: x * lax.axis_index(("b", "c", "a")), [*"abc"], [*"abc"], resources, (x,), oracle)
+
+
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+def test_swapped_dimensions_of_an_array_that_is_equal_along_the_axis(place):
+    """Under jax.vmap, JAX gives such an array another shape."""
+    body = lambda x: lax.pswapaxes(x, "i", 0) * jnp.arange(8.0)
+    oracle = X[:, None] * np.arange(8.0)
+    check(body, [...], ["i", ...], resources_of("i", place), (X,), oracle, axis_sizes={"i": 8})
+
+
+def test_elements_of_an_array_without_dimensions():
+    check(lambda x: pgather(x, 3, "i") + pgather(src=x, idx=5, axes="i"), ["i"], {}, {}, (X,), X[3] + X[5])
+
+
+@pytest.mark.parametrize("place", ["none", "part"])
+def test_a_collective_in_a_text_with_values_in_it(place):
+    def body(x):
+        return lax.psum(x, "i") * float(f"{lax.psum(1, 'i')}")
+
+    given = (body, ["i"], ["i"], resources_of("i", place), (X,))
+    if place == "none" or sys.version_info >= (3, 12):
+        check(*given, np.full(8, X.sum() * 8))
+    else:
+        assert "Python says, as it is rewritten" in refused(*given)
 
 
 @pytest.mark.parametrize("place", ["none", "part", "full"])

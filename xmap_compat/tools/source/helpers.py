@@ -146,7 +146,7 @@ def pgather(src, idx, axes):
     """Elements of src at indices that count row-major through axes and positions; those out of range clip."""
     axes = [a % jnp.ndim(src) if isinstance(a, int) else a for a in (axes if isinstance(axes, tuple) else (axes,))]
     order = [*(a for a in axes if not isinstance(a, int)), *range(jnp.ndim(src))]
-    table = gathered(src, order[: -jnp.ndim(src)])
+    table = gathered(src, order[: len(order) - jnp.ndim(src)])
     table = jnp.moveaxis(table, [order.index(a) for a in axes], range(len(axes)))
     return jnp.take(table.reshape(-1, *table.shape[len(axes) :]), idx, axis=0, mode="clip")
 

@@ -125,8 +125,8 @@ def may_import(module: str, name: str, value: Any, rewritten: Set[str]) -> bool:
     if there is None or needs_us(module, {}):
         return False
     file = file_of(there)
-    here = vars(there).get(name) is value and file not in rewritten
-    return is_library(file) or (here and is_as_imported(there, name))
+    here = getattr(there, name, None) is value
+    return here and (is_library(file) or (file not in rewritten and is_as_imported(there, name)))
 
 
 def needs_us(module: str, seen: dict[str, bool]) -> bool:

@@ -51,6 +51,7 @@ from xmap_compat.tools.source.user_code import (
     collectives,
     file_at,
     free_reads,
+    parsed,
     renamed,
     source_of,
     source_of_class,
@@ -176,7 +177,7 @@ class Module:
     def _resolved(self, text: str, piece: Piece) -> str:
         """A piece of the program with names for what it reads, after all of that has been defined."""
         names = {}
-        for name in free_reads(ast.parse(text)).values():
+        for name in free_reads(parsed(text)).values():
             if name.startswith(OURS):
                 own = name.removeprefix(OURS)
                 names[name] = self.helper(own) if own in HELPERS else own

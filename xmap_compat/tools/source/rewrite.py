@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import os
-import textwrap
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
 from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Row, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
-from xmap_compat.tools.source.user_code import AxisNames, Piece, free_reads, offset, renamed, spliced
+from xmap_compat.tools.source.user_code import AxisNames, Piece, dedented, free_reads, offset, renamed, spliced
 
 if TYPE_CHECKING:
     from xmap_compat.tools.source.module import Module
@@ -95,9 +95,9 @@ class Rewriter:
             for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
                 self._put(*self.piece.bounds(method), "")
         self._edit(kept)
-        own = text.index(f" {node.name}", offset(text, node.lineno, node.col_offset)) + 1
-        self._put(own, own + len(node.name), name)
-        return textwrap.dedent(self._part(offset(text, text.count("\n", 0, start) + 1, 0), end)).rstrip()
+        own = next(re.compile(r"\w+[\s\\]+(\w+)").finditer(text, offset(text, node.lineno, node.col_offset)))
+        self._put(own.start(1), own.end(1), name)
+        return dedented(self._part(text.rfind("\n", 0, start) + 1, end)).rstrip()
 
     def expression(self) -> str:
         """The new text of an expression."""
@@ -249,7 +249,7 @@ class Rewriter:
         every = [p for n in over for p in self.names.parts(n)]
         across, local = ([p for p in every if (p in self.names.order) is kind] for kind in (True, False))
         if row is not None and row.needed(Call(given, over, across, local, traced, self.names, self.callee)):
-            return self._helped(node, function, row, at, text or self._source(at))
+            return self._helped(node, function, row, next(iter(given.values())), at, text or self._source(at))
         if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
             return self._replace(node, self._index_over(function, over))
         if text is not None:
@@ -268,8 +268,13 @@ class Rewriter:
             named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.mesh]
             return {**dict(zip(["axis"], named)), **keywords}
 
-    def _helped(self, node: ast.Call, function: Any, row: Row, at: ast.expr, text: str) -> None:
-        """The call of a helper instead."""
+    def _helped(self, node: ast.Call, function: Any, row: Row, given: Any, at: ast.expr, text: str) -> None:
+        """The call of a helper instead.
+
+        Args:
+          given: the first argument.
+          at: the axes.
+        """
         helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
         parameters = list(inspect.signature(getattr(helpers, helper)).parameters)
         count = len(node.args) + len(node.keywords)
@@ -279,18 +284,22 @@ class Rewriter:
             raise NotWritable(f"more arguments of {ast.unparse(function)}")
         self._replace(function, OURS + helper)
         self._replace(at, text)
+        called = {given: parameters[0], at: "axes"}
         for k in node.keywords:
             start, _ = self.piece.bounds(k)
-            if k.value is at and k.arg not in parameters:
-                self._put(start, start + len(str(k.arg)), "axes")
+            if k.value in called and k.arg not in parameters:
+                self._put(start, start + len(str(k.arg)), called[k.value])
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}")
 
     def _index_over(self, function: Any, names: Sequence[Any]) -> str:
-        """The index over several axes, the major one first: what executes one of them goes together."""
+        """The index over several axes, the major one first: what executes one of them goes together.
+
+        It is added up from the minor one, as JAX does.
+        """
         texts = [f"{self._source(function)}({axes(self.names.parts(n))})" for n in names]
         sizes = [self.names.size(names[k + 1 :]) for k in range(len(names))]
-        return f"({' + '.join(f'{t} * {size}' if size != 1 else t for t, size in zip(texts, sizes))})"
+        return f"({' + '.join(f'{t} * {size}' if size != 1 else t for t, size in [*zip(texts, sizes)][::-1])})"
 
     def _einsum(self, node: ast.Call) -> None:
         """Contracted names become letters where they are vmapped; what devices hold is summed."""

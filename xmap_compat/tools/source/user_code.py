@@ -115,8 +115,8 @@ def first_line(node: Any) -> int:
 
 def offset(text: str, line: int, column: int) -> int:
     """The position in a text of a line and a column in bytes."""
-    lines = text.splitlines(keepends=True)
-    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+    lines = text.split("\n")
+    return sum(len(x) + 1 for x in lines[: line - 1]) + len(lines[line - 1].encode()[:column].decode())
 
 
 def spliced(text: str, edits: Iterable[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
@@ -129,10 +129,30 @@ def spliced(text: str, edits: Iterable[tuple[int, int, str]], start: int = 0, en
     return "".join([*pieces, text[at:end]])
 
 
+def parsed(text: str) -> ast.Module:
+    """A rewritten piece of a program."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:  # as in a text with values in it, where quotes of Python 3.11 end the text
+        raise NotWritable(f"a piece of which Python says, as it is rewritten: {error.msg}") from None
+
+
+def dedented(text: str) -> str:
+    """A definition at no indentation; what is in its texts of several lines stays as it is."""
+    width = len(text) - len(text.lstrip())
+    nodes = (
+        [n for n in ast.walk(parsed(f"if 1:\n{text}")) if isinstance(n, (ast.Constant, ast.JoinedStr))] if width else ()
+    )
+    held = {line for n in nodes for line in range(n.lineno - 1, (n.end_lineno or 0) - 1)}
+    blank = lambda line: len(line) - len(line.lstrip())  # noqa: E731
+    lines = enumerate(text.split("\n"))
+    return "\n".join(line if k in held else line[min(width, blank(line)) :] for k, line in lines)
+
+
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """A program with other names for what it reads and does not bind."""
     edits = []
-    for (line, column), name in free_reads(ast.parse(text)).items():
+    for (line, column), name in free_reads(parsed(text)).items():
         at = offset(text, line, column)
         if names.get(name, name) != name:
             if not text.startswith(name, at):
