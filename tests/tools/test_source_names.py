@@ -160,6 +160,31 @@ SCOPES = {
         """,
         lambda x: np.full(8, np.sin(x).sum() * 2),
     ),
+    "builtins of one's own, which helpers call as well": (
+        """
+        def sum(x): return x * 7
+        def map(x): return x + 1
+        def len(x): return x - 1
+        isinstance, tuple, zip, divmod, range, enumerate = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+        def f(x):
+            more = isinstance + tuple + zip + divmod + range + enumerate + lax.all_gather(x, "i").sum()
+            return map(sum(len(lax.ppermute(x, "i", [(0, 1)])))) + lax.pmax(x, "i") + more
+        """,
+        lambda x: 7 * (np.eye(8)[1] * x[0] - 1) + x.max() + x.sum() + 22,
+    ),
+    "variables with the names of helpers": (
+        """
+        def g(max_over, split_axes): return lax.pmax(max_over, split_axes)
+        class C:
+            max_over = 2.0
+            def go(self, x, max_over=max_over): return lax.pmax(x, "i") * max_over + self.max_over
+        def f(x):
+            def softmax_over(v): return jax.nn.softmax(v, "i")
+            ppermute = lax.ppermute(x, "i", [(0, 1)])
+            return g(x, "i") + C().go(x) + softmax_over(x) + ppermute
+        """,
+        lambda x: x.max() * 3 + 2 + np.exp(x) / np.exp(x).sum() + np.eye(8)[1] * x[0],
+    ),
     "keywords of functions that a helper stands for": (
         """
         def f(x):
@@ -336,6 +361,33 @@ def test_swapped_dimensions_of_an_array_that_is_equal_along_the_axis(place):
     body = lambda x: lax.pswapaxes(x, "i", 0) * jnp.arange(8.0)
     oracle = X[:, None] * np.arange(8.0)
     check(body, [...], ["i", ...], resources_of("i", place), (X,), oracle, axis_sizes={"i": 8})
+
+
+TREES = {
+    "all_gather": lambda tree: lax.all_gather(tree, "i"),
+    "all_to_all": lambda tree: lax.all_to_all(tree, "i", 0, 0),
+    "pbroadcast": lambda tree: lax.pbroadcast(tree, "i", 5),
+    "pmax": lambda tree: lax.pmax(tree, "i"),
+    "ppermute": lambda tree: lax.ppermute(tree, "i", [(0, 2)]),
+    "pshuffle": lambda tree: lax.pshuffle(tree, "i", [*range(8)][::-1]),
+    "psum_scatter": lambda tree: lax.psum_scatter(tree, "i", tiled=True),
+    "pswapaxes": lambda tree: lax.pswapaxes(tree, "i", 0),
+}
+
+
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+@pytest.mark.parametrize("name", TREES)
+def test_a_collective_over_a_pytree(name, place):
+    def body(x):
+        found = TREES[name]({"a": x, "b": (x * x, np.arange(8.0, dtype=np.float32))})
+        return found["a"] + 2 * found["b"][0] - 3 * found["b"][1]
+
+    def oracle(x):
+        of = lambda x: xmap(TREES[name], ["i", ...], ["i", ...])(x)
+        return of(x) + 2 * of(x * x) - 3 * of(np.tile(np.arange(8.0, dtype=np.float32), (8, 1)))
+
+    x = normal(8, 8)
+    check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
 
 
 def test_elements_of_an_array_without_dimensions():

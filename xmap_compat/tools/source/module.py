@@ -55,6 +55,7 @@ from xmap_compat.tools.source.user_code import (
     renamed,
     source_of,
     source_of_class,
+    variables,
 )
 
 MAX_LITERAL = 64
@@ -176,11 +177,14 @@ class Module:
 
     def _resolved(self, text: str, piece: Piece) -> str:
         """A piece of the program with names for what it reads, after all of that has been defined."""
-        names = {}
-        for name in free_reads(parsed(text)).values():
+        names, tree = {}, parsed(text)
+        for name in free_reads(tree).values():
             if name.startswith(OURS):
                 own = name.removeprefix(OURS)
                 names[name] = self.helper(own) if own in HELPERS else own
+                if own in variables(tree):  # of the user's, which hide it there
+                    names[name], _ = self._define(own, own)
+                    self.definitions[names[name]] = [f"{names[name]} = {own}"]
             elif piece.has(name) or not hasattr(builtins, name):
                 names[name] = names.get(name) or self._need(name, piece)
         return renamed(text, names)
