@@ -277,6 +277,17 @@ def test_what_a_module_does_not_give_a_new_process_is_written(module):
         source_of(program.f, ["i"], ["i"], {"i": "x"}, (X,))
 
 
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+def test_what_a_module_has_from_one_with_collectives_is_written(place, module):
+    module("operations", 'def total(x):\n    return lax.psum(x, "i")')
+    module("layers", "from operations import total\ndef dense(x):\n    return total(x) * 2")
+    module("exported", "from layers import dense")
+    net = module(
+        "net", "from exported import dense as layer\ndef net(x, again=layer):\n    return layer(x) + again(x)"
+    ).net
+    check(net, ["i"], ["i"], resources_of("i", place), (X,), np.full(8, X.sum() * 4))
+
+
 def test_what_modules_hold_that_need_xmap_is_written(module):
     model = module(
         "model",
