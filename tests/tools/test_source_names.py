@@ -185,6 +185,17 @@ SCOPES = {
         """,
         lambda x: x.max() * 3 + 2 + np.exp(x) / np.exp(x).sum() + np.eye(8)[1] * x[0],
     ),
+    "partial calls of collectives": (
+        """
+        NAMES = ("i",)
+        total = functools.partial(lax.psum, axis_name="i")
+        mean: object = functools.partial(lax.pmean, axis_name=NAMES)
+        index = functools.partial(lax.axis_index, "i")
+        def f(x):
+            return total(x) + mean(x) * index() + jax.tree.map(total, [x])[0]
+        """,
+        lambda x: 2 * x.sum() + x.mean() * np.arange(8),
+    ),
     "keywords of functions that a helper stands for": (
         """
         def f(x):
