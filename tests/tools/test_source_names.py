@@ -185,6 +185,17 @@ SCOPES = {
         """,
         lambda x: x.max() * 3 + 2 + np.exp(x) / np.exp(x).sum() + np.eye(8)[1] * x[0],
     ),
+    "partial calls of collectives": (
+        """
+        NAMES = ("i",)
+        total = functools.partial(lax.psum, axis_name="i")
+        mean: object = functools.partial(lax.pmean, axis_name=NAMES)
+        index = functools.partial(lax.axis_index, "i")
+        def f(x):
+            return total(x) + mean(x) * index() + jax.tree.map(total, [x])[0]
+        """,
+        lambda x: 2 * x.sum() + x.mean() * np.arange(8),
+    ),
     "keywords of functions that a helper stands for": (
         """
         def f(x):
@@ -275,6 +286,17 @@ def test_what_a_module_does_not_give_a_new_process_is_written(module):
     program.Factor.k = 7.0
     with pytest.raises(NotImplementedError, match="computes something else: it lacks mul"):
         source_of(program.f, ["i"], ["i"], {"i": "x"}, (X,))
+
+
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+def test_what_a_module_has_from_one_with_collectives_is_written(place, module):
+    module("operations", 'def total(x):\n    return lax.psum(x, "i")')
+    module("layers", "from operations import total\ndef dense(x):\n    return total(x) * 2")
+    module("exported", "from layers import dense")
+    net = module(
+        "net", "from exported import dense as layer\ndef net(x, again=layer):\n    return layer(x) + again(x)"
+    ).net
+    check(net, ["i"], ["i"], resources_of("i", place), (X,), np.full(8, X.sum() * 4))
 
 
 def test_what_modules_hold_that_need_xmap_is_written(module):

@@ -42,7 +42,7 @@ from xmap_compat.tools.source.imports import (
     spells,
 )
 from xmap_compat.tools.source.nested import vmaps
-from xmap_compat.tools.source.rewrite import OURS, Rewriter
+from xmap_compat.tools.source.rewrite import OURS, Rewriter, takes_axes
 from xmap_compat.tools.source.text import NotWritable, Text, array, literal
 from xmap_compat.tools.source.user_code import (
     AxisNames,
@@ -276,6 +276,10 @@ class Module:
             inner = self.expression(declared.fun, "body")
             return vmaps(self, inner, declared.in_source, declared.out_source, dict(declared.resources))
         if isinstance(value, functools.partial):
+            held = jax.tree.leaves([value.args, value.keywords])
+            over = [n for n in held if isinstance(n, str) and self.names.parts(n) != (n,)]
+            if over and takes_axes(value.func):
+                raise NotWritable(f"{wanted}, a partial call over axes")  # but where its text is found
             function = f"{self.alias('functools', functools)}.partial"
             return self._called(function, [value.func, *value.args], value.keywords)
         if isinstance(value, types.MethodType):
