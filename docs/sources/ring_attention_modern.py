@@ -34,7 +34,7 @@ def gathered(x, local):
 
 def slots(x, local):
     """An array with one dimension for all axes of jax.vmap."""
-    return gathered(x, local).reshape(lax.axis_size(local), *jnp.shape(x))
+    return jnp.asarray(gathered(x, local)).reshape(lax.axis_size(local), *jnp.shape(x))
 
 
 def by_place(x, axes, back=False):

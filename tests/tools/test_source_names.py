@@ -160,6 +160,42 @@ SCOPES = {
         """,
         lambda x: np.full(8, np.sin(x).sum() * 2),
     ),
+    "builtins of one's own, which helpers call as well": (
+        """
+        def sum(x): return x * 7
+        def map(x): return x + 1
+        def len(x): return x - 1
+        isinstance, tuple, zip, divmod, range, enumerate = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+        def f(x):
+            more = isinstance + tuple + zip + divmod + range + enumerate + lax.all_gather(x, "i").sum()
+            return map(sum(len(lax.ppermute(x, "i", [(0, 1)])))) + lax.pmax(x, "i") + more
+        """,
+        lambda x: 7 * (np.eye(8)[1] * x[0] - 1) + x.max() + x.sum() + 22,
+    ),
+    "variables with the names of helpers": (
+        """
+        def g(max_over, split_axes): return lax.pmax(max_over, split_axes)
+        class C:
+            max_over = 2.0
+            def go(self, x, max_over=max_over): return lax.pmax(x, "i") * max_over + self.max_over
+        def f(x):
+            def softmax_over(v): return jax.nn.softmax(v, "i")
+            ppermute = lax.ppermute(x, "i", [(0, 1)])
+            return g(x, "i") + C().go(x) + softmax_over(x) + ppermute
+        """,
+        lambda x: x.max() * 3 + 2 + np.exp(x) / np.exp(x).sum() + np.eye(8)[1] * x[0],
+    ),
+    "partial calls of collectives": (
+        """
+        NAMES = ("i",)
+        total = functools.partial(lax.psum, axis_name="i")
+        mean: object = functools.partial(lax.pmean, axis_name=NAMES)
+        index = functools.partial(lax.axis_index, "i")
+        def f(x):
+            return total(x) + mean(x) * index() + jax.tree.map(total, [x])[0]
+        """,
+        lambda x: 2 * x.sum() + x.mean() * np.arange(8),
+    ),
     "keywords of functions that a helper stands for": (
         """
         def f(x):
@@ -252,6 +288,17 @@ def test_what_a_module_does_not_give_a_new_process_is_written(module):
         source_of(program.f, ["i"], ["i"], {"i": "x"}, (X,))
 
 
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+def test_what_a_module_has_from_one_with_collectives_is_written(place, module):
+    module("operations", 'def total(x):\n    return lax.psum(x, "i")')
+    module("layers", "from operations import total\ndef dense(x):\n    return total(x) * 2")
+    module("exported", "from layers import dense")
+    net = module(
+        "net", "from exported import dense as layer\ndef net(x, again=layer):\n    return layer(x) + again(x)"
+    ).net
+    check(net, ["i"], ["i"], resources_of("i", place), (X,), np.full(8, X.sum() * 4))
+
+
 def test_what_modules_hold_that_need_xmap_is_written(module):
     model = module(
         "model",
@@ -336,6 +383,33 @@ def test_swapped_dimensions_of_an_array_that_is_equal_along_the_axis(place):
     body = lambda x: lax.pswapaxes(x, "i", 0) * jnp.arange(8.0)
     oracle = X[:, None] * np.arange(8.0)
     check(body, [...], ["i", ...], resources_of("i", place), (X,), oracle, axis_sizes={"i": 8})
+
+
+TREES = {
+    "all_gather": lambda tree: lax.all_gather(tree, "i"),
+    "all_to_all": lambda tree: lax.all_to_all(tree, "i", 0, 0),
+    "pbroadcast": lambda tree: lax.pbroadcast(tree, "i", 5),
+    "pmax": lambda tree: lax.pmax(tree, "i"),
+    "ppermute": lambda tree: lax.ppermute(tree, "i", [(0, 2)]),
+    "pshuffle": lambda tree: lax.pshuffle(tree, "i", [*range(8)][::-1]),
+    "psum_scatter": lambda tree: lax.psum_scatter(tree, "i", tiled=True),
+    "pswapaxes": lambda tree: lax.pswapaxes(tree, "i", 0),
+}
+
+
+@pytest.mark.parametrize("place", ["none", "part", "full"])
+@pytest.mark.parametrize("name", TREES)
+def test_a_collective_over_a_pytree(name, place):
+    def body(x):
+        found = TREES[name]({"a": x, "b": (x * x, np.arange(8.0, dtype=np.float32))})
+        return found["a"] + 2 * found["b"][0] - 3 * found["b"][1]
+
+    def oracle(x):
+        of = lambda x: xmap(TREES[name], ["i", ...], ["i", ...])(x)
+        return of(x) + 2 * of(x * x) - 3 * of(np.tile(np.arange(8.0, dtype=np.float32), (8, 1)))
+
+    x = normal(8, 8)
+    check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
 
 
 def test_elements_of_an_array_without_dimensions():

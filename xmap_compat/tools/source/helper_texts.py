@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 from collections.abc import Iterable, Mapping
 
@@ -26,6 +27,11 @@ def with_needs(names: Iterable[str]) -> set[str]:
         needed |= pending
         pending = (set().union(*(_READS[name] for name in pending)) & HELPERS.keys()) - needed
     return needed
+
+
+def names_of(helpers_: Iterable[str]) -> set[str]:
+    """Names that mean what they do for helpers: their own, and those of functions of Python that they call."""
+    return {*helpers_}.union(*(_READS[name] & vars(builtins).keys() for name in helpers_))
 
 
 def helper_lines(helpers_: Mapping[str, None], names: AxisNames) -> list[str]:

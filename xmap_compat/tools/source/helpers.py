@@ -38,7 +38,7 @@ def gathered(x, local):
 
 def slots(x, local):
     """An array with one dimension for all axes of jax.vmap."""
-    return gathered(x, local).reshape(lax.axis_size(local), *jnp.shape(x))
+    return jnp.asarray(gathered(x, local)).reshape(lax.axis_size(local), *jnp.shape(x))
 
 
 def by_place(x, axes, back=False):
@@ -56,6 +56,17 @@ def own_slot(x, local):
     return lax.dynamic_slice_in_dim(x, lax.axis_index(local) * size, size)
 
 
+def of_trees(collective):
+    """A collective over arrays as one over pytrees of them."""
+
+    @functools.wraps(collective)
+    def call(x, *args, **options):
+        return jax.tree.map(lambda leaf: collective(leaf, *args, **options), x)
+
+    return call
+
+
+@of_trees
 def all_gather(x, axis_name, axis=0, tiled=False):
     """lax.all_gather over axes of the mesh and of jax.vmap."""
     across, local = split_axes(axis_name)
@@ -63,6 +74,7 @@ def all_gather(x, axis_name, axis=0, tiled=False):
     return jnp.concatenate(found, axis) if tiled else jnp.moveaxis(found, 0, axis)
 
 
+@of_trees
 def psum_scatter(x, axis_name, scatter_dimension=0, tiled=False):
     """lax.psum_scatter over axes of the mesh and of jax.vmap."""
     across, local = split_axes(axis_name)
@@ -71,6 +83,7 @@ def psum_scatter(x, axis_name, scatter_dimension=0, tiled=False):
     return jnp.moveaxis(own, 0, scatter_dimension) if tiled else own.squeeze(0)
 
 
+@of_trees
 def all_to_all(x, axis_name, split_axis, concat_axis, tiled=False):
     """lax.all_to_all over axes of the mesh and of jax.vmap, with the right derivative."""
     across, local = split_axes(axis_name)
@@ -126,6 +139,7 @@ def pshuffle(x, axis_name, perm):
     return ppermute(x, axis_name, list(zip(perm, range(len(perm)))))
 
 
+@of_trees
 def pbroadcast(x, axis_name, source):
     """The element at an index, at every index."""
     return lax.psum(jnp.where(lax.axis_index(axis_name) == source, x, jnp.zeros_like(x)), axis_name)

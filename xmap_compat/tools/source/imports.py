@@ -124,9 +124,7 @@ def may_import(module: str, name: str, value: Any, rewritten: Set[str]) -> bool:
     there = sys.modules.get(module)
     if there is None or needs_us(module, {}):
         return False
-    file = file_of(there)
-    here = getattr(there, name, None) is value
-    return here and (is_library(file) or (file not in rewritten and is_as_imported(there, name)))
+    return getattr(there, name, None) is value and is_as_imported(there, name, rewritten)
 
 
 def needs_us(module: str, seen: dict[str, bool]) -> bool:
@@ -153,14 +151,20 @@ def _imported(tree: ast.Module) -> Iterator[str]:
         yield from (*names, *(n.rpartition(".")[0] for n in names))
 
 
-def is_as_imported(module: types.ModuleType, name: str, seen: Set[tuple[str, str]] = frozenset()) -> bool:
+def is_as_imported(
+    module: types.ModuleType, name: str, rewritten: Set[str], seen: Set[tuple[str, str]] = frozenset()
+) -> bool:
     """Whether a process that imports a module finds by a name what is there now, and so does what is found.
+
+    Nothing of that may be in a file that is rewritten.
 
     Modules are changed while they run: ``config.scale = 3``.  A library's are not looked into.
     """
     file, value = file_of(module), vars(module).get(name)
     if is_library(file) or not file or (file, name) in seen:
         return True
+    if file in rewritten:
+        return False
     if isinstance(value, types.ModuleType):
         return is_library(file_of(value)) or not file_of(value)
     piece = dataclasses.replace(file_at(file, name), globals=vars(module))
@@ -171,11 +175,11 @@ def is_as_imported(module: types.ModuleType, name: str, seen: Set[tuple[str, str
     if isinstance(statement, ast.ImportFrom):
         home = sys.modules.get(statement.module or "")
         own = next(a.name for a in statement.names if (a.asname or a.name) == name)
-        return home is not None and vars(home).get(own) is value and is_as_imported(home, own, seen)
+        return home is not None and vars(home).get(own) is value and is_as_imported(home, own, rewritten, seen)
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
         return statement.value is not None and spells(statement.value, value, piece)
     read = [n for n in piece.at(statement).free.values() if n in vars(module)]
-    return _is_defined_by(piece.at(statement), value) and all(is_as_imported(module, n, seen) for n in read)
+    return _is_defined_by(piece.at(statement), value) and all(is_as_imported(module, n, rewritten, seen) for n in read)
 
 
 def _is_defined_by(piece: Piece, value: Any) -> bool:

@@ -42,7 +42,7 @@ from xmap_compat.tools.source.imports import (
     spells,
 )
 from xmap_compat.tools.source.nested import vmaps
-from xmap_compat.tools.source.rewrite import OURS, Rewriter
+from xmap_compat.tools.source.rewrite import OURS, Rewriter, takes_axes
 from xmap_compat.tools.source.text import NotWritable, Text, array, literal
 from xmap_compat.tools.source.user_code import (
     AxisNames,
@@ -55,6 +55,7 @@ from xmap_compat.tools.source.user_code import (
     renamed,
     source_of,
     source_of_class,
+    variables,
 )
 
 MAX_LITERAL = 64
@@ -176,11 +177,14 @@ class Module:
 
     def _resolved(self, text: str, piece: Piece) -> str:
         """A piece of the program with names for what it reads, after all of that has been defined."""
-        names = {}
-        for name in free_reads(parsed(text)).values():
+        names, tree = {}, parsed(text)
+        for name in free_reads(tree).values():
             if name.startswith(OURS):
                 own = name.removeprefix(OURS)
                 names[name] = self.helper(own) if own in HELPERS else own
+                if own in variables(tree):  # of the user's, which hide it there
+                    names[name], _ = self._define(own, own)
+                    self.definitions[names[name]] = [f"{names[name]} = {own}"]
             elif piece.has(name) or not hasattr(builtins, name):
                 names[name] = names.get(name) or self._need(name, piece)
         return renamed(text, names)
@@ -272,6 +276,10 @@ class Module:
             inner = self.expression(declared.fun, "body")
             return vmaps(self, inner, declared.in_source, declared.out_source, dict(declared.resources))
         if isinstance(value, functools.partial):
+            held = jax.tree.leaves([value.args, value.keywords])
+            over = [n for n in held if isinstance(n, str) and self.names.parts(n) != (n,)]
+            if over and takes_axes(value.func):
+                raise NotWritable(f"{wanted}, a partial call over axes")  # but where its text is found
             function = f"{self.alias('functools', functools)}.partial"
             return self._called(function, [value.func, *value.args], value.keywords)
         if isinstance(value, types.MethodType):

@@ -25,7 +25,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
-from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, with_needs
+from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
 from xmap_compat.tools.source.imports import module_import
 from xmap_compat.tools.source.module import IMPORTED, Module
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
@@ -112,7 +112,7 @@ def _proved(
     one_by_one = hazards.axes_of_generators(plan)
     reserved = {*STAND_INS, *(("P", "Mesh") if plan.mesh is not None else ()), *with_needs(["values_only", "in_loop"])}
     made = lambda proving, helpers: Module(  # noqa: E731
-        *(plan.staged.declared.fun, jaxpr, names if proving else names.with_inner(), reserved.union(helpers)),
+        *(plan.staged.declared.fun, jaxpr, names if proving else names.with_inner(), reserved.union(names_of(helpers))),
         *(() if only_values else rules, typed, proving, inside),
     )
     module = made(False, HELPERS)

@@ -178,7 +178,7 @@ class Rewriter:
         callee, function = self.callee(node.func), node.func
         if is_xmap(callee):
             return self._xmap_inside(node)
-        if callee is functools.partial and node.args and _takes_axes(inner := self.callee(node.args[0])):
+        if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
         if old_names.of_jax(callee) is not callee and self.piece.span(node) in self.module.calls:
             # Of ours, with a named shape, for which it asks for indices.
@@ -198,7 +198,7 @@ class Rewriter:
             if (name := old_names.new_keyword(callee, k.arg)) is not None:
                 start, _ = self.piece.bounds(k)
                 self._put(start, start + len(str(k.arg)), name)
-        if self.piece.span(node) in self.module.calls or _takes_axes(callee):
+        if self.piece.span(node) in self.module.calls or takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
         left = is_ours(callee) and callable(callee) and old_names.helper_for(callee) is None
         if left and not (isinstance(function, ast.Attribute) and self._attribute(function)):
@@ -386,7 +386,7 @@ class Rewriter:
 _UNKNOWN = object()
 
 
-def _takes_axes(callee: Any) -> bool:
+def takes_axes(callee: Any) -> bool:
     """Whether a function is one of JAX that may be over axes, and does not bind them."""
     if callee is None or callee is jax.vmap or callee is jax.pmap:
         return False

@@ -80,11 +80,8 @@ def collectives(jaxpr: Any, outer: Sequence[Span] = ()) -> Iterator[tuple[Any, l
 
 def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     """The names that a piece of a program reads and does not bind, by line and column: those that Python looks up."""
-    top = _compiled(node)
-    pending, found = [top], {}
-    while pending:
-        code = pending.pop()
-        pending.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
+    top, found = _compiled(node), {}
+    for code in _codes(top):
         instructions = list(dis.get_instructions(code))
         bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top}  # by a class,
         bound.add("__name__")  # which reads this one unseen
@@ -92,6 +89,18 @@ def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
             if i.opname in _LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
                 found[i.positions.lineno, i.positions.col_offset or 0] = i.argval
     return dict(sorted(found.items()))
+
+
+def variables(node: ast.AST) -> set[str]:
+    """The names of variables of the functions in a piece of a program."""
+    return {name for code in _codes(_compiled(node)) for name in (*code.co_varnames, *code.co_cellvars)}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
 
 
 def _compiled(node: Any) -> types.CodeType:
