@@ -256,6 +256,11 @@ COLLECTIVES = {
         ("nothing to do", 0),
         ("ppermute of 1 slab over x, y", 16),
     ),
+    "ppermute of nothing": (
+        lambda x: lax.ppermute(x, "i", []),
+        *[("local indexing", 0)] * 2,
+        ("ppermute of 1 slab over x, y", 16),
+    ),
     "pshuffle": (
         lambda x: lax.pshuffle(x, "i", [1, 0, 3, 2, 5, 4, 7, 6]),
         *[("local indexing", 0)] * 2,

@@ -395,7 +395,7 @@ def _crossed(pairs: Sequence[tuple[int, int]], axes: tuple[Any, ...], mesh_shape
     """Of several mesh axes those along which some pair differs; all of them if none does."""
     if len(axes) < 2:
         return axes
-    ends = np.unravel_index(np.array(pairs, int).T, [mesh_shape[a] for a in axes])
+    ends = np.unravel_index(np.array(pairs, int).reshape(-1, 2).T, [mesh_shape[a] for a in axes])
     return tuple(a for a, (source, target) in zip(axes, ends) if (source != target).any()) or axes
 
 
