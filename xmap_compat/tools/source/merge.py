@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xmap_compat.tools.source.text import EDITED, Names, docstring, formatted
+from xmap_compat.tools.source.text import EDITED, Names, docstring, formatted, imports_in_order
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _EDITS = (" ", EDITED)
@@ -62,7 +62,7 @@ class Merged:
         width = max(len(name) for name, *_ in self._calls)
         calls = "\n".join(f"  {name.ljust(width)}  {about}" for name, about, _ in self._calls)
         about = "\n\n".join([title, calls, *sorted(self._about, key=lambda p: not p.startswith(_EDITS))])
-        imports = sorted(s for s in self._statements if s.startswith(("import ", "from ")))
+        imports = imports_in_order(s for s in self._statements if s.startswith(("import ", "from ")))
         others = "\n\n\n".join(s for s in self._statements if s not in imports)
         return formatted("\n".join([docstring(about.split("\n")), "", *imports, "", others, ""]))
 

@@ -29,7 +29,17 @@ from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_o
 from xmap_compat.tools.source.imports import module_import
 from xmap_compat.tools.source.module import IMPORTED, Module
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
-from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, identifier, literal, noted
+from xmap_compat.tools.source.text import (
+    EDITED,
+    Names,
+    NotWritable,
+    docstring,
+    formatted,
+    identifier,
+    imports_in_order,
+    literal,
+    noted,
+)
 from xmap_compat.tools.source.user_code import AxisNames
 from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
 
@@ -148,7 +158,7 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     for edit in module.edits:
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
-    return formatted("\n".join([docstring(about), "", *sorted(imports), "", *lines, ""]))
+    return formatted("\n".join([docstring(about), "", *imports_in_order(imports), "", *lines, ""]))
 
 
 def _definitions(module: Module) -> list[str]:

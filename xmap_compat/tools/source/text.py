@@ -127,6 +127,11 @@ class Names:
 # -------------------------------------------------------------------------------- modules
 
 
+def imports_in_order(statements: Iterable[str]) -> list[str]:
+    """Statements that import, in the order of isort but for what is of the standard library."""
+    return sorted(statements, key=lambda s: (s.startswith("from "), s))
+
+
 def formatted(text: str) -> str:
     """The text as ruff and black leave it, where they are installed."""
     for command in (line.split() for line in _FORMATTERS):
