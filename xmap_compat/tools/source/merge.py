@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xmap_compat.tools.source.text import EDITED, Names, docstring, formatted, imports_in_order
+from xmap_compat.tools.source.user_code import first_line
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _EDITS = (" ", EDITED)
@@ -76,8 +77,7 @@ def _statements(text: str) -> Iterator[tuple[str, str]]:
             for alias in node.names:
                 yield (alias.asname or alias.name).split(".")[0], f"{home}import {ast.unparse(alias)}"
         else:
-            first = min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
-            shown = "\n".join(lines[first - 1 : node.end_lineno])
+            shown = "\n".join(lines[first_line(node) - 1 : node.end_lineno])
             yield getattr(node, "name", None) or re.findall(r"\w+", shown)[0], shown
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import enum
 import functools
 import inspect
-import itertools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -60,7 +59,7 @@ from xmap_compat.tools.source.user_code import (
 
 MAX_LITERAL = 64
 # Names of modules that are imported where they are used.
-IMPORTED = {"functools": functools, "itertools": itertools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
+IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
 class Edit(NamedTuple):
