@@ -7,11 +7,15 @@
 import os
 import re
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
+
+sys.path.insert(0, str(Path(__file__).parent / "docs"))
+from for_index import for_index, home
 
 nox.options.sessions = ["lint", "tests"]
 
@@ -104,11 +108,21 @@ FROM_THE_ARCHIVE = [
 
 @nox.session
 def release(session):
-    """What would be uploaded (three minutes): the source archive passes tests of its own, the wheel runs alone."""
+    """What would be uploaded (three minutes): the source archive passes tests of its own, the wheel runs alone.
+
+    ``-- --home URL`` is where links of README lead on a package index: see ``docs/for_index.py``.
+    """
     made = Path(session.create_tmp()).resolve() / "release"
     shutil.rmtree(made, ignore_errors=True)
     session.install("build")
-    session.run("python", "-m", "build", "--outdir", str(made))
+    checkout = made / "checkout"
+    for name in session.run("git", "ls-files", external=True, silent=True).splitlines():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, checkout / name)
+    given = dict(zip(session.posargs[::2], session.posargs[1::2])).get("--home")
+    readme = checkout / "README.md"
+    readme.write_text(for_index(readme.read_text(), given or home()))
+    session.run("python", "-m", "build", "--outdir", str(made), str(checkout))
     (archive,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
     with tarfile.open(archive) as file:
         file.extractall(made, filter="data")

@@ -1,0 +1,33 @@
+"""README.md for a package index, which has no other files of the repository: its links and pictures lead to a home.
+
+The home is the ``url`` in ``setup.cfg``, or an option of the build (``nox -s release -- --home URL``).  Until there is
+one, links become their text, and pictures go: a link that leads nowhere is worse than none.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:)([^)\s]+)\)")
+
+
+def home() -> str | None:
+    """The public address of the repository, if the package's metadata has one."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    return settings.get("metadata", "url", fallback=None)
+
+
+def for_index(text: str, home: str | None) -> str:
+    """A page of the top of the repository with absolute links, or without a home with none."""
+
+    def link(match: re.Match[str]) -> str:
+        picture, shown, target = match.groups()
+        if home is None:
+            return "" if picture else shown
+        return f"{picture}[{shown}]({home.rstrip('/')}/{'raw' if picture else 'blob'}/main/{target})"
+
+    return _LINK.sub(link, text)
