@@ -46,6 +46,14 @@ def test_digits_learns_the_same_thing_under_three_assignments():
     ]
 
 
+def test_the_tutorial_shows_what_its_notebook_stores():
+    """Its cells hold their numbers against NumPy and the positional program."""
+    command = [sys.executable, "-m", "xmap_compat", str(EXAMPLES / "named_axes.ipynb"), "--compare", "--rtol", "1e-3"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_the_search_trains_under_what_it_has_found():
     done = run_example("search", "--steps", "80")
