@@ -610,7 +610,9 @@ FIXES = {
     "import os; from jax.experimental.maps import mesh, Loop": (
         "import os; from xmap_compat import mesh; from jax.experimental.maps import Loop"
     ),
-    "from jax.experimental.maps import (\n    xmap,\n    mesh,\n)\nx = 1": "from xmap_compat import xmap, mesh\nx = 1",
+    "from jax.experimental.maps import (  # one\n    xmap,  # two\n    mesh,\n)\nx = 1": (
+        "from xmap_compat import (  # one\n    xmap,  # two\n    mesh,\n)\nx = 1"
+    ),
     "from jax import tree_map": "from jax.tree import map as tree_map",
     "from jax.tree_util import tree_multimap": "from jax.tree import map as tree_multimap",
     "import jax as j\né = j.tree_map(f, j.tree_leaves(t))": "import jax as j\né = j.tree.map(f, j.tree.leaves(t))",
@@ -634,9 +636,8 @@ FIXES = {
     "import jax\ndel jax.tree_map": None,
     "import jax\nfor jax.tree_map in fs: jax.tree_map": None,
     "from jax.experimental.maps import Mesh, xmap\nisinstance(m, Mesh)": (
-        "from jax.experimental.maps import Mesh\nfrom xmap_compat import xmap\nisinstance(m, Mesh)"
+        "from jax.sharding import Mesh\nfrom xmap_compat import xmap\nisinstance(m, Mesh)"
     ),
-    "from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=None, out_axis_resources=P())": None,
     "from jax.experimental.maps import thread_resources": None,
     "import jax\ndef f(jax): return jax.tree_map": None,
     "from .maps import xmap": None,
@@ -649,6 +650,44 @@ def test_what_is_safe_is_rewritten(source, expected):
     result = fix.fixed(source.encode(), "program.py")
     assert result.decode() == (expected or source)
     assert fix.fixed(result, "program.py") == result
+
+
+PROGRAM_OF_2021 = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+import numpy as np
+import jax
+from jax import lax
+from jax.experimental import maps  # the module
+from jax.experimental.pjit import pjit, PartitionSpec as P, with_sharding_constraint
+
+with maps.mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y')):
+    f = maps.xmap(lambda v: lax.pdot(v, v, 'i'), ['i'], {}, axis_resources={'i': 'x'})
+    print(f(np.arange(8.0)))
+    g = pjit(lambda v: with_sharding_constraint(v * 2, P('x')), in_axis_resources=(P('x'),), out_axis_resources=None)
+    print(g(np.arange(8.0)).sum())
+"""
+
+
+def test_fix_says_what_still_needs_install_and_where(program, checked):
+    program("from jax.experimental.maps import xmap, thread_resources\nthread_resources.env\n")
+    program(PROGRAM_OF_2021, "whole.py")
+    name = f"{MAPS}.thread_resources"
+    left = [f"program.py:{place}: needs xmap_compat.install(): {name}" for place in ("2:35", "3:1")]
+    for flag, done in (("--diff", "2 files would be rewritten"), ("--fix", "2 files rewritten")):
+        code, lines = checked(".", options=(flag,))
+        said = [line.removeprefix("./") for line in lines[lines.index(done) + 1 :]]
+        assert (code, said) == (3, left)
+    assert checked("whole.py", options=("--fix",))[0] == 0
+    assert checked(".", options=())[0] == 0
+
+
+def test_a_program_of_2021_runs_under_plain_python_when_it_is_fixed(program, tmp_path):
+    path = program(PROGRAM_OF_2021)
+    path.write_bytes(fix.fixed(path.read_bytes(), str(path)))
+    done = forks.run("program.py", cwd=tmp_path, plain=True, warn="ignore")
+    assert (done.returncode, done.stdout) == (0, "140.0\n56.0\n"), done.stderr
+    assert "import xmap_compat as maps  # the module" in path.read_text()
 
 
 def test_encodings_and_ends_of_lines_are_kept():

@@ -32,6 +32,7 @@ class Facts:
       modules: those of the names that are modules.
       refused: the pairs of a function and a keyword that it does not take.
       options: the options of ``jax.config`` that are unknown, also under ``install()``.
+      installed: whether programs are judged as they run under ``install()``.
     """
 
     jax: str
@@ -40,6 +41,7 @@ class Facts:
     modules: frozenset[str]
     refused: frozenset[tuple[str, str]]
     options: frozenset[str]
+    installed: bool = True
 
 
 def ask(
