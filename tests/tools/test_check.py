@@ -155,6 +155,13 @@ GRADIENTS = {
     "@jax.grad\ndef decorated(x): return f(x)": True,
     "@functools.partial(jax.value_and_grad, has_aux=True)\ndef decorated(x): return f(x)": True,
     "@jax.grad\ndef decorated(x): return g(x)": False,
+    # Other functions, of the same names.
+    "def outer():\n    f = g\n    def loss(x): return f(x)\n    return loss, (jax.grad(loss))": False,
+    "class Plain:\n  def loss(self, x): return x\n  def train(self, x): return (jax.grad(self.loss)(x))": False,
+    "class Plain:\n  def apply(self, x): return x\np = Plain(); jax.grad(p.apply)": False,
+    "class Derived(Model):\n  def train(self, x): return jax.grad(self.apply)(x)": True,
+    "def outer(f): return jax.grad(f)": False,
+    "def outer(): return jax.grad(f)": True,
 }
 FUNCTIONS = """
 import functools
@@ -196,7 +203,7 @@ by_lambda = lambda x: f(x).sum()
 @pytest.mark.parametrize(("expression", "found"), GRADIENTS.items(), ids=GRADIENTS.keys())
 def test_gradients_through_xmap_are_found(expression, found):
     uses = check.uses_in(FUNCTIONS + expression, "program.py")
-    line = FUNCTIONS.count("\n") + 1
+    line = FUNCTIONS.count("\n") + 1 + expression.count("\n") * (not expression.startswith("@"))
     gradients = [(use.place.line, use.advice.status) for use in uses if "calls an xmapped one" in use.name]
     assert gradients == [(line, DIFFERS)] * found
 
@@ -330,6 +337,14 @@ def test_check_goes_on_after_what_cannot_be_read(program, tmp_path, checked):
     code, lines = checked("tree")
     assert [line.split(": ")[0] for line in lines[:-1]] == ["tree/link.py:1:1", "tree/one.py:1:21"]
     assert code == 1 and "the file cannot be read" in lines[0] and "No such file" in lines[0]
+
+
+def test_warnings_name_the_file_and_the_cell(tmp_path):
+    for path, source in (("old.py", "\nx = '\\d'"), ("book.ipynb", notebook("y = 1", "x = '\\d'"))):
+        (tmp_path / path).write_text(source)
+        with pytest.warns((SyntaxWarning, DeprecationWarning)) as warned:
+            check_files([str(tmp_path / path)])
+        assert (Path(warned[0].filename).name, warned[0].lineno) in (("old.py", 2), ("book.ipynb:cell 2", 1))
 
 
 def test_check_reads_generated_sources_with_deep_trees(program, checked):

@@ -14,7 +14,15 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from xmap_compat.tools.check.names import Bindings, ScopedVisitor, assignments, bound_anywhere, bound_by, file_names, text_of
+from xmap_compat.tools.check.names import (
+    Bindings,
+    ScopedVisitor,
+    assignments,
+    bound_anywhere,
+    bound_by,
+    file_names,
+    text_of,
+)
 from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.renamed import CONSTRAINT, GONE, PACKAGE, RENAMED, SPEC, Others, Renaming, others_of
 from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
@@ -134,7 +142,7 @@ class _Finder(ScopedVisitor):
         return text is not None
 
     def _spelled(self, node: ast.expr, now: str) -> str | None:
-        """A dotted name as an expression here, through what stands for a part of it already, or an import that is added."""
+        """A dotted name as an expression here: through a name for a part of it, or an import that is added."""
         apart = now.startswith(APART)
         while isinstance(node, ast.Attribute) and not apart:
             node = node.value
@@ -166,7 +174,7 @@ class _Finder(ScopedVisitor):
         self.generic_visit(node)
 
     def _write_nones(self, resources: list[ast.expr]) -> bool:
-        """Write ``P()`` for each None of some resources: None meant "whole on every device", and means "as it comes" today.
+        """Write ``P()`` for each None of some resources: it meant "whole on every device", and means "as it comes" now.
 
         Returns whether there is no None left: where a value could be one, pjit(in_axis_resources=) is kept.
         """
@@ -292,8 +300,8 @@ def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:
                 file.write(result)
             print(f"rewritten: {path}")
         else:
-            texts = (text.decode(errors="replace").splitlines(keepends=True) for text in (sources[path], result))
-            sys.stdout.writelines(difflib.unified_diff(*texts, path, path))
+            before, after = (t.decode(errors="replace").splitlines(keepends=True) for t in (sources[path], result))
+            sys.stdout.writelines(difflib.unified_diff(before, after, path, path))
     changed = sum(result != sources[path] for path, result in results.items())
     print(f"{changed} file{'s' * (changed != 1)} {'rewritten' if write else 'would be rewritten'}")
     return results

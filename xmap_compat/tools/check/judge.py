@@ -58,7 +58,8 @@ def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice]
         return (reference.name, known.unknown_name(facts.jax)) if unknown and facts is not None else None
     if advice is None:
         return None
-    if advice.status == known.CHANGE and (facts is None or facts.installed):  # what raises at use may be imported, and asked about
+    # What raises at use may be imported, and asked about.
+    if advice.status == known.CHANGE and (facts is None or facts.installed):
         asked = reference.asked and name == reference.name
         return None if reference.imported or asked else (name, advice)
     imported_here = reference.name.count(".") + 1 - reference.written

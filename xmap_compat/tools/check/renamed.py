@@ -1,4 +1,4 @@
-"""Which old names a program can write anew: those of the same objects today, where nothing else counts on the old ones."""
+"""Which old names a program can write anew: those of the same objects today."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RENAMED = {
     **OURS,
     f"{MAPS}.AnonymousSerialLoop": f"{PACKAGE}.SerialLoop",
     **{f"{MAPS}.{name}": "collections.abc.Hashable" for name in ("AxisName", "MeshAxisName", "ResourceAxisName")},
-    **{name: f"{PACKAGE}.Mesh" for name in MESHES},
+    **dict.fromkeys(MESHES, f"{PACKAGE}.Mesh"),
     **{f"jax.lax.{name}": f"{PACKAGE}.{name}" for name in LAX_NAMES},
     **{row.name: row.now for row in _SAME if row.until != "0.10.0"},
     CONSTRAINT: "jax.lax.with_sharding_constraint",
@@ -151,7 +151,8 @@ def _replaced(tree: ast.AST, bindings: Bindings) -> set[str]:
     calls = [call for call in calls if getattr(call.func, "id", "") not in ("hasattr", "getattr")]
     found = {text for call in calls for argument in call.args if (text := constant_text(argument))}
     owners = {owner for call in calls for argument in call.args if (owner := bindings.of(argument))}
-    return {name for name in RENAMED if name in found or (name.rpartition(".")[0] in owners and name.rpartition(".")[2] in found)}
+    by_part = {f"{owner}.{text}" for owner in owners for text in found}
+    return {name for name in RENAMED if name in found or name in by_part}
 
 
 def others_of(programs: Iterable[tuple[ast.Module, Bindings, str]]) -> Others:

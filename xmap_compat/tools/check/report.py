@@ -80,7 +80,7 @@ def main(args: Sequence[str]) -> int:
         return 2
     files = list(source_files(paths))
     if "--fix" in flags or "--diff" in flags:
-        sources = {path: text for path in files if (text := _contents(path)) is not None}
+        sources = {path: found for path in files if (found := _contents(path)) is not None}
         return say_what_is_left(check_files(files, fix.run(sources, write="--fix" in flags)))
     checked = check_files(files)
     if "--json" in flags:

@@ -61,7 +61,7 @@ def ask(
     if isinstance(found, str):
         return Facts("", found, {}, frozenset(), frozenset(), frozenset())
     refused = frozenset((function, keyword) for function, keyword in found["refused"])
-    return Facts(found["jax"], "", found["names"], *map(frozenset, (found["modules"], refused, found["options"])))
+    return Facts(found["jax"], "", found["names"], frozenset(found["modules"]), refused, frozenset(found["options"]))
 
 
 def in_another_process(question: Question) -> Answer | str:
