@@ -155,6 +155,13 @@ GRADIENTS = {
     "@jax.grad\ndef decorated(x): return f(x)": True,
     "@functools.partial(jax.value_and_grad, has_aux=True)\ndef decorated(x): return f(x)": True,
     "@jax.grad\ndef decorated(x): return g(x)": False,
+    # Other functions, of the same names.
+    "def outer():\n    f = g\n    def loss(x): return f(x)\n    return loss, (jax.grad(loss))": False,
+    "class Plain:\n  def loss(self, x): return x\n  def train(self, x): return (jax.grad(self.loss)(x))": False,
+    "class Plain:\n  def apply(self, x): return x\np = Plain(); jax.grad(p.apply)": False,
+    "class Derived(Model):\n  def train(self, x): return jax.grad(self.apply)(x)": True,
+    "def outer(f): return jax.grad(f)": False,
+    "def outer(): return jax.grad(f)": True,
 }
 FUNCTIONS = """
 import functools
@@ -196,7 +203,7 @@ by_lambda = lambda x: f(x).sum()
 @pytest.mark.parametrize(("expression", "found"), GRADIENTS.items(), ids=GRADIENTS.keys())
 def test_gradients_through_xmap_are_found(expression, found):
     uses = check.uses_in(FUNCTIONS + expression, "program.py")
-    line = FUNCTIONS.count("\n") + 1
+    line = FUNCTIONS.count("\n") + 1 + expression.count("\n") * (not expression.startswith("@"))
     gradients = [(use.place.line, use.advice.status) for use in uses if "calls an xmapped one" in use.name]
     assert gradients == [(line, DIFFERS)] * found
 
@@ -330,6 +337,14 @@ def test_check_goes_on_after_what_cannot_be_read(program, tmp_path, checked):
     code, lines = checked("tree")
     assert [line.split(": ")[0] for line in lines[:-1]] == ["tree/link.py:1:1", "tree/one.py:1:21"]
     assert code == 1 and "the file cannot be read" in lines[0] and "No such file" in lines[0]
+
+
+def test_warnings_name_the_file_and_the_cell(tmp_path):
+    for path, source in (("old.py", "\nx = '\\d'"), ("book.ipynb", notebook("y = 1", "x = '\\d'"))):
+        (tmp_path / path).write_text(source)
+        with pytest.warns((SyntaxWarning, DeprecationWarning)) as warned:
+            check_files([str(tmp_path / path)])
+        assert (Path(warned[0].filename).name, warned[0].lineno) in (("old.py", 2), ("book.ipynb:cell 2", 1))
 
 
 def test_check_reads_generated_sources_with_deep_trees(program, checked):
@@ -610,7 +625,9 @@ FIXES = {
     "import os; from jax.experimental.maps import mesh, Loop": (
         "import os; from xmap_compat import mesh; from jax.experimental.maps import Loop"
     ),
-    "from jax.experimental.maps import (\n    xmap,\n    mesh,\n)\nx = 1": "from xmap_compat import xmap, mesh\nx = 1",
+    "from jax.experimental.maps import (  # one\n    xmap,  # two\n    mesh,\n)\nx = 1": (
+        "from xmap_compat import (  # one\n    xmap,  # two\n    mesh,\n)\nx = 1"
+    ),
     "from jax import tree_map": "from jax.tree import map as tree_map",
     "from jax.tree_util import tree_multimap": "from jax.tree import map as tree_multimap",
     "import jax as j\né = j.tree_map(f, j.tree_leaves(t))": "import jax as j\né = j.tree.map(f, j.tree.leaves(t))",
@@ -634,9 +651,8 @@ FIXES = {
     "import jax\ndel jax.tree_map": None,
     "import jax\nfor jax.tree_map in fs: jax.tree_map": None,
     "from jax.experimental.maps import Mesh, xmap\nisinstance(m, Mesh)": (
-        "from jax.experimental.maps import Mesh\nfrom xmap_compat import xmap\nisinstance(m, Mesh)"
+        "from jax.sharding import Mesh\nfrom xmap_compat import xmap\nisinstance(m, Mesh)"
     ),
-    "from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=None, out_axis_resources=P())": None,
     "from jax.experimental.maps import thread_resources": None,
     "import jax\ndef f(jax): return jax.tree_map": None,
     "from .maps import xmap": None,
@@ -649,6 +665,44 @@ def test_what_is_safe_is_rewritten(source, expected):
     result = fix.fixed(source.encode(), "program.py")
     assert result.decode() == (expected or source)
     assert fix.fixed(result, "program.py") == result
+
+
+PROGRAM_OF_2021 = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+import numpy as np
+import jax
+from jax import lax
+from jax.experimental import maps  # the module
+from jax.experimental.pjit import pjit, PartitionSpec as P, with_sharding_constraint
+
+with maps.mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y')):
+    f = maps.xmap(lambda v: lax.pdot(v, v, 'i'), ['i'], {}, axis_resources={'i': 'x'})
+    print(f(np.arange(8.0)))
+    g = pjit(lambda v: with_sharding_constraint(v * 2, P('x')), in_axis_resources=(P('x'),), out_axis_resources=None)
+    print(g(np.arange(8.0)).sum())
+"""
+
+
+def test_fix_says_what_still_needs_install_and_where(program, checked):
+    program("from jax.experimental.maps import xmap, thread_resources\nthread_resources.env\n")
+    program(PROGRAM_OF_2021, "whole.py")
+    name = f"{MAPS}.thread_resources"
+    left = [f"program.py:{place}: needs xmap_compat.install(): {name}" for place in ("2:35", "3:1")]
+    for flag, done in (("--diff", "2 files would be rewritten"), ("--fix", "2 files rewritten")):
+        code, lines = checked(".", options=(flag,))
+        said = [line.removeprefix("./") for line in lines[lines.index(done) + 1 :]]
+        assert (code, said) == (3, left)
+    assert checked("whole.py", options=("--fix",))[0] == 0
+    assert checked(".", options=())[0] == 0
+
+
+def test_a_program_of_2021_runs_under_plain_python_when_it_is_fixed(program, tmp_path):
+    path = program(PROGRAM_OF_2021)
+    path.write_bytes(fix.fixed(path.read_bytes(), str(path)))
+    done = forks.run("program.py", cwd=tmp_path, plain=True, warn="ignore")
+    assert (done.returncode, done.stdout) == (0, "140.0\n56.0\n"), done.stderr
+    assert "import xmap_compat as maps  # the module" in path.read_text()
 
 
 def test_encodings_and_ends_of_lines_are_kept():

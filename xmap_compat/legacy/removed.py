@@ -261,7 +261,7 @@ KEYWORDS = [
         for function in ("checkpoint", "remat", "ad_checkpoint.checkpoint")
     ),
     *(
-        Keyword(f"jax.{function}", "reduce_axes", REFUSED, "jax.lax.psum(gradient, names) after it")
+        Keyword(f"jax.{function}", "reduce_axes", REFUSED, "jax.grad(xmap(loss, ...)): from outside it is exact")
         for function in ("grad", "value_and_grad", "vjp")
     ),
 ]

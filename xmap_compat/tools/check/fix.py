@@ -7,28 +7,37 @@ import dataclasses
 import difflib
 import io
 import json
+import os
+import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from xmap_compat.legacy import removed
-from xmap_compat.tools.check.advice import MAPS
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, constant_text
+from xmap_compat.tools.check.names import (
+    Bindings,
+    ScopedVisitor,
+    assignments,
+    bound_anywhere,
+    bound_by,
+    file_names,
+    text_of,
+)
+from xmap_compat.tools.check.neighbours import Neighbours
+from xmap_compat.tools.check.renamed import CONSTRAINT, GONE, PACKAGE, RENAMED, SPEC, Others, Renaming, others_of
 from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
+from xmap_compat.tools.check.uses import is_of_jax
 
-PACKAGE = "xmap_compat"
-OURS = {name: name for name in ("xmap", "mesh", "Mesh", "SerialLoop", "serial_loop")} | {
-    "AnonymousSerialLoop": "SerialLoop"
-}
-# Aliases of these modules are rewritten; other names of the table are left to install().
-SPEC = removed.SPEC
-_SAFE = [row for row in removed.TABLE if row.kind == removed.ALIAS and row.public and row.now.startswith("jax.")]
-RENAMED = {row.name: row.now for row in _SAFE if "tree" in row.name or row.now == SPEC}
+PJIT = "jax.experimental.pjit.pjit"
 KEYWORDS = {
-    ("jax.experimental.pjit.pjit", "in_axis_resources"): "in_shardings",
-    ("jax.experimental.pjit.pjit", "out_axis_resources"): "out_shardings",
+    (PJIT, "in_axis_resources"): "in_shardings",
+    (PJIT, "out_axis_resources"): "out_shardings",
+    (CONSTRAINT, "axis_resources"): "shardings",
+    ("jax.numpy.clip", "a_min"): "min",
+    ("jax.numpy.clip", "a_max"): "max",
 }
+# Modules that `import jax` does not import.
+APART = ("jax.extend", "jax.example_libraries")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,87 +49,153 @@ class Edit:
     text: str
 
 
-def edits_of(program: Program) -> list[Edit]:
-    finder = _Finder(program)
-    finder.visit(program.tree)
-    return finder.edits
+def edits_of(program: Program, others: Others = Others()) -> list[Edit]:
+    return _Finder(program, others).edits
 
 
-class _Finder(ast.NodeVisitor):
-    def __init__(self, program: Program):
+def _bindings_of(program: Program) -> Bindings:
+    return Bindings(program.tree, Neighbours(program.path, file_names()))
+
+
+class _Finder(ScopedVisitor):
+    def __init__(self, program: Program, others: Others):
         self.program = program
-        self.bindings = Bindings(program.tree)
+        self.bindings = _bindings_of(program)
+        self.renaming = Renaming(program.tree, self.bindings, program.path, others)
         self._values = _values_by_name(program.tree)
-        self._in_texts = _texts_given(program.tree)
-        self._asked = {
-            self.bindings.of(part)
-            for node in ast.walk(program.tree)
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
-            for part in ast.walk(node)
-        }
+        self._bound = bound_anywhere(program.tree)
+        self._sure = True  # of each call of with_sharding_constraint, that it has a spec
+        self._added: set[str] = set()
         self.edits: list[Edit] = []
+        self.visit(program.tree)
+        if not self._sure:
+            del self.renaming.names[CONSTRAINT]
+            self._added, self.edits = set(), []
+            self.visit(program.tree)
+        self._add_imports()
 
-    def visit(self, node: ast.AST) -> None:
-        if isinstance(node, FUNCTIONS):
-            self.bindings.enter(node)
-            super().visit(node)
-            self.bindings.leave()
-        else:
-            super().visit(node)
+    # Imports
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        moved: dict[str, list[str]] = {}
-        for alias in node.names:
-            module, name = self._home(node, alias)
-            local = alias.asname or alias.name
-            moved.setdefault(module, []).append(name if name == local else f"{name} as {local}")
-        if node.level or set(moved) == {node.module}:
+        old = [f"{node.module}.{alias.name}" for alias in node.names]
+        now = [self.renaming.of(name) or name for name in old]
+        if node.level or now == old:
             return
-        statements = [f"from {module} import {', '.join(names)}" for module, names in moved.items()]
-        before = self._line(node.lineno)[: node.col_offset].decode()
-        separator = f"\n{before}" if not before.strip() else "; "
-        self.edits.append(_replace(node, separator.join(statements)))
+        moved: dict[str, list[str]] = {}
+        for alias, name in zip(node.names, now):
+            module, _, last = name.rpartition(".")
+            moved.setdefault(module, []).append(_as(last, alias.asname or alias.name))
+        line = self._line(node.lineno)
+        in_place = re.compile(rb"from\s+(%s)\s" % re.escape(str(node.module).encode())).match(line, node.col_offset)
+        if len(moved) == 1 and "" not in moved and in_place:
+            self._edit(node.lineno, in_place.span(1), *moved)
+            for alias, text in zip(node.names, *moved.values()):
+                self.edits.append(_replace(alias, text))
+            return
+        statements = [
+            f"from {module} import {', '.join(names)}" if module else f"import {', '.join(names)}"
+            for module, names in moved.items()
+        ]
+        before = line[: node.col_offset].decode()
+        separator = "; " if before.strip() else f"\n{before}"
+        self.edits.append(_replace(node, separator.join([*self._comments(node, before), *statements])))
 
-    def _home(self, node: ast.ImportFrom, alias: ast.alias) -> tuple[str, str]:
-        """The module and name from which a name is imported today."""
-        # A mesh of JAX is one of jax.experimental.maps.Mesh, and none of ours.
-        asked = f"{MAPS}.{alias.name}" in self._asked
-        if node.module == MAPS and alias.name in OURS and not asked:
-            return PACKAGE, OURS[alias.name]
-        now = RENAMED.get(f"{node.module}.{alias.name}")
-        if now is None or node.level:
-            return str(node.module), alias.name
-        module, _, name = now.rpartition(".")
-        return module, name
+    def _comments(self, node: ast.stmt, before: str) -> list[str]:
+        """The comments within an import, which stay as lines before what takes its place."""
+        assert node.end_lineno is not None
+        text = b"\n".join(map(self._line, range(node.lineno, node.end_lineno + 1)))[node.col_offset :]
+        inner = text[: len(text) - len(self._line(node.end_lineno)) + (node.end_col_offset or 0)]
+        return [] if before.strip() or b"\n" not in text else [t.decode() for t in re.findall(rb"#[^\n]*", inner)]
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            now = self.renaming.of(alias.name)
+            if now is not None:  # without a local name, what is above the old module is bound
+                above = f"{alias.name.rpartition('.')[0]}, {now}"
+                self.edits.append(_replace(alias, f"{now} as {alias.asname}" if alias.asname else above))
+
+    def _add_imports(self) -> None:
+        """Before the statement that imports JAX first: a program may set what JAX reads at its import."""
+        for statement in self.program.tree.body if self._added else ():
+            if any(map(is_of_jax, _modules_in(statement))):
+                line = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+                indent = statement.col_offset
+                imports = [f"import {module}{'; ' if indent else chr(10)}" for module in sorted(self._added)]
+                self._edit(line, (indent, indent), "".join(imports))
+                return
+
+    # Names
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        name = self.bindings.of(node) or ""
-        now = None if name in self.bindings.assigned or name in self._in_texts else RENAMED.get(name)
-        if now is not None and self.bindings.of(node.value) == "jax" and isinstance(node.ctx, ast.Load):
-            self.edits.append(_replace(node, f"{ast.unparse(node.value)}.{now.removeprefix('jax.')}"))
-        else:
+        owner, now = self.bindings.of(node.value), self.renaming.of(self.bindings.of(node) or "")
+        stays = owner in GONE and owner not in self.renaming.modules
+        if now is None or stays or not isinstance(node.ctx, ast.Load) or not self._rename(node, now, str(owner)):
             self.generic_visit(node)
 
+    def _rename(self, node: ast.expr, now: str, owner: str = "") -> bool:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and owner in self.renaming.modules:
+            text: str | None = f"{node.value.id}.{now.rpartition('.')[2]}"  # whose import is rewritten
+        else:
+            text = self._spelled(node, now)
+        if text is not None and text != ast.unparse(node):
+            self.edits.append(_replace(node, text))
+        return text is not None
+
+    def _spelled(self, node: ast.expr, now: str) -> str | None:
+        """A dotted name as an expression here: through a name for a part of it, or an import that is added."""
+        apart = now.startswith(APART)
+        while isinstance(node, ast.Attribute) and not apart:
+            node = node.value
+            found = self.bindings.of(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+            if found is not None and now.startswith(f"{found}."):
+                return ast.unparse(node) + now[len(found) :]
+        root, is_there = now.split(".")[0], self.bindings.of_name(now.split(".")[0]) == now.split(".")[0]
+        if is_there or root not in self._bound:
+            if apart or not is_there:
+                self._added.add(now.rpartition(".")[0] if apart or root != "jax" else root)
+            return now
+        return None
+
+    # Calls
+
     def visit_Call(self, node: ast.Call) -> None:
-        name, _ = self.bindings.called(node)
+        name, args = self.bindings.called(node)
+        if name == "jax.numpy.einsum" and args and "{" in text_of(args[0]):
+            self._rename(node.func if self.bindings.of(node.func) == name else node.args[0], f"{PACKAGE}.einsum")
         renamed = [keyword for keyword in node.keywords if (name, keyword.arg) in KEYWORDS]
-        if all(self._is_spec(keyword.value) for keyword in renamed):
-            for keyword in renamed:
-                new = KEYWORDS[str(name), str(keyword.arg)]
-                end = (keyword.lineno, keyword.col_offset + len(str(keyword.arg)))
-                self.edits.append(Edit((keyword.lineno, keyword.col_offset), end, new))
+        if name == CONSTRAINT and name in self.renaming.names:
+            given = [*args[1:2], *(keyword.value for keyword in renamed)]
+            self._sure &= len(given) == 1 and self._is_spec(given[0])
+        if name == PJIT and not self._write_nones([keyword.value for keyword in renamed]):
+            renamed = []
+        for keyword in renamed if name != CONSTRAINT or self._sure else ():
+            span = (keyword.col_offset, keyword.col_offset + len(str(keyword.arg)))
+            self._edit(keyword.lineno, span, KEYWORDS[str(name), str(keyword.arg)])
         self.generic_visit(node)
 
-    def _is_spec(self, node: ast.expr) -> bool:
-        """Whether no part of some resources is None, or could be: that meant "whole on every device", and means "as it
-        comes" today.  Where it could be, pjit(in_axis_resources=) is kept."""
+    def _write_nones(self, resources: list[ast.expr]) -> bool:
+        """Write ``P()`` for each None of some resources: it meant "whole on every device", and means "as it comes" now.
+
+        Returns whether there is no None left: where a value could be one, pjit(in_axis_resources=) is kept.
+        """
+        nones = [none for value in resources for none in _nones(value)]
+        specs = [part.func for value in resources for part in ast.walk(value) if isinstance(part, ast.Call)]
+        if not all(map(self._is_spec, resources)) or (nones and not specs):
+            return False
+        for none in nones:
+            spec = self._spelled(specs[0], SPEC) if isinstance(specs[0], ast.Attribute) else None
+            self.edits.append(_replace(none, f"{spec or ast.unparse(specs[0])}()"))
+        return True
+
+    def _is_spec(self, node: ast.expr, written: bool = True) -> bool:
+        """Whether all parts of some resources are specs, or None that is written here."""
         if isinstance(node, ast.Name):
             value = self._values.get(node.id)
-            return isinstance(value, (ast.Tuple, ast.Call)) and self._is_spec(value)  # others may change
-        if isinstance(node, (ast.Tuple, ast.List)):
-            return all(map(self._is_spec, node.elts))
-        if isinstance(node, ast.Dict):
-            return all(map(self._is_spec, node.values))
+            return isinstance(value, (ast.Tuple, ast.Call)) and self._is_spec(value, False)  # others may change
+        if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
+            return all(self._is_spec(part, written) for part in _parts(node))
+        if isinstance(node, ast.Constant):
+            return written and node.value is None
         name = self.bindings.of(node.func) if isinstance(node, ast.Call) else None
         return RENAMED.get(str(name), name) == SPEC
 
@@ -128,13 +203,33 @@ class _Finder(ast.NodeVisitor):
         cell = self.program.cell(number)
         return cell.text.split("\n")[number - cell.start].encode()
 
+    def _edit(self, line: int, span: tuple[int, int], text: str) -> None:
+        self.edits.append(Edit((line, span[0]), (line, span[1]), text))
 
-def _texts_given(tree: ast.AST) -> set[str]:
-    """The names of JAX that may be replaced by ``mock.patch.object(jax, 'tree_map')`` and the like."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    others = (call for call in calls if getattr(call.func, "id", "") not in ("hasattr", "getattr"))
-    texts = {constant_text(argument) for call in others for argument in call.args}
-    return {name for name in RENAMED if name in texts or name.rpartition(".")[2] in texts}
+
+def _as(name: str, local: str) -> str:
+    return name if name == local else f"{name} as {local}"
+
+
+def _modules_in(statement: ast.stmt) -> Iterator[str]:
+    """The modules that are imported where a statement is executed: the bodies of functions are executed later."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module)
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    return list(node.values) if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+
+
+def _nones(node: ast.expr) -> Iterator[ast.expr]:
+    """The None that are parts of some resources."""
+    if isinstance(node, ast.Constant):
+        yield node
+    for part in _parts(node):
+        yield from _nones(part)
 
 
 def _values_by_name(tree: ast.AST) -> dict[str, ast.expr]:
@@ -151,14 +246,14 @@ def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
 
 
-def _replace(node: ast.stmt | ast.expr, text: str) -> Edit:
+def _replace(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
     assert node.end_lineno is not None and node.end_col_offset is not None
     return Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
 
 
 def _apply(text: str, edits: Iterable[Edit], first_line: int) -> str:
     lines = text.encode().split(b"\n")
-    for edit in sorted(edits, key=lambda e: e.start, reverse=True):
+    for edit in sorted(edits, key=lambda e: (e.start, e.end), reverse=True):
         (top, left), (bottom, right) = edit.start, edit.end
         top, bottom = top - first_line, bottom - first_line
         replaced = lines[top][:left] + edit.text.encode() + lines[bottom][right:]
@@ -166,10 +261,10 @@ def _apply(text: str, edits: Iterable[Edit], first_line: int) -> str:
     return b"\n".join(lines).decode()
 
 
-def fixed(source: bytes, path: str) -> bytes:
+def fixed(source: bytes, path: str, others: Others = Others()) -> bytes:
     """A program with what is safe rewritten; the same bytes if there is nothing."""
     program = program_of(source, path)
-    edits = edits_of(program)
+    edits = edits_of(program, others)
     if not edits:
         return source
     texts = {}
@@ -192,26 +287,34 @@ def _notebook_with(source: bytes, texts: dict[int | None, str]) -> bytes:
     return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def run(files: Iterable[str], write: bool) -> int:
-    """Rewrite files, or show the differences; returns the exit code."""
-    changed = 0
-    for path in files:
-        try:
-            with open(path, "rb") as file:
-                source = file.read()
-        except OSError as error:
-            print(f"{path}: {error}", file=sys.stderr)
+def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:
+    """Rewrite files, or show the differences; returns what they contain then."""
+    programs = [program_of(source, path) for path, source in {**_beside(sources), **sources}.items()]
+    others = others_of((program.tree, _bindings_of(program), program.path) for program in programs)
+    results = {path: fixed(source, path, others) for path, source in sources.items()}
+    for path, result in results.items():
+        if result == sources[path]:
             continue
-        result = fixed(source, path)
-        if result == source:
-            continue
-        changed += 1
         if write:
             with open(path, "wb") as file:
                 file.write(result)
             print(f"rewritten: {path}")
         else:
-            before, after = (text.decode(errors="replace").splitlines(keepends=True) for text in (source, result))
+            before, after = (t.decode(errors="replace").splitlines(keepends=True) for t in (sources[path], result))
             sys.stdout.writelines(difflib.unified_diff(before, after, path, path))
+    changed = sum(result != sources[path] for path, result in results.items())
     print(f"{changed} file{'s' * (changed != 1)} {'rewritten' if write else 'would be rewritten'}")
-    return 0
+    return results
+
+
+def _beside(sources: Iterable[str]) -> dict[str, bytes]:
+    """Other files in the same folders that mention the files by name: they may import what is rewritten."""
+    found = {}
+    stems = {os.path.splitext(os.path.basename(path))[0].encode() for path in sources}
+    for folder in {os.path.dirname(path) or "." for path in sources}:
+        for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py")):
+            with open(path, "rb") as file:
+                text = file.read()
+            if any(stem in text for stem in stems):
+                found[os.path.normpath(path)] = text
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check.advice import Advice
@@ -12,7 +14,8 @@ from xmap_compat.tools.check.uses import Reading, Reference, Use
 
 def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
     """All uses, in order.  Without facts about a JAX, only names of the table are judged, as removed."""
-    uses = set(reading.uses)
+    plain = facts is not None and not facts.installed
+    uses = {use for use in reading.uses if not plain or _is_reached(use.conditions, facts)}
     for reference in reading.references:
         found = _judge_name(reference, facts)
         if found is not None:
@@ -31,6 +34,14 @@ def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
     return sorted(uses)
 
 
+def needing_install(reading: Reading, facts: Facts) -> list[Use]:
+    """What is reached without install(), and is not there then; but for what needs a hand even under it."""
+    installed = {use: use.advice for use in judged(reading, facts)}
+    without = judged(reading, dataclasses.replace(facts, installed=False))
+    by_hand = {use for use, advice in installed.items() if advice.status in known.BY_HAND}
+    return [use for use in without if use not in by_hand and (known.UNDER in use.advice.text or use not in installed)]
+
+
 def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice] | None:
     """What is to be said of a name of JAX, with the part of it that this is about."""
     if not _is_reached(reference.conditions, facts):
@@ -47,7 +58,8 @@ def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice]
         return (reference.name, known.unknown_name(facts.jax)) if unknown and facts is not None else None
     if advice is None:
         return None
-    if advice.status == known.CHANGE:  # what raises at use may be imported, and asked about
+    # What raises at use may be imported, and asked about.
+    if advice.status == known.CHANGE and (facts is None or facts.installed):
         asked = reference.asked and name == reference.name
         return None if reference.imported or asked else (name, advice)
     imported_here = reference.name.count(".") + 1 - reference.written
@@ -64,7 +76,7 @@ def _is_there(name: str, facts: Facts | None) -> bool:
         return bool(name)
     if is_about_versions(name):
         return version_holds(name, facts.jax)
-    return facts.names.get(name) in ("plain", "installed")
+    return facts.names.get(name) in ("plain", *["installed"] * facts.installed)
 
 
 def _of_table(name: str) -> tuple[str, Advice | None]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeGuard
 
 from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
-from xmap_compat.tools.check.neighbours import OWN, Neighbours, leads_on
+from xmap_compat.tools.check.neighbours import OWN, NamesOf, Neighbours, leads_on
+from xmap_compat.tools.check.sources import program_of
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -140,6 +143,10 @@ class Bindings:
     def leave(self) -> None:
         self._scopes.pop()
 
+    @property
+    def in_function(self) -> bool:
+        return len(self._scopes) > 1
+
     def of_name(self, name: str) -> str | None:
         for scope in reversed(self._scopes):
             if name in scope.names:
@@ -230,6 +237,39 @@ class Bindings:
         if name is None and isinstance(node.func, ast.Name):
             return self._partials.get(node.func.id), []
         return name, node.args
+
+
+def file_names(texts: Mapping[str, bytes] = {}) -> NamesOf:
+    """What the names of each file of a program stand for.  Some files are taken to contain other texts."""
+    given = {os.path.abspath(path): text for path, text in texts.items()}
+
+    @functools.cache
+    def names_of(path: str) -> dict[str, str]:
+        text = given.get(path)
+        if text is None:
+            with open(path, "rb") as file:
+                text = file.read()
+        return Bindings(program_of(text, path).tree, Neighbours(path, names_of)).exported()
+
+    return names_of
+
+
+class ScopedVisitor(ast.NodeVisitor):
+    """Visits a program with the names that are in scope at each place."""
+
+    bindings: Bindings
+
+    def visit(self, node: ast.AST) -> None:
+        if not isinstance(node, FUNCTIONS):
+            super().visit(node)
+            return
+        for outer in (*getattr(node, "decorator_list", ()), node.args, getattr(node, "returns", None)):
+            if outer is not None:
+                self.visit(outer)
+        self.bindings.enter(node)
+        for part in [node.body] if isinstance(node, ast.Lambda) else node.body:
+            self.visit(part)
+        self.bindings.leave()
 
 
 def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 # In the place of a dotted name, a module of the program: this and its path.
 OWN = "file:"
+NamesOf = Callable[[str], dict[str, str]]
 
 
 def leads_on(name: str) -> bool:
@@ -23,10 +24,10 @@ class Neighbours:
 
     Args:
       path: the file.
-      names_of: from the path of a file, and when it was modified, to what its names stand for.
+      names_of: from the path of a file to what its names stand for.
     """
 
-    def __init__(self, path: str, names_of: Callable[[str, float], dict[str, str]]):
+    def __init__(self, path: str, names_of: NamesOf):
         self._folder = os.path.dirname(os.path.abspath(path))
         self._names_of = names_of
 
@@ -82,7 +83,7 @@ class Neighbours:
             return {}
         _being_read.add(path)
         try:
-            return self._names_of(path, os.path.getmtime(path))
+            return self._names_of(path)
         except OSError:
             return {}
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator
 
 from xmap_compat.legacy import removed
@@ -13,6 +12,7 @@ from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check import arrays
 from xmap_compat.tools.check.advice import MAPS, Advice
 from xmap_compat.tools.check.guards import (
+    NEVER,
     OTHERWISE,
     Conditions,
     Guards,
@@ -21,8 +21,8 @@ from xmap_compat.tools.check.guards import (
     gives_up,
     is_about_versions,
 )
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, bound_anywhere, constant_text, text_of
-from xmap_compat.tools.check.neighbours import Neighbours
+from xmap_compat.tools.check.names import FUNCTIONS, Bindings, bound_anywhere, constant_text, file_names, text_of
+from xmap_compat.tools.check.neighbours import NamesOf, Neighbours
 from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
 from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap, unused_resources
 from xmap_compat.tools.check.uses import Reading, Reference, Use, family_advice, is_of_jax, unreadable
@@ -44,31 +44,23 @@ TYPES_OF = ("jax.core.get_aval", "jax.typeof")
 OPTION_FUNCTIONS = ("jax.config.update", "jax.config.config.update", "jax.config.read", "jax.config.config.read")
 
 
-def read(source: str | bytes, path: str) -> Reading:
+def read(source: str | bytes, path: str, names_of: NamesOf | None = None) -> Reading:
     """Read one program.  What cannot be parsed is a use that needs a hand."""
     program = program_of(source, path)
     reading = Reading(path)
     reading.uses |= {unreadable(place, error) for place, error in program.broken}
     try:
         with deep_recursion():
-            _Reader(program, reading).visit(program.tree)
+            _Reader(program, reading, names_of or file_names()).visit(program.tree)
     except (RecursionError, MemoryError) as error:
         reading.uses.add(unreadable(Place(path, 0, 1, 1), error))
     return reading
 
 
-@functools.lru_cache(1000)
-def names_of_file(path: str, modified: float) -> dict[str, str]:
-    """What the names of a module of the program stand for."""
-    with open(path, "rb") as file:
-        program = program_of(file.read(), path)
-    return Bindings(program.tree, Neighbours(path, names_of_file)).exported()
-
-
 class _Reader(ast.NodeVisitor):
-    def __init__(self, program: Program, reading: Reading):
+    def __init__(self, program: Program, reading: Reading, names_of: NamesOf):
         self.program, self.reading = program, reading
-        self.bindings = Bindings(program.tree, Neighbours(program.path, names_of_file))
+        self.bindings = Bindings(program.tree, Neighbours(program.path, names_of))
         self.through_xmap = ThroughXmap(program.tree, self.bindings)
         self.uses_xmap = any(self.bindings.of(node) in XMAPS for node in ast.walk(program.tree))
         self._caught: set[str] = set()
@@ -82,7 +74,13 @@ class _Reader(ast.NodeVisitor):
         reading.modules |= self.bindings.modules
 
     def add(self, node: ast.AST, name: str, advice: Advice) -> None:
-        self.reading.uses.add(Use(self.program.place(node), name, advice))
+        conditions = self._conditions
+        missed = "attribute" if not isinstance(node, ast.alias) else "module" if name.startswith(MAPS) else "import"
+        if family_advice(name) is not None:
+            conditions += ((name, False),)  # where it is there without us, it needs nothing
+        if missed in self._caught or (name in self.guards.instead and missed == "attribute"):
+            conditions += NEVER
+        self.reading.uses.add(Use(self.program.place(node), name, advice, conditions))
 
     def refer(
         self, node: ast.AST, name: str, imported: bool = False, written: int | None = None, passed: bool = False
@@ -290,8 +288,8 @@ class _Reader(ast.NodeVisitor):
         if not isinstance(node.ctx, ast.Load):
             return
         if name is None:
-            if node.id not in self._bound and self.bindings.stars:
-                self._from_star(node)
+            if (star := self._from_star(node)) is not None:
+                self.refer(node, star, written=1)
             return
         advice = family_advice(name)
         # What needs another import has been said at the import; modules are seen at their attributes.
@@ -300,13 +298,14 @@ class _Reader(ast.NodeVisitor):
         elif advice.status != known.CHANGE or advice is known.REFUSED_NAME:
             self.add(node, name, advice)
 
-    def _from_star(self, node: ast.Name) -> None:
-        """A name that nothing binds but ``from jax import *``."""
-        if all(map(is_of_jax, self.bindings.stars)):
-            names = [f"{module}.{node.id}" for module in self.bindings.stars]
-            known_ones = [name for name in names if name in removed.NAMES or family_advice(name)]
-            if known_ones or len(names) == 1:
-                self.refer(node, (known_ones or names)[0], written=1)
+    def _from_star(self, node: ast.AST) -> str | None:
+        """What a name stands for that nothing binds but ``from jax import *``."""
+        stars = self.bindings.stars
+        if not stars or not all(map(is_of_jax, stars)) or not isinstance(node, ast.Name) or node.id in self._bound:
+            return None
+        names = [f"{module}.{node.id}" for module in stars]
+        known_ones = [name for name in names if name in removed.NAMES or family_advice(name)]
+        return (known_ones or names)[0] if known_ones or len(names) == 1 else None
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._follow(node.value)
@@ -357,6 +356,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name, args = self.bindings.called(node)
+        name = name or self._from_star(node.func)
         if self._asked:
             return self._visit_asked(node, asked=False)
         if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):

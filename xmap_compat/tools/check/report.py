@@ -28,16 +28,19 @@ import json
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from xmap_compat.tools.check import fix, resolve
 from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
 from xmap_compat.tools.check.guards import is_about_versions
-from xmap_compat.tools.check.judge import judged
+from xmap_compat.tools.check.judge import judged, needing_install
+from xmap_compat.tools.check.names import file_names
 from xmap_compat.tools.check.reader import read
 from xmap_compat.tools.check.sources import Place, source_files
 from xmap_compat.tools.check.uses import Reading, Use, is_of_jax, unreadable
 
+# After a rewriting, where programs still need install().
+INSTALL_CODE, NEEDS_INSTALL = 3, "needs xmap_compat.install()"
 FLAGS = ("--verbose", "--strict", "--json", "--diff", "--fix")
 
 
@@ -75,9 +78,11 @@ def main(args: Sequence[str]) -> int:
     if missing:
         print(f"no such file or directory: {', '.join(missing)}", file=sys.stderr)
         return 2
+    files = list(source_files(paths))
     if "--fix" in flags or "--diff" in flags:
-        return fix.run(list(source_files(paths)), write="--fix" in flags)
-    checked = check_files(list(source_files(paths)))
+        sources = {path: found for path in files if (found := _contents(path)) is not None}
+        return say_what_is_left(check_files(files, fix.run(sources, write="--fix" in flags)))
+    checked = check_files(files)
     if "--json" in flags:
         print(as_json(checked, paths))
     else:
@@ -85,13 +90,31 @@ def main(args: Sequence[str]) -> int:
     return checked.exit_code("--strict" in flags)
 
 
-def check_files(files: Iterable[str]) -> Checked:
-    """Read programs, and look up their names."""
-    readings = []
+def say_what_is_left(checked: Checked) -> int:
+    """Print what plain Python does not run of programs that have been rewritten; returns the exit code."""
+    left = [use for reading in checked.readings for use in needing_install(reading, checked.facts)]
+    print(*(f"{use.place}: {NEEDS_INSTALL}: {use.name}" for use in left), sep="\n", end="\n" * bool(left))
+    others = [str(use) for use in checked.uses if use.advice.status in (*BY_HAND, UNSEEN)]
+    print(*others, sep="\n", end="\n" * bool(others))
+    return INSTALL_CODE if left else checked.exit_code()
+
+
+def _contents(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:  # a link to nowhere, say
+        print(f"{path}: {error}", file=sys.stderr)
+        return None
+
+
+def check_files(files: Iterable[str], texts: Mapping[str, bytes] = {}) -> Checked:
+    """Read programs, and look up their names.  Some files are taken to contain other texts."""
+    readings, names_of = [], file_names(texts)
     for path in files:
         try:
             with open(path, "rb") as file:
-                readings.append(read(file.read(), path))
+                readings.append(read(texts.get(path) or file.read(), path, names_of))
         except OSError as error:  # a link to nowhere, say
             readings.append(Reading(path, {unreadable(Place(path, 0, 1, 1), error)}))
     facts = _facts(readings)
@@ -103,6 +126,7 @@ def _facts(readings: list[Reading]) -> resolve.Facts:
     under = [r.conditions for r in references]
     under += [conditions for reading in readings for *_, conditions in reading.keywords]
     names = {r.name for r in references}
+    under += [use.conditions for reading in readings for use in reading.uses]
     names |= {name for conditions in under for name, _ in conditions if name and not is_about_versions(name)}
     calls = {(function, keyword) for reading in readings for _, function, keyword, _ in reading.keywords}
     options = {option for reading in readings for _, option in reading.options}

@@ -32,6 +32,7 @@ class Facts:
       modules: those of the names that are modules.
       refused: the pairs of a function and a keyword that it does not take.
       options: the options of ``jax.config`` that are unknown, also under ``install()``.
+      installed: whether programs are judged as they run under ``install()``.
     """
 
     jax: str
@@ -40,6 +41,7 @@ class Facts:
     modules: frozenset[str]
     refused: frozenset[tuple[str, str]]
     options: frozenset[str]
+    installed: bool = True
 
 
 def ask(
@@ -59,7 +61,7 @@ def ask(
     if isinstance(found, str):
         return Facts("", found, {}, frozenset(), frozenset(), frozenset())
     refused = frozenset((function, keyword) for function, keyword in found["refused"])
-    return Facts(found["jax"], "", found["names"], *map(frozenset, (found["modules"], refused, found["options"])))
+    return Facts(found["jax"], "", found["names"], frozenset(found["modules"]), refused, frozenset(found["options"]))
 
 
 def in_another_process(question: Question) -> Answer | str:

@@ -69,7 +69,7 @@ def program_of(source: str | bytes, path: str) -> Program:
     for cell in cells:
         try:
             with deep_recursion():
-                tree = _parse(cell)
+                tree = _parse(cell, path)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line, column = getattr(error, "lineno", None) or 1, getattr(error, "offset", None) or 1
             broken.append((Place(path, cell.number or 0, line, column), error))
@@ -79,13 +79,14 @@ def program_of(source: str | bytes, path: str) -> Program:
     return Program(path, tuple(cells), ast.Module(body, []), tuple(broken))
 
 
-def _parse(cell: Cell) -> ast.Module:
+def _parse(cell: Cell, path: str) -> ast.Module:
     """The tree of a cell.  What is no Python, and looks like a line for IPython or the shell, is left out."""
+    name = path if cell.number is None else f"{path}:cell {cell.number}"
     flags = ast.PyCF_ONLY_AST | (0 if cell.number is None else ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     lines = (cell.text if cell.number is None else without_cell_magic(cell.text)).split("\n")
     while True:
         try:
-            tree = compile("\n".join(lines), "<cell>", "exec", flags, dont_inherit=True)
+            tree = compile("\n".join(lines), name, "exec", flags, dont_inherit=True)
         except SyntaxError as error:
             magic = None if cell.number is None else _magic_line(lines, error.lineno or 0)
             if magic is None:

@@ -3,43 +3,77 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from xmap_compat.tools.check.advice import MAPS
-from xmap_compat.tools.check.names import Bindings, is_literal, text_of
+from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, is_literal, text_of
 
 XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
 
 
-def _label(node: ast.AST) -> str | None:
-    """What a function is known by: ``'f'``, or ``'.f'`` for an attribute (``self.f``), of whatever object."""
-    if isinstance(node, ast.Name):
-        return node.id
-    return f".{node.attr}" if isinstance(node, ast.Attribute) else None
+SCOPES = (*FUNCTIONS, ast.ClassDef)
+Label = tuple[int, str]  # the module, function or class that binds a name, and the name; 0 is an unknown object
 
 
 class ThroughXmap:
-    """Names and attributes are taken to mean the same everywhere."""
+    """Names are those of the scope that binds them; attributes of unknown objects may be of any class."""
 
-    def __init__(self, tree: ast.AST, bindings: Bindings):
+    def __init__(self, tree: ast.Module, bindings: Bindings):
         self._bindings = bindings
-        self._known: set[str] = set()
+        self._known: set[Label] = set()
+        self._around: dict[int, tuple[ast.AST, ...]] = {}  # of each node, the innermost scope first
+        self._bound: dict[int, set[str]] = defaultdict(set)
+        self._place(tree, (tree,))
         nodes = list(ast.walk(tree))
-        methods = {id(f) for node in nodes if isinstance(node, ast.ClassDef) for f in node.body}
+        self._classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+        made = [pair for node in nodes for pair in assignments(node) if isinstance(pair[1], ast.Call)]
+        self._made = {name: call.func.id for name, call in made if isinstance(call.func, ast.Name)}  # type: ignore[attr-defined]
         before = -1
         while before != len(self._known):
             before = len(self._known)
             for node in nodes:
-                self._learn(node, id(node) in methods)
+                self._learn(node)
 
-    def _learn(self, node: ast.AST, is_method: bool) -> None:
+    def _place(self, node: ast.AST, around: tuple[ast.AST, ...]) -> None:
+        self._around[id(node)] = around
+        self._bound[id(around[0])].update(bound_by(node) if not isinstance(node, ast.arg) else ())
+        if isinstance(node, SCOPES):
+            around = (node, *around)
+            arguments = ast.walk(node.args) if isinstance(node, FUNCTIONS) else ()
+            self._bound[id(node)].update(arg.arg for arg in arguments if isinstance(arg, ast.arg))
+        for part in ast.iter_child_nodes(node):
+            self._place(part, around)
+
+    def _labels(self, node: ast.AST) -> list[Label]:
+        """What a function may be known by, given as ``f``, ``self.f`` or ``model.f``."""
+        around = self._around.get(id(node), ())
+        if isinstance(node, ast.Name):
+            # The names of a class are seen in its own statements only.
+            scopes = [s for k, s in enumerate(around) if k == 0 or not isinstance(s, ast.ClassDef)]
+            return [(id(s), node.id) for s in scopes if node.id in self._bound[id(s)]][:1]
+        if not isinstance(node, ast.Attribute):
+            return []
+        name = getattr(node.value, "id", "")
+        own = next((s for s in around if isinstance(s, ast.ClassDef)), None) if name in ("self", "cls") else None
+        own = own or self._classes.get(name) or self._classes.get(self._made.get(name, ""))
+        classes = self._with_bases(own) if own is not None else list(self._classes.values())
+        return [*((id(c), node.attr) for c in classes), (0, node.attr)]
+
+    def _with_bases(self, own: ast.ClassDef) -> list[ast.ClassDef]:
+        bases = [self._classes.get(getattr(base, "id", "")) for base in own.bases]
+        return [own, *(base for base in bases if base is not None and base is not own)]
+
+    def _learn(self, node: ast.AST) -> None:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None and self.leads(node.value):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            self._known.update(filter(None, map(_label, targets)))
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                owner = target if isinstance(target, ast.Name) else getattr(target, "value", None)
+                own = owner is target or getattr(owner, "id", "") in ("self", "cls")
+                self._known.update(self._labels(target)[:1] if own else self._labels(target)[-1:])
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             decorated = any(self._mentions_xmap(part) for d in node.decorator_list for part in ast.walk(d))
             if decorated or any(map(self._calls_xmapped, ast.walk(node))):
-                self._known.add(f".{node.name}" if is_method else node.name)
+                self._known.add((id(self._around[id(node)][0]), node.name))
 
     def _mentions_xmap(self, node: ast.AST) -> bool:
         return self._bindings.of(node) in XMAPS
@@ -52,7 +86,7 @@ class ThroughXmap:
         if isinstance(node, ast.Lambda):
             return any(map(self._calls_xmapped, ast.walk(node.body)))
         if isinstance(node, (ast.Name, ast.Attribute)):
-            return _label(node) in self._known
+            return any(label in self._known for label in self._labels(node))
         if not isinstance(node, ast.Call):
             return False
         return self._mentions_xmap(node.func) or any(map(self.leads, node.args))

@@ -11,11 +11,12 @@ from xmap_compat.tools.check.sources import Place
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Use:
-    """A place in a program that uses something that JAX removed or changed."""
+    """A place in a program that uses something that JAX removed or changed; where it is reached without install()."""
 
     place: Place
     name: str
     advice: Advice = dataclasses.field(compare=False)
+    conditions: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.place}: {self.advice.status}: {self.name}: {self.advice}"

@@ -1,0 +1,161 @@
+"""Which old names a program can write anew: those of the same objects today."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from xmap_compat.legacy import removed
+from xmap_compat.tools.check.advice import LAX_NAMES, MAPS
+from xmap_compat.tools.check.names import Bindings, ScopedVisitor, constant_text
+from xmap_compat.tools.check.uses import is_of_jax
+
+PACKAGE, SPEC, CONSTRAINT = "xmap_compat", removed.SPEC, "jax.experimental.pjit.with_sharding_constraint"
+MESHES = (f"{MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
+OURS = {f"{MAPS}.{name}": f"{PACKAGE}.{name}" for name in ("xmap", "mesh", "SerialLoop", "serial_loop")}
+# Of the table, names of the same objects or modules; those that some supported JAX still has are left alone.
+_SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE) and row.public]
+RENAMED = {
+    **OURS,
+    f"{MAPS}.AnonymousSerialLoop": f"{PACKAGE}.SerialLoop",
+    **{f"{MAPS}.{name}": "collections.abc.Hashable" for name in ("AxisName", "MeshAxisName", "ResourceAxisName")},
+    **dict.fromkeys(MESHES, f"{PACKAGE}.Mesh"),
+    **{f"jax.lax.{name}": f"{PACKAGE}.{name}" for name in LAX_NAMES},
+    **{row.name: row.now for row in _SAME if row.until != "0.10.0"},
+    CONSTRAINT: "jax.lax.with_sharding_constraint",
+}
+MOVED = {row.name for row in _SAME if row.kind == removed.MODULE}
+GONE = {MAPS, *removed.GONE_MODULES, *MOVED}
+READERS = {"exec", "eval", "globals", "locals", "vars"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Others:
+    """What the files of a program do to each other.
+
+    Attributes:
+      taken: names that one takes from modules that are not JAX's; they may be those of another one.
+      compared: old names that are used as values: ``isinstance(mesh, maps.Mesh)``.
+    """
+
+    taken: frozenset[str] = frozenset()
+    compared: frozenset[str] = frozenset()
+
+
+class Mentions(ScopedVisitor):
+    """How a program mentions old modules and names.
+
+    Attributes:
+      read: of each old module, the names that are read from it.
+      kept: old modules of which more is used than names that are written out.
+    """
+
+    def __init__(self, tree: ast.Module, bindings: Bindings, path: str = "", others: Others = Others()):
+        self.bindings = bindings
+        self.read: dict[str, set[str]] = defaultdict(set)
+        self.kept: set[str] = set()
+        self.taken: set[str] = set()
+        self.compared: set[str] = set()
+        self._unvalued = {id(part) for node in ast.walk(tree) for part in _called_or_types(node)}
+        texts = {constant_text(node) for node in ast.walk(tree)}
+        self._exported = others.taken | texts
+        self._is_package = os.path.basename(path) == "__init__.py"
+        self.kept |= {m for m in GONE for text in texts | bindings.assigned if f"{text}.".startswith(f"{m}.")}
+        self._names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if self._names & READERS:
+            self.kept |= GONE
+        self.visit(tree)
+
+    def others(self) -> Others:
+        return Others(frozenset(self.taken), frozenset(self.compared))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or not is_of_jax(str(node.module)):
+            self.taken |= self._names if node.names[0].name == "*" else {alias.name for alias in node.names}
+        elif node.names[0].name == "*":
+            self.kept.add(str(node.module))
+        for alias in node.names:
+            self._bind(f"{node.module}.{alias.name}", alias.asname or alias.name)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._bind(alias.name, alias.asname or "")
+
+    def _bind(self, name: str, local: str) -> None:
+        if not self.bindings.in_function and (local in self._exported or self._is_package) and name in GONE:
+            self.kept.add(name)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        owner = self.bindings.of(node.value)
+        if owner is not None and not is_of_jax(owner):
+            self.taken.add(node.attr)
+        if owner in GONE and isinstance(node.ctx, ast.Load):
+            self.read[owner].add(node.attr)
+        else:
+            self.visit(node.value)
+        self._note(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._note(node)
+
+    def _note(self, node: ast.expr) -> None:
+        name = self.bindings.of(node)
+        if name in GONE:
+            self.kept.add(name)
+        if name in MESHES and id(node) not in self._unvalued:
+            self.compared.add(name)
+
+
+class Renaming:
+    """The names that can be written anew in one program, and by what.
+
+    Attributes:
+      names: dotted names, each with that of today.
+      modules: old modules, each with the one of today that has everything that is read from it.
+    """
+
+    def __init__(self, tree: ast.Module, bindings: Bindings, path: str, others: Others):
+        mentions = Mentions(tree, bindings, path, others)
+        blocked = bindings.assigned | _replaced(tree, bindings)
+        self.names = {name: now for name, now in RENAMED.items() if name not in blocked}
+        compared = mentions.compared | others.compared
+        self.names.update((name, "jax.sharding.Mesh") for name in MESHES if name in compared and name in self.names)
+        self.modules = {name: RENAMED[name] for name in MOVED - blocked}
+        for module in mentions.read.keys() - mentions.kept - MOVED:
+            now = [self.names.get(f"{module}.{name}") for name in mentions.read[module]]
+            homes = {name and name.rpartition(".")[0] for name in now}
+            if len(homes) == 1 and (home := homes.pop()):
+                self.modules[module] = home
+
+    def of(self, name: str) -> str | None:
+        """The name of today for a dotted name; None where the old one stays."""
+        module, _, last = name.rpartition(".")
+        if module in MOVED:
+            return f"{self.modules[module]}.{last}" if module in self.modules else None
+        return self.modules.get(name) or (self.names.get(name))
+
+
+def _called_or_types(node: ast.AST) -> Iterator[ast.AST]:
+    """What a node calls, and the parts of the types that it declares."""
+    for field in ("func", "annotation", "returns"):
+        part = getattr(node, field, None)
+        yield from () if part is None else [part] if field == "func" else ast.walk(part)
+
+
+def _replaced(tree: ast.AST, bindings: Bindings) -> set[str]:
+    """Names that a program may replace: ``mock.patch.object(jax, 'tree_map')``, ``mock.patch('jax.tree_map')``."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    calls = [call for call in calls if getattr(call.func, "id", "") not in ("hasattr", "getattr")]
+    found = {text for call in calls for argument in call.args if (text := constant_text(argument))}
+    owners = {owner for call in calls for argument in call.args if (owner := bindings.of(argument))}
+    by_part = {f"{owner}.{text}" for owner in owners for text in found}
+    return {name for name in RENAMED if name in found or name in by_part}
+
+
+def others_of(programs: Iterable[tuple[ast.Module, Bindings, str]]) -> Others:
+    """What all of these files take from others, and compare."""
+    every = [Mentions(tree, bindings, path).others() for tree, bindings, path in programs]
+    return Others(frozenset().union(*(o.taken for o in every)), frozenset().union(*(o.compared for o in every)))
