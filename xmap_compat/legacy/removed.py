@@ -253,6 +253,10 @@ KEYWORDS = [
     Keyword(_PJIT, "in_axis_resources", ADAPTER, "in_shardings"),
     Keyword(_PJIT, "out_axis_resources", ADAPTER, "out_shardings"),
     Keyword("jax.experimental.pjit.with_sharding_constraint", "axis_resources", ADAPTER, "shardings"),
+    Keyword("jax.pure_callback", "vectorized", ADAPTER, "vmap_method='broadcast_all' for True, 'sequential' for False"),
+    Keyword("jax.pure_callback", "without vmap_method", ADAPTER, "vmap_method='sequential'"),
+    Keyword("jax.ShapeDtypeStruct", "named_shape", ADAPTER, "nothing: names are read from in_axes"),
+    Keyword("jax.core.ShapedArray", "named_shape", ADAPTER, "nothing: names are those of the operands"),
     Keyword(_CLIP, "a", ADAPTER, "the array as the first argument"),
     Keyword(_CLIP, "a_min", ADAPTER, "min"),
     Keyword(_CLIP, "a_max", ADAPTER, "max"),
@@ -289,6 +293,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 NAMES = {row.name: row for row in TABLE}
+KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {
