@@ -189,6 +189,10 @@ ADAPTERS: dict[str, Any] = {
 
 # What JAX has, and which lacks something that it had: module, name, and what takes its place.
 EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
+    # JAX's own warn of a name that the program has not written.
+    ("jax", "host_id", lambda host_id: jax.process_index),
+    ("jax", "host_count", lambda host_count: jax.process_count),
+    ("jax", "host_ids", lambda host_ids: jax.process_indices),
     ("jax", "pure_callback", pure_callback_or),
     ("jax.numpy", "clip", clip_or),
     ("jax.numpy", "array", array_or),

@@ -46,6 +46,7 @@ ARRAY, SPEC, SHARDING = "jax.Array", "jax.sharding.PartitionSpec", "jax.sharding
 EXTEND = "jax.extend.core.{}"
 INSIDE = "something else: it is an inside of JAX, without a public place"
 CALLBACK = "jax.debug.callback, jax.pure_callback or jax.experimental.io_callback"
+HOSTS = {"host_id": "jax.process_index", "host_count": "jax.process_count", "host_ids": "jax.process_indices"}
 GLOBAL_ARRAY = "jax.Array with jax.make_array_from_callback, or xmap_compat.global_array"
 
 # By module, and by the last release looked at (0.2.10 to 0.10.2) that has the names.
@@ -135,9 +136,7 @@ TABLE = [
     *_moved(ALIAS, "0.3.15", "jax.experimental.array", {"Array": ARRAY}),
     *_moved(ALIAS, "0.7.0", "jax.lib.xla_bridge", _each("get_backend get_compile_options", "jax.extend.backend.{}")),
     *_moved(ALIAS, "0.4.36", "jax.lib.xla_bridge", {"default_backend": "jax.default_backend"}),
-    *_moved(
-        ALIAS, "0.2.10", "jax.lib.xla_bridge", _each("devices local_devices host_id host_count host_ids", "jax.{}")
-    ),
+    *_moved(ALIAS, "0.2.10", "jax.lib.xla_bridge", {**_each("devices local_devices", "jax.{}"), **HOSTS}),
     *_moved(ALIAS, "0.4.2", "jax.lib.xla_bridge", _each("device_count local_device_count process_index", "jax.{}")),
     *_moved(
         ALIAS, "0.4.38", "jax.lib.xla_client", {"Device": "jax.Device", "XlaRuntimeError": "jax.errors.JaxRuntimeError"}
