@@ -71,6 +71,16 @@ found_by(
     },
 )
 found_by(
+    "test_callbacks",
+    "test_execution",
+    edits={
+        'method = params["vmap_method"] or "sequential"': 'method = params["vmap_method"]',
+        "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
+        "operands = [conform_to_names(loc, v, names) if v.names else v for v in operands]": "operands = list(operands)",
+    },
+)
+
+found_by(
     "test_execution",
     "test_misuse",
     edits={

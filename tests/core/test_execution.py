@@ -547,6 +547,11 @@ def pure(log):
     return lambda v: jax.pure_callback(functools.partial(tell, log), like, v, vmap_method="sequential")
 
 
+def pure_by_default(log):
+    like = jax.ShapeDtypeStruct((), jnp.float32)
+    return lambda v: jax.pure_callback(functools.partial(tell, log), like, v)
+
+
 def impure(log):
     like = jax.ShapeDtypeStruct((), jnp.float32)
     return lambda v: io_callback(functools.partial(tell, log), like, v)
@@ -554,7 +559,7 @@ def impure(log):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("placement", "spec", "copies"), CALLBACK_PLACEMENTS, ids=COPIES.keys())
-@pytest.mark.parametrize("make_body", [printing, pure, impure])
+@pytest.mark.parametrize("make_body", [printing, pure, pure_by_default, impure])
 def test_callbacks_run_once_for_each_element_and_device(make_body, placement, spec, copies, mesh42):
     log = []
     with mesh42:

@@ -598,7 +598,7 @@ def test_outside_of_xmap_values_have_no_named_axes(maps, transform):
 def test_types_outside_of_xmap_have_no_named_axes_and_do_not_pretend_inside(maps):
     def body(v):
         for read in (
-            lambda: v.aval.named_shape,
+            lambda: dict(v.aval.named_shape),
             lambda: "i" in v.aval.named_shape,
             lambda: X.sum() + len(v.aval.named_shape),
         ):

@@ -168,12 +168,3 @@ MISTAKES = {
 def test_mistakes_are_refused(call, message):
     with pytest.raises((ValueError, TypeError, NameError), match=message):
         call()
-
-
-def test_named_shape_of_a_struct():
-    with install():
-        assert jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={}).shape == (2,)
-        with pytest.raises(TypeError, match=r"ShapeDtypeStruct\(named_shape=\{'i': 3\}\): the types of today"):
-            jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={"i": 3})
-    with pytest.raises(TypeError):
-        jax.ShapeDtypeStruct((2,), jnp.float32, named_shape={})

@@ -11,9 +11,11 @@ import textwrap
 from pathlib import Path
 
 import forks
+import numpy as np
 import pytest
 from subprocesses import run
 
+from xmap_compat import xmap
 from xmap_compat.legacy import notebook
 from xmap_compat.legacy.notebook import Shown, difference, same_text
 
@@ -75,6 +77,65 @@ def test_exceptions_are_compared_by_their_types():
     assert difference(Shown("", "ValueError"), Shown(""), 2).startswith("cell 2: ValueError expected, but found none")
     found = difference(Shown(""), Shown("", "KeyError", "Traceback\nKeyError: 'x'"), 3)
     assert found.startswith("cell 3: no exception expected, but found KeyError") and "KeyError: 'x'" in found
+
+
+SIZES = "The size of axis i was previously inferred to be 5, but found an argument of shape (7,)"
+MISSING = "The missing resources are: {'y', 'x'}"
+# What a cell prints of an exception: stored, and found.
+SAID = {
+    "a remedy at the end": (f"xmap: {SIZES}", f"xmap: {SIZES} (args[1]). Give them different names"),
+    "a remedy first": (f"xmap: {SIZES}", f"xmap: args[1] has 7 elements. {SIZES}. See the docs"),
+    "a set in another order": (MISSING, "Enter a mesh. The missing resources are: {'x', 'y'} (for `i`)"),
+    "its type": (f"ValueError {SIZES}", f"ValueError args[1]: {SIZES}"),
+    "its representation": (f"ValueError('{SIZES}')", f"ValueError('{SIZES}. Give them different names')"),
+}
+NOT_SAID = {
+    "a number": (SIZES, SIZES.replace("5", "6")),
+    "a longer number": (SIZES.partition(", but")[0], SIZES.replace("5,", "57,")),
+    "a fraction": (SIZES.partition(", but")[0], SIZES.replace("5,", "5.5,")),
+    "a shape": (SIZES, SIZES.replace("(7,)", "(7, 1)")),
+    "an axis": (SIZES, SIZES.replace("axis i", "axis j")),
+    "a name in a set": (MISSING, MISSING.replace("'y'", "'z'") + " (for `i`)"),
+    "one more name": (MISSING, MISSING.replace("'y'", "'y', 'z'")),
+    "another type": (f"ValueError {SIZES}", f"TypeError {SIZES}"),
+    "another label": (f"xmap: {SIZES}", f"einsum: {SIZES}"),
+    "something else": (SIZES, "unbound axis name: i"),
+    "no sentence": ("loss: 1.0 and 2.0", "loss: 1.0 and 2.0 and 3.0"),
+}
+
+
+@pytest.mark.parametrize(("stored", "found"), SAID.values(), ids=SAID.keys())
+def test_an_error_that_is_printed_may_say_more(stored, found):
+    assert difference(Shown(f"1\n{stored}\n"), Shown(f"1\n{found}\n"), 1, catches=True) == ""
+    assert difference(Shown(f"1\n{stored}\n"), Shown(f"1\n{found}\n"), 1) != ""
+
+
+# What two cells of the official tutorial print under jax 0.4.30.
+PRINTED = {
+    "sizes": (
+        lambda: xmap(lambda x, y: x * y, (["i", ...], ["i", ...]), ["i", ...])(np.arange(5), np.arange(7)),
+        "xmap: The size of axis i was previously inferred to be 5, but found an argument of shape (7,) with in_axes "
+        "specification ['i', ...]. Shape mismatch occurs in dimension 0: 7 != 5",
+    ),
+    "resources": (
+        lambda: xmap(np.negative, ["l", "r"], ["l", "r"], axis_resources={"l": "x", "r": "y"})(np.ones((8, 8))),
+        "xmap: In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{'y', 'x'}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "stored"), PRINTED.values(), ids=PRINTED)
+def test_what_the_official_tutorial_prints_of_an_error_is_in_ours(call, stored):
+    with pytest.raises((ValueError, NameError)) as raised:
+        call()
+    assert difference(Shown(stored), Shown(f"xmap: {raised.value}"), 1, catches=True) == ""
+
+
+@pytest.mark.parametrize(("stored", "found"), NOT_SAID.values(), ids=NOT_SAID.keys())
+def test_an_error_that_is_printed_must_say_the_same(stored, found):
+    text = difference(Shown(f"1\n{stored}\n"), Shown(f"1\n{found}\n"), 1, catches=True)
+    assert text.startswith("cell 1, line 2 of its output:")
 
 
 # ------------------------------------------------------------------------------- the command

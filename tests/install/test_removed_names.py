@@ -314,6 +314,14 @@ def test_pjit_through_partial_and_static_arguments(installed):
         np.testing.assert_array_equal(scale(X, 3), 3 * X)
 
 
+@pytest.mark.parametrize("module", ["jax", "jax.lib.xla_bridge"])
+def test_hosts_are_counted_without_a_warning(installed, module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        host_id, host_count, host_ids = (get(f"{module}.host_{name}") for name in ("id", "count", "ids"))
+        assert (host_id(), host_count(), host_ids()) == (0, 1, [0])
+
+
 def test_axis_resources_of_a_constraint_by_keyword(installed):
     from jax.experimental.pjit import with_sharding_constraint
 

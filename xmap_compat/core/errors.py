@@ -562,6 +562,13 @@ def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: st
     )
 
 
+def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
+    return ValueError(
+        f"Cannot `vmap` ordered IO callback: what io_callback(..., ordered=True) (at {where}) is given varies over "
+        f"{_set(axes)}, and the elements of a named axis have no order. Leave ordered=True out"
+    )
+
+
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {_set(axes)} "
@@ -950,10 +957,10 @@ def initializer_of_named_shape(dtype: Any) -> TypeError:
     )
 
 
-def named_struct(named_shape: Any) -> TypeError:
-    return TypeError(
-        f"ShapeDtypeStruct(named_shape={named_shape!r}): the types of today have no named axes. Leave named_shape out: "
-        "xmap reads the names from in_axes"
+def vectorized_and_vmap_method(vectorized: Any, vmap_method: Any) -> ValueError:
+    return ValueError(
+        f"jax.pure_callback got vectorized={vectorized!r} and vmap_method={vmap_method!r}, which both say how the "
+        "callback is mapped. Give one of them: vmap_method, or vectorized as old programs do"
     )
 
 

@@ -128,6 +128,9 @@ class Evaluator:
             return translate(self.loc, primitive, eqn.params, [_as_array(v) for v in operands])
         if primitive in _CALLBACKS and self.loc.compiler:
             raise errors.callback_beside_compiler(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
+        if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):
+            axes = frozenset().union(*(v.names for v in operands))
+            raise errors.ordered_callback(axes, _jax.where_in_user_code(eqn))
         if primitive in _DEBUGGING and self.loc.compiler and not operands:
             raise errors.debugging_without_operands(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
         found = _jax.read(eqn)

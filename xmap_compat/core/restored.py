@@ -33,11 +33,21 @@ def _is_name(axis: Any) -> bool:
         return False
 
 
+class _NamesOfType(Mapping):
+    """What a type says of the names of its value in a body: programs can hand it on to other types, and not read it."""
+
+    def __init__(self, aval: Any):
+        self._aval = aval
+
+    def _unknown(self, *name):
+        raise errors.named_shape_of_type(self._aval)
+
+    __getitem__ = __iter__ = __len__ = __contains__ = __eq__ = __repr__ = _unknown
+
+
 def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
     """``x.aval.named_shape``: empty, as it was for all values outside of bodies; inside a type does not know it."""
-    if _in_body():
-        raise errors.named_shape_of_type(aval)
-    return {}
+    return _NamesOfType(aval) if _in_body() else {}
 
 
 def _extremum_tangent(x, tangent, out, axes):

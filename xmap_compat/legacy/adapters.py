@@ -72,6 +72,23 @@ def _one_each(parts, devices):
     return jax.device_put(jnp.stack(parts), jax.sharding.NamedSharding(mesh, P("devices")))
 
 
+# -------------------------------------------------------------------------------- callbacks
+
+
+def pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.pure_callback`` that takes ``vectorized``, and calls the function for each element by default."""
+
+    @functools.wraps(pure_callback)
+    def pure_callback_for_each_element(*args, **kwargs):
+        if "vmap_method" not in kwargs:
+            kwargs["vmap_method"] = "legacy_vectorized" if kwargs.pop("vectorized", False) else "sequential"
+        elif "vectorized" in kwargs:
+            raise errors.vectorized_and_vmap_method(kwargs["vectorized"], kwargs["vmap_method"])
+        return pure_callback(*args, **kwargs)
+
+    return pure_callback_for_each_element
+
+
 # ------------------------------------------------------------------- numbers, trees and types
 
 
@@ -132,16 +149,17 @@ def _update(operation):
     return update
 
 
-def struct_init_or(init: Callable[..., None]) -> Callable[..., None]:
-    """``ShapeDtypeStruct(named_shape=)``, which says nothing if it is empty."""
+def without_names(constructor: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """The constructor of a type, which takes ``named_shape`` by keyword or at a position, and does not keep it.
 
-    @functools.wraps(init)
-    def init_without_names(self, *args, named_shape=None, **kwargs):
-        if named_shape:
-            raise errors.named_struct(named_shape)
-        init(self, *args, **kwargs)
+    What a value varies over is known from its operands, whatever a program says of it.
+    """
 
-    return init_without_names
+    @functools.wraps(constructor)
+    def construct(made, *args, named_shape=None, **kwargs):
+        return constructor(made, *args[:position], *args[position + 1 :], **kwargs)
+
+    return construct
 
 
 # By the names under which programs find them.
@@ -171,6 +189,11 @@ ADAPTERS: dict[str, Any] = {
 
 # What JAX has, and which lacks something that it had: module, name, and what takes its place.
 EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
+    # JAX's own warn of a name that the program has not written.
+    ("jax", "host_id", lambda host_id: jax.process_index),
+    ("jax", "host_count", lambda host_count: jax.process_count),
+    ("jax", "host_ids", lambda host_ids: jax.process_indices),
+    ("jax", "pure_callback", pure_callback_or),
     ("jax.numpy", "clip", clip_or),
     ("jax.numpy", "array", array_or),
     ("jax.numpy", "asarray", array_or),

@@ -150,18 +150,45 @@ def _is_close(stored: str, found: str, rtol: float, atol: float) -> bool:
     return math.isclose(a, b, rel_tol=rtol, abs_tol=atol) or (math.isnan(a) and math.isnan(b))
 
 
-def difference(stored: Shown, found: Shown, cell: int, rtol: float = RTOL, atol: float = ATOL) -> str:
+# What a program writes before an error: ``xmap: ...``, ``ValueError(...)``.
+_LABEL = re.compile(r"""[\w ]{1,30}(?:: |\(['"]|(?<=Error) )""")
+_SET = re.compile(r"\{[^{}:]*\}")
+SENTENCE = 5  # words, at least
+
+
+def says_more(stored: str, found: str) -> bool:
+    """Whether a line that shows an error has all that is stored of it, number by number, and other words around it."""
+    stored, found = (_SET.sub(_in_order, _steady(text)) for text in (stored, found))
+    label = _LABEL.match(stored)
+    for start in {0, label.end() if label else 0}:
+        sentence = re.sub(r"""['"]\)$""", "", stored[start:])
+        whole = rf"(?<![\w.+-]){re.escape(sentence)}(?!\w|\.\w)"
+        if found.startswith(stored[:start]) and len(sentence.split()) >= SENTENCE and re.search(whole, found[start:]):
+            return True
+    return False
+
+
+def _in_order(found: re.Match[str]) -> str:
+    """A set, whose elements Python prints in any order."""
+    return "{" + ", ".join(sorted(found[0][1:-1].split(", "))) + "}"
+
+
+def difference(
+    stored: Shown, found: Shown, cell: int, rtol: float = RTOL, atol: float = ATOL, catches: bool = False
+) -> str:
     """What to print if a cell (counted from 1) does not show what is stored; empty if it does.
 
-    An exception that is stored is expected, by its type: messages may be worded better.
+    An exception that is stored is expected, by its type: messages may be worded better.  So may those that a cell
+    which ``catches`` exceptions prints: what is stored of one must be in it.
     """
     lines: list[str] = []
     if stored.error != found.error:
         expected = stored.error or "no exception"
         lines += [f"cell {cell}: {expected} expected, but found {found.error or 'none'}", found.traceback]
-    if not same_text(stored.text, found.text, rtol, atol):
-        before, after = (_steady(text).splitlines() for text in (stored.text, found.text))
-        first = next((k for k, pair in enumerate(zip(before, after)) if not same_text(*pair, rtol, atol)), None)
+    before, after = (_steady(text).splitlines() for text in (stored.text, found.text))
+    same = lambda a, b: same_text(a, b, rtol, atol) or (catches and says_more(a, b))  # noqa: E731
+    first = next((k for k, pair in enumerate(zip(before, after)) if not same(*pair)), None)
+    if not same_text(stored.text, found.text, rtol, atol) and (first is not None or len(before) != len(after)):
         line = min(len(before), len(after)) if first is None else first
         lines += [f"cell {cell}, line {line + 1} of its output:"]
         lines += difflib.unified_diff(before, after, "stored", "found", lineterm="", n=1)
@@ -238,5 +265,6 @@ def _compare(notebook: Notebook, rtol: float, atol: float) -> int:
 
 def compare_cell(notebook: Notebook, kernel: Kernel, index: int, rtol: float = RTOL, atol: float = ATOL) -> str:
     """Run a cell, and say what differs from what is stored of it."""
-    stored = shown(notebook.stored.cells[index].outputs)
-    return difference(stored, shown(kernel.run(index)), index + 1, rtol, atol)
+    cell = notebook.stored.cells[index]
+    catches = re.search(r"(?m)^\s*except\b.*\bas\b", cell.source) is not None
+    return difference(shown(cell.outputs), shown(kernel.run(index)), index + 1, rtol, atol, catches)

@@ -46,6 +46,7 @@ ARRAY, SPEC, SHARDING = "jax.Array", "jax.sharding.PartitionSpec", "jax.sharding
 EXTEND = "jax.extend.core.{}"
 INSIDE = "something else: it is an inside of JAX, without a public place"
 CALLBACK = "jax.debug.callback, jax.pure_callback or jax.experimental.io_callback"
+HOSTS = {"host_id": "jax.process_index", "host_count": "jax.process_count", "host_ids": "jax.process_indices"}
 GLOBAL_ARRAY = "jax.Array with jax.make_array_from_callback, or xmap_compat.global_array"
 
 # By module, and by the last release looked at (0.2.10 to 0.10.2) that has the names.
@@ -135,9 +136,7 @@ TABLE = [
     *_moved(ALIAS, "0.3.15", "jax.experimental.array", {"Array": ARRAY}),
     *_moved(ALIAS, "0.7.0", "jax.lib.xla_bridge", _each("get_backend get_compile_options", "jax.extend.backend.{}")),
     *_moved(ALIAS, "0.4.36", "jax.lib.xla_bridge", {"default_backend": "jax.default_backend"}),
-    *_moved(
-        ALIAS, "0.2.10", "jax.lib.xla_bridge", _each("devices local_devices host_id host_count host_ids", "jax.{}")
-    ),
+    *_moved(ALIAS, "0.2.10", "jax.lib.xla_bridge", {**_each("devices local_devices", "jax.{}"), **HOSTS}),
     *_moved(ALIAS, "0.4.2", "jax.lib.xla_bridge", _each("device_count local_device_count process_index", "jax.{}")),
     *_moved(
         ALIAS, "0.4.38", "jax.lib.xla_client", {"Device": "jax.Device", "XlaRuntimeError": "jax.errors.JaxRuntimeError"}
@@ -253,6 +252,10 @@ KEYWORDS = [
     Keyword(_PJIT, "in_axis_resources", ADAPTER, "in_shardings"),
     Keyword(_PJIT, "out_axis_resources", ADAPTER, "out_shardings"),
     Keyword("jax.experimental.pjit.with_sharding_constraint", "axis_resources", ADAPTER, "shardings"),
+    Keyword("jax.pure_callback", "vectorized", ADAPTER, "vmap_method='broadcast_all' for True, 'sequential' for False"),
+    Keyword("jax.pure_callback", "without vmap_method", ADAPTER, "vmap_method='sequential'"),
+    Keyword("jax.ShapeDtypeStruct", "named_shape", ADAPTER, "nothing: names are read from in_axes"),
+    Keyword("jax.core.ShapedArray", "named_shape", ADAPTER, "nothing: names are those of the operands"),
     Keyword(_CLIP, "a", ADAPTER, "the array as the first argument"),
     Keyword(_CLIP, "a_min", ADAPTER, "min"),
     Keyword(_CLIP, "a_max", ADAPTER, "max"),
@@ -289,6 +292,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 NAMES = {row.name: row for row in TABLE}
+KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {

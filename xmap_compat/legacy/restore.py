@@ -41,8 +41,9 @@ def _new_installation() -> _jax.Restoration:
         installation.attribute(jax.random, name, getattr(random, name))
     for name in initializers.INITIALIZERS:
         installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
-    struct: Any = jax.ShapeDtypeStruct
-    installation.attribute(struct, "__init__", adapters.struct_init_or(struct.__init__))
+    for made, constructor, position in ((jax.ShapeDtypeStruct, "__init__", 2), (jax.core.ShapedArray, "__new__", 3)):
+        own: Any = getattr(made, constructor)
+        installation.attribute(made, constructor, adapters.without_names(own, position))
     heard = {table.SPMD_LOWERING: functools.partial(_jax.set_for_all_threads, unused_axes_to_compiler)}
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), heard)
     _jax.restore_mesh_context(installation)

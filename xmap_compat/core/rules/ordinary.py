@@ -17,7 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named, bind_per_element, dot_dimensions
-from xmap_compat.core.device import Locality, vary_alike, vary_over
+from xmap_compat.core.device import Locality, conform_to_names, vary_alike, vary_over
 from xmap_compat.core.values import NamedValue
 
 Params = Mapping[str, Any]
@@ -32,7 +32,7 @@ def evaluate_primitive(
     if _jax.draws_from_rbg(primitive, operands):
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
         return bind_per_element(loc, primitive, operands, params)
-    rule = DIRECT.get(primitive.name)
+    rule = _pure_callback if primitive.name == "pure_callback" else DIRECT.get(primitive.name)
     if rule is not None:
         results = rule(loc, primitive, operands, params)
         if results is not None:
@@ -161,79 +161,35 @@ def _dot_general(loc, primitive, operands, params):
     return _bind(loc, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
 
 
+# ----------------------------------------------------------------------- callbacks
+
+
+def _pure_callback(loc, primitive, operands, params):
+    """One call for each element, as the body is written for one, unless the program says that more can be in a call.
+
+    ``vectorized=True`` of old programs says so.  JAX adds dimensions to those operands that vary over an axis, and
+    NumPy aligns them rightly if all that vary have the same ones and no operand has a higher rank: others would
+    give results that depend on which axes have local dimensions.
+    """
+    method = params["vmap_method"] or "sequential"
+    if method == "legacy_vectorized":
+        names = frozenset().union(*(v.names for v in operands))
+        ranks = [v.dims.count(None) for v in operands]
+        if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
+            operands = [conform_to_names(loc, v, names) if v.names else v for v in operands]
+        else:
+            method = "sequential"
+    return bind_named(loc, primitive, operands, {**params, "vmap_method": method})
+
+
 # --------------------------------------------------------------------------- table
 
 _ELEMENTWISE = (
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "add_any",
-    "and",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "cbrt",
-    "ceil",
-    "clz",
-    "complex",
-    "conj",
-    "copy",
-    "cos",
-    "cosh",
-    "digamma",
-    "div",
-    "eq",
-    "erf",
-    "erf_inv",
-    "erfc",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "ge",
-    "gt",
-    "igamma",
-    "igammac",
-    "imag",
-    "integer_pow",
-    "is_finite",
-    "le",
-    "lgamma",
-    "log",
-    "log1p",
-    "logistic",
-    "lt",
-    "max",
-    "min",
-    "mul",
-    "ne",
-    "neg",
-    "nextafter",
-    "not",
-    "or",
-    "pow",
-    "real",
-    "reduce_precision",
-    "rem",
-    "round",
-    "rsqrt",
-    "select_n",
-    "shift_left",
-    "shift_right_arithmetic",
-    "shift_right_logical",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "square",
-    "sub",
-    "tan",
-    "tanh",
-    "xor",
-    "convert_element_type",
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clz complex conj copy cos cosh digamma "
+    "div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log "
+    "log1p logistic lt max min mul ne neg nextafter not or pow real reduce_precision rem round rsqrt select_n "
+    "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor "
+    "convert_element_type"
 )
 
 # Their operands must have one shape even where one is a scalar.
@@ -242,7 +198,7 @@ _NO_SCALARS = ("select_n", "add_any")
 _REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
 
 DIRECT: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_REDUCTIONS, _removing("axes")),
     "clamp": _clamp,
     "squeeze": _removing("dimensions"),

@@ -88,9 +88,6 @@ FAMILY = {
 }
 
 BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")
-NAMED_STRUCT = Advice(
-    CHANGE, "leave named_shape out: xmap reads the names from in_axes", "jax.random with a NamedShape"
-)
 TYPE_NAMED_SHAPE = Advice(
     CHANGE, "write x.named_shape: the types of today have no names", "named_shape in inner functions"
 )
@@ -108,7 +105,6 @@ GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exa
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
 ADVICES = (
     BRACES,
-    NAMED_STRUCT,
     NAMED_SHAPE,
     TYPE_NAMED_SHAPE,
     OPTION,
@@ -147,7 +143,7 @@ def of_keyword(row: removed.Keyword) -> Advice:
     return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
 
 
-KEYWORDS = {(row.function, row.keyword): of_keyword(row) for row in removed.KEYWORDS}
+KEYWORDS = {pair: of_keyword(row) for pair, row in removed.KEYWORDS_BY_NAME.items()}
 KEYWORDS["jax.jit", "in_axis_resources"] = written("in_shardings")
 KEYWORDS["jax.jit", "out_axis_resources"] = written("out_shardings")
 

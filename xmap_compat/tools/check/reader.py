@@ -416,12 +416,12 @@ class _Reader(ast.NodeVisitor):
             self.add(decorator, f"{name} of a function that calls an xmapped one", known.GRADIENT)
 
     def _keywords(self, node: ast.Call, name: str) -> None:
-        for place, keyword, value in self.bindings.keywords_of(node):
-            if name == "jax.ShapeDtypeStruct" and keyword == "named_shape":
-                self.add(place, f"{name}(named_shape=)", known.NAMED_STRUCT)
-            elif keyword == "reduce_axes" and ast.unparse(value) == "()":
-                continue
-            elif family_advice(name) is None and "call" not in self._caught:
+        given = list(self.bindings.keywords_of(node))
+        if name == "jax.pure_callback" and not {"vectorized", "vmap_method"} & {k for _, k, _ in given}:
+            given = [*given, (node, "without vmap_method", node)]
+        for place, keyword, value in given:
+            is_default = keyword == "reduce_axes" and ast.unparse(value) == "()"
+            if not is_default and family_advice(name) is None and "call" not in self._caught:
                 self.reading.keywords.append((self.program.place(place), name, keyword, self._conditions))
 
     def _option(self, node: ast.Call, name: str) -> None:

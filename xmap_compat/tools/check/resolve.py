@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from xmap_compat.legacy import removed
+
 Question = dict[str, list[Any]]
 Answer = dict[str, Any]
 
@@ -143,7 +145,7 @@ def _find(name: str, imports: bool) -> list[Any] | None:
 
 
 def _takes(function: str, keyword: str) -> bool:
-    """Whether a function takes a keyword, as far as it says so."""
+    """Whether a function takes a keyword, as far as it says so; ``**options`` are for what was never its own."""
     found = _find(function, imports=True)
     if found is None:
         return True
@@ -153,4 +155,5 @@ def _takes(function: str, keyword: str) -> bool:
         return True
     kinds = {p.kind for p in parameters}
     named = (p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL))
-    return inspect.Parameter.VAR_KEYWORD in kinds or keyword in named
+    passed_on = inspect.Parameter.VAR_KEYWORD in kinds and (function, keyword) not in removed.KEYWORDS_BY_NAME
+    return passed_on or keyword in named

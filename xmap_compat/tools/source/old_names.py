@@ -31,14 +31,23 @@ def new_name(module: str, name: str) -> str | None:
 
 def new_keyword(function: Any, keyword: str | None) -> str | None:
     """What a keyword of a function is called today; None if it has kept its name."""
-    own = getattr(function, "__module__", ""), getattr(function, "__name__", "")
     for row in KEYWORDS:
         home, _, name = row.function.rpartition(".")
-        if row.keyword == keyword and own[1] == name and str(own[0]).split(".")[0] in ("jax", "xmap_compat"):
+        if row.keyword == keyword and _is_called(function, name):
             if not row.now.isidentifier():
                 raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has no more: write {row.now}")
             return row.now
     return None
+
+
+def maps_by_default(function: Any) -> bool:
+    """Whether a function is ``jax.pure_callback``, of which plain JAX must be told how it is mapped."""
+    return _is_called(function, "pure_callback")
+
+
+def _is_called(function: Any, name: str) -> bool:
+    home = str(getattr(function, "__module__", "")).split(".")[0]
+    return getattr(function, "__name__", "") == name and home in ("jax", "xmap_compat")
 
 
 def helper_for(value: Any) -> str | None:

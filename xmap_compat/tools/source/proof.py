@@ -138,7 +138,8 @@ class Graph:
         if isinstance(held, (_jax.CustomJvp, _jax.CustomVjp)):
             options = self._derivative(eqn, held)
         else:
-            options = self._value([(k, v) for k, v in sorted(eqn.params.items()) if not over or k not in _SEEN_IN_OVER])
+            params = {**eqn.params, "vmap_method": eqn.params.get("vmap_method") or "sequential"}
+            options = self._value([(k, v) for k, v in sorted(params.items()) if not over or k not in _SEEN_IN_OVER])
         key = self._number(primitive, over, options, *operands)
         self.equations.setdefault(key, eqn)
         if _jax.has_side_effect(eqn):

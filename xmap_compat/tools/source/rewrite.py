@@ -198,6 +198,9 @@ class Rewriter:
             if (name := old_names.new_keyword(callee, k.arg)) is not None:
                 start, _ = self.piece.bounds(k)
                 self._put(start, start + len(str(k.arg)), name)
+        if old_names.maps_by_default(callee) and node.args and "vmap_method" not in [k.arg for k in node.keywords]:
+            end = max(self.piece.bounds(given)[1] for given in (*node.args, *node.keywords))
+            self._put(end, end, ', vmap_method="sequential"')
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
         left = is_ours(callee) and callable(callee) and old_names.helper_for(callee) is None

@@ -1,0 +1,81 @@
+"""``named_shape`` of ``ShapeDtypeStruct`` and ``ShapedArray``: taken under install(), and read by nobody.
+
+In jax 0.4.30, too, the numbers of these programs were those of their operands, whatever their types said.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.interpreters import batching, mlir
+
+from xmap_compat import Mesh, install, xmap
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+TYPES = {"a struct": (jax.ShapeDtypeStruct, ()), "an array": (jax.core.ShapedArray, (False,))}
+types = pytest.mark.parametrize(("make", "between"), TYPES.values(), ids=TYPES)
+placements = pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
+
+
+@pytest.fixture
+def installed():
+    with install():
+        yield
+
+
+@types
+@pytest.mark.parametrize("names", [{}, {"i": 3}, None])
+def test_names_are_taken_by_keyword_and_by_position(installed, make, between, names):
+    for made in (make((2,), jnp.float32, named_shape=names), make((2,), jnp.float32, *between, names)):
+        assert made == make((2,), jnp.float32)
+
+
+@types
+def test_without_install_there_is_no_such_argument(make, between):
+    before = vars(make).copy()
+    with install():
+        pass
+    assert dict(vars(make)) == before
+    with pytest.raises(TypeError, match="named_shape"):
+        make((2,), jnp.float32, named_shape={})
+
+
+NAMED = {
+    "of the type": lambda x: {"named_shape": x.named_shape},
+    "written out": lambda x: {"named_shape": {"i": 8}},
+    "none": lambda x: {"named_shape": {}},
+    "not given": lambda x: {},
+}
+
+
+@placements
+@pytest.mark.parametrize("named", NAMED.values(), ids=NAMED)
+def test_a_primitive_of_the_programs_own(installed, named, resources):
+    double = jax.core.Primitive("double")
+    double.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype, **named(x)))
+    mlir.register_lowering(double, mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+    batching.defvectorized(double)
+    with MESH:
+        out = xmap(double.bind, ["i", ...], ["i", ...], axis_resources=resources)(X)
+    np.testing.assert_array_equal(out, 2 * X)
+    np.testing.assert_array_equal(jax.jit(double.bind)(X), 2 * X)
+
+
+@placements
+def test_the_result_of_a_callback(installed, resources):
+    def body(v):
+        like = jax.ShapeDtypeStruct(v.shape, v.dtype, named_shape=v.named_shape)
+        return jax.pure_callback(lambda u: 2 * np.asarray(u), like, v)
+
+    with MESH:
+        np.testing.assert_array_equal(xmap(body, ["i", ...], ["i", ...], axis_resources=resources)(X), 2 * X)
+
+
+READ = [dict, len, list, str, lambda names: "i" in names, lambda names: names["i"], lambda names: names == {}]
+
+
+@pytest.mark.parametrize("read", READ)
+def test_what_a_type_in_a_body_is_asked_for_its_names_it_does_not_know(read):
+    with pytest.raises(TypeError, match=r"x\.aval.named_shape is not known inside an xmapped function"):
+        xmap(lambda v: read(v.aval.named_shape) and v, ["i"], ["i"])(jnp.ones(3))
