@@ -189,11 +189,11 @@ def _batch_own_broadcast(x, own, *, axis_name, source):
 
 
 def restore_extremum_gradients(
-    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...]], Any], in_body: Callable[[], bool]
+    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...], Any], Any], in_body: Callable[[], bool]
 ) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
 
-    ``rule(x, tangent, out, axes)`` gives the tangent of the extremum ``out``.
+    ``rule(x, tangent, out, axes, axis_index_groups)`` gives the tangent of the extremum ``out``.
     """
     for primitive in (primitives.pmax_p, primitives.pmin_p):
         restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
@@ -201,15 +201,15 @@ def restore_extremum_gradients(
 
 def _extremum_jvp(primitive, rule, in_body):
     def jvp(primals, tangents, *, axes, axis_index_groups):
-        if not in_body() or axis_index_groups is not None:
+        if not in_body():
             raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
         (x,), (t,) = primals, tangents
-        out = primitive.bind(x, axes=axes, axis_index_groups=None)
+        out = primitive.bind(x, axes=axes, axis_index_groups=axis_index_groups)
         if isinstance(out, (list, tuple)):
             (out,) = out
         if type(t) is ad.Zero:
             return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, rule(x, t, out, axes)
+        return out, rule(x, t, out, axes, axis_index_groups)
 
     return jvp
 
