@@ -25,6 +25,7 @@ from jax import lax
 import xmap_compat
 from xmap_compat import xmap
 from xmap_compat.core import nested_primitives as devices
+from xmap_compat.core.rules.parameters import check_permutation
 from xmap_compat.core.rules.table import RULES
 
 # ------------------------------------------------------------------------------- placements
@@ -640,6 +641,34 @@ def of_every_ordered_type():
     return {**arrays, "bool": values > 0}
 
 
+@pytest.mark.parametrize("reduce", [lax.psum, lax.pmax], ids=lambda reduce: reduce.__name__)
+def test_a_reduction_in_groups_takes_work_linear_in_the_axis(reduce):
+    def work(n):
+        mapped = xmap(lambda v: reduce(v, "i", axis_index_groups=halves(n)), ["i"], ["i"])
+        costs = mapped.lower(jax.ShapeDtypeStruct((n,), np.float32)).compile().cost_analysis()
+        return np.array([costs["flops"], costs["bytes accessed"]])
+
+    assert (work(2048) <= 8.5 * work(256)).all()
+
+
+def test_a_permutation_is_checked_by_one_look_at_each_index():
+    looks = 0
+
+    class Index(int):
+        def __eq__(self, other):
+            nonlocal looks
+            looks += 1
+            return int(self) == int(other)
+
+        __hash__ = int.__hash__
+
+    perm = [(Index(k), Index(k + 1)) for k in range(999)]
+    check_permutation({"perm": perm}, 1000, "here")
+    assert looks <= 2 * len(perm)
+    with pytest.raises(ValueError, match="destination index 7 more than once"):
+        check_permutation({"perm": [*perm, (Index(999), Index(7))]}, 1000, "here")
+
+
 def test_a_reduction_in_groups_varies_over_the_axis():
     body = lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
     with pytest.raises(TypeError, match="actually mapped along more axes defined by this xmap call: i "):
@@ -930,6 +959,14 @@ INSIDE = {
         gradient(lambda x, v, n: v.k * lax.pmax(x, "a")),
         lambda m, v, n: m.psum(v.k, "a") * _winner(m, v),
     ),
+    "pmax groups": Inside(
+        gradient(lambda x, v, n: v.k * lax.pmax(x, "a", axis_index_groups=halves(n))),
+        lambda m, v, n: m.psum(v.k, "a", axis_index_groups=halves(n)) * _winner_in_halves(m, v, n),
+    ),
+    "pmin groups, by a rule": Inside(
+        gradient(lambda x, v, n: v.k * -_least_in_halves(-x, n)),
+        lambda m, v, n: m.psum(v.k, "a", axis_index_groups=halves(n)) * _winner_in_halves(m, v, n),
+    ),
     "jnp.max of ties": Inside(
         lambda v, n: jax.grad(lambda t: (v.k[0] * jnp.max(t, axis=("a", 0))).sum())(v.ties.astype(np.float32)),
         lambda m, v, n: _ties_gradient(m, v),
@@ -952,6 +989,22 @@ INSIDE_BEYOND_JAX = {
         lambda m, v, n: m.psum(v.k, "a") * (m.axis_index("a")[..., None] == n - 1),
     ),
 }
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _least_in_halves(x, n):
+    return lax.pmin(x, "a", axis_index_groups=halves(n))
+
+
+def _least_in_halves_bwd(n, x, ct):
+    return jax.vjp(lambda x: lax.pmin(x, "a", axis_index_groups=halves(n)), x)[1](ct)
+
+
+_least_in_halves.defvjp(lambda x, n: (_least_in_halves(x, n), x), _least_in_halves_bwd)
+
+
+def _winner_in_halves(m, v, n):
+    return v.x == m.pmax(v.x, "a", axis_index_groups=halves(n))
 
 
 def _ties_gradient(m, v):

@@ -48,9 +48,9 @@ def assert_lies(out, devices, names, spec, expected):
         np.testing.assert_allclose(shards[device], part)
 
 
-def assert_no_mesh():
+def assert_no_mesh(fun=None):
     with pytest.raises(ValueError, match=r"The missing resources are: \{'x'\}"):
-        centre()(X)
+        (fun or centre())(X)
 
 
 # --------------------------------------------------------------------------- construction
@@ -255,9 +255,12 @@ def test_the_empty_mesh_is_no_mesh_in_scope(empty):
     with empty():
         assert_no_mesh()
         np.testing.assert_allclose(centre(())(X), CENTRED)
+    called = centre()
     with mesh(SQUARE, ("x", "y")):
+        called(X)
         with empty():
             assert_no_mesh()
+            assert_no_mesh(called)
             np.testing.assert_allclose(centre(())(X), CENTRED)
             with mesh(DEVICES, "x"):
                 assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)

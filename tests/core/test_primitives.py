@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -252,3 +253,55 @@ def test_a_primitive_that_names_axes_is_refused_in_words_over_devices(mesh42):
     for body, resources, operation, error, text in refused:
         with mesh42, pytest.raises(error, match=text.format(operation)):
             xmap(body, ["a"], {}, axis_resources=resources)(np.ones(4, np.float32))
+
+
+# ------------------------------------------- primitives whose types know nothing of varying axes
+
+MATRIX = np.array([[1, 0, 2], [0, 3, 0]], np.float32)
+
+
+def sparse_product(row, entries):
+    return jnp.sin(sparse.BCOO((entries, np.argwhere(MATRIX)), shape=MATRIX.shape) @ row)
+
+
+def dense_product(row, entries):
+    return jnp.sin(jnp.zeros((2, 3)).at[np.nonzero(MATRIX)].set(entries) @ row)
+
+
+def of_another_library():
+    """``sin`` and its tangent as primitives that say the shapes and types of their results, and no more."""
+    sine, tangent = Primitive("their_sin"), Primitive("their_sin_tangent")
+    for primitive, fun in ((sine, jnp.sin), (tangent, lambda t, x: t * jnp.cos(x))):
+        primitive.def_abstract_eval(lambda x, *_: jax.core.ShapedArray(x.shape, x.dtype))
+        mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
+    batching.defvectorized(sine)
+    batching.defbroadcasting(tangent)
+    ad.primitive_jvps[sine] = lambda xs, ts: (sine.bind(*xs), tangent.bind(*ts, *xs))
+    ad.primitive_transposes[tangent] = lambda ct, t, x: (tangent.bind(ct, x), None)
+    return sine
+
+
+@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("y", "x")}], ids=str)
+def test_gradients_of_sparse_products(resources, rng, mesh42):
+    rows, entries = floats(rng, (8, 3)), np.array([1, 2, 3], np.float32)
+    loss = lambda mapped: lambda *args: jnp.sum(jnp.cos(mapped(*args)))
+    expected = jax.grad(loss(jax.vmap(dense_product, (0, None))), (0, 1))(rows, entries)
+    mapped = xmap(sparse_product, (["a", ...], {}), ["a", ...], axis_resources=resources)
+    slopes = lambda row, entries: jax.grad(lambda *args: jnp.sum(jnp.cos(sparse_product(*args))))(row, entries)
+    with mesh42:
+        result = jax.grad(loss(mapped), (0, 1))(rows, entries)
+        inside = xmap(slopes, (["a", ...], {}), ["a", ...], axis_resources=resources)(rows, entries)
+    for one, other in zip((*result, inside), (*expected, expected[0])):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("resources", [{"a": "x"}, {"a": ("x", "y")}], ids=str)
+def test_derivatives_of_a_primitive_of_another_library(resources, rng, mesh42):
+    sine, x, t = of_another_library(), floats(rng, (8, 3)), floats(rng, (8, 3))
+    mapped = xmap(sine.bind, ["a", ...], ["a", ...], axis_resources=resources)
+    with mesh42:
+        primal, tangent = jax.jvp(mapped, (x,), (t,))
+        slope = jax.grad(lambda x: mapped(x).sum())(x)
+    np.testing.assert_allclose(primal, np.sin(x), rtol=1e-5)
+    np.testing.assert_allclose(tangent, t * np.cos(x), rtol=1e-5)
+    np.testing.assert_allclose(slope, np.cos(x), rtol=1e-5)

@@ -64,6 +64,7 @@ from xmap_compat._jax.patches import (
     accept_options,
     hold,
     inside,
+    mend_collective_batching,
     restore_collective_transposes,
     restore_extremum_gradients,
     restore_named_reductions,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -29,14 +30,32 @@ def local_operation(eqn: Any, mesh_axes: Sequence[str], compiler: Container[Any]
         params["out_sharding"] = of_compiler(params["out_sharding"], compiler)
     if eqn.primitive.name == "call_hi_primitive":
         params["_prim"] = _varying_operation(params["_prim"], mesh_axes)
-    if eqn.primitive.name == "pallas_call":
-        if params["interpret"]:
-            return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": False}
+    if eqn.primitive.name == "pallas_call" and not params["interpret"]:
         params["out_avals"] = tuple(_varying_like(aval, mesh_axes) for aval in params["out_avals"])
-    if VERSION >= (0, 12, 0) or eqn.primitive.name != "regularized_incomplete_beta":
-        return eqn.primitive, params
-    # Its lowering loops from constants to values that vary, which does not type-check before 0.12 either.
-    return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn), "elementwise": True}
+    if _needs_plain_types(eqn, params, mesh_axes):
+        return untyped_call_p, {"jaxpr": _jaxpr_of_equation(eqn)}
+    return eqn.primitive, params
+
+
+def _needs_plain_types(eqn, params, mesh_axes):
+    """Whether an operation's lowering, or its derivative, does not type-check among values that vary over mesh axes."""
+    primitive = eqn.primitive
+    if primitive.name == "pallas_call":
+        return params["interpret"]
+    # Before 0.12 its lowering loops from constants to values that vary.
+    if primitive.name == "regularized_incomplete_beta" and VERSION < (0, 12, 0):
+        return True
+    if eqn.effects or not mesh_axes or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes):
+        return False
+    if primitive not in _FORGETFUL:
+        types, _ = primitive.abstract_eval(*(_varying_like(v.aval, mesh_axes) for v in eqn.invars), **params)
+        types = types if primitive.multiple_results else [types]
+        _FORGETFUL[primitive] = any(not aval.manual_axis_type.varying.issuperset(mesh_axes) for aval in types)
+    return _FORGETFUL[primitive]
+
+
+# Whether the types of a primitive's results lack the mesh axes of its operands, as those of other libraries do.
+_FORGETFUL: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _jaxpr_of_equation(eqn):
@@ -48,69 +67,74 @@ def _plain_jaxpr(fun, avals):
         return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
 
 
-# A call of a jaxpr without varying types among values that have them.  If it is elementwise, it can be transposed.
+# A call of a jaxpr without varying types among values that have them.
 untyped_call_p = Primitive("untyped_call")
 
 untyped_call_p.multiple_results = True
 
 
 @untyped_call_p.def_effectful_abstract_eval
-def _untyped_call_types(*avals, jaxpr, elementwise):
+def _untyped_call_types(*avals, jaxpr):
     varying = frozenset().union(*(aval.manual_axis_type.varying for aval in avals))
     return [_varying_like(aval, varying) for aval in jaxpr.out_avals], jaxpr.effects
 
 
-def _lower_untyped_call(ctx, *args, jaxpr, elementwise):
+def _lower_untyped_call(ctx, *args, jaxpr):
     with plain_context():
         lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
         return lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
 
 
-def _batch_untyped_call(args, dims, *, jaxpr, elementwise):
+def _untyped_call(fun, *args):
+    return untyped_call_p.bind(*args, jaxpr=_plain_jaxpr(fun, map(jax.typeof, args)))
+
+
+def _batch_untyped_call(args, dims, *, jaxpr):
     moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
     in_axes = [None if d is None else 0 for d in dims]
-    if elementwise:
-        # All operands keep one shape.
-        size = moved[in_axes.index(0)].shape[0]
-        moved = [x if d == 0 else jax.numpy.broadcast_to(x, (size, *x.shape)) for x, d in zip(moved, in_axes)]
-        in_axes = [0] * len(moved)
-    batched = _plain_jaxpr(jax.vmap(jex_core.jaxpr_as_fun(jaxpr), in_axes=in_axes), map(jax.typeof, moved))
-    outs = untyped_call_p.bind(*moved, jaxpr=batched, elementwise=elementwise)
+    outs = _untyped_call(jax.vmap(jex_core.jaxpr_as_fun(jaxpr), in_axes=in_axes), *moved)
     return outs, [0] * len(outs)
 
 
-def _jvp_untyped_call(primals, tangents, *, jaxpr, elementwise):
-    fun = jex_core.jaxpr_as_fun(jaxpr)
-    if elementwise:
-        outs = untyped_call_p.bind(*primals, jaxpr=jaxpr, elementwise=True)
-        slopes = [None if type(t) is ad.Zero else _slope(fun, primals, k) for k, t in enumerate(tangents)]
-        pushes = [jax.lax.mul(slope, t) for slope, t in zip(slopes, tangents) if slope is not None]
-        return outs, [sum(pushes[1:], pushes[0])]
-    tangents = [ad.instantiate_zeros(t) for t in tangents]
+def _jvp_untyped_call(primals, tangents, *, jaxpr):
+    """The tangents are a call of their own, which is linear in those of the operands."""
+    moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
+    inexact = [k for k, aval in enumerate(jaxpr.out_avals) if aval.to_tangent_aval().dtype != jax.dtypes.float0]
 
     def pushed(*args):
-        outs, out_tangents = jax.jvp(fun, args[: len(primals)], args[len(primals) :])
-        return [*outs, *out_tangents]
+        primals, tangents = args[: -len(moving)], args[-len(moving) :]
+        fun = lambda *xs: [_call_with(jaxpr, primals, moving, xs)[k] for k in inexact]  # noqa: E731
+        return jax.jvp(fun, tuple(primals[k] for k in moving), tangents)[1]
 
-    pushed_jaxpr = _plain_jaxpr(pushed, [jax.typeof(x) for x in (*primals, *tangents)])
-    outs = untyped_call_p.bind(*primals, *tangents, jaxpr=pushed_jaxpr, elementwise=False)
-    return outs[: len(outs) // 2], outs[len(outs) // 2 :]
+    outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
+    found = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
+    zeros = (ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs)
+    return outs, [found.get(k, zero) for k, zero in enumerate(zeros)]
 
 
-def _slope(fun, primals, k):
-    def slope(*xs):
-        along = lambda x: fun(*xs[:k], x, *xs[k + 1 :])  # noqa: E731
-        return jax.jvp(along, (xs[k],), (jax.numpy.ones_like(xs[k]),))[1]
+def _transpose_untyped_call(cts, *operands, jaxpr):
+    linear = [k for k, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    known = [x for x in operands if not ad.is_undefined_primal(x)]
 
-    (out,) = untyped_call_p.bind(
-        *primals, jaxpr=_plain_jaxpr(slope, [jax.typeof(x) for x in primals]), elementwise=True
-    )
-    return out
+    def pulled(*args):
+        given = iter(args)
+        primals = [None if k in linear else next(given) for k in range(len(operands))]
+        fun = lambda *xs: _call_with(jaxpr, primals, linear, xs)  # noqa: E731
+        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(given))
+
+    found = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
+    return [found.get(k) for k in range(len(operands))]
+
+
+def _call_with(jaxpr, args, where, values):
+    """The results of a jaxpr where some arguments are replaced."""
+    return jex_core.jaxpr_as_fun(jaxpr)(*{**dict(enumerate(args)), **dict(zip(where, values))}.values())
 
 
 mlir.register_lowering(untyped_call_p, _lower_untyped_call)
 batching.primitive_batchers[untyped_call_p] = _batch_untyped_call
 ad.primitive_jvps[untyped_call_p] = _jvp_untyped_call
+ad.primitive_transposes[untyped_call_p] = _transpose_untyped_call
 
 
 def _varying_operation(operation, mesh_axes):

@@ -123,8 +123,8 @@ def mesh_to_stage(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | jax.sharding.A
 
 
 def _publish_meshes(resources) -> None:
-    """Make the entered meshes part of jit's cache key."""
-    meshes = (env.physical_mesh for env in resources.stack)
+    """Make the entered meshes part of jit's cache key; inside an empty one it is as if there were none."""
+    meshes = () if resources.env.physical_mesh.empty else (env.physical_mesh for env in resources.stack)
     config.mesh_context_manager.set_local(tuple(m for m in meshes if not m.empty))
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import config, core, util
 from jax._src.lax import parallel
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
-from jax.interpreters import ad
+from jax.interpreters import ad, batching
 
 from xmap_compat._jax.version import VERSION
 
@@ -119,12 +122,78 @@ def _linear_transpose(rule):
     return transpose
 
 
+def mend_collective_batching(restoration: Restoration) -> None:
+    """Mend batching rules that JAX (to 0.12) gets wrong or lacks, for a vmap inside a body.
+
+    Over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows the
+    scattered one, and ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that axis beside
+    others and fails if some element receives nothing, and ``pbroadcast`` fails.
+    """
+    for primitive, own, rule in (
+        (parallel.reduce_scatter_p, False, _batch_scatter),
+        (primitives.all_to_all_p, False, _batch_exchange),
+        (primitives.ppermute_p, True, _batch_own_permutation),
+        (parallel.pbroadcast_p, True, _batch_own_broadcast),
+    ):
+        restoration.entry(batching.fancy_primitive_batchers, primitive, _batching(primitive, own, rule))
+
+
+def _batching(primitive, own, rule):
+    """JAX's batching rule, but for ``rule`` where the vmap's own axis is (``own``) or is not one of the collective's."""
+    original = batching.fancy_primitive_batchers[primitive]
+
+    def batch(axis_data, operands, dims, **params):
+        (x,), (d,) = operands, dims
+        axes = params["axis_name"] if isinstance(params["axis_name"], (tuple, list)) else (params["axis_name"],)
+        if (axis_data.name in axes) != own:
+            return original(axis_data, operands, dims, **params)
+        if own:
+            return rule(batching.bdim_at_front(x, d, axis_data.size), axis_data.name, **{**params, "axis_name": axes})
+        return rule(x, d, **params) if d is not None else (primitive.bind(x, **params), None)
+
+    return batch
+
+
+def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
+    follows = d > scatter_dimension
+    out = parallel.reduce_scatter_p.bind(x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params)
+    return out, d - (follows and not tiled)
+
+
+def _batch_exchange(x, d, *, split_axis, concat_axis, **params):
+    moved = {"split_axis": split_axis + (d <= split_axis), "concat_axis": concat_axis + (d <= concat_axis)}
+    return primitives.all_to_all_p.bind(x, **moved, **params), d
+
+
+def _batch_own_permutation(x, own, *, axis_name, perm):
+    """Everyone takes the slice of its source out of all of them, or zeros if it has none."""
+    at, others = axis_name.index(own), [name for name in axis_name if name != own]
+    for name in reversed(others):
+        x = jax.lax.all_gather(x, name)
+    x = jnp.moveaxis(x, len(others), at)
+    sizes = x.shape[: len(axis_name)]
+    sources = np.full(math.prod(sizes), math.prod(sizes))
+    for source, destination in perm:
+        sources[destination] = source
+    sources = np.moveaxis(sources.reshape(sizes), at, -1)
+    mine = jnp.asarray(sources)[tuple(map(jax.lax.axis_index, others))]
+    return jnp.take(x.reshape(-1, *x.shape[len(sizes) :]), mine, axis=0, mode="fill", fill_value=0), 0
+
+
+def _batch_own_broadcast(x, own, *, axis_name, source):
+    where = dict(zip(axis_name, np.unravel_index(source, [jax.lax.axis_size(name) for name in axis_name])))
+    x = jax.lax.index_in_dim(x, int(where.pop(own)), keepdims=False)
+    for name, index in where.items():
+        x = jax.lax.pbroadcast(x, name, int(index))
+    return x, None
+
+
 def restore_extremum_gradients(
-    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...]], Any], in_body: Callable[[], bool]
+    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...], Any], Any], in_body: Callable[[], bool]
 ) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
 
-    ``rule(x, tangent, out, axes)`` gives the tangent of the extremum ``out``.
+    ``rule(x, tangent, out, axes, axis_index_groups)`` gives the tangent of the extremum ``out``.
     """
     for primitive in (primitives.pmax_p, primitives.pmin_p):
         restoration.entry(ad.primitive_jvps, primitive, _extremum_jvp(primitive, rule, in_body))
@@ -132,15 +201,15 @@ def restore_extremum_gradients(
 
 def _extremum_jvp(primitive, rule, in_body):
     def jvp(primals, tangents, *, axes, axis_index_groups):
-        if not in_body() or axis_index_groups is not None:
+        if not in_body():
             raise NotImplementedError(f"Differentiation rule for '{primitive}' not implemented")
         (x,), (t,) = primals, tangents
-        out = primitive.bind(x, axes=axes, axis_index_groups=None)
+        out = primitive.bind(x, axes=axes, axis_index_groups=axis_index_groups)
         if isinstance(out, (list, tuple)):
             (out,) = out
         if type(t) is ad.Zero:
             return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, rule(x, t, out, axes)
+        return out, rule(x, t, out, axes, axis_index_groups)
 
     return jvp
 

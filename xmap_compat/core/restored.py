@@ -50,11 +50,12 @@ def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
     return _NamesOfType(aval) if _in_body() else {}
 
 
-def _extremum_tangent(x, tangent, out, axes):
+def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
     """Ties share alike.  Integers among the axes are positional dimensions, which the extremum has no more."""
     kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
     ties = (x == kept).astype(x.dtype)
-    return lax.psum(tangent * ties, axes) / lax.psum(ties, axes)
+    total = lambda v: lax.psum(v, axes, axis_index_groups=axis_index_groups)  # noqa: E731
+    return total(tangent * ties) / total(ties)
 
 
 def _make_restoration() -> _jax.Restoration:
@@ -63,6 +64,7 @@ def _make_restoration() -> _jax.Restoration:
     restoration.attribute(_jax.ARRAY_TYPE, "named_shape", property(_named_shape_of_type))
     _jax.restore_named_reductions(restoration, _is_name)
     _jax.restore_collective_transposes(restoration)
+    _jax.mend_collective_batching(restoration)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration
 

@@ -107,8 +107,12 @@ def _new_device_axes(body):
 @contextlib.contextmanager
 def body_context(body: Body) -> Iterator[None]:
     """What tracing a body needs: its axes known to this thread, and the vocabulary that JAX removed."""
-    with entered_body(body), restored(), _jax.plain_context():
+    with entered_body(body), restored(), _by_our_rules(True), _jax.plain_context():
         yield
+
+
+# Part of jit's cache key: what JAX's own rules made of a jitted function outside must not be used inside.
+_by_our_rules = jax.make_user_context(default_value=False)
 
 
 def sizes_in_scope() -> Mapping[AxisName, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,33 +22,28 @@ def group_members(loc: Locality, value: NamedValue, params: Params):
     table = np.zeros((loc.place(names[0]).size, len(groups[0])), np.int32)
     ranks = np.zeros(len(table), np.int32)
     for group in groups:
-        for rank, member in enumerate(group):
-            table[member] = group
-            ranks[member] = rank
+        table[list(group)], ranks[list(group)] = group, range(len(group))
     everything = gather_over(loc, value, names)
     here = index_of(loc, names)
     members = apply_positional(loc, lambda g, i: g[jnp.asarray(table)[i]], everything, here)
     return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)
 
 
-def reduce_in_groups(reduce: Callable, neutral: Callable[[Any], Any]) -> Callable:
-    """A reduction within groups, which may differ in size: of everything gathered, the members of one's group.
-
-    ``neutral(own value)`` is what changes nothing if it is reduced as well.
-    """
+def reduce_in_groups(reduce: Callable) -> Callable:
+    """A reduction within groups, which may differ in size: all groups are reduced, those of one size together."""
 
     def in_groups(loc, params, value):
-        names, groups = axis_names(params), params["axis_index_groups"]
-        size = loc.place(names[0]).size
-        together = np.zeros((size, size), bool)
-        for group in groups:
-            together[np.ix_(group, group)] = True
+        names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
+        own = np.zeros(loc.place(names[0]).size, np.int32)
+        for k, group in enumerate(groups):
+            own[list(group)] = k
 
-        def reduce_members(everything, index):
-            members = jnp.asarray(together)[index].reshape(size, *(1,) * (everything.ndim - 1))
-            return reduce(jnp.where(members, everything, neutral(everything[index])), (0,))
+        def reduce_all(everything):
+            alike = (np.array(list(some)) for _, some in itertools.groupby(groups, len))
+            return jnp.concatenate([reduce(everything[members], (1,)) for members in alike])
 
-        return apply_positional(loc, reduce_members, gather_over(loc, value, names), index_of(loc, names))
+        reduced = apply_positional(loc, reduce_all, gather_over(loc, value, names))
+        return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i]], reduced, index_of(loc, names))
 
     return in_groups
 

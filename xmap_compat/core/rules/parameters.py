@@ -66,8 +66,10 @@ def check_permutation(params: Params, size: int, where: str) -> None:
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_index, pair)) for pair in perm):
         raise errors.permutation_of_other_things(perm, where)
     for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+        seen: set[int] = set()
         for index in indices:
             if not 0 <= index < size:
                 raise errors.permutation_index_out_of_range(index, size, where)
-            if indices.count(index) > 1:
+            if index in seen:
                 raise errors.repeated_permutation_index(kind, index, where)
+            seen.add(index)

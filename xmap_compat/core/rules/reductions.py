@@ -157,14 +157,13 @@ def _over_axes(reduce: Callable) -> Callable:
     return lambda loc, params, value: reduce(loc, value, axis_names(params), positions(params))
 
 
-def _reduction(name: str, over: Callable, reduce: Callable, neutral: Callable[[Any], Any]) -> Rule:
-    return Rule(name, reduced, _over_axes(over), reduce_in_groups(reduce, neutral), reduces=True)
+def _reduction(name: str, over: Callable, reduce: Callable) -> Rule:
+    return Rule(name, reduced, _over_axes(over), reduce_in_groups(reduce), reduces=True)
 
 
 RULES = {
-    "psum": _reduction("psum", sum_over, lax.reduce_sum, jnp.zeros_like),
-    # Every type has a largest value with itself, though not an infinity, as some of 8 bits.
-    "pmax": _reduction("pmax", max_over, lax.reduce_max, lambda own: own),
-    "pmin": _reduction("pmin", min_over, lax.reduce_min, lambda own: own),
+    "psum": _reduction("psum", sum_over, lax.reduce_sum),
+    "pmax": _reduction("pmax", max_over, lax.reduce_max),
+    "pmin": _reduction("pmin", min_over, lax.reduce_min),
     "pbroadcast": Rule("pbroadcast", reduced, _pbroadcast, check=check_source),
 }

@@ -1,0 +1,187 @@
+"""Collectives under a ``jax.vmap`` inside a body: every collective, every ``in_axes`` and ``out_axes``.
+
+Over the xmap's axes the oracle is a loop over the slices, in the same body.  Over the vmap's own axis, alone and beside
+one of the xmap's, it is the xmapped function in which both axes are the xmap's.  Batching rules apply while a body is
+traced, before anything is placed: resources matter in the last tests only.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xmap_compat
+from xmap_compat import pdot, xmap
+
+I, J, K, BATCH = 4, 2, 3, 2
+GROUPS = [[0, 2], [3, 1]]
+ROTATION, PARTIAL = [(0, 1), (1, 3), (3, 2), (2, 0)], [(0, 1), (2, 0)]
+
+
+def scatters():
+    for at in range(3):
+        for options in ({}, {"axis_index_groups": GROUPS}):
+            yield lambda z, at=at, o=options: lax.psum_scatter(z, "i", scatter_dimension=at, tiled=True, **o)
+            yield lambda z, at=at, o=options: lax.psum_scatter(_of_group(z, at, o), "i", scatter_dimension=at, **o)
+
+
+def gathers():
+    for at in range(3):
+        for options in ({}, {"axis_index_groups": GROUPS}, {"tiled": True}, {"tiled": True, "axis_index_groups": GROUPS}):
+            yield lambda z, at=at, o=options: lax.all_gather(z, "i", axis=at, **o)
+        yield lambda z, at=at: lax.all_gather(z, ("j", "i"), axis=at)
+
+
+def exchanges(options):
+    for split in range(3):
+        for concat in range(3):
+            for tiled in (True, False):
+                yield lambda z, s=split, c=concat, t=tiled: lax.all_to_all(
+                    z if t else _of_group(z, s, options), "i", s, c, tiled=t, **options
+                )
+
+
+def reductions():
+    for reduce in (lax.psum, lax.pmax, lax.pmin):
+        for axes in ("i", ("j", "i"), ("i", 1)):
+            yield lambda z, f=reduce, axes=axes: f(z, axes)
+        yield lambda z, f=reduce: f(z, "i", axis_index_groups=GROUPS)
+    yield lambda z: lax.pmean(z, ("i", "j"))
+
+
+def moves():
+    for perm in (ROTATION, PARTIAL):
+        yield lambda z, perm=perm: lax.ppermute(z, "i", perm)
+    yield lambda z: lax.ppermute(z, ("j", "i"), [(0, 5), (5, 0), (1, 2)])
+    yield lambda z: lax.pshuffle(z, "i", [2, 0, 3, 1])
+    yield lambda z: lax.pbroadcast(z, "i", 2)
+    yield lambda z: lax.axis_index("i") + z
+
+
+def contractions():
+    yield lambda z: pdot(z, z, "i", pos_contract=((1,), (0,)))
+    yield lambda z: pdot(z, jnp.sin(z), ("i", "j"), pos_contract=((1,), (1,)), pos_batch=((0,), (0,)))
+    yield lambda z: xmap_compat.lax.pgather(z, jnp.array([1, 3, 0]), ("i", 1))
+    yield lambda z: jnp.sum(z, axis=("i", 1))
+    yield lambda z: jax.nn.softmax(z, axis="i")
+
+
+FAMILIES = {
+    "psum_scatter": scatters,
+    "all_gather": gathers,
+    "all_to_all": functools.partial(exchanges, {}),
+    "all_to_all in groups": functools.partial(exchanges, {"axis_index_groups": GROUPS}),
+    "reductions": reductions,
+    "moves": moves,
+    "contractions": contractions,
+}
+
+
+def _of_group(z, at, options):
+    """An operand whose dimension has as many elements as a group."""
+    return lax.slice_in_dim(z, 0, len(GROUPS[0]), axis=at) if options else z
+
+
+def operand(batch_at):
+    cube = np.random.default_rng(3).normal(size=(I, J, 4, 4, 4)).astype(np.float32)
+    return np.stack([cube, np.cos(3 * cube)], 2 + batch_at)
+
+
+def everywhere(collective, u, batch_at):
+    """The collective of each slice, and under a vmap with every ``out_axes``."""
+    looped = jnp.stack([collective(lax.index_in_dim(u, k, batch_at, keepdims=False)) for k in range(BATCH)])
+    return looped, [jax.vmap(collective, batch_at, out)(u) for out in range(looped.ndim)]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("batch_at", range(4))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_vmapped_collective_equals_a_loop_over_the_slices(family, batch_at):
+    collectives = list(FAMILIES[family]())
+    body = lambda u: [everywhere(collective, u, batch_at) for collective in collectives]
+    for looped, vmapped in xmap(body, ["i", "j", ...], ["i", "j", ...])(operand(batch_at)):
+        for out, result in enumerate(vmapped):
+            np.testing.assert_allclose(result, np.moveaxis(looped, 2, 2 + out), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["psum_scatter", "all_gather", "all_to_all in groups"])
+def test_gradients_of_vmapped_collectives_equal_those_of_a_loop(family):
+    batch_at = 2
+
+    def slopes(collective, u):
+        loss = lambda out: jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+        looped = lambda u: loss(everywhere(collective, u, batch_at)[0])
+        return jax.grad(looped)(u), jax.grad(lambda u: loss(jax.vmap(collective, batch_at)(u)))(u)
+
+    body = lambda u: [slopes(collective, u) for collective in FAMILIES[family]()]
+    for expected, result in xmap(body, ["i", "j", ...], ["i", "j", ...])(operand(batch_at)):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+# ----------------------------------------------------------------------- the vmap's own axis
+
+
+def over_own_axis(names):
+    """Collectives that JAX (to 0.12) can vmap over the vmap's own axis, or that are mended."""
+    count = K if names == "k" else K * I
+    perm = [(s, (5 * s + 1) % count) for s in range(count)]
+    yield lambda z: lax.psum(z, names)
+    yield lambda z: lax.pmax(z, names)
+    yield lambda z: lax.axis_index(names) + z
+    yield lambda z: lax.ppermute(z, names, perm)
+    yield lambda z: lax.ppermute(z, names, perm[:2])
+    yield lambda z: lax.ppermute(z, names, [(0, 1)])
+    yield lambda z: lax.pshuffle(z, names, [d for _, d in perm])
+    yield lambda z: lax.pbroadcast(z, names, count - 1) + 0 * z
+    yield lambda z: lax.all_to_all(z[:count], names, 0, 1)
+    yield lambda z: lax.all_to_all(z[:, :count], names, 1, 0, tiled=True)
+    yield lambda z: pdot(z, z, names, pos_contract=((1,), (0,)))
+    if names == "k":
+        yield lambda z: lax.all_gather(z, names, axis=1)
+        yield lambda z: lax.psum_scatter(z[:, :count], names, scatter_dimension=1)
+
+
+@pytest.mark.parametrize("names", ["k", ("k", "i"), ("i", "k")], ids=str)
+def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xmap(names):
+    collectives = list(over_own_axis(names))
+    x = np.random.default_rng(4).normal(size=(I, K, 12, 12)).astype(np.float32)
+    together = lambda z: [collective(z) for collective in collectives]
+    expected = xmap(together, ["i", "k", ...], ["i", "k", ...])(x)
+    for at in range(3):
+        vmapped = xmap(lambda u, at=at: jax.vmap(together, at, axis_name="k")(u), ["i", ...], ["i", ...])
+        for one, other in zip(vmapped(np.moveaxis(x, 1, 1 + at)), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_vmap_over_its_own_axis_broadcasts_does_not_vary():
+    body = lambda u: jax.vmap(lambda z: lax.pbroadcast(z, "k", 1), out_axes=None, axis_name="k")(u)
+    x = np.arange(12, dtype=np.float32).reshape(I, K)
+    np.testing.assert_array_equal(xmap(body, ["i", ...], ["i"])(x), x[:, 1])
+
+
+# ----------------------------------------------------------------------------- placements
+
+
+def scattered_columns(u):
+    return jax.vmap(lambda z: lax.psum_scatter(z, "i"), in_axes=1)(u)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("y", "x")}], ids=str)
+@pytest.mark.parametrize("shape", [(8, 8, 8, 8), (8, 8, 8, 8, 2), (8, 8, 3, 2, 2)], ids=str)
+def test_a_vmapped_psum_scatter_is_right_under_every_assignment(shape, resources, mesh42):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    with mesh42:
+        result = xmap(scattered_columns, ["i", ...], ["i", ...], axis_resources=resources)(x)
+    np.testing.assert_allclose(result, x.sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_what_jax_made_of_a_jitted_function_outside_is_not_used_inside():
+    """JAX's cache would give a body the jitted function that JAX's own rule has vmapped, with another result."""
+    scatter = jax.jit(lambda z: lax.psum_scatter(z, "i"))
+    columns = lambda u: jax.vmap(scatter, in_axes=1)(u)
+    x = np.random.default_rng(0).normal(size=(4, 4, 4, 4, 4)).astype(np.float32)
+    jax.vmap(columns, axis_name="i")(x)
+    np.testing.assert_allclose(xmap(columns, ["i", ...], ["i", ...])(x), x.sum(0), rtol=1e-4, atol=1e-5)
