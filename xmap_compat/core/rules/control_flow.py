@@ -7,7 +7,7 @@ devices do, and their ways hold collectives, devices stay together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -167,8 +167,9 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
     index, *operands = operands
     branches = cond.branches
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
-    if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):
+    if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):
         return _cond_select(ev, branches, index, operands)
+    ev = dataclasses.replace(ev, taken=None)
 
     def branch(jaxpr):
         return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
@@ -200,40 +201,58 @@ def _by_platform(platforms, branches, operands):
     return lax.platform_dependent(*operands, default=default, **named)
 
 
-def _must_stay_together(ev, branches):
-    """Whether a device that takes another branch might miss a collective that others wait for.
-
-    A custom rule may hide one in its derivative.  Then, as for several elements on one device, all branches
-    are computed and each element takes its own.
-    """
-    return ev.communicates(*branches) or any(map(has_custom_rule, branches))
-
-
 def _cond_select(ev, branches, index, operands):
-    results = [ev.evaluate(b, _only_where_taken(ev, b, index, k, operands)) for k, b in enumerate(branches)]
+    taken = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
+    if ev.taken is not None:
+        taken = [bind_named(ev.loc, lax.and_p, [ev.taken, own], {})[0] for own in taken]
+    results = [dataclasses.replace(ev, taken=own).evaluate(b, operands) for b, own in zip(branches, taken)]
     return [_select(ev, index, cases) for cases in zip(*results)]
 
 
-def _only_where_taken(ev, branch, which, k, operands):
-    """Cut the gradient of elements that take another branch, where this one may not be differentiable.
+def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
+    """Run the equations of a branch that only the elements ``ev.taken`` take, so that others have no derivative of it.
 
-    (``0 * inf`` would be NaN; ``jax.vmap`` does the same.)  With a collective in the branch, which a custom rule
-    may hide, every element contributes to the others, so nothing can be cut.
+    The others' cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be differentiated.  So their
+    gradient is cut, as ``jax.vmap`` does, except where values flow into a collective over an axis along which elements
+    go different ways: from there they reach elements that take the branch.
+
+    Args:
+      env: the values of the inputs; receives all that is computed without a cut.
+
+    Returns:
+      The values of all variables.
     """
-    if collectives_in(branch) or has_custom_rule(branch):
-        return operands
-    taken = dataclasses.replace(which, data=which.data == k)
-    return [
-        _select(ev, taken, [dataclasses.replace(v, data=lax.stop_gradient(v.data)), v]) if is_inexact(v) else v
-        for v in operands
-    ]
+    assert ev.taken is not None
+    own = _Cut(ev, ev.taken, env)
+    plain = dataclasses.replace(ev, taken=None)
+    apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)  # noqa: E731
+    meeting = [not all(map(apart, ev.collectives(eqn))) for eqn in eqns]
+    for eqn, meets, flows in zip(eqns, meeting, _flowing_into(eqns, meeting)):
+        divided = meets and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
+        (ev if divided else plain).run([eqn], env if meets or flows else own)
+    return own
 
 
-def has_custom_rule(jaxpr: Any) -> bool:
-    """Whether a jaxpr calls a function with a custom derivative."""
-    eqns = _jax.open_jaxpr(jaxpr)[0].eqns
-    return any(
-        isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp))
-        or any(map(has_custom_rule, _jax.subjaxprs(eqn.params)))
-        for eqn in eqns
-    )
+def _flowing_into(eqns: Sequence[Any], chosen: Sequence[bool]) -> list[bool]:
+    """For each equation, whether one of the ``chosen`` needs its results."""
+    needed: set[Any] = set()
+    flows = []
+    for eqn, is_chosen in reversed(list(zip(eqns, chosen))):
+        flows.append(not needed.isdisjoint(eqn.outvars))
+        if is_chosen or flows[-1]:
+            needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    return flows[::-1]
+
+
+class _Cut(dict):
+    """Values of variables; those of ``outside`` come in when they are first used, with their gradient cut."""
+
+    def __init__(self, ev: Evaluator, taken: NamedValue, outside: Mapping[Any, NamedValue]):
+        self._ev, self._taken, self._outside = ev, taken, outside
+
+    def __missing__(self, variable: Any) -> NamedValue:
+        value = self._outside[variable]
+        if is_inexact(value):
+            constant = dataclasses.replace(value, data=lax.stop_gradient(value.data))
+            value = _select(self._ev, self._taken, [constant, value])
+        return self.setdefault(variable, value)
