@@ -7,6 +7,7 @@ devices do, and their ways hold collectives, devices stay together.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform, vary_as, vary_over
+from xmap_compat.core.device import conform, conform_to_names, vary_as, vary_over
 from xmap_compat.core.names import Names, scan_carry_names, while_names
+from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.values import NamedValue, is_inexact, split
 
@@ -223,13 +225,15 @@ def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValu
       The values of all variables.
     """
     assert ev.taken is not None
-    own = _Cut(ev, ev.taken, env)
     plain = dataclasses.replace(ev, taken=None)
     apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)  # noqa: E731
-    meeting = [not all(map(apart, ev.collectives(eqn))) for eqn in eqns]
-    for eqn, meets, flows in zip(eqns, meeting, _flowing_into(eqns, meeting)):
+    met = [frozenset(n for n in ev.collectives(eqn) if not apart(n)) for eqn in eqns]
+    flowing = _flowing_into(eqns, met)
+    shared = _Cut(functools.partial(_cut_unreached, ev, frozenset().union(*met)), env) if any(flowing) else env
+    own = _Cut(functools.partial(_cut, ev, ev.taken), shared)
+    for eqn, meets, flows in zip(eqns, met, flowing):
         divided = meets and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
-        (ev if divided else plain).run([eqn], env if meets or flows else own)
+        (ev if divided else plain).run([eqn], shared if meets or flows else own)
     return own
 
 
@@ -247,12 +251,37 @@ def _flowing_into(eqns: Sequence[Any], chosen: Sequence[bool]) -> list[bool]:
 class _Cut(dict):
     """Values of variables; those of ``outside`` come in when they are first used, with their gradient cut."""
 
-    def __init__(self, ev: Evaluator, taken: NamedValue, outside: Mapping[Any, NamedValue]):
-        self._ev, self._taken, self._outside = ev, taken, outside
+    def __init__(self, cut: Callable[[NamedValue], NamedValue], outside: Mapping[Any, NamedValue]):
+        self._cut, self._outside = cut, outside
 
     def __missing__(self, variable: Any) -> NamedValue:
         value = self._outside[variable]
-        if is_inexact(value):
-            constant = dataclasses.replace(value, data=lax.stop_gradient(value.data))
-            value = _select(self._ev, self._taken, [constant, value])
-        return self.setdefault(variable, value)
+        return self.setdefault(variable, self._cut(value) if is_inexact(value) else value)
+
+
+def _cut(ev, taken, value):
+    return _select(ev, taken, [dataclasses.replace(value, data=lax.stop_gradient(value.data)), value])
+
+
+def _cut_unreached(ev, over, value):
+    """Cut the gradient of elements such that no element along the axes ``over`` takes the branch."""
+    names = sorted(over, key=str)
+    taken = dataclasses.replace(ev.taken, data=ev.taken.data.astype(np.int32))
+    axes = ev.loc.mesh_axes_of(over)
+    if not (axes and ev.loc.typed):
+        found = max_over(ev.loc, taken, names)
+        return _cut(ev, dataclasses.replace(found, data=found.data > 0), value)
+    value = conform_to_names(ev.loc, value, value.names | taken.names)
+    taken = conform(ev.loc, taken, value.dims[: len(value.dims) - value.dims.count(None)], value.names)
+    local = taken.data.max(taken.dims_of(over), keepdims=True)
+    data = cut_tangent_p.bind(lax.stop_gradient(value.data), value.data, local, reduced=(), mesh_axes=axes)
+    return dataclasses.replace(value, data=data)
+
+
+def _cut_tangent(t, out, x, taken, *, reduced, mesh_axes):
+    reached = lax.pcast(lax.pmax(taken, mesh_axes) > 0, mesh_axes, to="varying")
+    return lax.select(lax.broadcast_in_dim(reached, t.shape, range(reached.ndim)), t, lax.full_like(t, 0))
+
+
+# Only the derivative asks other devices, so that values are computed without.
+cut_tangent_p = _jax.define_attached_tangent("cut_tangent", _cut_tangent)
