@@ -90,7 +90,7 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
         found = [collectives_of_rules(ev, e, order) for e in inner]
         if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.Root)):
             try:
-                made = _jax.open_jaxpr(_derivative(ev, eqn))[0].eqns
+                made = _jax.open_jaxpr(derivative(ev.trace, eqn))[0].eqns
                 found += [collectives_of(e) | collectives_of_rules(ev, e, order + 1) for e in made]
             except Exception:
                 found.append(frozenset(ev.loc.placements))
@@ -98,11 +98,11 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
     return ev.rules[id(eqn), order][0]
 
 
-def _derivative(ev, eqn):
-    """An equation and its derivative, traced as the body was."""
+def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
+    """An equation and its derivative: a jaxpr of its operands, which makes results and tangents, or cotangents."""
     smooth = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
 
-    def derivative(*args):
+    def apply(*args):
         def fun(*given):
             rest = iter(given)
             outs = _jax.bind(eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, args)], eqn.params)
@@ -114,7 +114,7 @@ def _derivative(ev, eqn):
         outs, pull = jax.vjp(fun, *given)
         return pull(outs)
 
-    return ev.trace(derivative, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    return trace(apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
 
 
 def is_no_array(value: NamedValue) -> bool:

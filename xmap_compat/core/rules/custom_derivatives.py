@@ -33,7 +33,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
       Results in the canonical layout of what each varies over.  A tangent is laid out as its primal; one that
       varies over more is refused, since the result has no place for it.
     """
-    names = ev.names_of(call.body, operands)
+    names = ev.checker.equation(eqn, [v.names for v in operands])
     inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
     def values_of(operands):
