@@ -165,8 +165,8 @@ def _plain_type(aval):
 def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
     """A primitive ``(out, x, *others) -> out`` with a derivative: ``tangent(tangent of x, out, x, *others, **params)``.
 
-    ``out`` must have been computed of ``x`` without derivatives, as the others.  A parameter ``reduced`` holds the dimensions of ``x``
-    that ``out`` does not have.
+    ``out`` and the others must have been computed without derivatives.  A parameter ``reduced`` holds the dimensions of
+    ``x`` that ``out`` does not have.
     """
     primitive = Primitive(name)
     primitive.def_impl(lambda out, *operands, **params: out)

@@ -43,7 +43,7 @@ class Checker:
     fun: str
     device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
     room: Names = NONE
-    trace: Callable[..., Any] | None = None
+    trace: Any = None
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
     _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
@@ -177,7 +177,7 @@ def _called(checker: Checker, call: Any, inputs: Sequence[Names]) -> list[Names]
 
 
 def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names]) -> list[Names]:
-    """A rule may use the tangent of an operand that the function ignores: its results vary over it, if there is room."""
+    """Where there is room, results vary as their tangents do: a rule may use one that the function itself ignores."""
     names = checker.results(call.body, inputs)
     room = checker.room & _union(inputs)
     if all(room <= n for n in names):

@@ -229,21 +229,23 @@ def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValu
     apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)  # noqa: E731
     met = [frozenset(n for n in ev.collectives(eqn) if not apart(n)) for eqn in eqns]
     flowing = _flowing_into(eqns, met)
-    shared = _Cut(functools.partial(_cut_unreached, ev, frozenset().union(*met)), env) if any(flowing) else env
+    kinds = [None if flows else _jax.read(eqn) for eqn, flows in zip(eqns, flowing)]
+    divided = [isinstance(kind, (_jax.Call, _jax.Checkpoint, _jax.Cond)) for kind in kinds]
+    whole = any(flowing) or any(axes and kind and not parts for axes, kind, parts in zip(met, kinds, divided))
+    shared = _Cut(functools.partial(_cut_unreached, ev, frozenset().union(*met)), env) if whole else env
     own = _Cut(functools.partial(_cut, ev, ev.taken), shared)
-    for eqn, meets, flows in zip(eqns, met, flowing):
-        divided = meets and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond))
-        (ev if divided else plain).run([eqn], shared if meets or flows else own)
+    for eqn, axes, flows, parts in zip(eqns, met, flowing, divided):
+        (ev if axes and parts else plain).run([eqn], shared if axes or flows else own)
     return own
 
 
-def _flowing_into(eqns: Sequence[Any], chosen: Sequence[bool]) -> list[bool]:
-    """For each equation, whether one of the ``chosen`` needs its results."""
+def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
+    """For each equation, whether one that meets others in a collective needs its results."""
     needed: set[Any] = set()
     flows = []
-    for eqn, is_chosen in reversed(list(zip(eqns, chosen))):
+    for eqn, axes in reversed(list(zip(eqns, met))):
         flows.append(not needed.isdisjoint(eqn.outvars))
-        if is_chosen or flows[-1]:
+        if axes or flows[-1]:
             needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
     return flows[::-1]
 

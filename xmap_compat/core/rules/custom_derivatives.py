@@ -107,7 +107,8 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # No others: a sum over devices is not to be there for constants of a branch that not all devices take.
         wanted = {k: layouts[k] for k in differentiated}
-        found = {names: backward(residuals, cotangents, names) for names in dict.fromkeys(n for _, n, _ in wanted.values())}
+        different = dict.fromkeys(names for _, names, _ in wanted.values())
+        found = {names: backward(residuals, cotangents, names) for names in different}
         parts = {k: [outs[k] for outs in found[names]] for k, (_, names, _) in wanted.items()}
         cts = {k: add_cotangents([cotangent_like(ev, ct, *wanted[k]) for ct in cts]) for k, cts in parts.items()}
         return tuple(map(cts.get, range(len(layouts))))
