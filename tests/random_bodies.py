@@ -239,6 +239,12 @@ WRAPPERS = {
     + (custom_jvp, custom_vjp, custom_vjp_summing, custom_batched)
 }
 
+
+def guarded(g):
+    """Where w is negative, the branch is neither taken nor differentiable."""
+    return lambda v, w, key: lax.cond(w[0] > 0, lambda: g(v, w * jnp.sqrt(w[0]), key), lambda: v * w)
+
+
 # ------------------------------------------------------------------------------ programs
 
 
@@ -280,7 +286,7 @@ def chains_of(words):
 
 def body(words):
     """The function that words make."""
-    wrap = lambda g, name: WRAPPERS[name](g)
+    wrap = lambda g, name: (WRAPPERS | {"guarded": guarded})[name](g)
     pieces = [functools.reduce(wrap, reversed(wrappers), LEAVES[leaf]) for *wrappers, leaf in chains_of(words)]
 
     def program(v, w, key=None):

@@ -150,6 +150,14 @@ def test_structures(seed):
     check(rng, draw(rng, ELEMENTWISE | COLLECTIVE | ALGEBRA, WRAPPERS))
 
 
+@seeds(3, 60)
+def test_branches_that_are_not_differentiable_where_they_are_not_taken(seed):
+    rng = np.random.default_rng([5, seed])
+    rules = {"custom_jvp", "custom_vjp", "scan", "counted", "cond", "switch", "jit", "remat", "vmapped", "gradient"}
+    words = f"guarded {draw(rng, ELEMENTWISE, rules).split(';')[0]}"
+    check(rng, words, uses=[value, forward if modes(words.split()) == {"forward"} else reverse])
+
+
 @seeds(2, 30)
 def test_linear_algebra(seed):
     rng = np.random.default_rng([1, seed])

@@ -163,28 +163,27 @@ def _plain_type(aval):
 
 
 def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
-    """A primitive ``(out, x) -> out`` that carries a derivative: ``tangent(out, x, tangent of x, **params)``.
+    """A primitive ``(out, x, *others) -> out`` with a derivative: ``tangent(tangent of x, out, x, *others, **params)``.
 
-    ``out`` must have been computed of ``x`` without derivatives.  A parameter ``reduced`` holds the dimensions of ``x``
-    that ``out`` does not have.
+    ``out`` and the others must have been computed without derivatives.  A parameter ``reduced`` holds the dimensions of
+    ``x`` that ``out`` does not have.
     """
     primitive = Primitive(name)
-    primitive.def_impl(lambda out, x, **params: out)
-    primitive.def_abstract_eval(lambda out, x, **params: out)
-    mlir.register_lowering(primitive, lambda ctx, out, x, **params: [out])
+    primitive.def_impl(lambda out, *operands, **params: out)
+    primitive.def_abstract_eval(lambda out, *operands, **params: out)
+    mlir.register_lowering(primitive, lambda ctx, out, *operands, **params: [out])
 
     def jvp(primals, tangents, **params):
-        out, x = primals
         t = tangents[1]
-        result = primitive.bind(out, x, **params)
+        result = primitive.bind(*primals, **params)
         if type(t) is ad.Zero:
             return result, ad.Zero(jax.typeof(result).to_tangent_aval())
-        return result, tangent(out, x, t, **params)
+        return result, tangent(t, *primals, **params)
 
     def batch(operands, positions, *, reduced, **params):
         (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
-        out, x = (batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions))
-        return primitive.bind(out, x, reduced=tuple(d + 1 for d in reduced), **params), 0
+        operands = [batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions)]
+        return primitive.bind(*operands, reduced=tuple(d + 1 for d in reduced), **params), 0
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch

@@ -687,7 +687,8 @@ def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterab
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
         f"The custom_jvp rule used at {where} returns a tangent that varies over {_names(extra)} for an output that "
-        "does not. Reduce the tangent over these axes in the rule (e.g. with lax.psum)"
+        "does not. Reduce the tangent over these axes in the rule (e.g. with lax.psum), or name them in out_axes of "
+        "every result"
     )
 
 

@@ -22,10 +22,10 @@ from xmap_compat.core.batch import bind_named, bind_over_names
 from xmap_compat.core.device import Locality, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
-from xmap_compat.core.rules.callables import evaluate_callable
+from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
-from xmap_compat.core.rules.table import RULES, collectives_in, names_used, translate
+from xmap_compat.core.rules.table import RULES, collectives_in, collectives_of, names_used, translate
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
@@ -89,12 +89,16 @@ class Evaluator:
       trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
+      taken: in a branch, which elements take it; None where all do.
+      rules: what is known of the custom rules of equations.
     """
 
     loc: Locality
     checker: Checker
     trace: Tracer
     calls: RepeatedCalls
+    taken: NamedValue | None = None
+    rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def evaluate(
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
@@ -102,14 +106,17 @@ class Evaluator:
         """The results of a jaxpr (closed, or with its constants given)."""
         body, own_consts = _jax.open_jaxpr(jaxpr)
         values = consts if consts is not None else [positional(c) for c in own_consts]
-        env = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
+        env: Any = dict(zip(_jax.input_vars(body), [*values, *args], strict=True))
         read = lambda v: positional(v.val) if isinstance(v, _jax.Literal) else env[v]  # noqa: E731
-        self.run(body.eqns, env)
+        if self.taken is None:
+            self.run(body.eqns, env)
+        else:
+            env = control_flow.run_where_taken(self, body.eqns, env)
         return [read(v) for v in body.outvars]
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
         """The results of a function that the user jitted."""
-        if jaxpr in self.calls and not any(map(is_float0, operands)):
+        if jaxpr in self.calls and self.taken is None and not any(map(is_float0, operands)):
             return self.calls.function(self, jaxpr, name)(*operands)
         return self.evaluate(jaxpr, operands)
 
@@ -161,8 +168,13 @@ class Evaluator:
         return bind_over_names(self.loc, eqn, operands, self.named_axes(eqn), results)
 
     def communicates(self, *jaxprs: Any) -> bool:
-        """Whether evaluating these jaxprs moves anything between devices."""
-        return any(self.loc.place(n).mesh_axes for jaxpr in jaxprs for n in collectives_in(jaxpr))
+        """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
+        eqns = (eqn for jaxpr in jaxprs for eqn in _jax.open_jaxpr(jaxpr)[0].eqns)
+        return any(self.loc.place(n).mesh_axes for eqn in eqns for n in self.collectives(eqn))
+
+    def collectives(self, eqn: Any) -> frozenset[AxisName]:
+        """Every axis name that collectives in an equation, and in the custom rules inside of it, mention."""
+        return collectives_of(eqn) | collectives_of_rules(self, eqn)
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

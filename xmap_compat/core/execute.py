@@ -144,8 +144,11 @@ def _on_device(placed: PlacedCall, loc: Locality, consts: Sequence[Any], leaves:
 def _evaluate(placed, loc, consts, args, evaluator):
     body = placed.body if loc.mesh_axes else dataclasses.replace(placed.body, device_axes={})
     hidden = {axis: Placement(axis, size, (axis,), (size,)) for axis, size in body.device_axes.items()}
-    checker = Checker(loc.placements, placed.fun_name, hidden if loc.nested else {})
-    ev = evaluator(loc, checker, lambda fun, types: trace_flat(fun, types, body), RepeatedCalls(placed.program.jaxpr))
+    declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
+    room = declared[0].intersection(*declared) if declared else frozenset()
+    trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
+    checker = Checker(loc.placements, placed.fun_name, hidden if loc.nested else {}, room, trace)
+    ev = evaluator(loc, checker, trace, RepeatedCalls(placed.program.jaxpr))
     values = [positional(c) for c in consts]
     if loop_lengths(loc.placements):
         return evaluate_in_loops(ev, placed.program, values, args)

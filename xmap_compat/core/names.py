@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import RULES, check_parameters, names_used, result_names
 from xmap_compat.core.specs import AxisName
@@ -33,11 +35,15 @@ class Checker:
       fun: the name of the function, for messages.
       device_axes: mesh axes that belong to the outermost xmap around this one: known where a program is checked
         only, not where it is evaluated.
+      room: axes that every result has anyway, so that values may vary over them for the sake of their tangents.
+      trace: as that of the evaluator; needed where there is room.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
     device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
+    room: Names = NONE
+    trace: Any = None
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
     _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
@@ -170,6 +176,21 @@ def _called(checker: Checker, call: Any, inputs: Sequence[Names]) -> list[Names]
     return checker.results(call.body, inputs)
 
 
+def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names]) -> list[Names]:
+    """Where there is room, results vary as their tangents do: a rule may use one that the function itself ignores."""
+    names = checker.results(call.body, inputs)
+    room = checker.room & _union(inputs)
+    if all(room <= n for n in names):
+        return names
+    try:
+        outs = dataclasses.replace(checker, room=NONE).results(derivative(checker.trace, checker._around[-1]), inputs)
+    except Exception:  # There is no derivative, or none that these axes may meet in.
+        return names
+    tangents = iter(outs[len(outs) // 2 :])
+    inexact = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in call.body.out_avals]
+    return [n | (next(tangents) & room) if smooth else n for n, smooth in zip(names, inexact)]
+
+
 def _scan(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
     carry = scan_carry_names(checker, scan, inputs)
     consts, xs = _around_carry(scan, inputs)
@@ -252,7 +273,7 @@ def root_names(checker: Checker, root: _jax.Root, inputs: Sequence[Names]) -> Na
 _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] = {
     _jax.Call: _called,
     _jax.Checkpoint: _called,
-    _jax.CustomJvp: _called,
+    _jax.CustomJvp: _custom_jvp,
     _jax.CustomVjp: _called,
     _jax.Scan: _scan,
     _jax.While: _while,

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
+from xmap_compat.core.rules.table import collectives_of
+from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0
 
 if TYPE_CHECKING:
@@ -71,6 +74,47 @@ def evaluate_whole(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) ->
         return ev.evaluate(jaxpr, values)
 
     return custom(*operands)
+
+
+# Of so many derivatives, one of the other, collectives are known: many rules call their own function, without an end.
+_ORDERS = 3
+
+
+def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
+    """Every axis name that collectives in the custom rules of an equation, and of those inside of it, mention.
+
+    A rule that cannot be traced by itself may have one over any axis.
+    """
+    if (id(eqn), order) not in ev.rules:
+        inner = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
+        found = [collectives_of_rules(ev, e, order) for e in inner]
+        if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.Root)):
+            try:
+                made = _jax.open_jaxpr(derivative(ev.trace, eqn))[0].eqns
+                found += [collectives_of(e) | collectives_of_rules(ev, e, order + 1) for e in made]
+            except Exception:
+                found.append(frozenset(ev.loc.placements))
+        ev.rules[id(eqn), order] = frozenset().union(*found), eqn  # which keeps its id
+    return ev.rules[id(eqn), order][0]
+
+
+def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
+    """An equation and its derivative: a jaxpr of its operands, which makes results and tangents, or cotangents."""
+    smooth = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
+
+    def apply(*args):
+        def fun(*given):
+            rest = iter(given)
+            outs = _jax.bind(eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, args)], eqn.params)
+            return [out for out in outs if jnp.issubdtype(out.dtype, jnp.inexact)]
+
+        given = tuple(itertools.compress(args, smooth))
+        if not isinstance(_jax.read(eqn), _jax.CustomVjp):
+            return jax.jvp(fun, given, given)
+        outs, pull = jax.vjp(fun, *given)
+        return pull(outs)
+
+    return trace(apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
 
 
 def is_no_array(value: NamedValue) -> bool:

@@ -7,7 +7,8 @@ devices do, and their ways hold collectives, devices stay together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,8 +18,9 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform, vary_as, vary_over
+from xmap_compat.core.device import conform, conform_to_names, vary_as, vary_over
 from xmap_compat.core.names import Names, scan_carry_names, while_names
+from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.values import NamedValue, is_inexact, split
 
@@ -167,8 +169,9 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
     index, *operands = operands
     branches = cond.branches
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
-    if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):
+    if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):
         return _cond_select(ev, branches, index, operands)
+    ev = dataclasses.replace(ev, taken=None)
 
     def branch(jaxpr):
         return lambda *values: ev.conformed(ev.evaluate(jaxpr, values), names)
@@ -200,40 +203,87 @@ def _by_platform(platforms, branches, operands):
     return lax.platform_dependent(*operands, default=default, **named)
 
 
-def _must_stay_together(ev, branches):
-    """Whether a device that takes another branch might miss a collective that others wait for.
-
-    A custom rule may hide one in its derivative.  Then, as for several elements on one device, all branches
-    are computed and each element takes its own.
-    """
-    return ev.communicates(*branches) or any(map(has_custom_rule, branches))
-
-
 def _cond_select(ev, branches, index, operands):
-    results = [ev.evaluate(b, _only_where_taken(ev, b, index, k, operands)) for k, b in enumerate(branches)]
+    taken = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
+    if ev.taken is not None:
+        taken = [bind_named(ev.loc, lax.and_p, [ev.taken, own], {})[0] for own in taken]
+    results = [dataclasses.replace(ev, taken=own).evaluate(b, operands) for b, own in zip(branches, taken)]
     return [_select(ev, index, cases) for cases in zip(*results)]
 
 
-def _only_where_taken(ev, branch, which, k, operands):
-    """Cut the gradient of elements that take another branch, where this one may not be differentiable.
+def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
+    """Run the equations of a branch that only the elements ``ev.taken`` take, so that others have no derivative of it.
 
-    (``0 * inf`` would be NaN; ``jax.vmap`` does the same.)  With a collective in the branch, which a custom rule
-    may hide, every element contributes to the others, so nothing can be cut.
+    The others' cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be differentiated.  So their
+    gradient is cut, as ``jax.vmap`` does, except where values flow into a collective over an axis along which elements
+    go different ways: from there they reach elements that take the branch.
+
+    Args:
+      env: the values of the inputs; receives all that is computed without a cut.
+
+    Returns:
+      The values of all variables.
     """
-    if collectives_in(branch) or has_custom_rule(branch):
-        return operands
-    taken = dataclasses.replace(which, data=which.data == k)
-    return [
-        _select(ev, taken, [dataclasses.replace(v, data=lax.stop_gradient(v.data)), v]) if is_inexact(v) else v
-        for v in operands
-    ]
+    assert ev.taken is not None
+    plain = dataclasses.replace(ev, taken=None)
+    apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)  # noqa: E731
+    met = [frozenset(n for n in ev.collectives(eqn) if not apart(n)) for eqn in eqns]
+    flowing = _flowing_into(eqns, met)
+    kinds = [None if flows else _jax.read(eqn) for eqn, flows in zip(eqns, flowing)]
+    divided = [isinstance(kind, (_jax.Call, _jax.Checkpoint, _jax.Cond)) for kind in kinds]
+    whole = any(flowing) or any(axes and kind and not parts for axes, kind, parts in zip(met, kinds, divided))
+    shared = _Cut(functools.partial(_cut_unreached, ev, frozenset().union(*met)), env) if whole else env
+    own = _Cut(functools.partial(_cut, ev, ev.taken), shared)
+    for eqn, axes, flows, parts in zip(eqns, met, flowing, divided):
+        (ev if axes and parts else plain).run([eqn], shared if axes or flows else own)
+    return own
 
 
-def has_custom_rule(jaxpr: Any) -> bool:
-    """Whether a jaxpr calls a function with a custom derivative."""
-    eqns = _jax.open_jaxpr(jaxpr)[0].eqns
-    return any(
-        isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp))
-        or any(map(has_custom_rule, _jax.subjaxprs(eqn.params)))
-        for eqn in eqns
-    )
+def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
+    """For each equation, whether one that meets others in a collective needs its results."""
+    needed: set[Any] = set()
+    flows = []
+    for eqn, axes in reversed(list(zip(eqns, met))):
+        flows.append(not needed.isdisjoint(eqn.outvars))
+        if axes or flows[-1]:
+            needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    return flows[::-1]
+
+
+class _Cut(dict):
+    """Values of variables; those of ``outside`` come in when they are first used, with their gradient cut."""
+
+    def __init__(self, cut: Callable[[NamedValue], NamedValue], outside: Mapping[Any, NamedValue]):
+        self._cut, self._outside = cut, outside
+
+    def __missing__(self, variable: Any) -> NamedValue:
+        value = self._outside[variable]
+        return self.setdefault(variable, self._cut(value) if is_inexact(value) else value)
+
+
+def _cut(ev, taken, value):
+    return _select(ev, taken, [dataclasses.replace(value, data=lax.stop_gradient(value.data)), value])
+
+
+def _cut_unreached(ev, over, value):
+    """Cut the gradient of elements such that no element along the axes ``over`` takes the branch."""
+    names = sorted(over, key=str)
+    taken = dataclasses.replace(ev.taken, data=ev.taken.data.astype(np.int32))
+    axes = ev.loc.mesh_axes_of(over)
+    if not (axes and ev.loc.typed):
+        found = max_over(ev.loc, taken, names)
+        return _cut(ev, dataclasses.replace(found, data=found.data > 0), value)
+    value = conform_to_names(ev.loc, value, value.names | taken.names)
+    taken = conform(ev.loc, taken, value.dims[: len(value.dims) - value.dims.count(None)], value.names)
+    local = taken.data.max(taken.dims_of(over), keepdims=True)
+    data = cut_tangent_p.bind(lax.stop_gradient(value.data), value.data, local, reduced=(), mesh_axes=axes)
+    return dataclasses.replace(value, data=data)
+
+
+def _cut_tangent(t, out, x, taken, *, reduced, mesh_axes):
+    reached = lax.pcast(lax.pmax(taken, mesh_axes) > 0, mesh_axes, to="varying")
+    return lax.select(lax.broadcast_in_dim(reached, t.shape, range(reached.ndim)), t, lax.full_like(t, 0))
+
+
+# Only the derivative asks other devices, so that values are computed without.
+cut_tangent_p = _jax.define_attached_tangent("cut_tangent", _cut_tangent)

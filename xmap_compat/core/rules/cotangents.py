@@ -118,7 +118,7 @@ def with_cotangents(ev: Evaluator) -> Evaluator:
     """An evaluator that knows the mark of cotangents, as an axis of one element."""
     placements = {**ev.loc.placements, COTANGENT: Placement(COTANGENT, 1)}
     loc = dataclasses.replace(ev.loc, placements=placements)
-    return dataclasses.replace(ev, loc=loc, checker=dataclasses.replace(ev.checker, placements=placements))
+    return dataclasses.replace(ev, loc=loc, checker=dataclasses.replace(ev.checker, placements=placements, room=NONE))
 
 
 def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:

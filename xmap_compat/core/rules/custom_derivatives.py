@@ -33,7 +33,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
       Results in the canonical layout of what each varies over.  A tangent is laid out as its primal; one that
       varies over more is refused, since the result has no place for it.
     """
-    names = ev.names_of(call.body, operands)
+    names = ev.checker.equation(eqn, [v.names for v in operands])
     inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
     def values_of(operands):
@@ -80,6 +80,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
     layouts = [(v.dims, v.names, jax.typeof(v.data).dtype) for v in operands]
+    differentiated: set[int] = set()
 
     @jax.custom_vjp
     def fun(*values):
@@ -87,6 +88,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
+        differentiated.update(itertools.compress(itertools.count(), perturbed))
         primals = [dataclasses.replace(v, data=v.data.value) for v in flagged]
         outs = evaluate_callable(ev, functools.partial(run_fwd, perturbed), primals)
         num_residuals = len(outs) - len(names)
@@ -103,13 +105,13 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        found = {
-            names: backward(residuals, cotangents, names) for names in dict.fromkeys(names for _, names, _ in layouts)
-        }
-        parts = [[outs[k] for outs in found[names]] for k, (_, names, _) in enumerate(layouts)]
-        return tuple(
-            add_cotangents([cotangent_like(ev, ct, *layout) for ct in cts]) for cts, layout in zip(parts, layouts)
-        )
+        # No others: a sum over devices is not to be there for constants of a branch that not all devices take.
+        wanted = {k: layouts[k] for k in differentiated}
+        different = dict.fromkeys(names for _, names, _ in wanted.values())
+        found = {names: backward(residuals, cotangents, names) for names in different}
+        parts = {k: [outs[k] for outs in found[names]] for k, (_, names, _) in wanted.items()}
+        cts = {k: add_cotangents([cotangent_like(ev, ct, *wanted[k]) for ct in cts]) for k, cts in parts.items()}
+        return tuple(map(cts.get, range(len(layouts))))
 
     # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
     fun.defvjp(fwd, bwd, symbolic_zeros=True)

@@ -91,7 +91,7 @@ def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
     return shared(t * ties) / shared(ties)
 
 
-def _tangent_on_mesh(out, x, t, *, reduced, mesh_axes, widens):
+def _tangent_on_mesh(t, out, x, *, reduced, mesh_axes, widens):
     loc = Locality({}, widens=widens)
     across = lambda x: travel(loc, lambda x: lax.pcast(x, mesh_axes, to="varying"), x)  # noqa: E731
     return _tangent_of_ties(x, t, out, reduced, across, lambda v: travel(loc, lambda v: lax.psum(v, mesh_axes), v))

@@ -1,0 +1,279 @@
+"""Derivatives of branches that some elements do not take, with custom rules and collectives in them.
+
+Where a branch has no collective, the oracle is ``jax.vmap``.  Where it has one, elements that do not take it contribute
+to those that do: the oracle is the positional function, written by hand so that only what is used is computed.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, vmapped
+
+from xmap_compat import xmap
+
+pytestmark = pytest.mark.usefixtures("end_a_hang")
+
+
+def assert_near(got, want):
+    compare = functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-4)
+    jax.tree.map(compare, got, want)
+
+
+# ------------------------------------------------------------------------ without collectives
+
+
+def with_tangent(function, rule):
+    f = jax.custom_jvp(function)
+    f.defjvp(lambda primals, tangents: (f(*primals), rule(*primals, *tangents)))
+    return f
+
+
+def with_cotangent(function, rule):
+    f = jax.custom_vjp(function)
+    f.defvjp(lambda z: (function(z), z), lambda z, ct: (rule(z, ct),))
+    return f
+
+
+half_tangent = with_tangent(jnp.sin, lambda z, t: jax.nn.relu(jnp.cos(z)) * t / 2)
+half_cotangent = with_cotangent(jnp.sin, lambda z, ct: jax.nn.softplus(jnp.cos(z)) * ct / 2)
+
+NOT_DIFFERENTIABLE = {
+    "relu": lambda z: jax.nn.relu(jnp.sqrt(z)),
+    "relu6": lambda z: jnp.log(z) * jax.nn.relu6(z),
+    "softplus": lambda z: jax.nn.softplus(jnp.sqrt(z)),
+    "logaddexp": lambda z: jnp.logaddexp(jnp.log(z), 0.5),
+    "a rule in a rule": lambda z: half_tangent(jnp.sqrt(z)),
+    "in a scan": lambda z: lax.scan(lambda c, t: (half_tangent(jnp.sqrt(c)) * t, None), z, jnp.arange(1.0, 3))[0],
+    "in a jit": jax.jit(lambda z: jax.jit(jax.nn.relu)(jnp.sqrt(z))),
+    "in a remat": jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(jnp.sqrt(z)))),
+    "in a branch": lambda z: lax.cond(z < 1, lambda z: jax.nn.relu(jnp.sqrt(z)), jnp.log, z),
+    "in a vmap": lambda z: jax.vmap(lambda c: jax.nn.relu(jnp.sqrt(z * c)))(jnp.arange(1.0, 3)).sum(),
+}
+ONLY_REVERSE = {
+    "cotangent": lambda z: half_cotangent(jnp.sqrt(z)),
+    "cotangent in a remat": jax.checkpoint(lambda z: half_cotangent(jnp.sqrt(z))),
+}
+
+
+def branching(branch):
+    return lambda x, u, w: lax.cond(x[0] > 0, lambda: branch(x[0]) * w[0], lambda: 3 * x[0] * u)
+
+
+def weights(a, b):
+    return np.cos(np.arange(a * b, dtype=np.float32)).reshape(a, b)
+
+
+def derivatives(mapped, a, b):
+    """Values and gradients of the functions with a reverse mode; forward, and forward over reverse, of the others."""
+    args = arguments(a, b)
+    loss = lambda f: lambda *args: (f(*args) * weights(a, b)).sum()
+    found = {}
+    for name, branch in (NOT_DIFFERENTIABLE | ONLY_REVERSE).items():
+        f = mapped(branching(branch))
+        found[name] = [f(*args), jax.grad(loss(f), (0, 1, 2))(*args)]
+        if name not in ONLY_REVERSE:
+            found[name] += [jax.jvp(g, args, args)[1] for g in (f, jax.grad(loss(f)))]
+    return found
+
+
+@functools.cache
+def derivatives_by_vmap(a, b):
+    return jax.jit(lambda: derivatives(vmapped, a, b))()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_branch_that_is_not_taken_has_no_derivative(placement):
+    a, b, resources = PLACEMENTS[placement]
+    expected = derivatives_by_vmap(a, b)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
+    with mesh42():
+        mapped = lambda body: xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
+        assert_near(jax.jit(lambda: derivatives(mapped, a, b))(), expected)
+
+
+# --------------------------------------------------------------------------- with collectives
+
+
+def over_b(z):
+    return lax.psum(z, "b")
+
+
+def summing(part):
+    """A function of z whose rule has a sum, that adds nothing, in one part of it."""
+    nothing = lambda z, where: 0 * over_b(z) if where == part else 0.0
+    if part == "tangent":
+        return with_tangent(lambda z: 1.5 * z, lambda z, t: 1.5 * t + nothing(t, "tangent"))
+    f = jax.custom_vjp(lambda z: 1.5 * z + nothing(z, "function"))
+    forward = lambda z: (1.5 * z + nothing(z, "function"), nothing(z, "forward"))
+    f.defvjp(forward, lambda res, ct: (1.5 * ct + res * ct + nothing(ct, "backward"),))
+    return f
+
+
+# name: the branch of z; by hand of all z[a, b], of those that reach someone who takes it, and of those that take it.
+COLLECTIVES = {
+    "after the sum": (lambda z: over_b(z) * jnp.sqrt(z), lambda z, met, own: z.sum(1, keepdims=True) * jnp.sqrt(own)),
+    "before the sum": (
+        lambda z: over_b(jnp.sqrt(jnp.abs(z) - 0.1)),
+        lambda z, met, own: jnp.sqrt(jnp.abs(met) - 0.1).sum(1, keepdims=True),
+    ),
+    "with a rule": (
+        lambda z: jax.nn.relu(9 + over_b(z)) * jax.nn.softplus(jnp.sqrt(z)),
+        lambda z, met, own: (9 + z.sum(1, keepdims=True)) * jax.nn.softplus(jnp.sqrt(own)),
+    ),
+    "in a jit in a remat": (
+        jax.checkpoint(jax.jit(lambda z: jnp.sin(over_b(z)) * jnp.sqrt(z))),
+        lambda z, met, own: jnp.sin(z.sum(1, keepdims=True)) * jnp.sqrt(own),
+    ),
+    "in a branch": (
+        lambda z: lax.cond(z < 1, lambda z: over_b(z) * jnp.sqrt(z), lambda z: lax.pmean(z, "b") * jnp.log(z), z),
+        lambda z, met, own: z.sum(1, keepdims=True) * jnp.where(own < 1, jnp.sqrt(own), jnp.log(own) / z.shape[1]),
+    ),
+    "two after each other": (
+        lambda z: over_b(jnp.sin(over_b(z)) * z) * jnp.sqrt(z),
+        lambda z, met, own: jnp.sin(z.sum(1, keepdims=True)) * z.sum(1, keepdims=True) * jnp.sqrt(own),
+    ),
+    "over an axis along which all agree": (
+        lambda z: lax.cond(lax.pmax(z, "b") > 99, lambda z: over_b(jnp.sqrt(z - 2)), jnp.sin, z),
+        lambda z, met, own: jnp.sin(own),
+    ),
+    "in a tangent": (lambda z: jnp.sqrt(summing("tangent")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
+    "in a function": (lambda z: jnp.sqrt(summing("function")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
+    "in a forward rule": (lambda z: jnp.sqrt(summing("forward")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
+    "in a backward rule": (lambda z: jnp.sqrt(summing("backward")(z)), lambda z, met, own: jnp.sqrt(1.5 * own)),
+}
+
+
+def by_hand(positional):
+    def function(x):
+        taken = x > 0
+        met, own = (jnp.where(t, x, 1.0) for t in (taken.any(1, keepdims=True), taken))
+        return jnp.where(taken, positional(x, met, own), 3 * x)
+
+    return function
+
+
+def some_rows_taken(a, b):
+    """Rows that no element, some elements, and all elements take; of those with a sum of roots all have one."""
+    x = 0.5 + np.abs(arguments(a, b)[0][..., 0])
+    signs = np.where(np.arange(a)[:, None] % 4 > np.arange(b) % 3, 1, -1)
+    return np.where(np.arange(a)[:, None] % 4 == 0, -0.05, signs * x).astype(np.float32)
+
+
+def of_collectives(functions, a, b):
+    x, direction = some_rows_taken(a, b), weights(a, b)
+    gradient = lambda f: jax.grad(lambda x: (f(x) * direction).sum())
+    return {name: (f(x), gradient(f)(x), jax.jvp(gradient(f), (x,), (direction,))[1]) for name, f in functions.items()}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_it_contributes(placement):
+    """Elements in whose row nobody takes the branch have none, even where what they contribute has no derivative."""
+    a, b, resources = PLACEMENTS[placement]
+    expected = jax.jit(lambda: of_collectives({n: by_hand(p) for n, (_, p) in COLLECTIVES.items()}, a, b))()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
+    with mesh42():
+        functions = {
+            name: xmap(
+                lambda z, branch=branch: lax.cond(z > 0, branch, lambda z: 3 * z, z),
+                {0: "a", 1: "b"},
+                OUT_AXES,
+                axis_resources=resources,
+            )
+            for name, (branch, _) in COLLECTIVES.items()
+        }
+        assert_near(jax.jit(lambda: of_collectives(functions, a, b))(), expected)
+
+
+# --------------------------------------------------------------- what devices do, and together
+
+
+def primitives(function, *args):
+    """The primitives of a function, each with those that it stands inside of."""
+
+    def inside(jaxpr, around):
+        for eqn in jaxpr.eqns:
+            yield (*around, eqn.primitive.name)
+            for sub in jaxprs_in_params(eqn.params):
+                yield from inside(getattr(sub, "jaxpr", sub), (*around, eqn.primitive.name))
+
+    return list(inside(jax.make_jaxpr(function)(*args).jaxpr, ()))
+
+
+def differing_on_devices(branch):
+    body = lambda v, w: lax.cond(v > 0, lambda: branch(v, w), lambda: jnp.sin(v))
+    mapped = xmap(body, (["b"], []), ["b"], axis_resources={"b": "x"})
+    return jax.grad(lambda v, w: mapped(v, w).sum(), (0, 1))
+
+
+V = np.array([1, -1, 2, -3], np.float32)
+
+
+def test_each_device_computes_only_its_branch_if_no_rule_has_a_collective():
+    @functools.partial(jax.custom_vjp)
+    def product(v, w):
+        return v * w
+
+    product.defvjp(lambda v, w: (v * w, (v, w)), lambda res, ct: (ct * res[1], ct * res[0]))
+    # In the gradient of a constant, too, there is no sum over devices that the others do not join.
+    gradient = differing_on_devices(
+        lambda v, w: jax.nn.relu(product(v, w)) + product(jnp.ones(()), v) + product(w, 2.0)
+    )
+    with mesh42():
+        found = primitives(gradient, V, 2.0)
+        got = gradient(V, 2.0)
+    assert any(path[-1] == "cond" for path in found)
+    assert not [path for path in found if "cond" in path and path[-1].startswith("psum")]
+    assert_near(got, (np.where(V > 0, 2 + 1, np.cos(V)), (V > 0).sum() * 2.0 + V[V > 0].sum()))
+
+
+@pytest.mark.parametrize("part", ["function", "forward", "backward", "tangent"])
+def test_devices_compute_all_branches_if_a_rule_has_a_collective(part):
+    gradient = differing_on_devices(lambda v, w: summing(part)(v) * w)
+    with mesh42():
+        assert not any(path[-1] == "cond" for path in primitives(gradient, V, 2.0))
+        assert_near(gradient(V, 2.0), (np.where(V > 0, 3.0, np.cos(V)), 1.5 * V[V > 0].sum()))
+
+
+def test_devices_compute_all_branches_if_a_rule_cannot_be_looked_into():
+    def refusing(res, ct):
+        raise NotImplementedError("not differentiable")
+
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda z: (jnp.sin(z), None), refusing)
+    mapped = xmap(lambda v: lax.cond(v > 0, f, jnp.cos, v), ["b"], ["b"], axis_resources={"b": "x"})
+    with mesh42():
+        assert not any(path[-1] == "cond" for path in primitives(mapped, V))
+        assert_near(mapped(V), np.where(V > 0, np.sin(V), np.cos(V)))
+        with pytest.raises(NotImplementedError, match="not differentiable"):
+            jax.grad(lambda v: mapped(v).sum())(V)
+
+
+def test_values_are_computed_without_asking_who_takes_a_branch():
+    mapped = xmap(
+        lambda z: lax.cond(z > 0, lambda z: over_b(jnp.sqrt(z)), jnp.sin, z), ["b"], ["b"], axis_resources={"b": "x"}
+    )
+    with mesh42():
+        assert [path[-1] for path in primitives(mapped, V) if path[-1].startswith(("psum", "pmax"))] == [
+            "psum_invariant"
+        ]
+
+
+def test_devices_leave_a_loop_together_if_only_a_tangent_has_a_collective():
+    f = with_tangent(lambda z: 1.5 * z, lambda z, t: over_b(t))
+    turns = lambda: lax.axis_index("b")
+    body = lambda z: lax.while_loop(lambda s: s[0] < turns(), lambda s: (s[0] + 1, f(s[1])), (0, z))[1]
+    tangent = np.arange(4, dtype=np.float32)
+    for turn in range(3):
+        tangent = np.where(turn < np.arange(4), tangent.sum(), tangent)
+    for resources in ({}, {"b": "x"}):
+        mapped = xmap(body, ["b"], ["b"], axis_resources=resources)
+        with mesh42():
+            found = jax.jvp(mapped, (V,), (np.arange(4, dtype=np.float32),))
+        assert_near(found, (V * 1.5 ** np.arange(4), tangent))
