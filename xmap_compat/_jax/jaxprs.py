@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax._src import core
+import jax
 from jax._src.state import discharge
-from jax._src.state import types as state_types
 from jax.extend import core as jex_core
 
 from xmap_compat._jax.version import VERSION
@@ -15,7 +14,16 @@ from xmap_compat._jax.version import VERSION
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
 JaxprEqn = jex_core.JaxprEqn
-NamedAxisEffect = core.NamedAxisEffect
+
+
+def _sample_collective(x):
+    return jax.lax.pbroadcast(jax.lax.psum(x, "i"), "i", 0)
+
+
+# What has no public name is read off a program that has it.
+_sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((), "float32"))
+pbroadcast_p = _sample.eqns[-1].primitive
+(NamedAxisEffect,) = map(type, _sample.effects)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -63,13 +71,18 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
     """
     if not _makes_or_takes_references(closed, set()):
         return closed
-    if any(isinstance(v.aval, state_types.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
+    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
         return None
-    with core.extend_axis_env_nd(axis_env):
-        if VERSION >= (0, 10, 2):
-            # By itself it would expand operations like ``lax.custom_root``.
-            return discharge.discharge_state(closed, lower=False)
-        return discharge.discharge_state2(closed)
+    return jax.make_jaxpr(lambda *args: jex_core.jaxpr_as_fun(_discharged(closed))(*args), axis_env=axis_env)(
+        *closed.in_avals
+    )
+
+
+def _discharged(closed):
+    if VERSION >= (0, 10, 2):
+        # By itself it would expand operations like ``lax.custom_root``.
+        return discharge.discharge_state(closed, lower=False)
+    return discharge.discharge_state2(closed)
 
 
 def _makes_or_takes_references(jaxpr, seen):
@@ -78,7 +91,7 @@ def _makes_or_takes_references(jaxpr, seen):
     seen.add(id(jaxpr))
     body, _ = open_jaxpr(jaxpr)
     variables = [*input_vars(body), *(v for eqn in body.eqns for v in eqn.outvars)]
-    return any(isinstance(v.aval, state_types.AbstractRef) for v in variables) or any(
+    return any(isinstance(v.aval, jax.ref.AbstractRef) for v in variables) or any(
         _makes_or_takes_references(sub, seen)
         for eqn in body.eqns
         if eqn.primitive.name != "pallas_call"

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 from jax._src import config, core, util
-from jax._src.lax import parallel
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
+from xmap_compat._jax.jaxprs import pbroadcast_p
 from xmap_compat._jax.version import VERSION
 
 
@@ -108,7 +108,7 @@ def restore_collective_transposes(restoration: Restoration) -> None:
             jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source), total, jax.lax.full_like(total, 0)
         )
 
-    for primitive, rule in ((primitives.all_to_all_p, all_to_all), (parallel.pbroadcast_p, pbroadcast)):
+    for primitive, rule in ((primitives.all_to_all_p, all_to_all), (pbroadcast_p, pbroadcast)):
         restoration.entry(ad.primitive_transposes, primitive, _linear_transpose(rule))
 
 

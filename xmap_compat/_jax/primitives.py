@@ -124,7 +124,7 @@ def define_named_primitive(
 
     def effectful_abstract_eval(*operands, **params):
         for axis in params["axes"]:
-            core.get_axis_env().axis_size(axis)
+            jax.lax.axis_size(axis)
         shape, dtype = abstract_eval(*map(_plain_type, operands), **params)
         return jax.core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
 

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import jax
-from jax._src import core, distributed
-from jax._src.interpreters import partial_eval
+from jax._src import distributed
+from jax.extend import core as jex_core
 
 
 class ProcessStore:
@@ -62,9 +62,4 @@ def process_store() -> ProcessStore | None:
 
 def is_staging() -> bool:
     """Whether what is called now is traced for an outer function, and runs later or never."""
-    trace = core.trace_ctx.trace
-    while trace is not None:
-        if isinstance(trace, partial_eval.DynamicJaxprTrace):
-            return True
-        trace = getattr(trace, "parent_trace", None)
-    return False
+    return jex_core.unsafe_am_i_under_a_jit_DO_NOT_USE()

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
-from jax._src import config, core
+from jax._src import config
 from jax._src.interpreters import ad as private_ad
 from jax._src.interpreters import batching as private_batching
 from jax.extend import core as jex_core
@@ -29,13 +29,13 @@ def plain_context() -> Iterator[None]:
 
 
 def current_trace() -> Any:
-    """The trace that primitives are bound in now: an identity to compare with ``is``."""
-    return core.trace_ctx.trace
+    """What stands for the trace that primitives are bound in now: the same trace has an equal one."""
+    return jex_core.get_opaque_trace_state()
 
 
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
-    return tuple(core.get_axis_env().axis_sizes)
+    return tuple(jex_core.unsafe_get_axis_names_DO_NOT_USE())
 
 
 def tracer_origin(x: Any) -> tuple[str, Any]:
