@@ -81,6 +81,7 @@ from xmap_compat._jax.positions import (
     where_now,
 )
 from xmap_compat._jax.primitives import (
+    Level,
     axes_of_effects,
     bind,
     bind_batched,
