@@ -6,10 +6,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src.state import discharge
 from jax.extend import core as jex_core
 
+from xmap_compat._jax.nice import part
 from xmap_compat._jax.version import VERSION
+
+references = part("references")
 
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
@@ -67,22 +69,20 @@ def subjaxprs(params: Any) -> Iterator[Any]:
 def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:
     """A closed jaxpr that passes values on, instead of writing them to the references (``jax.new_ref``) that it makes.
 
-    Returns None if it uses references that were made elsewhere.
+    Returns None if it uses references that were made elsewhere, or if this JAX cannot do it.
     """
     if not _makes_or_takes_references(closed, set()):
         return closed
     if any(isinstance(v.aval, jax.ref.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
         return None
-    return jax.make_jaxpr(lambda *args: jex_core.jaxpr_as_fun(_discharged(closed))(*args), axis_env=axis_env)(
-        *closed.in_avals
-    )
+    found: list[Any] = []
 
+    def within(*args):
+        found.append(references.discharged(closed))
+        return [] if found[0] is None else jex_core.jaxpr_as_fun(found[0])(*args)
 
-def _discharged(closed):
-    if VERSION >= (0, 10, 2):
-        # By itself it would expand operations like ``lax.custom_root``.
-        return discharge.discharge_state(closed, lower=False)
-    return discharge.discharge_state2(closed)
+    passing_on = jax.make_jaxpr(within, axis_env=axis_env)(*closed.in_avals)
+    return None if found[0] is None else passing_on
 
 
 def _makes_or_takes_references(jaxpr, seen):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
-from jax._src import config, core, util
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
 from xmap_compat._jax.jaxprs import pbroadcast_p
-from xmap_compat._jax.version import VERSION
 
 
 class Restoration:
@@ -153,55 +150,3 @@ def hold(restoration: Restoration, other: Restoration) -> None:
         return other.exit
 
     restoration._plan.append(install)
-
-
-class _RememberedOption:
-    """The value of an option that JAX does not read any more; ``heard`` is told of it."""
-
-    def __init__(self, value, heard):
-        self.value, self.heard = value, heard
-
-    def _set(self, value):
-        self.value = value
-        self.heard(value)
-
-    def read(self, config):
-        return self.value
-
-
-def accept_options(
-    restoration: Restoration, defaults: Mapping[str, Any], heard: Mapping[str, Callable[[Any], None]] = {}
-) -> None:
-    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing.
-
-    Args:
-      heard: functions that are told of the value when it is set, and of the default at the end.
-    """
-    for name, default in defaults.items():
-        if name in config.config._value_holders:
-            continue
-        tell = heard.get(name, lambda value: None)
-        option = _RememberedOption(default, tell)
-        restoration.at_exit(functools.partial(tell, default))
-        help_text = "A former option of JAX, accepted by xmap_compat without effect."
-        restoration.entry(config.config._value_holders, name, option)
-        restoration.entry(config.config.meta, name, (type(default), [], {"help": help_text}))
-        restoration.attribute(type(config.config), name, property(option.read))
-
-
-def set_for_all_threads(context: Any, value: Any) -> None:
-    """The value of a ``jax.make_user_context`` where no context is entered."""
-    if VERSION >= (0, 10, 1):
-        context.set_global(value)
-    else:
-        context._obj.set_global(value)
-
-
-# Modules whose names were public: the private ones that they were names of.
-_INSIDES = {"jax.core": core, "jax.util": util}
-
-
-def inside(name: str) -> Any:
-    """An object of JAX's insides that was public under this name."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(_INSIDES[module], attribute)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import sys
 import sysconfig
@@ -23,12 +22,12 @@ def exclude_from_positions(folder: str) -> None:
     """Positions in messages and in compiled programs are the user's: none is in this folder."""
     source_info_util.register_exclusion(folder + os.sep)
     _FOLDERS.append(folder + os.sep)
-    _is_user_file.cache_clear()
+    is_user_file.cache_clear()
 
 
 @functools.cache
-def _is_user_file(name: str) -> bool:
-    """As JAX guesses it for the positions in its programs."""
+def is_user_file(name: str) -> bool:
+    """Whether the user has written a file, as JAX guesses it for the positions in its programs."""
     libraries = (sysconfig.get_path("stdlib"), os.path.dirname(os.__file__))
     return not name.startswith((*_FOLDERS, *libraries))
 
@@ -44,7 +43,7 @@ def api_boundary(fun: C) -> C:
 
     @functools.wraps(fun)
     def at_boundary(*args, **kwargs):
-        outermost, _boundary.inside = not _boundary.inside, True
+        outermost = _enter_boundary()
         try:
             return fun(*args, **kwargs)
         except Exception as error:
@@ -53,7 +52,7 @@ def api_boundary(fun: C) -> C:
                 error.with_traceback(_without_hidden_frames(error.__traceback__))
             raise
         finally:
-            _boundary.inside = not outermost
+            _leave_boundary(outermost)
 
     return cast(C, at_boundary)
 
@@ -63,6 +62,16 @@ class _Boundary(threading.local):
 
 
 _boundary = _Boundary()
+
+
+def _enter_boundary() -> bool:
+    """Whether it is the outermost."""
+    outermost, _boundary.inside = not _boundary.inside, True
+    return outermost
+
+
+def _leave_boundary(outermost: bool) -> None:
+    _boundary.inside = not outermost
 
 
 def _without_hidden_frames(passed):
@@ -76,7 +85,7 @@ def _without_hidden_frames(passed):
 def where_now() -> str:
     """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
     frame: types.FrameType | None = sys._getframe()
-    while frame is not None and not _is_user_file(frame.f_code.co_filename):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "an unknown place"
@@ -95,7 +104,7 @@ def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]],
     users: list[tuple[types.FrameType, int]] = []
     below: list[str] = []
     for frame, line in passed:
-        if _is_user_file(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             users, below = [(frame, line), *users], []
         else:
             below.append(frame.f_code.co_name)
@@ -106,7 +115,7 @@ def user_stacklevel() -> int:
     """The ``stacklevel`` at which a warning of the caller is the user's."""
     frame: types.FrameType | None = sys._getframe(1)
     level = 1
-    while frame is not None and not _is_user_file(frame.f_code.co_filename):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level
 
@@ -122,22 +131,6 @@ def where_in_user_code(*eqns: Any) -> str:
     """``file:line (function)`` of the user's call that made an equation: the first of them for which it is known."""
     found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
     return next(filter(None, found), "the call of a nested xmap")
-
-
-def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
-    """The user's frames, innermost first: ``(file, function, line, column, end line, end column)``."""
-    made = eqn.source_info.traceback
-    frames = zip(*made.raw_frames()) if made else ()
-    return [
-        (code.co_filename, code.co_qualname, *_location(code, last))
-        for code, last in frames
-        if _is_user_file(code.co_filename)
-    ]
-
-
-def _location(code, last):
-    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), last // 2, None))
-    return line or 0, column or 0, end_line or 0, end_column or 0
 
 
 def name_stack(eqn: Any) -> str:
