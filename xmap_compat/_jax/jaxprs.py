@@ -25,7 +25,7 @@ def _sample_collective(x):
 # What has no public name is read off a program that has it.
 _sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((), "float32"))
 pbroadcast_p = _sample.eqns[-1].primitive
-(NamedAxisEffect,) = map(type, _sample.effects)
+NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -34,16 +34,14 @@ def accept_options(
     Args:
       heard: functions that are told of the value when it is set, and of the default at the end.
     """
-    holders, meta = jax.config._value_holders, jax.config.meta
+    holders = jax.config._value_holders
     for name, default in defaults.items():
         if name in holders:
             continue
         tell = heard.get(name, lambda value: None)
         option = _RememberedOption(default, tell)
         restoration.at_exit(functools.partial(tell, default))
-        help_text = "A former option of JAX, accepted by xmap_compat without effect."
         restoration.entry(holders, name, option)
-        restoration.entry(meta, name, (type(default), [], {"help": help_text}))
         restoration.attribute(type(jax.config), name, property(option.read))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ def axes_of_spmd_vmap() -> frozenset[Any]:
 def no_spmd_names() -> contextlib.AbstractContextManager[None]:
     """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: those of our own levels are no such vmap."""
     env = trace_ctx.axis_env
-    return _axis_env(env, type(env)(env.axis_sizes, type(env.spmd_axis_names)(), env.explicit_mesh_axis_names))
+    parts = {name: getattr(env, name) for name in inspect.signature(type(env)).parameters}
+    return _axis_env(env, type(env)(**{**parts, "spmd_axis_names": type(env.spmd_axis_names)()}))
 
 
 @contextlib.contextmanager
