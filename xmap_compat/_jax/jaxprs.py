@@ -62,8 +62,8 @@ def subjaxprs(params: Any) -> Iterator[Any]:
     elif isinstance(params, (tuple, list)):
         for value in params:
             yield from subjaxprs(value)
-    elif type(params).__name__ == "CustomRoot":
-        yield params.solve_jaxpr  # since 0.12
+    elif type(operation := params).__name__ == "CustomRoot":
+        yield operation.solve_jaxpr  # since 0.12
 
 
 def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:

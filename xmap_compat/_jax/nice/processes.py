@@ -47,13 +47,10 @@ class ProcessStore:
         self.client.key_value_delete(key)
 
 
-_METHODS = ("key_value_set", "key_value_dir_get", "blocking_key_value_get", "key_value_delete")
-
-
 def process_store() -> ProcessStore | None:
-    """That of this process; None if it has not joined others, or if this JAX has none."""
-    client = getattr(getattr(distributed, "global_state", None), "client", None)
-    return ProcessStore(client) if all(hasattr(client, method) for method in _METHODS) else None
+    """That of this process; None if it has not joined others."""
+    client = distributed.global_state.client
+    return None if client is None else ProcessStore(client)
 
 
 def is_staging() -> bool:
