@@ -10,7 +10,6 @@ import io
 import pickle
 import sys
 import threading
-import types
 import warnings
 
 import jax
@@ -273,17 +272,10 @@ def test_the_empty_mesh_is_no_mesh_in_scope(empty):
     np.testing.assert_array_equal(global_array(X, ["i", ...], mesh=empty()), X)
 
 
-def without(module, *names):
-    """A module as a JAX would have it that has removed some names."""
-    return types.SimpleNamespace(**{k: v for k, v in vars(module).items() if k not in names})
-
-
 @pytest.fixture
 def no_mesh_contexts(monkeypatch):
     """What ``with Mesh`` sets is gone from JAX, as far as this package can see."""
-    fence = importlib.import_module("xmap_compat._jax.mesh")
-    monkeypatch.setattr(fence, "mesh_lib", without(fence.mesh_lib, "thread_resources", "ResourceEnv", "EMPTY_ENV"))
-    monkeypatch.setattr(fence, "config", without(fence.config, "mesh_context_manager"))
+    monkeypatch.setattr(importlib.import_module("xmap_compat._jax.nice"), "_off", {"contexts"})
 
 
 def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):

@@ -6,12 +6,13 @@ release is older than the supported floor.
 """
 
 import os
+from typing import TYPE_CHECKING
 
 from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, parse_version
 
 check_release()
 
-from xmap_compat._jax.dispatch import explaining, is_device_mismatch, jit, recovering
+from xmap_compat._jax.dispatch import explaining, jit
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,
@@ -46,42 +47,39 @@ from xmap_compat._jax.mesh import (
     ambient_mesh,
     assign_mesh,
     axes_of_entry,
-    axes_of_spmd_vmap,
     context_of,
     enter_mesh,
     exit_mesh,
     forget_assigned_mesh,
     in_manual_region,
     mesh_to_stage,
-    no_spmd_names,
     replicated,
     resharded,
     restore_mesh_context,
+    spmd,
 )
+from xmap_compat._jax.nice import part
 from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
 from xmap_compat._jax.patches import (
     Restoration,
-    accept_options,
     hold,
-    inside,
     mend_collective_batching,
     restore_collective_transposes,
     restore_extremum_gradients,
     restore_named_reductions,
-    set_for_all_threads,
 )
 from xmap_compat._jax.positions import (
     api_boundary,
     equation_context,
     exclude_from_positions,
     name_stack,
-    user_frames,
     user_frames_of,
     user_stacklevel,
     where_in_user_code,
     where_now,
 )
 from xmap_compat._jax.primitives import (
+    Level,
     axes_of_effects,
     bind,
     bind_batched,
@@ -90,17 +88,13 @@ from xmap_compat._jax.primitives import (
     define_named_primitive,
     names_after_batching,
 )
-from xmap_compat._jax.processes import ProcessStore, is_staging, process_store
 from xmap_compat._jax.tracing import (
     ARRAY_TYPE,
     TRACER_TYPE,
     bound_axis_names,
     current_trace,
-    frame_of,
     plain_context,
-    tracer_origin,
 )
-from xmap_compat._jax.transformations import transformation_of
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,
@@ -110,6 +104,18 @@ from xmap_compat._jax.types import (
     varying_axes_of,
     with_weak_type,
 )
+
+is_device_mismatch, recovering = (recovery := part("recovery")).is_device_mismatch, recovery.recovering
+accept_options, set_for_all_threads = (options := part("options")).accept_options, options.set_for_all_threads
+axes_of_spmd_vmap, no_spmd_names = spmd.axes_of_spmd_vmap, spmd.no_spmd_names
+is_staging, process_store = (processes := part("processes")).is_staging, processes.process_store
+inside = part("insides").inside
+tracer_origin = part("origins").tracer_origin
+transformation_of = part("transformations").transformation_of
+user_frames = part("frames").user_frames
+
+if TYPE_CHECKING:
+    from xmap_compat._jax.nice.processes import ProcessStore
 
 # Positions in messages and in compiled programs are the user's, not this package's.
 exclude_from_positions(os.path.dirname(os.path.dirname(__file__)))

@@ -1,8 +1,7 @@
-"""``jax.jit`` as xmap needs it: on a backend, and with a second try for arrays that lie elsewhere."""
+"""``jax.jit`` as xmap needs it: on a backend, and with refusals in better words."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,40 +21,7 @@ def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
         return jax.jit(fun, backend=backend, **options)
 
 
-Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
-Calling = Callable[[tuple[Any, ...]], contextlib.AbstractContextManager[None]]
 Explanation = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
-
-
-def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
-    """The same jitted function, but a call that fails is made once more with other arguments.
-
-    ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
-    The context ``calling(args)`` is around the call.
-    Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
-    fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay JAX's own: put on the function itself
-    they would be copied by ``jax.grad``, whose result has none.
-    """
-    state = jitted.__getstate__()
-    missed = state["cache_miss"]
-
-    @api_boundary
-    def cache_miss(*args, **kwargs):
-        with calling(args):
-            try:
-                return missed(*args, **kwargs)
-            except (TypeError, ValueError) as error:
-                others = recovery(error, args, kwargs)
-                if others is None:
-                    raise
-            outs, _, *rest = missed(*others, **kwargs)
-        return (outs, None, *rest)  # the fast path would be for the arguments that failed
-
-    kind: Any = type(jitted)
-    made = kind.__new__(kind)
-    made.__setstate__({**state, "cache_miss": cache_miss})
-    made.__dict__.update(vars(jitted))
-    return made
 
 
 def explaining(stage: Callable[..., Any], explain: Explanation) -> Callable[..., Any]:
@@ -71,8 +37,3 @@ def explaining(stage: Callable[..., Any], explain: Explanation) -> Callable[...,
             raise
 
     return explained
-
-
-def is_device_mismatch(error: BaseException) -> bool:
-    """Whether an error of JAX says that arrays or programs in one computation are on different devices."""
-    return isinstance(error, ValueError) and "Received incompatible devices" in str(error)

@@ -6,8 +6,8 @@ from collections.abc import Container
 from typing import Any
 
 import jax
-from jax._src import source_info_util
 from jax.extend import core as jex_core
+from jax.extend import source_info_util
 
 from xmap_compat._jax.equations import Call, read
 from xmap_compat._jax.jaxprs import Literal, input_vars, open_jaxpr

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax._src import core
-from jax._src.state import discharge
-from jax._src.state import types as state_types
+import jax
 from jax.extend import core as jex_core
 
+from xmap_compat._jax.nice import part
 from xmap_compat._jax.version import VERSION
+
+references = part("references")
 
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
 JaxprEqn = jex_core.JaxprEqn
-NamedAxisEffect = core.NamedAxisEffect
+
+
+def _sample_collective(x):
+    return jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)
+
+
+# What has no public name is read off a program that has it.
+_sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((1,), "float32"))
+reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
+NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -52,24 +62,27 @@ def subjaxprs(params: Any) -> Iterator[Any]:
     elif isinstance(params, (tuple, list)):
         for value in params:
             yield from subjaxprs(value)
-    elif type(params).__name__ == "CustomRoot":
-        yield params.solve_jaxpr  # since 0.12
+    elif type(operation := params).__name__ == "CustomRoot":
+        yield operation.solve_jaxpr  # since 0.12
 
 
 def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:
     """A closed jaxpr that passes values on, instead of writing them to the references (``jax.new_ref``) that it makes.
 
-    Returns None if it uses references that were made elsewhere.
+    Returns None if it uses references that were made elsewhere, or if this JAX cannot do it.
     """
     if not _makes_or_takes_references(closed, set()):
         return closed
-    if any(isinstance(v.aval, state_types.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
+    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
         return None
-    with core.extend_axis_env_nd(axis_env):
-        if VERSION >= (0, 10, 2):
-            # By itself it would expand operations like ``lax.custom_root``.
-            return discharge.discharge_state(closed, lower=False)
-        return discharge.discharge_state2(closed)
+    found: list[Any] = []
+
+    def within(*args):
+        found.append(references.discharged(closed))
+        return [] if found[0] is None else jex_core.jaxpr_as_fun(found[0])(*args)
+
+    passing_on = jax.make_jaxpr(within, axis_env=axis_env)(*closed.in_avals)
+    return None if found[0] is None else passing_on
 
 
 def _makes_or_takes_references(jaxpr, seen):
@@ -78,7 +91,7 @@ def _makes_or_takes_references(jaxpr, seen):
     seen.add(id(jaxpr))
     body, _ = open_jaxpr(jaxpr)
     variables = [*input_vars(body), *(v for eqn in body.eqns for v in eqn.outvars)]
-    return any(isinstance(v.aval, state_types.AbstractRef) for v in variables) or any(
+    return any(isinstance(v.aval, jax.ref.AbstractRef) for v in variables) or any(
         _makes_or_takes_references(sub, seen)
         for eqn in body.eqns
         if eqn.primitive.name != "pallas_call"

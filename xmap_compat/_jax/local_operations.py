@@ -43,7 +43,7 @@ def _needs_plain_types(eqn, params, mesh_axes):
     if primitive.name == "pallas_call":
         return params["interpret"]
     # Before 0.12 its lowering loops from constants to values that vary.
-    if primitive.name == "regularized_incomplete_beta" and VERSION < (0, 12, 0):
+    if primitive.name == "regularized_incomplete_beta" and not VERSION >= (0, 12, 0):
         return True
     if eqn.effects or not mesh_axes or not (primitive in ad.primitive_jvps or primitive in ad.primitive_transposes):
         return False

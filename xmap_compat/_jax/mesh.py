@@ -5,102 +5,104 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
-from jax._src import config, core, pjit
-from jax._src import mesh as mesh_lib
+import numpy as np
+from jax._src.mesh import get_concrete_mesh
 
+from xmap_compat._jax.nice import part
 from xmap_compat._jax.patches import Restoration, hold
 from xmap_compat._jax.types import explicit_spec
-from xmap_compat._jax.version import VERSION
+
+# What JAX's own ``with Mesh`` sets; if it is gone, our contexts are those of ``jax.set_mesh``.
+contexts = part("contexts")
+spmd = part("spmd")
+
+# Part of jit's cache key, as what is in scope decides what bare PartitionSpecs mean.
+_meshes_in_scope = jax.make_user_context(())
+
+_EMPTY = jax.sharding.Mesh(np.empty((), dtype=object), ())
 
 
-def ambient_mesh() -> jax.sharding.Mesh | None:
-    """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
-    concrete = mesh_lib.get_concrete_mesh()
-    resources = getattr(mesh_lib, "thread_resources", None)
-    physical = resources.env.physical_mesh if resources is not None else mesh_lib.empty_concrete_mesh
-    if resources is None or physical.empty:
-        return None if concrete is None or concrete.empty else concrete
-    # Only our own contexts know what jax.set_mesh had set when they were entered.
-    outer = _entered_meshes.around.get(len(resources.stack), concrete)
-    return physical if concrete is outer or concrete is None or concrete.empty else concrete
+class _Entered(NamedTuple):
+    """A mesh context of ours.
+
+    Attributes:
+      mesh: None for the lowest level, outside of all.
+      outside: the mesh of ``jax.set_mesh`` when it was entered.
+      found_as: what JAX holds for it while it is the innermost, by identity.
+      leave: what undoes it.
+    """
+
+    mesh: jax.sharding.Mesh | None
+    outside: jax.sharding.Mesh
+    found_as: Any
+    leave: contextlib.ExitStack
 
 
 class _EnteredMeshes(threading.local):
     def __init__(self):
-        self.around: dict[int, Any] = {}
-        self.come_back: dict[int, Callable[[], None]] = {}
-        self.set: list[Any] = []
+        self.stack: list[_Entered] = [_Entered(None, _EMPTY, None, contextlib.ExitStack())]
 
 
 _entered_meshes = _EnteredMeshes()
 
 
-def enter_mesh(mesh: jax.sharding.Mesh) -> None:
-    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning.
+def ambient_mesh() -> jax.sharding.Mesh | None:
+    """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
+    concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
+    mesh, outside = entered.mesh, entered.outside
+    if not _is_innermost(entered):
+        # Only our own contexts know what jax.set_mesh had set when they were entered.
+        mesh, outside = contexts.innermost().physical_mesh, concrete
+    if mesh is None or mesh.empty or not (concrete is outside or concrete.empty):
+        mesh = concrete
+    return None if mesh.empty else mesh
 
-    The warning came with 0.10.1; the state that it guards is still part of jit's cache key and
-    still lets bare PartitionSpecs be used in ``with_sharding_constraint``.  Should a release remove that
-    state, the mesh is set by ``jax.set_mesh``.
+
+def _is_innermost(entered):
+    found = contexts.innermost()
+    return found is None or found is entered.found_as
+
+
+def enter_mesh(mesh: jax.sharding.Mesh) -> None:
+    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
+
+    Bare PartitionSpecs mean that mesh.  Should a release remove what that sets, ``jax.set_mesh`` sets it.
     """
-    if not _has_mesh_contexts():
-        context: Any = jax.set_mesh(None if mesh.empty else mesh)
-        context.__enter__()
-        _entered_meshes.set.append(context)
-        return
-    _push_mesh(mesh)
     _bare_specs_in_jit.enter()
+    _push_mesh(mesh)
 
 
 def exit_mesh(mesh: jax.sharding.Mesh) -> None:
-    if not _has_mesh_contexts():
-        _entered_meshes.set.pop().__exit__(None, None, None)
-        return
-    _bare_specs_in_jit.exit()
     _pop_mesh()
-
-
-def _has_mesh_contexts() -> bool:
-    """Whether this JAX still has what its own ``with Mesh(...)`` sets."""
-    return hasattr(mesh_lib, "thread_resources") and hasattr(config, "mesh_context_manager")
+    _bare_specs_in_jit.exit()
 
 
 def _push_mesh(mesh):
-    resources = mesh_lib.thread_resources
-    resources.stack.append(resources.stack[-1].with_mesh(mesh))
-    resources.env = resources.stack[-1]
-    _entered_meshes.come_back[len(resources.stack)] = _hide_context_mesh()
-    _entered_meshes.around[len(resources.stack)] = mesh_lib.get_concrete_mesh()
-    _publish_meshes(resources)
+    leave = contextlib.ExitStack()
+    set_mesh = get_concrete_mesh()
+    found_as = contexts.push(mesh)
+    if found_as is None or not (set_mesh.empty or in_manual_region()):
+        # Else the devices of jax.set_mesh would count for a whole jit.
+        with contextlib.suppress(ValueError):  # within a jit it cannot be set
+            leave.enter_context(jax.set_mesh(_EMPTY if found_as is not None else mesh))
+    _enter(_Entered(mesh, get_concrete_mesh(), found_as, leave))
+
+
+def _enter(entered):
+    stack = _entered_meshes.stack
+    stack.append(entered)
+    entered.leave.enter_context(_meshes_in_scope(tuple(e.mesh for e in stack if e.mesh is not None)))
 
 
 def _pop_mesh():
-    resources = mesh_lib.thread_resources
-    depth = len(resources.stack)
-    _entered_meshes.around.pop(depth, None)
-    _entered_meshes.come_back.pop(depth, lambda: None)()
-    resources.stack.pop()
-    resources.env = resources.stack[-1]
-    _publish_meshes(resources)
-
-
-def _hide_context_mesh() -> Callable[[], None]:
-    """Leave the scope of ``jax.set_mesh``, whose devices would count for a whole jit; returns how to come back."""
-    if mesh_lib.get_concrete_mesh().empty or in_manual_region():
-        return lambda: None
-    # Both states moved from config to mesh in 0.12.
-    home: Any = mesh_lib if VERSION >= (0, 12, 0) else config
-    abstract = home.abstract_mesh_context_manager.swap_local(mesh_lib.empty_abstract_mesh)
-    concrete = home.device_context.swap_local(mesh_lib.empty_concrete_mesh)
-
-    def restore():
-        home.device_context.set_local(concrete)
-        home.abstract_mesh_context_manager.set_local(abstract)
-
-    return restore
+    # The innermost one may be JAX's, entered before install().
+    if _is_innermost(_entered_meshes.stack[-1]) and len(_entered_meshes.stack) > 1:
+        _entered_meshes.stack.pop().leave.close()
+    contexts.pop()
 
 
 @contextlib.contextmanager
@@ -119,13 +121,7 @@ def mesh_to_stage(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | jax.sharding.A
 
     Of that one only the abstract mesh is part of jit's cache key: the program is used again for other devices.
     """
-    return mesh.abstract_mesh if mesh_lib.get_concrete_mesh() == mesh else mesh
-
-
-def _publish_meshes(resources) -> None:
-    """Make the entered meshes part of jit's cache key; inside an empty one it is as if there were none."""
-    meshes = () if resources.env.physical_mesh.empty else (env.physical_mesh for env in resources.stack)
-    config.mesh_context_manager.set_local(tuple(m for m in meshes if not m.empty))
+    return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
 def replicated(values: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
@@ -161,45 +157,13 @@ def axes_of_entry(entry: Any) -> tuple[Any, ...]:
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
-def axes_of_spmd_vmap() -> frozenset[Any]:
-    """The mesh axes of ``vmap(spmd_axis_name=...)`` that are being applied around what is traced."""
-    return frozenset(core.get_axis_env().spmd_axis_names)
-
-
-@contextlib.contextmanager
-def no_spmd_names() -> Iterator[None]:
-    """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: those of our own levels are no such vmap."""
-    env = core.get_axis_env()
-    previous = core.axis_env_state.swap_local(core.AxisEnv(env.axis_sizes, frozenset(), env.explicit_mesh_axis_names))
-    try:
-        yield
-    finally:
-        core.axis_env_state.set_local(previous)
-
-
 def in_manual_region() -> bool:
     """True while the body of some ``shard_map`` is being traced."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def _make_bare_specs_in_jit() -> Restoration:
-    """Inside our mesh, ``jit(in_shardings=PartitionSpec(...))`` means that mesh, as it did then.
-
-    Since 0.7 jit reads only ``jax.set_mesh``, which would also change where all other results live.
-    """
-    original = pjit._create_sharding_for_array
-
-    def create_sharding(mesh, x, name, api_name):
-        if api_name == "jit" and mesh.empty and isinstance(x, jax.sharding.PartitionSpec):
-            mesh = mesh_lib.thread_resources.env.physical_mesh
-        return original(mesh, x, name, api_name)
-
-    restoration = Restoration()
-    restoration.attribute(pjit, "_create_sharding_for_array", create_sharding)
-    return restoration
-
-
-_bare_specs_in_jit = _make_bare_specs_in_jit()
+_bare_specs_in_jit = Restoration()
+contexts.bare_specs(_bare_specs_in_jit)
 
 
 def restore_mesh_context(restoration: Restoration) -> None:
@@ -207,6 +171,8 @@ def restore_mesh_context(restoration: Restoration) -> None:
 
     It sets the same state as JAX's own context, so that a block may outlive the restoration.
     """
+    if contexts.innermost() is None:
+        return
 
     def enter(self):
         _push_mesh(self)
@@ -226,18 +192,17 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
 
     The mesh of ``jax.set_mesh`` is not kept beyond it (a program that saves the environment assigns it back).
     """
-    resources = mesh_lib.thread_resources
-    resources.stack[-1] = mesh_lib.EMPTY_ENV if mesh is mesh_lib.get_concrete_mesh() else mesh_lib.ResourceEnv(mesh)
-    resources.env = resources.stack[-1]
-    level = len(resources.stack)
-    if level == 1 or level in _entered_meshes.around:
-        _entered_meshes.around[level] = mesh_lib.get_concrete_mesh()
-    _publish_meshes(resources)
+    entered = _entered_meshes.stack[-1]
+    mesh = _EMPTY if mesh is get_concrete_mesh() else mesh
+    is_ours, is_base = _is_innermost(entered), len(_entered_meshes.stack) == 1
+    found_as = contexts.replace(mesh)
+    if is_ours or is_base:
+        _entered_meshes.stack.pop()
+        _enter(_Entered(mesh, get_concrete_mesh(), found_as, entered.leave))
 
 
 def forget_assigned_mesh() -> None:
     """Undo ``assign_mesh`` outside of all contexts, for this thread."""
-    resources = mesh_lib.thread_resources
-    resources.stack[0] = mesh_lib.EMPTY_ENV
-    resources.env = resources.stack[-1]
-    _publish_meshes(resources)
+    base = _entered_meshes.stack[0]
+    contexts.replace(_EMPTY, base=True)
+    _entered_meshes.stack[0] = _Entered(None, _EMPTY, None, base.leave)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config, core, util
-from jax._src.lax import parallel
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
 from jax.interpreters import ad, batching
 
-from xmap_compat._jax.version import VERSION
+from xmap_compat._jax.jaxprs import pbroadcast_p, reduce_scatter_p
 
 
 class Restoration:
@@ -111,7 +108,7 @@ def restore_collective_transposes(restoration: Restoration) -> None:
             jax.lax.full(total.shape, jax.lax.axis_index(axis_name) == source), total, jax.lax.full_like(total, 0)
         )
 
-    for primitive, rule in ((primitives.all_to_all_p, all_to_all), (parallel.pbroadcast_p, pbroadcast)):
+    for primitive, rule in ((primitives.all_to_all_p, all_to_all), (pbroadcast_p, pbroadcast)):
         restoration.entry(ad.primitive_transposes, primitive, _linear_transpose(rule))
 
 
@@ -130,16 +127,16 @@ def mend_collective_batching(restoration: Restoration) -> None:
     others and fails if some element receives nothing, and ``pbroadcast`` fails.
     """
     for primitive, own, rule in (
-        (parallel.reduce_scatter_p, False, _batch_scatter),
+        (reduce_scatter_p, False, _batch_scatter),
         (primitives.all_to_all_p, False, _batch_exchange),
         (primitives.ppermute_p, True, _batch_own_permutation),
-        (parallel.pbroadcast_p, True, _batch_own_broadcast),
+        (pbroadcast_p, True, _batch_own_broadcast),
     ):
         restoration.entry(batching.fancy_primitive_batchers, primitive, _batching(primitive, own, rule))
 
 
 def _batching(primitive, own, rule):
-    """JAX's batching rule, but for ``rule`` where the vmap's own axis is (``own``) or is not one of the collective's."""
+    """JAX's batching rule, but ``rule`` where the vmap's axis is (``own``) or is not one of the collective's."""
     original = batching.fancy_primitive_batchers[primitive]
 
     def batch(axis_data, operands, dims, **params):
@@ -156,7 +153,7 @@ def _batching(primitive, own, rule):
 
 def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
     follows = d > scatter_dimension
-    out = parallel.reduce_scatter_p.bind(x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params)
+    out = reduce_scatter_p.bind(x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params)
     return out, d - (follows and not tiled)
 
 
@@ -189,7 +186,9 @@ def _batch_own_broadcast(x, own, *, axis_name, source):
 
 
 def restore_extremum_gradients(
-    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...], Any], Any], in_body: Callable[[], bool]
+    restoration: Restoration,
+    rule: Callable[[Any, Any, Any, tuple[Hashable, ...], Any], Any],
+    in_body: Callable[[], bool],
 ) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
 
@@ -222,55 +221,3 @@ def hold(restoration: Restoration, other: Restoration) -> None:
         return other.exit
 
     restoration._plan.append(install)
-
-
-class _RememberedOption:
-    """The value of an option that JAX does not read any more; ``heard`` is told of it."""
-
-    def __init__(self, value, heard):
-        self.value, self.heard = value, heard
-
-    def _set(self, value):
-        self.value = value
-        self.heard(value)
-
-    def read(self, config):
-        return self.value
-
-
-def accept_options(
-    restoration: Restoration, defaults: Mapping[str, Any], heard: Mapping[str, Callable[[Any], None]] = {}
-) -> None:
-    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing.
-
-    Args:
-      heard: functions that are told of the value when it is set, and of the default at the end.
-    """
-    for name, default in defaults.items():
-        if name in config.config._value_holders:
-            continue
-        tell = heard.get(name, lambda value: None)
-        option = _RememberedOption(default, tell)
-        restoration.at_exit(functools.partial(tell, default))
-        help_text = "A former option of JAX, accepted by xmap_compat without effect."
-        restoration.entry(config.config._value_holders, name, option)
-        restoration.entry(config.config.meta, name, (type(default), [], {"help": help_text}))
-        restoration.attribute(type(config.config), name, property(option.read))
-
-
-def set_for_all_threads(context: Any, value: Any) -> None:
-    """The value of a ``jax.make_user_context`` where no context is entered."""
-    if VERSION >= (0, 10, 1):
-        context.set_global(value)
-    else:
-        context._obj.set_global(value)
-
-
-# Modules whose names were public: the private ones that they were names of.
-_INSIDES = {"jax.core": core, "jax.util": util}
-
-
-def inside(name: str) -> Any:
-    """An object of JAX's insides that was public under this name."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(_INSIDES[module], attribute)

@@ -5,18 +5,31 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import sysconfig
+import threading
 import traceback
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from jax._src import source_info_util, traceback_util
+import jax
+from jax.extend import source_info_util
+
+_FOLDERS = [os.path.dirname(jax.__file__) + os.sep]  # whose frames are not the user's
 
 
 def exclude_from_positions(folder: str) -> None:
     """Positions in messages and in compiled programs are the user's: none is in this folder."""
     source_info_util.register_exclusion(folder + os.sep)
-    traceback_util.register_exclusion(folder + os.sep)
+    _FOLDERS.append(folder + os.sep)
+    is_user_file.cache_clear()
+
+
+@functools.cache
+def is_user_file(name: str) -> bool:
+    """Whether the user has written a file, as JAX guesses it for the positions in its programs."""
+    libraries = (sysconfig.get_path("stdlib"), os.path.dirname(os.__file__))
+    return not name.startswith((*_FOLDERS, *libraries))
 
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -27,25 +40,52 @@ def api_boundary(fun: C) -> C:
 
     In IPython those only mark their frames as hidden, and it shows the last one all the same: here they are removed.
     """
-    bounded = traceback_util.api_boundary(fun)
 
     @functools.wraps(fun)
     def at_boundary(*args, **kwargs):
+        outermost = _enter_boundary()
         try:
-            return bounded(*args, **kwargs)
+            return fun(*args, **kwargs)
         except Exception as error:
-            as_it_is = traceback_util._is_under_reraiser(error) or traceback_util._filtering_mode() == "off"
-            if not as_it_is and error.__traceback__ is not None:
-                error.with_traceback(traceback_util.filter_traceback(error.__traceback__))
+            # What is around looks for who raised it.
+            if outermost and jax.config.jax_traceback_filtering != "off":
+                error.with_traceback(_without_hidden_frames(error.__traceback__))
             raise
+        finally:
+            _leave_boundary(outermost)
 
     return cast(C, at_boundary)
+
+
+class _Boundary(threading.local):
+    inside = False
+
+
+_boundary = _Boundary()
+
+
+def _enter_boundary() -> bool:
+    """Whether it is the outermost."""
+    outermost, _boundary.inside = not _boundary.inside, True
+    return outermost
+
+
+def _leave_boundary(outermost: bool) -> None:
+    _boundary.inside = not outermost
+
+
+def _without_hidden_frames(passed):
+    kept = None
+    for frame, line in reversed(list(traceback.walk_tb(passed))):
+        if not frame.f_code.co_filename.startswith(tuple(_FOLDERS)):
+            kept = types.TracebackType(kept, frame, frame.f_lasti, line)
+    return kept
 
 
 def where_now() -> str:
     """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
     frame: types.FrameType | None = sys._getframe()
-    while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "an unknown place"
@@ -64,7 +104,7 @@ def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]],
     users: list[tuple[types.FrameType, int]] = []
     below: list[str] = []
     for frame, line in passed:
-        if source_info_util.is_user_filename(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             users, below = [(frame, line), *users], []
         else:
             below.append(frame.f_code.co_name)
@@ -75,7 +115,7 @@ def user_stacklevel() -> int:
     """The ``stacklevel`` at which a warning of the caller is the user's."""
     frame: types.FrameType | None = sys._getframe(1)
     level = 1
-    while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level
 
@@ -91,14 +131,6 @@ def where_in_user_code(*eqns: Any) -> str:
     """``file:line (function)`` of the user's call that made an equation: the first of them for which it is known."""
     found = (source_info_util.summarize(eqn.source_info) for eqn in eqns)
     return next(filter(None, found), "the call of a nested xmap")
-
-
-def user_frames(eqn: Any) -> list[tuple[str, str, int, int, int, int]]:
-    """The user's frames, innermost first: ``(file, function, line, column, end line, end column)``."""
-    return [
-        (f.file_name, f.function_name, f.start_line, f.start_column, f.end_line, f.end_column)
-        for f in source_info_util.user_frames(eqn.source_info.traceback)
-    ]
 
 
 def name_stack(eqn: Any) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax._src import core
-from jax._src.interpreters import batching as private_batching
+import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -25,42 +24,39 @@ def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> 
     return list(out) if primitive.multiple_results else [out]
 
 
-def bind_batched(
-    primitive: Any,
-    operands: Sequence[Any],
-    params: Mapping[str, Any],
-    sizes: Sequence[int],
-    positions: Sequence[Sequence[int | None]],
-    names: Sequence[Hashable | None] | None = None,
-) -> tuple[list[Any], list[list[int | None]]]:
-    """Bind a primitive under one batching level per entry of ``sizes``.
+class Level(NamedTuple):
+    """One dimension that a primitive is batched over.
 
-    It is ``vmap`` of a single primitive with two freedoms that ``jax.vmap`` does not give:
-    results stay where the batching rule puts them (no transposition to a fixed ``out_axes``).
-
-    Args:
-      sizes: size of each level, outermost first.
-      positions: per level, per operand, the operand's dimension that this level maps
-        (counted after the outer levels removed theirs), or None.
-      names: the named axis that each level binds, or None.
-
-    Returns:
-      The results, and per level, per result, the dimension that the level added, or None.
+    Attributes:
+      size: of the dimension.
+      positions: for each operand where the dimension is (counted after the outer levels removed theirs), or None.
+      name: the named axis that it binds, or None.
+      kept: for each result whether it has the dimension; all have it by default.
     """
-    if not sizes:
-        return bind(primitive, operands, params), []
-    name, *inner_names = names or [None] * len(sizes)
-    axis = private_batching.AxisData(core.no_axis_name if name is None else name, sizes[0], None, None)
-    with jex_core.take_current_trace() as parent, core.extend_axis_env_nd([] if name is None else [(name, sizes[0])]):
-        trace = private_batching.BatchTrace(parent, jex_core.TraceTag(), axis)
-        with core.set_current_trace(parent):
-            tracers = [
-                x if d is None else private_batching.BatchTracer(trace, x, d) for x, d in zip(operands, positions[0])
-            ]
-        with core.set_current_trace(trace):
-            outs, inner = bind_batched(primitive, tracers, params, sizes[1:], positions[1:], inner_names)
-        infos: list[Any] = [trace.to_batch_info(out) for out in outs]
-    return [val for val, _ in infos], [[dim for _, dim in infos], *inner]
+
+    size: int
+    positions: Sequence[int | None]
+    name: Hashable | None = None
+    kept: tuple[bool, ...] | None = None
+
+
+def bind_batched(
+    primitive: Any, operands: Sequence[Any], params: Mapping[str, Any], levels: Sequence[Level]
+) -> list[Any]:
+    """Bind a primitive under one ``jax.vmap`` for each level, the outermost first.
+
+    The levels that a result has are its first dimensions, in order.
+    """
+
+    def bound(_, *operands):
+        return bind(primitive, operands, params)
+
+    for level in reversed(levels):
+        # A level that no operand has still binds its name: the first argument has them all.
+        named = {} if level.name is None else {"axis_name": level.name}
+        out_axes = 0 if level.kept is None else [0 if kept else None for kept in level.kept]
+        bound = jax.vmap(bound, (0, *level.positions), out_axes, axis_size=level.size, **named)
+    return bound(np.empty([level.size for level in levels], bool), *operands)
 
 
 def names_after_batching(
@@ -74,26 +70,37 @@ def names_after_batching(
     Returns:
       For each result its axes; None if the primitive has no rule for them, or one that leaves an axis unresolved.
     """
-    positions = [[0 if name in varies else None for varies in operands] for name in sizes]
-    found: list[list[int | None]] = []
-
-    def bound(*data):
-        outs, found[:] = bind_batched(eqn.primitive, data, eqn.params, list(sizes.values()), positions, list(sizes))
-        return outs
-
     avals = [
         jax.ShapeDtypeStruct((*(sizes[n] for n in sizes if n in varies), *v.aval.shape), v.aval.dtype)
         for v, varies in zip(eqn.invars, operands)
     ]
-    try:
+
+    def traced(without=None, result=None):
+        levels = [
+            Level(
+                sizes[n],
+                [0 if n in varies else None for varies in operands],
+                n,
+                tuple((n, k) != (without, result) for k in range(len(eqn.outvars))),
+            )
+            for n in sizes
+        ]
         with plain_context():
-            closed = jax.make_jaxpr(bound)(*avals)
+            return jax.make_jaxpr(lambda *xs: bind_batched(eqn.primitive, xs, eqn.params, levels))(*avals)
+
+    def varies(name, result):
+        try:
+            traced(name, result)
+            return False
+        except ValueError:  # it has the dimension
+            return True
+
+    try:
+        if not axes_of_effects(traced()).isdisjoint(sizes):
+            return None
     except NotImplementedError:
         return None
-    if not axes_of_effects(closed).isdisjoint(sizes):
-        return None
-    levels = list(zip(sizes, found))
-    return [frozenset(n for n, added in levels if added[k] is not None) for k in range(len(eqn.outvars))]
+    return [frozenset(n for n in sizes if varies(n, k)) for k in range(len(eqn.outvars))]
 
 
 def axes_of_effects(program: Any) -> frozenset[Hashable]:
@@ -124,7 +131,7 @@ def define_named_primitive(
 
     def effectful_abstract_eval(*operands, **params):
         for axis in params["axes"]:
-            core.get_axis_env().axis_size(axis)
+            jax.lax.axis_size(axis)
         shape, dtype = abstract_eval(*map(_plain_type, operands), **params)
         return jax.core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import primitives
 
 float0 = jax.dtypes.float0
 
@@ -42,9 +43,7 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     """Set whether a value promotes like a Python scalar."""
     if jax.typeof(x).weak_type == weak_type:
         return x
-    from jax._src.lax import lax as lax_internal
-
-    return lax_internal._convert_element_type(x, x.dtype, weak_type)
+    return primitives.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak_type, sharding=None)
 
 
 def explicit_spec(x: Any) -> tuple[Any, ...]:

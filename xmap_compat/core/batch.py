@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import Locality, add_local_dims, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.device import Locality, conform_to_names, vary_alike, vary_over
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import Dims, NamedValue, without
 
@@ -26,11 +26,9 @@ def bind_named(
     data = [vary_over(loc, v, names).data for v in operands]
     if not levels:
         outs = _jax.bind(primitive, data, params)
-        return [_typed_result(loc, x, (None,) * jnp.ndim(x), names) for x in outs]
-    positions = _level_positions(operands, levels)
-    sizes = [loc.placements[n].local_size for n in levels]
-    outs, added = _jax.bind_batched(primitive, data, params, sizes, positions)
-    return [_batched_result(loc, x, levels, [level[k] for level in added], names) for k, x in enumerate(outs)]
+        return [_typed_result(loc, x, _dims(x, levels), names) for x in outs]
+    outs = _jax.bind_batched(primitive, data, params, _levels(loc, operands, levels))
+    return [_typed_result(loc, x, _dims(x, levels), names) for x in outs]
 
 
 def bind_over_names(
@@ -44,13 +42,14 @@ def bind_over_names(
     """
     names = frozenset().union(*(v.names for v in operands))
     levels = [n for n in loc.placements if n in over or (n in names and loc.has_local_dim(n))]
-    sizes = [loc.placements[n].local_size for n in levels]
     data = [vary_over(loc, v, names).data for v in vary_alike(loc, operands)]
-    bound = [n if n in over else None for n in levels]
-    outs, added = _jax.bind_batched(eqn.primitive, data, eqn.params, sizes, _level_positions(operands, levels), bound)
+    named = [
+        level._replace(name=n, kept=tuple(n in kept for kept in results)) if n in over else level
+        for n, level in zip(levels, _levels(loc, operands, levels))
+    ]
     values = []
-    for k, (x, kept) in enumerate(zip(outs, results, strict=True)):
-        dims = _batched_dims(jnp.ndim(x), levels, [level[k] for level in added])
+    for x, kept in zip(_jax.bind_batched(eqn.primitive, data, eqn.params, named), results, strict=True):
+        dims = _dims(x, [n for n in levels if n in kept or n not in over])
         single = [d for d, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
         x = lax.squeeze(x, single) if single else x
         values.append(_typed_result(loc, x, tuple(n for d, n in enumerate(dims) if d not in single), kept))
@@ -73,37 +72,23 @@ def bind_per_element(
     return [NamedValue(x, (*levels, *(None,) * (x.ndim - len(sizes))), names) for x in shaped]
 
 
-def _level_positions(operands, levels):
-    """Per level and operand, the mapped dimension after the outer levels removed theirs."""
-    remaining = [list(v.dims) for v in operands]
-    positions = []
-    for name in levels:
-        found = [dims.index(name) if name in dims else None for dims in remaining]
-        for dims, d in zip(remaining, found):
-            if d is not None:
-                del dims[d]
-        positions.append(found)
-    return positions
+def _levels(loc, operands, names):
+    """The named dimensions to batch over; an inner one is counted after the outer ones are removed."""
+    levels = []
+    for k, name in enumerate(names):
+        found = [_index_in(without(v.dims, names[:k]), name) for v in operands]
+        levels.append(_jax.Level(loc.placements[name].local_size, found))
+    return levels
 
 
-def _batched_result(loc, data, levels, added, names):
-    return _typed_result(loc, data, _batched_dims(jnp.ndim(data), levels, added), names)
-
-
-def _batched_dims(ndim, levels, added) -> Dims:
-    dims: list[AxisName | None] = [None] * (ndim - sum(d is not None for d in added))
-    for name, d in reversed(list(zip(levels, added))):
-        if d is not None:
-            dims.insert(d, name)
-    return tuple(dims)
+def _dims(data, levels) -> Dims:
+    """Those of a batched result: the levels, then positional ones."""
+    return (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
 
 
 def _typed_result(loc, data, dims, names):
     """Make a result vary over all its names, also where a batching or typing rule found that it need not."""
-    value = NamedValue(data, dims, names)
-    missing = [n for n in loc.local_names(names) if n not in dims]
-    value = vary_over(loc, value, names)
-    return add_local_dims(loc, value, missing) if missing else value
+    return vary_over(loc, NamedValue(data, dims, names), names)
 
 
 def apply_positional(loc: Locality, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:

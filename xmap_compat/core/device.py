@@ -152,7 +152,7 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
     if not loc.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
     trace, known = _CASTS.get(value, {}).get(names, (None, None))
-    if known is not None and trace is _jax.current_trace():
+    if known is not None and trace == _jax.current_trace():
         return known
     axes = loc.mesh_axes_of(names)
     if loc.nested:

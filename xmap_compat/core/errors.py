@@ -692,6 +692,13 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     )
 
 
+def part_is_off_text(part: str, missing: str, error: Exception) -> str:
+    return (
+        f"This JAX has changed something private that xmap_compat's part `{part}` needs ({error}). The part is off: "
+        f"{missing}. Results are the same. Upgrade xmap_compat, or set XMAP_COMPAT_PUBLIC=1 to turn all such parts off"
+    )
+
+
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "

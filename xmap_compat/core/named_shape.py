@@ -25,9 +25,9 @@ class _Inputs(threading.local):
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """The arguments of a body being traced: which trace they belong to, and their named axes."""
+    """The arguments of a body being traced, and their named axes."""
 
-    trace: Any
+    tracers: Sequence[Any]
     names: tuple[Names, ...]
     sizes: Mapping[Hashable, int]
 
@@ -38,8 +38,7 @@ _inputs = _Inputs()
 @contextlib.contextmanager
 def known_inputs(tracers: Sequence[Any], names: Sequence[Names], sizes: Mapping[Hashable, int]) -> Iterator[None]:
     """Remember the named axes of a body's arguments while it is traced."""
-    trace = _jax.frame_of(tracers[0]) if tracers else None
-    _inputs.stack.append(_Known(trace, tuple(names), sizes))
+    _inputs.stack.append(_Known(tracers, tuple(names), sizes))
     try:
         yield
     finally:
@@ -106,12 +105,12 @@ def _names_of(x, checker, memo):
         if missing:
             pending.extend(missing)
             continue
-        memo[id(value)] = _step(kind, origin, [memo[id(v)] for v in operands], checker)
+        memo[id(value)] = _step(value, kind, origin, [memo[id(v)] for v in operands], checker)
         pending.pop()
     return memo[id(x)]
 
 
-def _step(kind, origin, operands, checker) -> Names:
+def _step(value, kind, origin, operands, checker) -> Names:
     if kind == "constant":
         return frozenset()
     if kind in ("same", "closure"):
@@ -119,12 +118,10 @@ def _step(kind, origin, operands, checker) -> Names:
     if kind == "equation":
         eqn, index, _ = origin
         return checker.equation(eqn, operands)[index]
-    if kind == "input":
-        trace, index = origin
-        for known in _inputs.stack:
-            if known.trace is trace:
-                return known.names[index]
-        raise errors.named_shape_unknown(
-            "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
-        )
-    raise errors.named_shape_unknown("it belongs to a transformation that xmap_compat does not know")
+    for known in _inputs.stack:
+        for tracer, names in zip(known.tracers, known.names):
+            if tracer is value:
+                return names
+    raise errors.named_shape_unknown(
+        "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
+    )

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import jax
-from jax._src import core, distributed
-from jax._src.interpreters import partial_eval
+from jax._src import distributed
+from jax.extend import core as jex_core
 
 
 class ProcessStore:
@@ -21,18 +21,14 @@ class ProcessStore:
         try:
             self.client.key_value_set(key, value)
             return value
-        except jax.errors.JaxRuntimeError as error:
-            if "ALREADY_EXISTS" not in str(error):
-                raise
+        except jax.errors.JaxRuntimeError:  # it has one, or the store is lost: then this fails too
             return self.client.blocking_key_value_get(key, 10_000)
 
     def under(self, folder: str) -> dict[str, str]:
         """The keys directly or indirectly under ``folder/``, relative to it, with their values."""
         try:
             found = self.client.key_value_dir_get(f"{folder}/")
-        except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" not in str(error):
-                raise
+        except jax.errors.JaxRuntimeError:  # there are none, or the store is lost: then what is put next fails
             return {}
         return {key.removeprefix(f"{folder}/"): value for key, value in found}
 
@@ -51,20 +47,12 @@ class ProcessStore:
         self.client.key_value_delete(key)
 
 
-_METHODS = ("key_value_set", "key_value_dir_get", "blocking_key_value_get", "key_value_delete")
-
-
 def process_store() -> ProcessStore | None:
-    """That of this process; None if it has not joined others, or if this JAX has none."""
-    client = getattr(getattr(distributed, "global_state", None), "client", None)
-    return ProcessStore(client) if all(hasattr(client, method) for method in _METHODS) else None
+    """That of this process; None if it has not joined others."""
+    client = distributed.global_state.client
+    return None if client is None else ProcessStore(client)
 
 
 def is_staging() -> bool:
     """Whether what is called now is traced for an outer function, and runs later or never."""
-    trace = core.trace_ctx.trace
-    while trace is not None:
-        if isinstance(trace, partial_eval.DynamicJaxprTrace):
-            return True
-        trace = getattr(trace, "parent_trace", None)
-    return False
+    return jex_core.unsafe_am_i_under_a_jit_DO_NOT_USE()

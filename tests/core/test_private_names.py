@@ -1,0 +1,342 @@
+"""The private names and structures of JAX that the package touches: one list, complete, and never longer.
+
+``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go; what is
+missing then is told by its stand-ins (``_jax/nice/plain.py``).  Equations of JAX hold their parameters under names that
+``jax.make_jaxpr`` prints; those that are read are listed apart, in ``PARAMETERS``.
+"""
+
+import ast
+import importlib
+import inspect
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.extend import core as jex_core
+from jax.extend import linear_util
+from jax.extend import source_info_util as jex_source_info
+from jax.interpreters import ad, batching, mlir
+from test_fences import FENCE, SOURCES, bindings, is_private, names_defined_in
+
+from xmap_compat._jax import nice
+from xmap_compat._jax.nice import plain
+
+# ------------------------------------------------------------------------------- the list
+
+# name: (the releases it was seen in, what breaks without it)
+NEEDED = {
+    "jax._src.config._check_vma": ("0.9 to 0.12", "a rule traced within our shard_map sees the types of its values"),
+    "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
+    "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 to 0.12", "jnp.sum(x, axis='ij') reads i and j"),
+    "jax.extend.core.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
+    "class CustomRoot": ("0.12", "lax.custom_root loses its named axes, before 0.12 a custom_jvp"),
+    "class SearchSorted": ("0.12", "jnp.searchsorted fails where axes are left to the compiler"),
+    "class _RootLinearMap": ("0.12", "derivatives of lax.custom_root"),
+    "effect.name": ("0.9 to 0.12", "which axes a jaxpr depends on"),
+    "operation.f": ("0.12", "lax.custom_root"),
+    "operation.solve": ("0.12", "lax.custom_root"),
+    "operation.solve_jaxpr": ("0.12", "collectives in a lax.custom_root are not found"),
+    "operation.tangent_solve": ("0.12", "derivatives of lax.custom_root"),
+}
+
+# part: {name: the releases it was seen in}
+NICE = {
+    "contexts": {
+        "jax._src.mesh.thread_resources": "0.9 to 0.12",
+        "jax._src.mesh.thread_resources.env": "0.9 to 0.12",
+        "jax._src.mesh.thread_resources.env.physical_mesh": "0.9 to 0.12",
+        "jax._src.mesh.thread_resources.stack": "0.9 to 0.12",
+        "jax._src.pjit._create_sharding_for_array": "0.9 to 0.12",
+    },
+    "frames": {"made.raw_frames": "0.9 to 0.12"},
+    "insides": {"jax._src.core": "0.9 to 0.12", "jax._src.util": "0.9 to 0.12"},
+    "options": {"jax.config._value_holders": "0.9 to 0.12", "context._obj": "0.9 to 0.10.0"},
+    "origins": {
+        "made_by.in_tracers": "0.9 to 0.12",
+        "x._trace": "0.9 to 0.12",
+        "x._trace.frame": "0.9 to 0.12",
+        "x._trace.frame.constvar_to_val": "0.9 to 0.12",
+        "x.parent": "0.9 to 0.12",
+        "x.primal": "0.9 to 0.12",
+        "x.val": "0.9 to 0.12",
+    },
+    "processes": {
+        "jax._src.distributed.global_state": "0.9 to 0.12",
+        "jax._src.distributed.global_state.client": "0.9 to 0.12",
+        "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE": "0.9 to 0.12",
+        "self.client.blocking_key_value_get": "0.9 to 0.12",
+        "self.client.key_value_delete": "0.9 to 0.12",
+        "self.client.key_value_dir_get": "0.9 to 0.12",
+        "self.client.key_value_set": "0.9 to 0.12",
+    },
+    "recovery": {
+        "jitted.__getstate__": "0.9 to 0.12",
+        "made.__setstate__": "0.9 to 0.12",
+        "state['cache_miss']": "0.9 to 0.12",
+        "text 'Received incompatible devices'": "0.9 to 0.12",
+    },
+    "references": {
+        "jax._src.state.discharge.discharge_state": "0.10.2 to 0.12",
+        "jax._src.state.discharge.discharge_state2": "0.9 to 0.10.1",
+    },
+    "spmd": {
+        "jax._src.core.trace_ctx": "0.9 to 0.12",
+        "jax._src.core.trace_ctx.axis_env": "0.9 to 0.12",
+        "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 to 0.12",
+        "jax._src.core.trace_ctx.set_axis_env": "0.9 to 0.12",
+    },
+    "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
+}
+MOST_NEEDED, MOST = 12, 47
+
+# Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
+# attributes of theirs that are public.
+PRIVATE_OBJECTS = {
+    "_jax.equations": {"operation": {"expand", "in_avals"}},
+    "_jax.jaxprs": {"operation": set()},
+    "_jax.primitives": {"effect": set()},
+    "_jax.nice.frames": {"made": set()},
+    "_jax.nice.options": {"context": {"set_global"}},
+    "_jax.nice.origins": {"x": set(), "made_by": {"outvars"}},
+    "_jax.nice.processes": {"client": set(), "self": {"client"}},
+    "_jax.nice.recovery": {"jitted": set(), "made": {"__dict__"}, "state": set()},
+}
+
+# Parameters of equations, by which JAX's own listings call them.
+PARAMETERS = [
+    "_prim",
+    "axis_name",
+    "body_jaxpr",
+    "body_nconsts",
+    "branches",
+    "branches_platforms",
+    "call",
+    "call_jaxpr",
+    "cond_jaxpr",
+    "cond_nconsts",
+    "const_lengths",
+    "ft_in",
+    "fwd_jaxpr",
+    "in_specs",
+    "in_tree",
+    "interpret",
+    "jaxpr",
+    "jaxprs",
+    "length",
+    "manual_axes",
+    "mesh",
+    "name",
+    "newly_manual_axes",
+    "num_carry",
+    "num_consts",
+    "out_avals",
+    "out_sharding",
+    "out_specs",
+    "out_trees",
+    "policy",
+    "prevent_cse",
+    "reverse",
+    "rule",
+    "subfuns",
+    "symbolic_zeros",
+    "unroll",
+]
+
+# ------------------------------------------------------------------------- reading sources
+
+PUBLIC = [
+    *(jax, jax.numpy, jax.lax, jax.sharding, jax.core, jax.tree, jax.random, jax.dtypes, jax.errors, jax.ref),
+    *(jex_core, jex_source_info, linear_util, ad, batching, mlir, jax.custom_derivatives, jax.custom_batching),
+    *(jax.core.Tracer, jex_core.Jaxpr, jex_core.ClosedJaxpr, jex_core.JaxprEqn, jex_core.Var, jex_core.Literal),
+    *(jex_core.Primitive, jax.core.ShapedArray, jex_source_info.SourceInfo, ad.Zero, jax.tree_util.PyTreeDef),
+    *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.NamedSharding, linear_util.WrappedFun),
+    jax.sharding.AxisType,
+]
+PYTHON = [
+    *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, Path, types.CellType, staticmethod),
+    *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType, inspect.Parameter),
+    *map(
+        importlib.import_module,
+        [
+            "os",
+            "sys",
+            "sysconfig",
+            "warnings",
+            "functools",
+            "itertools",
+            "copy",
+            "time",
+            "threading",
+            "types",
+            "weakref",
+        ],
+    ),
+    *map(importlib.import_module, ["inspect", "traceback", "contextlib", "importlib", "os.path", "typing"]),
+    *(inspect.Signature, contextlib_stack := importlib.import_module("contextlib").ExitStack),
+]
+OF_FIELDS = {  # of JAX's equations and types, which are documented, and of what the parameters of some are made
+    *(
+        [
+            "invars",
+            "outvars",
+            "eqns",
+            "effects",
+            "params",
+            "aval",
+            "consts",
+            "in_avals",
+            "out_avals",
+            "constvars",
+            "all_invars",
+            "jaxpr",
+            "val",
+            "source_info",
+        ]
+    ),
+    *(
+        [
+            "matvec",
+            "vecmat",
+            "solve",
+            "transpose_solve",
+            "unpack",
+            "out_aval",
+            "in_avals_flat",
+            "out_avals_flat",
+            "manual_axis_type",
+            "spec",
+        ]
+    ),
+    *(["axis_names", "axis_types", "jax_traceback_filtering", "_getframe", "DynamicJaxprTracer", "physical_mesh"]),
+    *(["sharding", "varying", "explicit_axes", "avals_in", "avals_out", "cache_clear", "set_global"]),
+}
+KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | OF_FIELDS
+OWN = {name for source in SOURCES.values() for name in names_defined_in(ast.parse(source))} | {
+    node.target.id
+    for source in FENCE.values()
+    for node in ast.walk(ast.parse(source))
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+}
+
+
+LISTED = {name.rpartition(".")[2] for names in (NEEDED, *NICE.values()) for name in names}  # found by their owners
+
+
+def of_jax(path):
+    """Whether a dotted name is one of JAX that no one promises."""
+    parts = path.split(".")
+    return parts[0] in ("jax", "jaxlib") and any(is_private(p) or p.endswith("DO_NOT_USE") for p in parts)
+
+
+def is_module(path):
+    try:
+        return isinstance(importlib.import_module(path), types.ModuleType)
+    except ImportError:
+        return False
+
+
+def path_of(node, names):
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.Attribute):
+        base = path_of(node.value, names)
+        return base and f"{base}.{node.attr}"
+    return path_of(node.func, names) if isinstance(node, ast.Call) else ""
+
+
+def private_things(source, objects={}):
+    """Names of JAX that are private, attributes of private objects, names of classes and texts, keys of private states.
+
+    Args:
+      objects: variables that hold private objects, with the attributes of each that are public.
+    """
+    tree = ast.parse(source)
+    names = {**{name: name for name in objects}, **bindings(tree)}
+    for path in names.values():
+        if of_jax(path) and not is_module(path):
+            yield path
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield from attribute_of_jax(node, path_of(node, names), objects)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in objects:
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            of, name = node.args[0], node.args[1]
+            if isinstance(of, ast.Name) and of.id in objects and isinstance(name, ast.Constant):
+                yield f"{of.id}.{name.value}"
+        elif isinstance(node, ast.Compare):
+            words = ast.unparse(node)
+            texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            yield from (f"text {text!r}" for text in texts if "str(error)" in words)
+            yield from (f"class {text}" for text in texts if "kind" in words or "__name__" in words)
+
+
+def attribute_of_jax(node, path, objects):
+    root, *parts = path.split(".")
+    if of_jax(path):
+        if not is_module(path) and not {"append", "pop", "empty", "_replace"} & set(parts):
+            yield path
+    elif root in objects:
+        if (parts and parts[0] not in objects[root] and not {"index", "update", "set_global"} & set(parts)) or (
+            root == "self" and len(parts) > 1 and parts[0] == "client"
+        ):
+            yield path
+    elif node.attr not in KNOWN | OWN | LISTED:
+        yield f"?.{node.attr}"
+
+
+FOUND = {name: set(private_things(source, PRIVATE_OBJECTS.get(name, {}))) for name, source in FENCE.items()}
+
+
+def listed(part):
+    return {name for name in NICE[part] if not name.startswith("closures ")}
+
+
+# ------------------------------------------------------------------------------ the fence
+
+
+def test_each_private_name_is_on_the_list():
+    needed = set().union(*(found for name, found in FOUND.items() if not name.startswith("_jax.nice")))
+    assert needed == set(NEEDED)
+
+
+@pytest.mark.parametrize("part", nice.PARTS)
+def test_each_private_name_of_a_part_is_on_its_list(part):
+    modules = {"jax._src.core", "jax._src.util"} if part == "insides" else set()
+    assert FOUND[f"_jax.nice.{part}"] | modules == listed(part)
+    assert inspect.getdoc(getattr(plain, part))
+
+
+def test_the_list_gets_no_longer():
+    assert (len(NEEDED), len(NEEDED) + sum(map(len, NICE.values()))) == (MOST_NEEDED, MOST)
+    assert set(NICE) == set(nice.PARTS)
+
+
+def test_the_parameters_of_equations_that_are_read_are_listed():
+    source = "\n".join(text for name, text in FENCE.items() if not name.startswith("_jax.nice")).replace(
+        "from __future__ import annotations", ""
+    )
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        holder = node.value if isinstance(node, ast.Subscript) else getattr(getattr(node, "func", None), "value", None)
+        if isinstance(holder, ast.Name | ast.Attribute) and ast.unparse(holder) in ("params", "eqn.params", "bound"):
+            found |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    assert found - {"call_hi_primitive", "axes"} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from jax._src import core\ncore.a.b()", {"jax._src.core.a", "jax._src.core.a.b"}),
+        ("from jax._src.core import a", {"jax._src.core.a"}),
+        ("from jax.extend import core\ncore.f_DO_NOT_USE()", {"jax.extend.core.f_DO_NOT_USE"}),
+        ("def f(tracer):\n    return tracer.unheard_of", {"?.unheard_of"}),
+        ("def f(held):\n    return held.x + getattr(held, 'y') + held['z']", {"held.x", "held.y", "held['z']"}),
+        ("'some text' in str(error)", {"text 'some text'"}),
+        ("type(x).__name__ == 'Thing'", {"class Thing"}),
+    ],
+)
+def test_the_fence_finds_private_things(source, found):
+    assert set(private_things(source, {"held": set()})) == found

@@ -1,0 +1,54 @@
+"""The state that JAX's own ``with Mesh(...)`` sets, read and written."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+from jax._src import pjit
+from jax._src.mesh import thread_resources
+
+from xmap_compat._jax.patches import Restoration
+
+_create_sharding = pjit._create_sharding_for_array
+if list(inspect.signature(_create_sharding).parameters) != ["mesh", "x", "name", "api_name"]:
+    raise ImportError("pjit._create_sharding_for_array takes other arguments")
+
+
+def innermost() -> Any:
+    """What is in scope in this thread, an object of its own for each context; its ``physical_mesh`` may be empty."""
+    return thread_resources.env
+
+
+def push(mesh: jax.sharding.Mesh) -> Any:
+    """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1)."""
+    thread_resources.stack.append(thread_resources.stack[-1])
+    return replace(mesh)
+
+
+def replace(mesh: jax.sharding.Mesh, base: bool = False) -> Any:
+    """Put a mesh in the place of the innermost one, or of that outside of all contexts."""
+    at = 0 if base else -1
+    thread_resources.stack[at] = made = thread_resources.env._replace(physical_mesh=mesh)
+    thread_resources.env = thread_resources.stack[-1]
+    return made
+
+
+def pop() -> None:
+    thread_resources.stack.pop()
+    thread_resources.env = thread_resources.stack[-1]
+
+
+def bare_specs(restoration: Restoration) -> None:
+    """Inside our mesh, ``jit(in_shardings=PartitionSpec(...))`` means that mesh, as it did then.
+
+    Since 0.7 jit reads only ``jax.set_mesh``, which would also change where all other results live.
+    """
+
+    def create_sharding(mesh, x, name, api_name):
+        if api_name == "jit" and mesh.empty and isinstance(x, jax.sharding.PartitionSpec):
+            mesh = thread_resources.env.physical_mesh
+        return _create_sharding(mesh, x, name, api_name)
+
+    restoration.attribute(pjit, "_create_sharding_for_array", create_sharding)

@@ -1,0 +1,123 @@
+"""What stands in for each part that is off: public JAX only.
+
+The docstring of a class says what is missing then, in the words of the warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from xmap_compat.core import errors
+
+
+class recovery:
+    """calls whose arrays lie elsewhere fail as jax.jit says it, and processes do not compare their calls"""
+
+    @staticmethod
+    def recovering(jitted, recovery, calling):
+        return jitted
+
+    @staticmethod
+    def is_device_mismatch(error):
+        return False
+
+
+class contexts:
+    """`with jax.sharding.Mesh(...)` sets no mesh for xmap, and our own contexts are those of jax.set_mesh"""
+
+    @staticmethod
+    def innermost():
+        return None
+
+    @staticmethod
+    def push(mesh):
+        return None
+
+    @staticmethod
+    def replace(mesh, base=False):
+        return None
+
+    @staticmethod
+    def pop():
+        return None
+
+    @staticmethod
+    def bare_specs(restoration):
+        return None
+
+
+class spmd:
+    """jax.vmap(spmd_axis_name=...) around an xmap with mesh resources may fail"""
+
+    @staticmethod
+    def axes_of_spmd_vmap():
+        return frozenset()
+
+    @staticmethod
+    def no_spmd_names():
+        return contextlib.nullcontext()
+
+
+class options:
+    """jax.config does not accept the options of old JAX"""
+
+    @staticmethod
+    def accept_options(restoration, defaults, heard=None):
+        return None
+
+    @staticmethod
+    def set_for_all_threads(context, value):
+        return None
+
+
+class insides:
+    """old names for insides of JAX are not put back"""
+
+    @staticmethod
+    def inside(name):
+        raise AttributeError(name)
+
+
+class processes:
+    """processes do not compare their calls"""
+
+    @staticmethod
+    def process_store():
+        return None
+
+    @staticmethod
+    def is_staging():
+        return False
+
+
+class origins:
+    """x.named_shape raises an error"""
+
+    @staticmethod
+    def tracer_origin(x) -> Any:
+        raise errors.named_shape_unknown("XMAP_COMPAT_PUBLIC is set, or this JAX does not say how a value was made")
+
+
+class frames:
+    """generated source cannot tell apart several calls on one line"""
+
+    @staticmethod
+    def user_frames(eqn):
+        return []
+
+
+class transformations:
+    """generated source does not show the functions that jax.grad and the like have made"""
+
+    @staticmethod
+    def transformation_of(fun):
+        return None
+
+
+class references:
+    """bodies that make references (jax.new_ref) are refused"""
+
+    @staticmethod
+    def discharged(closed):
+        return None

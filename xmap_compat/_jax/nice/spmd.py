@@ -1,0 +1,31 @@
+"""``jax.vmap(spmd_axis_name=...)`` around an xmap."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src.core import trace_ctx
+
+
+def axes_of_spmd_vmap() -> frozenset[Any]:
+    """The mesh axes of ``vmap(spmd_axis_name=...)`` that are being applied around what is traced."""
+    return frozenset(trace_ctx.axis_env.spmd_axis_names)
+
+
+def no_spmd_names() -> contextlib.AbstractContextManager[None]:
+    """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: those of our own levels are no such vmap."""
+    env = trace_ctx.axis_env
+    parts = {name: getattr(env, name) for name in inspect.signature(type(env)).parameters}
+    return _axis_env(env, type(env)(**{**parts, "spmd_axis_names": type(env.spmd_axis_names)()}))
+
+
+@contextlib.contextmanager
+def _axis_env(before, within) -> Iterator[None]:
+    trace_ctx.set_axis_env(within)
+    try:
+        yield
+    finally:
+        trace_ctx.set_axis_env(before)
