@@ -248,6 +248,33 @@ def test_what_nobody_needs_is_not_counted(mesh42):
         assert len(f.plan(shaped(8, 3)).transfers) == 2
 
 
+def shifted(v):
+    return v - lax.ppermute(v, "i", [(0, 1), (1, 2), (2, 3), (3, 0)])
+
+
+def halved(v):
+    """By a solver that has no use for the product with the matrix."""
+    return lax.custom_linear_solve(shifted, v, lambda matvec, b: b / 2, lambda vecmat, b: b / 2)
+
+
+UNNEEDED = {
+    # a function, where it is called in vain, and how many of its transfers XLA leaves
+    "scan": (shifted, lambda f, v: lax.scan(lambda c, _: (c + f(c), f(v).sum()), v, None, length=3)[0], 1),
+    "cond": (shifted, lambda f, v: lax.cond(v.sum() > 0, lambda: (f(v), v), lambda: (v, 2 * v))[1], 0),
+    "solve": (halved, lambda f, v: f(v), 0),
+}
+
+
+@pytest.mark.parametrize("name", UNNEEDED)
+def test_what_loops_branches_and_solves_do_in_vain_is_not_counted(name, mesh42):
+    body, use, expected = UNNEEDED[name]
+    f = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    step = lambda v: use(f, v)
+    with mesh42:
+        found = plan(step, shaped(4, 3))
+        assert len(found.transfers) == len(hlo.collectives(compiled_text(step, (shaped(4, 3),)))) == expected
+
+
 def test_functions_that_jax_has_traced_before_are_seen_as_well(mesh42):
     step = jax.jit(network_step({"batch": "x"}))
     with mesh42:

@@ -15,8 +15,8 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.tools.hardware import Hardware
-from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Program, Step, Value, names, program, size_of, spread_parts
-from xmap_compat.tools.transfers import KINDS, Transfer, itemsize
+from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Operation, Tree, Value, itemsize, names, size_of
+from xmap_compat.tools.transfers import KINDS, Transfer
 
 if TYPE_CHECKING:
     from xmap_compat.tools.steps import Compiled
@@ -45,7 +45,7 @@ class Cost:
 
 
 def price(
-    jaxpr: Any,
+    tree: Tree,
     transfers: Sequence[Transfer],
     mesh: jax.sharding.Mesh | None,
     hardware: Hardware | None = None,
@@ -54,20 +54,17 @@ def price(
     """The price of a staged program.
 
     Args:
-      jaxpr: the program.
+      tree: the program.
       transfers: what it moves.
       mesh: the mesh that it runs on; None for one device.
       hardware: what it runs on; None for what is published of the mesh's devices.
       compiled: what XLA made of it, which then gives the memory and the transfers.
     """
-    staged = program(jaxpr)
-    spread_parts(staged)
-    spread_parts(staged)
-    work = _work(staged)
+    work = _work(tree)
     moved = compiled.transfers if compiled is not None else transfers
-    origins, inputs = _origins(staged), set(staged.inputs)
-    copied = [v for v in staged.outs if origins.get(v, v) in inputs]  # arguments that are returned
-    held = sum(v.nbytes for v in (*staged.inputs, *copied)) + work.peak
+    origins, inputs = _origins(tree), set(tree.inputs)
+    copied = [v for v in tree.results if origins.get(v, v) in inputs]  # arguments that are returned
+    held = sum(v.nbytes for v in (*tree.inputs, *copied)) + work.peak
     hardware = hardware or Hardware.of(mesh)
     known = not work.endless and all(t.times is not None for t in moved)
     parts = hardware.parts(work, moved, mesh) if known and hardware is not None else None
@@ -134,16 +131,16 @@ _SEPARATE = (
 )
 
 
-def _flops(step: Step) -> float:
+def _flops(operation: Operation) -> float:
     """Floating point operations of an ordinary equation on a device: see docs/costs.md for the formulas."""
-    name, params, out = step.name, step.eqn.params, step.results[0]
-    operand = step.operands[0] if step.operands else out
-    cut = max([v.parts or 1 for v in (*step.operands, *step.results)])
+    name, params, out = operation.name, operation.eqn.params, operation.results[0]
+    operand = operation.operands[0] if operation.operands else out
+    cut = max([v.parts or 1 for v in (*operation.operands, *operation.results)])
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return 2 * size_of(out.aval) * math.prod(operand.aval.shape[k] for k in contracted) / cut
     if name == "conv_general_dilated":
-        kernel = step.operands[1].aval.shape
+        kernel = operation.operands[1].aval.shape
         return 2 * size_of(out.aval) * math.prod(kernel) / kernel[params["dimension_numbers"].rhs_spec[0]] / cut
     if name in REDUCTIONS:
         return max(operand.elements - out.elements, 0)
@@ -159,96 +156,100 @@ def _flops(step: Step) -> float:
     if name == "sort":
         return operand.elements * math.log2(max(operand.aval.shape[params["dimension"]], 2))
     if name in SCATTERS - _FREE:
-        return step.operands[2].elements
-    return 0 if name in _FREE else sum(r.elements for r in step.results)
+        return operation.operands[2].elements
+    return 0 if name in _FREE else sum(r.elements for r in operation.results)
 
 
-def _is_separate(step: Step) -> bool:
-    return bool(step.inner) or step.name in _SEPARATE
+def _is_separate(operation: Operation) -> bool:
+    return bool(operation.branches) or operation.name in _SEPARATE
 
 
-def _work(program: Program) -> Work:
-    """What a program does; programs in programs are asked for more than once."""
-    if not program.memo:
-        program.memo.append(_counted(program))
-    return program.memo[0]
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """An operation as XLA runs it: ``reads`` are the values in memory that it needs, ``writes`` those that it makes."""
+
+    operation: Operation
+    reads: list[Value]
+    writes: list[Value]
+    inner: list[Work]
 
 
-def _counted(program: Program) -> Work:
-    """Count a program: its steps, fused, and the values that are alive at the same time."""
+def _work(tree: Tree) -> Work:
+    """Count a program: its operations, fused, and the values that are alive at the same time."""
     total = Work(collections.Counter())
-    users: dict[Value, list[Step]] = {}
-    origins = _origins(program)
-    for step in program.steps:
-        if step.name not in _ALIASES:
-            for value in dict.fromkeys(origins.get(v, v) for v in step.operands):
-                users.setdefault(value, []).append(step)
-    outs = {origins.get(v, v) for v in program.outs}
+    users: dict[Value, list[Operation]] = {}
+    origins = _origins(tree)
+    for operation in tree.operations:
+        if operation.name not in _ALIASES:
+            for value in dict.fromkeys(origins.get(v, v) for v in operation.operands):
+                users.setdefault(value, []).append(operation)
+    results = {origins.get(v, v) for v in tree.results}
     sources: dict[Value, list[Value]] = {}
-    reads: list[tuple[Step, list[Value], list[Value]]] = []
-    for step in program.steps:
-        held = list(dict.fromkeys(s for v in step.operands for s in sources.get(v, [v])))
-        made = [r for r in step.results if not _is_fused(step, users.get(r, []), r in outs)]
-        sources.update((r, held) for r in step.results if r not in made)
-        _count(step, held, made, total)
-        reads.append((step, held, made))
-    total.peak = _peak(reads, {s for v in outs for s in sources.get(v, [v])})
+    kernels: list[_Kernel] = []
+    for operation in tree.operations:
+        reads = list(dict.fromkeys(s for v in operation.operands for s in sources.get(v, [v])))
+        writes = [r for r in operation.results if not _is_fused(operation, users.get(r, []), r in results)]
+        sources.update((r, reads) for r in operation.results if r not in writes)
+        kernels.append(_Kernel(operation, reads, writes, [_work(branch.tree) for branch in operation.branches]))
+        _count(kernels[-1], total)
+    total.peak = _peak(kernels, {s for v in results for s in sources.get(v, [v])})
     return total
 
 
-def _origins(program: Program) -> dict[Value, Value]:
+def _origins(tree: Tree) -> dict[Value, Value]:
     """The values that are other names of bytes, with the value that has these bytes."""
     origins: dict[Value, Value] = {}
-    for step in program.steps:
-        if step.name in _ALIASES:
-            origins.update((alias, origins.get(v, v)) for alias, v in zip(step.results, step.operands))
+    for operation in tree.operations:
+        if operation.name in _ALIASES:
+            origins.update((alias, origins.get(v, v)) for alias, v in zip(operation.results, operation.operands))
     return origins
 
 
-def _is_fused(step: Step, users: Sequence[Step], returned: bool) -> bool:
+def _is_fused(operation: Operation, users: Sequence[Operation], returned: bool) -> bool:
     """Whether a result is never written: XLA computes it where it is used, under whatever name."""
-    if step.name in _ALIASES:
+    if operation.name in _ALIASES:
         return True
-    if returned or _is_separate(step) or any(map(_is_separate, users)):
+    if returned or _is_separate(operation) or any(map(_is_separate, users)):
         return False
-    return step.name in _CHEAP or (len(users) == 1 and step.name not in REDUCTIONS)
+    return operation.name in _CHEAP or (len(users) == 1 and operation.name not in REDUCTIONS)
 
 
-def _count(step: Step, held: Sequence[Value], made: Sequence[Value], total: Work) -> None:
-    works = [_work(inner.program) for inner in step.inner]
-    if isinstance(step.found, _jax.Cond):
+def _count(kernel: _Kernel, total: Work) -> None:
+    operation, works = kernel.operation, kernel.inner
+    if isinstance(operation.found, _jax.Cond):
         works = [max(works, key=lambda w: (w.counts["flops"], w.counts["accessed"]))]
+    turns = 1 if operation.turns is None else operation.turns
     for work in works:
-        total.counts.update({key: count * step.turns for key, count in work.counts.items()})
-    total.endless |= isinstance(step.found, _jax.While) or any(work.endless for work in works)
-    if step.inner or step.eqn is None:
+        total.counts.update({key: count * turns for key, count in work.counts.items()})
+    total.endless |= operation.turns is None or any(work.endless for work in works)
+    if operation.branches or operation.eqn is None:
         return
-    flops = _flops(step) if step.results else 0
+    flops = _flops(operation) if operation.results else 0
     total.counts["flops"] += flops
-    if step.name in _PRODUCTS:
-        batched = step.name == "dot_general" and bool(step.eqn.params["dimension_numbers"][1][0])
-        total.counts["products", max(itemsize(v.aval.dtype) for v in step.operands), batched] += flops
-    if made:
-        written = sum(v.nbytes for v in made)
-        if step.name == "dynamic_update_slice" or step.name in SCATTERS:
-            written = step.operands[1 if step.name == "dynamic_update_slice" else 2].nbytes  # in place
-        sliced = step.name in ("slice", "dynamic_slice", "gather", "dynamic_update_slice")
-        total.counts["accessed"] += written + (written if sliced else sum(v.nbytes for v in held))
+    if operation.name in _PRODUCTS:
+        batched = operation.name == "dot_general" and bool(operation.eqn.params["dimension_numbers"][1][0])
+        total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), batched] += flops
+    if kernel.writes:
+        written = sum(v.nbytes for v in kernel.writes)
+        if operation.name == "dynamic_update_slice" or operation.name in SCATTERS:
+            written = operation.operands[1 if operation.name == "dynamic_update_slice" else 2].nbytes  # in place
+        sliced = operation.name in ("slice", "dynamic_slice", "gather", "dynamic_update_slice")
+        total.counts["accessed"] += written + (written if sliced else sum(v.nbytes for v in kernel.reads))
         total.counts["kernels"] += 1
 
 
-def _peak(reads: Sequence[tuple[Step, list[Value], list[Value]]], outs: set[Value]) -> float:
+def _peak(kernels: Sequence[_Kernel], results: set[Value]) -> float:
     """The most bytes of temporaries and results at one time; an operand that ends may become the result."""
-    temporary = {value for _, _, made in reads for value in made if value not in outs}
-    last = {value: k for k, (_, held, _) in enumerate(reads) for value in held if value in temporary}
+    temporary = {value for kernel in kernels for value in kernel.writes if value not in results}
+    last = {value: k for k, kernel in enumerate(kernels) for value in kernel.reads if value in temporary}
     ends: dict[int, list[Value]] = {}
     for value, k in last.items():
         ends.setdefault(k, []).append(value)
     alive = peak = 0.0
-    for k, (step, _, made) in enumerate(reads):
+    for k, kernel in enumerate(kernels):
         ended = sum(v.nbytes for v in ends.get(k, []))
-        new = sum(v.nbytes for v in made)
-        inner = max((_work(inner.program).peak for inner in step.inner), default=0)
-        peak = max(peak, alive + inner + (max(new - ended, 0) if not _is_separate(step) else new))
-        alive += new - ended - sum(v.nbytes for v in made if v not in last and v not in outs)
+        new = sum(v.nbytes for v in kernel.writes)
+        inner = max((work.peak for work in kernel.inner), default=0)
+        peak = max(peak, alive + inner + (max(new - ended, 0) if not _is_separate(kernel.operation) else new))
+        alive += new - ended - sum(v.nbytes for v in kernel.writes if v not in last and v not in results)
     return peak

@@ -181,13 +181,9 @@ def _is_call(eqn) -> bool:
 
 
 def _is_plain_call(eqn) -> bool:
-    """A call of a function without collectives (relu, a jnp function) reads best as one step."""
-    return _is_call(eqn) and not any(map(_has_collective, _jax.subjaxprs(eqn.params)))
-
-
-def _has_collective(jaxpr) -> bool:
-    body, _ = _jax.open_jaxpr(jaxpr)
-    return any(e.primitive.name in RULES or any(map(_has_collective, _jax.subjaxprs(e.params))) for e in body.eqns)
+    """A call of a function without collectives (relu, a jnp function) reads best as one equation."""
+    inner = (e for sub in _jax.subjaxprs(eqn.params) for e, _ in _jax.walk(sub))
+    return _is_call(eqn) and not any(e.primitive.name in RULES for e in inner)
 
 
 def _call_text(eqn) -> tuple[str, str]:

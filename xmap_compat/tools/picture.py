@@ -15,7 +15,7 @@ import numpy as np
 
 from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges
 from xmap_compat.tools.text import escape, listed, show_bytes, show_spec, terminal_width, wrapped
-from xmap_compat.tools.transfers import Transfer, alike_transfers, described
+from xmap_compat.tools.transfers import Transfer, alike_transfers
 
 if TYPE_CHECKING:
     import jax
@@ -347,9 +347,18 @@ def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
         weight = 1 + 4 * math.log1p(t.bytes_sent) / max(math.log1p(largest), 1)
         for axis in t.mesh_axes:
             _arrow(canvas, lanes[axis], y + 4, 84, "back" if t.derivative else "sent", t.kind == "ppermute", weight)
-        canvas.text(x + len(lanes) * 110, y + 8, described(t, count), 11.5)
+        canvas.text(x + len(lanes) * 110, y + 8, _described(t, count), 11.5)
     if len(rows) > MAX_TRANSFERS:
         canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more", 12, "faint")
+
+
+def _described(t: Transfer, count: int = 1) -> str:
+    """``2 x all-reduce of batch over x: 1.5 kB, 3 times (step.py:12)``"""
+    many = f"{count} x " if count > 1 else ""
+    names = f" of {listed(t.axes)}" if t.axes else ""
+    turns = ", each turn" if t.times is None else f", {t.times} times" if t.times > 1 else ""
+    where = f" ({t.where})" if t.where else ""
+    return f"{many}{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(t.bytes_sent)}{turns}{where}"
 
 
 def _arrow(canvas, x, y, length, kind, one_way, weight):
