@@ -25,7 +25,7 @@ from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools import picture, report, source
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.listing import Listing, Position, Program, position_of
+from xmap_compat.tools.listing import Listing, Position, listing, position_of
 from xmap_compat.tools.staged import Tree, itemsize, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
@@ -123,7 +123,7 @@ class CallPlan:
     nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
     results: tuple[Array, ...]
-    program: Program
+    program: Listing
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
     compiler_axes: tuple[Any, ...]
@@ -237,7 +237,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         tuple(dict.fromkeys(_nested_in(placed.program.jaxpr))),
         arguments,
         _results(placed, jaxpr.out_avals),
-        Listing(placed, paths).program(),
+        listing(placed, paths),
         collectives(tree, marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),

@@ -10,7 +10,7 @@ import jax
 
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools import picture
-from xmap_compat.tools.listing import Program
+from xmap_compat.tools.listing import Listing
 from xmap_compat.tools.text import (
     Rows,
     escape,
@@ -167,7 +167,7 @@ def text(plan: CallPlan) -> str:
     return "\n".join([above, *(f"  {line}" for line in listing)])
 
 
-def _shortened(program: Program, most: int) -> list[str]:
+def _shortened(program: Listing, most: int) -> list[str]:
     """A listing of at most so many lines."""
     lines = program.shown(margin=2).splitlines()
     if len(lines) <= most:

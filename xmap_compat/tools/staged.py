@@ -134,7 +134,20 @@ def _tree(jaxpr: Any, body: Body) -> Tree:
     env = {v: Value(v.aval) for v in opened.invars}
     inputs = tuple(env.values())
     operations = tuple(_operations(opened, env, body))
-    return Tree(inputs, operations, tuple(_value(env, v) for v in opened.outvars))
+    results = tuple(_value(env, v) for v in opened.outvars)
+    return Tree(inputs, _needed(operations, results), results)
+
+
+def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[Operation, ...]:
+    """Dead code in functions with custom rules is left out too, now that they are inlined."""
+    needed, kept = set(results), []
+    for operation in reversed(operations):
+        if needed.intersection(operation.results) or (
+            operation.eqn is not None and _jax.has_side_effect(operation.eqn)
+        ):
+            needed.update(operation.operands)
+            kept.append(operation)
+    return tuple(reversed(kept))
 
 
 def _value(env: dict[Any, Value], v: Any) -> Value:
@@ -149,7 +162,7 @@ def _operations(opened: Any, env: dict[Any, Value], body: Body) -> Iterator[Oper
         found = _jax.read(eqn)
         inside = Body(body.stack_of(eqn), found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape)
         if isinstance(found, _INLINED):
-            called = _jax.without_dead_code(found.body)  # JAX does not look into functions with custom rules
+            called, _ = _jax.open_jaxpr(found.body)
             bound = dict(zip(called.invars, operands[len(operands) - len(called.invars) :]))
             yield from _operations(called, bound, inside)
             env.update((v, _value(bound, o)) for v, o in zip(eqn.outvars, called.outvars))
