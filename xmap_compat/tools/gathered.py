@@ -1,6 +1,6 @@
 """Arguments that are sharded over more of the mesh than their specs say: they are gathered where they enter the call.
 
-What a sharding inside of a ``jax.jit`` is, nobody knows when a call is traced, unless types tell (Explicit axes).
+Under ``jax.jit``, shardings are unknown while a call is traced, unless types tell (Explicit axes).
 """
 
 from __future__ import annotations

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
+from xmap_compat.tools.plan import Array
 from xmap_compat.tools.text import MANY, listed, with_more
-
-if TYPE_CHECKING:
-    import jax
-
-    from xmap_compat.tools.plan import Array
 
 Block = tuple[int, ...]
 

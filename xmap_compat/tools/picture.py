@@ -7,21 +7,20 @@ an arrow for each transfer, in the order of the program.  :func:`svg` draws it, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
 from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges
+from xmap_compat.tools.plan import CallPlan
+from xmap_compat.tools.search import Candidates
+from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import escape, listed, show_bytes, show_spec, terminal_width, wrapped
 from xmap_compat.tools.transfers import Transfer, alike_transfers
-
-if TYPE_CHECKING:
-    import jax
-
-    from xmap_compat.tools.plan import CallPlan
-    from xmap_compat.tools.steps import StepPlan
 
 # --------------------------------------------------------------------------- characters
 
@@ -205,8 +204,9 @@ def _text_width(content: str, size: float) -> float:
     return len(content) * size * 0.6
 
 
-def svg(plan: CallPlan) -> str:
-    """The picture of a plan as a self-contained SVG document."""
+@functools.singledispatch
+def svg(plan: Any) -> str:
+    """The picture of a call's plan as a self-contained SVG document; steps and searches are registered below."""
     canvas = _Canvas(plan.mesh, f"xmap-{abs(hash((plan.function, plan.arguments, plan.results))) % 16**8:08x}")
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
     left = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36
@@ -219,8 +219,9 @@ def svg(plan: CallPlan) -> str:
     return canvas.document(f"{plan.function}: arrays on devices")
 
 
-def step_svg(plan: StepPlan) -> str:
-    """What moves in a step."""
+@svg.register
+def _(plan: StepPlan) -> str:
+    """What moves in a step: an arrow for each transfer, in the order of the program."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
     _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40)
@@ -368,7 +369,16 @@ def _arrow(canvas, x, y, length, kind, one_way, weight):
         canvas.path(f"M{tip:.1f} {y:.1f}l{back * size / 4:.1f} {-size:.1f}v{2 * size:.1f}z", kind, 0, filled=True)
 
 
-def scatter_svg(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
+@svg.register
+def _(found: Candidates) -> str:
+    """Time against memory, with the front."""
+    usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
+    in_seconds = all(cost.seconds or c.measured for c, cost in usable)
+    points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
+    return _scatter(points, "seconds" if in_seconds else "flops", "bytes of memory")
+
+
+def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
     """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones have their names and are joined."""
     canvas = _Canvas(None)
     width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10

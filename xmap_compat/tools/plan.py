@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,10 +21,10 @@ from xmap_compat.core import call as calls
 from xmap_compat.core import errors, execute, nested_marks
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
-from xmap_compat.tools import picture, report, source
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.listing import Listing, Position, listing, position_of
+from xmap_compat.tools.shown import Shown, view
 from xmap_compat.tools.staged import Tree, itemsize, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
@@ -98,7 +97,7 @@ class Nested:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class CallPlan:
+class CallPlan(Shown):
     """Everything that is decided about one call of an xmapped function.
 
     Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`; :meth:`source` writes the
@@ -144,40 +143,24 @@ class CallPlan:
         """What each device sends in a call; None if that depends on a while loop."""
         return total_bytes(self.transfers)
 
-    def __str__(self) -> str:
-        return report.text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return report.html(self)
-
     def picture(self) -> str:
-        """How each array lies on the devices, in characters."""
-        return picture.text(self)
-
-    def svg(self) -> str:
-        """The same as an SVG drawing."""
-        return picture.svg(self)
-
-    def save_svg(self, path: str | os.PathLike[str]) -> None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg())
+        """How each array lies on the devices, in characters; :meth:`svg` draws the same."""
+        return view("picture").text(self)
 
     def source(self) -> str:
         """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
 
-        The user's functions are kept, with their collectives rewritten.  What is written is staged and compared with
-        the program of this plan.
+        The user's functions are kept, with their collectives rewritten.  The generated program is traced and compared
+        with the program of this plan.
 
         Raises:
-          NotImplementedError: something cannot be written, or what is written computes something else; says what.
+          NotImplementedError: something cannot be written, or the generated program computes something else; says what.
         """
-        return source.written(self)[0]
+        return view("source").written(self)[0]
 
     def constants(self) -> dict[str, Any]:
-        """The arrays that the source declares and leaves to be assigned, because they are too large to be written."""
-        return source.written(self)[1]
+        """The arrays that the source declares and leaves to be assigned, because they are too large for a text."""
+        return view("source").written(self)[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import re
 import threading
 import time
@@ -25,11 +24,12 @@ from xmap_compat.core import errors, execute
 from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
-from xmap_compat.tools import hlo, picture, report
+from xmap_compat.tools import hlo
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.plan import CallPlan, describe_made
+from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Tree, tree_of
 from xmap_compat.tools.transfers import (
     KINDS,
@@ -59,7 +59,7 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class StepPlan:
+class StepPlan(Shown):
     """What a step with xmapped calls in it does.  Print it, show it in a notebook, or draw it with :meth:`svg`.
 
     Attributes:
@@ -99,23 +99,9 @@ class StepPlan:
         """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
         if not isinstance(hardware, (Hardware, type(None))):
             raise errors.bad_search_argument("hardware", hardware, "a Hardware", tool="cost_on")
-        return price(self.tree, self.transfers, self.mesh, hardware, self.compiled)
-
-    def __str__(self) -> str:
-        return report.step_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return report.step_html(self)
-
-    def svg(self) -> str:
-        """What moves, as an SVG drawing: an arrow for each transfer, in the order of the program."""
-        return picture.step_svg(self)
-
-    def save_svg(self, path: str | os.PathLike[str]) -> None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg())
+        if self.compiled is None:
+            return price(self.tree, self.transfers, self.mesh, hardware)
+        return price(self.tree, self.compiled.transfers, self.mesh, hardware, self.compiled.memory)
 
 
 def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPlan:
@@ -147,8 +133,7 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPl
     if not callable(step):
         raise errors.bad_search_argument("step", step, "a function that calls xmapped ones", tool="plan")
     found = stage(step, args, describe=True)
-    made = compile_step(step, args, found.mesh) if compiled else None
-    return found.plan(_name(step), made)
+    return found.plan(_name(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
 
 
 def _name(step: Callable[..., Any]) -> str:
@@ -235,10 +220,9 @@ def _is_array(leaf: Any) -> bool:
         return False
 
 
-def compile_step(step: Callable[..., Any], args: tuple[Any, ...], mesh: jax.sharding.Mesh | None) -> Compiled:
-    """Compile a step under the mesh in scope, and read what came out."""
-    jitted = step if hasattr(step, "lower") else jax.jit(step)
-    return read_compiled(jitted.lower(*args).compile(), mesh)
+def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A step as a ``jax.stages.Compiled``, under the mesh in scope."""
+    return (step if hasattr(step, "lower") else jax.jit(step)).lower(*args).compile()
 
 
 def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:

@@ -39,7 +39,7 @@ class Transfer:
       operand: its type on each device.
       slabs: for a ppermute, how many elements of the named axis each sender sends; else None.
       bytes_sent: what each device sends at least, once, as rings do it.
-      times: how often a call runs it; None in a while loop, of which nobody knows the number of turns.
+      times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
       derivative: whether it is of a derivative of the function, and not of the function itself.
       axes: the named axes of the collective that it is for; empty for what only a derivative needs.
