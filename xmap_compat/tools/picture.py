@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges
+from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges, row_major
 from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
@@ -111,10 +111,7 @@ def colours(mesh: jax.sharding.Mesh | None) -> list[str]:
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
     found = []
     for coordinates in np.ndindex(*shape):
-        rest = [(c, n) for k, (c, n) in enumerate(zip(coordinates, shape)) if k != longest]
-        shade = 0
-        for c, n in rest:
-            shade = shade * n + c
+        shade = row_major((c, n) for k, (c, n) in enumerate(zip(coordinates, shape)) if k != longest)
         lightness = 72 if shades == 1 else 82 - 26 * shade / (shades - 1)
         found.append(f"hsl({360 * coordinates[longest] / hues:.0f},60%,{lightness:.0f}%)")
     return found

@@ -259,7 +259,7 @@ def _memory(compiled):
     return held - analysis.alias_size_in_bytes
 
 
-def from_hlo(found: hlo.Collective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
+def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
     """A collective of a compiled program as a transfer over mesh axes; None if it moves nothing."""
     kind = "ppermute" if found.kind == "collective-permute" else found.kind
     ends = np.unravel_index(np.array(found.groups, int).T, list(mesh_shape.values()))
@@ -272,6 +272,6 @@ def from_hlo(found: hlo.Collective, mesh_shape: Mapping[Any, int]) -> Transfer |
     return Transfer(kind, axes, devices, "", None, sent, found.times, False, "transpose(" in found.op_name)
 
 
-def is_staged(found: hlo.Collective) -> bool:
+def is_staged(found: hlo.CompiledCollective) -> bool:
     """Whether a collective of a compiled program was in the staged one; else the compiler added it."""
     return any(re.search(rf"shard_map/(\S*/)?{name}\b", found.op_name) for name in KINDS)

@@ -312,22 +312,26 @@ def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Itera
         if operation.eqn is None:
             continue
         mark = _number(_MARK, operation.stack)
-        if operation.name in _INDICES or all((v, mark) in indices for v in operation.operands if not v.literal):
-            indices.update((v, mark) for v in operation.results)
+        read = [v for v in operation.operands if not v.literal]
+        is_index = operation.name in _INDICES or all((v, mark) in indices for v in read)
+        indices.update((v, mark) for v in operation.results if is_index)
         if operation.name in KINDS:
-            transfer = _transfer(operation, mark, times, conditional, tangents)
-            yield from [(operation, transfer)] if transfer is not None else []
-        elif mark is not None and not (operation.name == "mul" and (operation.results[0], mark) in indices):
-            yield from [(operation, words)] if (words := _local(operation)) is not None else []
+            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents)
+        else:
+            what = _local(operation, is_index) if mark is not None else None
+        if what is not None:
+            yield operation, what
         turns = None if times is None or operation.turns is None else times * operation.turns
         for branch in operation.branches:
             yield from _done(branch.tree, turns, conditional or isinstance(operation.found, _jax.Cond))
 
 
-def _local(operation: Operation) -> str | None:
+def _local(operation: Operation, is_index: bool) -> str | None:
     """What an operation does on one device, in words, if a reader wants to know."""
     if operation.name != "mul":
         return None if operation.eqn.params.get("axes") == () else _LOCAL.get(operation.name)
+    if is_index:
+        return None
     # A sum over an axis that a value does not vary over is a multiplication by its size.
     factors = [v.val for v in operation.eqn.invars if isinstance(v, _jax.Literal)]
     return f"times {int(np.real(factors[0]))}" if factors else "local product"
