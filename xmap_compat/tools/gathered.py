@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.call import PlacedCall, mesh_axes_used, partition_spec
+from xmap_compat.tools.staged import bytes_of
 from xmap_compat.tools.text import listed
 
 
@@ -101,7 +101,9 @@ def _gathered(
     if not extra:
         return
     kept = wanted.union(*(_jax.axes_of_entry(entry) for entry in lies)) - {axis for _, axis in extra}
-    needed = _bytes(leaf) // math.prod(mesh.shape[axis] for axis in kept)
+    needed = bytes_of(jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf) // math.prod(
+        mesh.shape[axis] for axis in kept
+    )
     received = needed - needed // math.prod(mesh.shape[axis] for _, axis in extra)
     axes = tuple(dict.fromkeys(axis for _, axis in extra))
     yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))
@@ -115,8 +117,3 @@ def _spec_of(leaf: Any, mesh: jax.sharding.Mesh) -> tuple[Any, ...]:
     if not isinstance(sharding, jax.sharding.NamedSharding) or dict(sharding.mesh.shape) != dict(mesh.shape):
         return ()
     return tuple(sharding.spec)
-
-
-def _bytes(leaf: Any) -> int:
-    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-    return math.prod(np.shape(aval)) * getattr(aval.dtype, "itemsize", 0)

@@ -69,13 +69,13 @@ class Listing:
     equations: tuple[Equation, ...]
     outputs: tuple[str, ...]
 
-    def lines(self, where: bool = True) -> Iterator[tuple[str, str]]:
+    def lines(self) -> Iterator[tuple[str, str]]:
         """Each line of the listing, and the position that belongs to it."""
         for eqn in self.equations:
-            yield eqn.text, str(eqn.where or "") if where else ""
+            yield eqn.text, str(eqn.where or "")
             for label, program in eqn.inner:
                 yield f"  {label}({_typed(program.inputs)}):", ""
-                for text, place in program.lines(where):
+                for text, place in program.lines():
                     yield f"    {text}", place
         yield f"return {', '.join(self.outputs)}", ""
 

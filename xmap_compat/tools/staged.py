@@ -44,6 +44,10 @@ def size_of(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ()))
 
 
+def bytes_of(aval: Any) -> int:
+    return size_of(aval) * itemsize(getattr(aval, "dtype", None))
+
+
 def itemsize(dtype: Any) -> int:
     return getattr(dtype, "itemsize", 0)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from xmap_compat import _jax, api
 from xmap_compat.core import errors, execute
@@ -36,6 +35,7 @@ from xmap_compat.tools.transfers import (
     MarkingEvaluator,
     Marks,
     Transfer,
+    axes_within,
     bytes_sent,
     every_transfer,
     total_bytes,
@@ -262,8 +262,7 @@ def _memory(compiled):
 def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
     """A collective of a compiled program as a transfer over mesh axes; None if it moves nothing."""
     kind = "ppermute" if found.kind == "collective-permute" else found.kind
-    ends = np.unravel_index(np.array(found.groups, int).T, list(mesh_shape.values()))
-    axes = tuple(a for a, at in zip(mesh_shape, ends) if (at != at[:1]).any())
+    axes = axes_within(found.groups, mesh_shape)
     if not axes:
         return None
     devices = found.group_size if kind != "ppermute" else math.prod(mesh_shape[a] for a in axes)

@@ -24,7 +24,7 @@ from xmap_compat.core.rules.table import RULES
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 from xmap_compat.tools.listing import Position, named_type, position_of
-from xmap_compat.tools.staged import Operation, Tree, Value, itemsize
+from xmap_compat.tools.staged import Operation, Tree, Value, bytes_of
 from xmap_compat.tools.text import listed, plural, short_type
 
 
@@ -348,7 +348,7 @@ def _transfer(
     if devices == 1:
         return None
     avals = [v.aval for v in operation.operands]
-    size = sum(math.prod(a.shape) * itemsize(a.dtype) for a in avals)
+    size = sum(map(bytes_of, avals))
     operand = ", ".join(short_type(a.dtype, a.shape) for a in avals)
     slabs = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
     sent = bytes_sent(kind, size, devices)
@@ -364,8 +364,13 @@ def _crossed(pairs: Sequence[tuple[int, int]], axes: tuple[Any, ...], mesh_shape
     """Of several mesh axes those along which some pair differs; all of them if none does."""
     if len(axes) < 2:
         return axes
-    ends = np.unravel_index(np.array(pairs, int).reshape(-1, 2).T, [mesh_shape[a] for a in axes])
-    return tuple(a for a, (source, target) in zip(axes, ends) if (source != target).any()) or axes
+    return axes_within(pairs, {a: mesh_shape[a] for a in axes}) or axes
+
+
+def axes_within(groups: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
+    """The mesh axes along which the devices of some group differ."""
+    places = np.unravel_index(np.array(groups, int).T, list(mesh_shape.values()))
+    return tuple(axis for axis, at in zip(mesh_shape, places) if (at != at[:1]).any())
 
 
 def bytes_sent(kind: str, size: int, devices: int) -> int:
