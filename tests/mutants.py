@@ -455,6 +455,13 @@ found_by(
     },
 )
 found_by(
+    "test_plan_steps",
+    edits={
+        "opened = _jax.without_dead_code(jaxpr)": "opened, _ = _jax.open_jaxpr(jaxpr)",
+        "key = operation.body, mark,": "key = mark,",
+    },
+)
+found_by(
     "test_check",
     edits={
         "elif isinstance(node, ast.ImportFrom) and not node.level:": "elif isinstance(node, ast.ImportFrom):",
@@ -486,6 +493,7 @@ found_by(
         "_repeated(what, sum_of_known(counts))": "_repeated(what, counts[-1])",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
+        "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",
         'return f"times {int(np.real(factors[0]))}" if factors else "local product"': 'return "local product"',
     },
 )

@@ -227,7 +227,9 @@ def test_forward_mode_says_which_half_is_the_derivative(mesh42):
     f = xmap(lambda v: lax.psum(jnp.sin(v), "i"), ["i", ...], [...], axis_resources={"i": "x"})
     with mesh42:
         found = plan(lambda v: jax.jvp(f, (v,), (v,)), shaped(8, 3))
+        twice = plan(lambda v: jax.jvp(lambda v: f(v)[0] * f(2 * v)[1], (v,), (v,)), shaped(8, 3))
     assert [(t.derivative, t.times) for t in found.transfers] == [(False, 1), (True, 1)]
+    assert [t.derivative for t in twice.transfers] == [False, True, False, True]
 
 
 def test_a_derivative_taken_in_the_body_is_one_too(mesh42):
