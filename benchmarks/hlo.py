@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from xmap_compat.tools.hlo import ARRAY, COMPUTATION, Collective, collectives, ints
+from xmap_compat.tools.hlo import ARRAY, COMPUTATION, CompiledCollective, collectives, ints
 
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?[\w.\-]+ = (?P<type>\(.*?\)|\S+) (?P<kind>[a-z][\w\-]*)\(", re.MULTILINE)
 _FUSED = re.compile(r" fusion\(.*calls=%?([\w.\-]+)")
@@ -37,7 +37,7 @@ class Statistics:
     temporaries: int
     dots: int
     enlargement: float
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CompiledCollective, ...]
 
     def collective_counts(self) -> Counter[str]:
         """How often each kind of collective appears with each number and size of groups, and bytes."""

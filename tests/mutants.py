@@ -460,8 +460,15 @@ found_by(
         "while value >= 999.5 and": "while value >= 1000 and",
         'return f"{value:.3g} {units[k]}"': 'return f"{value:.4g} {units[k]}"',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
-        "times = None if self.times is None or turns is None else self.times * turns": "times = self.times",
+        "turns = None if times is None or operation.turns is None else times * operation.turns": "turns = times",
         '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
+    },
+)
+found_by(
+    "test_plan_steps",
+    edits={
+        "opened = _jax.without_dead_code(jaxpr)": "opened, _ = _jax.open_jaxpr(jaxpr)",
+        "key = operation.body, mark,": "key = mark,",
     },
 )
 found_by(
@@ -493,9 +500,10 @@ found_by(
 found_by(
     "test_plan",
     edits={
-        "counted[key] = None if times is None or before is None else before + times": "counted[key] = times",
+        "_repeated(what, sum_of_known(counts))": "_repeated(what, counts[-1])",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
-        "conditional = self.conditional or isinstance(found, _jax.Cond)": "conditional = self.conditional",
+        "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
+        "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",
         'return f"times {int(np.real(factors[0]))}" if factors else "local product"': 'return "local product"',
     },
 )

@@ -12,9 +12,9 @@ from jax import lax
 
 from xmap_compat import Hardware, Link, Mesh, plan, xmap
 from xmap_compat.tools import hardware
-from xmap_compat.tools.cost import Work
 from xmap_compat.tools.hardware import PUBLISHED, Rates
 from xmap_compat.tools.transfers import Transfer, bytes_sent
+from xmap_compat.tools.work import Work
 
 GPUS = [d for d in jax.devices() if d.platform == "gpu"]
 EMPTY = Mesh(np.empty((), object), ())

@@ -575,6 +575,17 @@ def test_the_program_is_listed_with_named_shapes():
     assert scan.where.line == line_of(f, "lax.scan")
 
 
+def test_each_call_of_a_function_is_listed_with_its_own_named_shapes():
+    """JAX has one jaxpr for all three; the second argument varies over nothing."""
+    share = jax.jit(lambda x: x / lax.psum(x, "i"))
+    body = lambda v, w: share(v) + share(w) + share(v * 2)
+    program = xmap(body, (["i", ...], [...]), ["i", ...]).plan(shaped(4, 3), shaped(3)).program
+    calls = [eqn for eqn in program.equations if eqn.primitive == "jit"]
+    inputs = [inner.inputs[0][1] for eqn in calls for _, inner in eqn.inner]
+    assert inputs == ["f32[3]{i}", "f32[3]", "f32[3]{i}"]
+    assert [eqn.results[0][1] for eqn in calls] == ["f32[3]{i}", "f32[3]", "f32[3]{i}"]
+
+
 def names_of(program):
     """Every name that a listing gives to a value."""
     yield from (name for name, _ in program.inputs)

@@ -227,7 +227,9 @@ def test_forward_mode_says_which_half_is_the_derivative(mesh42):
     f = xmap(lambda v: lax.psum(jnp.sin(v), "i"), ["i", ...], [...], axis_resources={"i": "x"})
     with mesh42:
         found = plan(lambda v: jax.jvp(f, (v,), (v,)), shaped(8, 3))
+        twice = plan(lambda v: jax.jvp(lambda v: f(v)[0] * f(2 * v)[1], (v,), (v,)), shaped(8, 3))
     assert [(t.derivative, t.times) for t in found.transfers] == [(False, 1), (True, 1)]
+    assert [t.derivative for t in twice.transfers] == [False, True, False, True]
 
 
 def test_a_derivative_taken_in_the_body_is_one_too(mesh42):
@@ -246,6 +248,33 @@ def test_what_nobody_needs_is_not_counted(mesh42):
         found = plan(step, shaped(8, 3))
         assert (found.transfers, sent_by_hlo(compiled_text(step, (shaped(8, 3),)))) == ((), {})
         assert len(f.plan(shaped(8, 3)).transfers) == 2
+
+
+def shifted(v):
+    return v - lax.ppermute(v, "i", [(0, 1), (1, 2), (2, 3), (3, 0)])
+
+
+def halved(v):
+    """By a solver that has no use for the product with the matrix."""
+    return lax.custom_linear_solve(shifted, v, lambda matvec, b: b / 2, lambda vecmat, b: b / 2)
+
+
+UNNEEDED = {
+    # a function, where it is called in vain, and how many of its transfers XLA leaves
+    "scan": (shifted, lambda f, v: lax.scan(lambda c, _: (c + f(c), f(v).sum()), v, None, length=3)[0], 1),
+    "cond": (shifted, lambda f, v: lax.cond(v.sum() > 0, lambda: (f(v), v), lambda: (v, 2 * v))[1], 0),
+    "solve": (halved, lambda f, v: f(v), 0),
+}
+
+
+@pytest.mark.parametrize("name", UNNEEDED)
+def test_what_loops_branches_and_solves_do_in_vain_is_not_counted(name, mesh42):
+    body, use, expected = UNNEEDED[name]
+    f = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    step = lambda v: use(f, v)
+    with mesh42:
+        found = plan(step, shaped(4, 3))
+        assert len(found.transfers) == len(hlo.collectives(compiled_text(step, (shaped(4, 3),)))) == expected
 
 
 def test_functions_that_jax_has_traced_before_are_seen_as_well(mesh42):

@@ -84,8 +84,8 @@ def of_tests():
 
 def classes(plan):
     """What a program holds."""
-    kinds = {type(_jax.read(eqn)) for eqn in equations(plan.staged.plan.program.jaxpr)}
-    names = {eqn.primitive.name for eqn in equations(plan.staged.plan.program.jaxpr)}
+    kinds = {type(_jax.read(eqn)) for eqn in equations(plan.staged.placed.program.jaxpr)}
+    names = {eqn.primitive.name for eqn in equations(plan.staged.placed.program.jaxpr)}
     plain = type(plan.staged.declared.fun) is type(classes) and not hasattr(plan.staged.declared.fun, "__wrapped__")
     holds = {
         "custom derivatives": _jax.CustomVjp in kinds,

@@ -40,6 +40,8 @@ from xmap_compat._jax.jaxprs import (
     is_jaxpr,
     open_jaxpr,
     subjaxprs,
+    walk,
+    without_dead_code,
     without_references,
 )
 from xmap_compat._jax.local_operations import local_operation

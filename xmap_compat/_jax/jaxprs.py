@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.extend import core as jex_core
+from jax.interpreters import partial_eval
 
 from xmap_compat._jax.nice import part
 from xmap_compat._jax.version import VERSION
@@ -64,6 +65,20 @@ def subjaxprs(params: Any) -> Iterator[Any]:
             yield from subjaxprs(value)
     elif type(operation := params).__name__ == "CustomRoot":
         yield operation.solve_jaxpr  # since 0.12
+
+
+def walk(jaxpr: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The equations of a jaxpr and of those in it, in order; with each the equations around it, outermost first."""
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        yield eqn, around
+        for sub in subjaxprs(eqn.params):
+            yield from walk(sub, (*around, eqn))
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr without the equations that no result needs, and that have no effect; it takes the same inputs."""
+    body, _ = open_jaxpr(jaxpr)
+    return partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)[0]
 
 
 def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) -> Any:

@@ -1,25 +1,17 @@
-"""What a staged program costs one device: operations, bytes, memory, and with figures of the hardware seconds.
-
-Formulas and their sources are in docs/costs.md.
-"""
+"""What a staged program costs one device: operations, bytes, memory, and with figures of the hardware seconds."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from xmap_compat import _jax
 from xmap_compat.tools.hardware import Hardware
-from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Program, Step, Value, names, program, size_of, spread_parts
-from xmap_compat.tools.transfers import KINDS, Transfer, itemsize
-
-if TYPE_CHECKING:
-    from xmap_compat.tools.steps import Compiled
+from xmap_compat.tools.staged import Tree
+from xmap_compat.tools.transfers import Transfer
+from xmap_compat.tools.work import bytes_held, work_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,37 +37,30 @@ class Cost:
 
 
 def price(
-    jaxpr: Any,
+    tree: Tree,
     transfers: Sequence[Transfer],
     mesh: jax.sharding.Mesh | None,
     hardware: Hardware | None = None,
-    compiled: Compiled | None = None,
+    memory: int | None = None,
 ) -> Cost:
     """The price of a staged program.
 
     Args:
-      jaxpr: the program.
+      tree: the program.
       transfers: what it moves.
       mesh: the mesh that it runs on; None for one device.
       hardware: what it runs on; None for what is published of the mesh's devices.
-      compiled: what XLA made of it, which then gives the memory and the transfers.
+      memory: what it needs, if XLA has told.
     """
-    staged = program(jaxpr)
-    spread_parts(staged)
-    spread_parts(staged)
-    work = _work(staged)
-    moved = compiled.transfers if compiled is not None else transfers
-    origins, inputs = _origins(staged), set(staged.inputs)
-    copied = [v for v in staged.outs if origins.get(v, v) in inputs]  # arguments that are returned
-    held = sum(v.nbytes for v in (*staged.inputs, *copied)) + work.peak
+    work = work_of(tree)
     hardware = hardware or Hardware.of(mesh)
-    known = not work.endless and all(t.times is not None for t in moved)
-    parts = hardware.parts(work, moved, mesh) if known and hardware is not None else None
+    known = not work.endless and all(t.times is not None for t in transfers)
+    parts = hardware.parts(work, transfers, mesh) if known and hardware is not None else None
     return Cost(
         round(work.counts["flops"]),
         round(work.counts["accessed"]),
-        bytes_by_axis(moved),
-        compiled.memory if compiled is not None else round(held),
+        bytes_by_axis(transfers),
+        round(bytes_held(tree, work)) if memory is None else memory,
         None if parts is None else (max(parts.values()), sum(parts.values())),
         None if parts is None else max(parts, key=lambda name: parts[name]),
     )
@@ -88,167 +73,3 @@ def bytes_by_axis(transfers: Sequence[Transfer]) -> dict[Any, int]:
         key = t.mesh_axes[0] if len(t.mesh_axes) == 1 else t.mesh_axes
         sent[key] = sent.get(key, 0) + t.counted
     return sent
-
-
-# ---------------------------------------------------------------------------- counting
-
-
-@dataclasses.dataclass
-class Work:
-    """What a program does on one device.
-
-    Attributes:
-      counts: ``'flops'``, of which ``('products', n, batched)`` are in matrix products and convolutions of elements of
-        n bytes, in batches or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations after fusion.
-      peak: bytes of temporaries and results.
-      endless: whether there is a loop of unknown length, which is counted as one turn.
-    """
-
-    counts: Any  # a Counter
-    peak: float = 0
-    endless: bool = False
-
-
-# Other names of the same bytes.
-_ALIASES = names(
-    "reshape squeeze expand_dims pvary pcast stop_gradient copy copy_p optimization_barrier sharding_constraint"
-    " reshard mesh_cast bitcast_convert_type device_put"
-)
-# Nothing is computed: indices and copies.
-_FREE = _ALIASES | names(
-    "broadcast_in_dim transpose slice dynamic_slice dynamic_update_slice concatenate gather rev iota pad"
-    " convert_element_type axis_index scatter all_gather all_gather_invariant all_to_all ppermute random_wrap"
-    " random_unwrap split"
-)
-_CHEAP = names("broadcast_in_dim iota convert_element_type neg axis_index")
-_PRODUCTS = names("dot_general conv_general_dilated")
-_CUBIC = {"cholesky": 1 / 3, "lu": 2 / 3, "hessenberg": 10 / 3, "eigh": 9, "svd": 22, "eig": 25, "schur": 25}
-_CUBIC |= dict.fromkeys(names("qr geqrf geqp3 householder_product tridiagonal"), 4 / 3)
-# What XLA computes by itself, neither with what comes before nor with what comes after.
-_SEPARATE = (
-    _PRODUCTS
-    | SCATTERS
-    | KINDS.keys()
-    | _CUBIC.keys()
-    | names("sort fft triangular_solve cumsum cumprod cummax cummin cumlogsumexp random_bits")
-)
-
-
-def _flops(step: Step) -> float:
-    """Floating point operations of an ordinary equation on a device: see docs/costs.md for the formulas."""
-    name, params, out = step.name, step.eqn.params, step.results[0]
-    operand = step.operands[0] if step.operands else out
-    cut = max([v.parts or 1 for v in (*step.operands, *step.results)])
-    if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        return 2 * size_of(out.aval) * math.prod(operand.aval.shape[k] for k in contracted) / cut
-    if name == "conv_general_dilated":
-        kernel = step.operands[1].aval.shape
-        return 2 * size_of(out.aval) * math.prod(kernel) / kernel[params["dimension_numbers"].rhs_spec[0]] / cut
-    if name in REDUCTIONS:
-        return max(operand.elements - out.elements, 0)
-    if name in _CUBIC:
-        *batch, m, n = operand.aval.shape
-        return _CUBIC[name] * math.prod(batch) * m * n * min(m, n)
-    if name == "triangular_solve":
-        return out.elements * operand.aval.shape[-1]
-    if name == "fft":
-        return 5 * operand.elements * math.log2(max(math.prod(params["fft_lengths"]), 2))
-    if name == "random_bits":
-        return 50 * out.elements  # half of the 20 rounds of Threefry, of 5 operations each
-    if name == "sort":
-        return operand.elements * math.log2(max(operand.aval.shape[params["dimension"]], 2))
-    if name in SCATTERS - _FREE:
-        return step.operands[2].elements
-    return 0 if name in _FREE else sum(r.elements for r in step.results)
-
-
-def _is_separate(step: Step) -> bool:
-    return bool(step.inner) or step.name in _SEPARATE
-
-
-def _work(program: Program) -> Work:
-    """What a program does; programs in programs are asked for more than once."""
-    if not program.memo:
-        program.memo.append(_counted(program))
-    return program.memo[0]
-
-
-def _counted(program: Program) -> Work:
-    """Count a program: its steps, fused, and the values that are alive at the same time."""
-    total = Work(collections.Counter())
-    users: dict[Value, list[Step]] = {}
-    origins = _origins(program)
-    for step in program.steps:
-        if step.name not in _ALIASES:
-            for value in dict.fromkeys(origins.get(v, v) for v in step.operands):
-                users.setdefault(value, []).append(step)
-    outs = {origins.get(v, v) for v in program.outs}
-    sources: dict[Value, list[Value]] = {}
-    reads: list[tuple[Step, list[Value], list[Value]]] = []
-    for step in program.steps:
-        held = list(dict.fromkeys(s for v in step.operands for s in sources.get(v, [v])))
-        made = [r for r in step.results if not _is_fused(step, users.get(r, []), r in outs)]
-        sources.update((r, held) for r in step.results if r not in made)
-        _count(step, held, made, total)
-        reads.append((step, held, made))
-    total.peak = _peak(reads, {s for v in outs for s in sources.get(v, [v])})
-    return total
-
-
-def _origins(program: Program) -> dict[Value, Value]:
-    """The values that are other names of bytes, with the value that has these bytes."""
-    origins: dict[Value, Value] = {}
-    for step in program.steps:
-        if step.name in _ALIASES:
-            origins.update((alias, origins.get(v, v)) for alias, v in zip(step.results, step.operands))
-    return origins
-
-
-def _is_fused(step: Step, users: Sequence[Step], returned: bool) -> bool:
-    """Whether a result is never written: XLA computes it where it is used, under whatever name."""
-    if step.name in _ALIASES:
-        return True
-    if returned or _is_separate(step) or any(map(_is_separate, users)):
-        return False
-    return step.name in _CHEAP or (len(users) == 1 and step.name not in REDUCTIONS)
-
-
-def _count(step: Step, held: Sequence[Value], made: Sequence[Value], total: Work) -> None:
-    works = [_work(inner.program) for inner in step.inner]
-    if isinstance(step.found, _jax.Cond):
-        works = [max(works, key=lambda w: (w.counts["flops"], w.counts["accessed"]))]
-    for work in works:
-        total.counts.update({key: count * step.turns for key, count in work.counts.items()})
-    total.endless |= isinstance(step.found, _jax.While) or any(work.endless for work in works)
-    if step.inner or step.eqn is None:
-        return
-    flops = _flops(step) if step.results else 0
-    total.counts["flops"] += flops
-    if step.name in _PRODUCTS:
-        batched = step.name == "dot_general" and bool(step.eqn.params["dimension_numbers"][1][0])
-        total.counts["products", max(itemsize(v.aval.dtype) for v in step.operands), batched] += flops
-    if made:
-        written = sum(v.nbytes for v in made)
-        if step.name == "dynamic_update_slice" or step.name in SCATTERS:
-            written = step.operands[1 if step.name == "dynamic_update_slice" else 2].nbytes  # in place
-        sliced = step.name in ("slice", "dynamic_slice", "gather", "dynamic_update_slice")
-        total.counts["accessed"] += written + (written if sliced else sum(v.nbytes for v in held))
-        total.counts["kernels"] += 1
-
-
-def _peak(reads: Sequence[tuple[Step, list[Value], list[Value]]], outs: set[Value]) -> float:
-    """The most bytes of temporaries and results at one time; an operand that ends may become the result."""
-    temporary = {value for _, _, made in reads for value in made if value not in outs}
-    last = {value: k for k, (_, held, _) in enumerate(reads) for value in held if value in temporary}
-    ends: dict[int, list[Value]] = {}
-    for value, k in last.items():
-        ends.setdefault(k, []).append(value)
-    alive = peak = 0.0
-    for k, (step, _, made) in enumerate(reads):
-        ended = sum(v.nbytes for v in ends.get(k, []))
-        new = sum(v.nbytes for v in made)
-        inner = max((_work(inner.program).peak for inner in step.inner), default=0)
-        peak = max(peak, alive + inner + (max(new - ended, 0) if not _is_separate(step) else new))
-        alive += new - ended - sum(v.nbytes for v in made if v not in last and v not in outs)
-    return peak

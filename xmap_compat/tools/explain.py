@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from xmap_compat.legacy.import_hook import install_with_jax
 from xmap_compat.legacy.runner import run_program
+from xmap_compat.tools.shown import view
 
 if TYPE_CHECKING:
     from xmap_compat.core.call import Declaration, PlacedCall
@@ -58,7 +59,7 @@ def _take_options(args: list[str]) -> tuple[bool, str | None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _Seen:
     """A call: where it was made, its function, the text of its plan, and what was written for it, or why nothing."""
 
     where: str
@@ -82,7 +83,7 @@ class Report:
         self.out, self.directory, self.program, self.brief = out, directory, program, brief
         self._lock = threading.Lock()
         self._seen: set[Any] = set()
-        self._calls: list[_Call] = []
+        self._calls: list[_Seen] = []
 
     def begin(self) -> None:
         """Watch from now on, in all threads, until the process ends."""
@@ -94,23 +95,23 @@ class Report:
             return  # a part of the program of the outer call
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
-            plan = importlib.import_module("xmap_compat.tools.plan").describe_made(declared, made, args)
+            plan = view("plan").describe_made(declared, made, args)
             # What the plan was read from may hold tracers, which must not outlive their trace.
             key = dataclasses.replace(plan, staged=None)
             with self._lock:
                 if key not in self._seen:
                     self._seen.add(key)
                     text = "" if self.brief else str(plan)
-                    self._calls.append(_Call(where, declared.name, text, *self._written(plan)))
+                    self._calls.append(_Seen(where, declared.name, text, *self._written(plan)))
         except Exception as error:
             with self._lock:
-                self._calls.append(_Call(where, declared.name, "", f"no plan: {type(error).__name__}: {error}"))
+                self._calls.append(_Seen(where, declared.name, "", f"no plan: {type(error).__name__}: {error}"))
 
     def _written(self, plan: CallPlan) -> tuple[Any, ...]:
         """The modern program of a plan, or why there is none."""
         if self.directory is None:
             return ("",)
-        source = importlib.import_module("xmap_compat.tools.source")
+        source = view("source")
         try:
             text, values = source.written(plan)
         except Exception as error:
@@ -136,7 +137,7 @@ class Report:
                     rows.append((str(k), call.function, call.where, *([call.written] if self.directory else [])))
                     if not self.directory and call.written:
                         rows[-1] = (*rows[-1][:2], f"{call.where}: {call.written}")
-                self._print("\n".join(importlib.import_module("xmap_compat.tools.text").table(rows)))
+                self._print("\n".join(view("text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
                     self._print("\n" + _titled(f"plan {k}, called at {call.where}", call.plan))
@@ -150,7 +151,7 @@ class Report:
             text, entry, values = call.module
             for n in range(len(modules) + 1):
                 if n == len(modules):
-                    modules.append(importlib.import_module("xmap_compat.tools.source").Merged())
+                    modules.append(view("source").Merged())
                 about = f"{call.function}, called at {os.path.basename(call.where)}"
                 if (name := modules[n].add(text, entry, about, values)) is not None:
                     break
@@ -176,5 +177,5 @@ class Report:
 
 def _titled(title: str, text: str) -> str:
     """A text under a rule with a title."""
-    width = importlib.import_module("xmap_compat.tools.text").terminal_width()
+    width = view("text").terminal_width()
     return f"---- {title} ".ljust(width, "-") + f"\n{text}\n"

@@ -1,6 +1,6 @@
 """Arguments that are sharded over more of the mesh than their specs say: they are gathered where they enter the call.
 
-What a sharding inside of a ``jax.jit`` is, nobody knows when a call is traced, unless types tell (Explicit axes).
+Under ``jax.jit``, shardings are unknown while a call is traced, unless types tell (Explicit axes).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.call import PlacedCall, mesh_axes_used, partition_spec
+from xmap_compat.tools.staged import bytes_of
 from xmap_compat.tools.text import listed
 
 
@@ -55,8 +55,7 @@ def gathered_arguments(placed: PlacedCall, leaves: Sequence[Any], paths: Sequenc
         return
     used = mesh_axes_used(placed.program, placed.placements)
     for leaf, spec, path in zip(leaves, placed.in_specs, paths):
-        found = _gathered(path, leaf, partition_spec(spec, placed.placements), mesh, placed.compiler, used)
-        yield from [found] if found is not None else []
+        yield from _gathered(path, leaf, partition_spec(spec, placed.placements), mesh, placed.compiler, used)
 
 
 def gathered_in_step(jaxpr: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
@@ -88,25 +87,26 @@ def _entering(body: Any, given: dict[Any, tuple[Any, str]]) -> Iterator[Gathered
                 sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
                 mesh = getattr(sharding, "mesh", None)
                 if mesh is not None and dict(mesh.shape) == dict(found.mesh_shape):
-                    received = _gathered(path, leaf, spec, mesh, compiler, used)
-                    yield from [received] if received is not None else []
+                    yield from _gathered(path, leaf, spec, mesh, compiler, used)
 
 
 def _gathered(
     path: str, leaf: Any, spec: Any, mesh: Any, compiler: frozenset[Any], used: frozenset[Any]
-) -> Gathered | None:
-    """What is gathered of an argument that a spec wants otherwise; ``used``: mesh axes that the call needs."""
+) -> Iterator[Gathered]:
+    """What is gathered of an argument that a spec wants otherwise, if any; ``used``: mesh axes that the call needs."""
     lies = _spec_of(leaf, mesh)
     wanted = {axis for entry in spec for axis in _jax.axes_of_entry(entry)}
     extra = [(d, axis) for d, entry in enumerate(lies) for axis in _jax.axes_of_entry(entry) if axis not in wanted]
     extra = [(d, axis) for d, axis in extra if axis not in compiler]
     if not extra:
-        return None
+        return
     kept = wanted.union(*(_jax.axes_of_entry(entry) for entry in lies)) - {axis for _, axis in extra}
-    needed = _bytes(leaf) // math.prod(mesh.shape[axis] for axis in kept)
+    needed = bytes_of(jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf) // math.prod(
+        mesh.shape[axis] for axis in kept
+    )
     received = needed - needed // math.prod(mesh.shape[axis] for _, axis in extra)
     axes = tuple(dict.fromkeys(axis for _, axis in extra))
-    return Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))
+    yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))
 
 
 def _spec_of(leaf: Any, mesh: jax.sharding.Mesh) -> tuple[Any, ...]:
@@ -117,8 +117,3 @@ def _spec_of(leaf: Any, mesh: jax.sharding.Mesh) -> tuple[Any, ...]:
     if not isinstance(sharding, jax.sharding.NamedSharding) or dict(sharding.mesh.shape) != dict(mesh.shape):
         return ()
     return tuple(sharding.spec)
-
-
-def _bytes(leaf: Any) -> int:
-    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-    return math.prod(np.shape(aval)) * getattr(aval.dtype, "itemsize", 0)

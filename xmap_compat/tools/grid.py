@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
+from xmap_compat.tools.plan import Array
 from xmap_compat.tools.text import MANY, listed, with_more
-
-if TYPE_CHECKING:
-    import jax
-
-    from xmap_compat.tools.plan import Array
 
 Block = tuple[int, ...]
 
@@ -47,14 +44,17 @@ def block_holders(array: Array, mesh: jax.sharding.Mesh | None) -> dict[Block, l
     holders: dict[Block, list[int]] = {}
     for position, coordinates in enumerate(np.ndindex(mesh.devices.shape)):
         at = dict(zip(mesh.axis_names, coordinates))
-        block = []
-        for axes in _split_axes(array):
-            index = 0
-            for axis in axes:
-                index = index * mesh.shape[axis] + at[axis]
-            block.append(index)
-        holders.setdefault(tuple(block), []).append(position)
+        block = tuple(row_major([(at[a], mesh.shape[a]) for a in axes]) for axes in _split_axes(array))
+        holders.setdefault(block, []).append(position)
     return holders
+
+
+def row_major(digits: Iterable[tuple[int, int]]) -> int:
+    """The number with these digits, each given with its base, the first one the highest."""
+    number = 0
+    for digit, base in digits:
+        number = number * base + digit
+    return number
 
 
 def _split_axes(array: Array) -> list[tuple[str, ...]]:

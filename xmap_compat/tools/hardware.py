@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +21,32 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat.core import errors
-from xmap_compat.tools.figures import Checked
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
+from xmap_compat.tools.work import Work
 
-if TYPE_CHECKING:
-    from xmap_compat.tools.cost import Work
+_WANTED = {"float": "a positive number", "Rates": "Rates(...)", "Link": "a Link(...)"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Link(Checked):
+class _Checked:
+    """Refuses what is not of the type of its field, and numbers below zero; zero too, unless it is the default."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
+            if kind in _WANTED and not (optional and value is None) and not _is_right(value, kind, field.default):
+                raise errors.bad_search_argument(field.name, value, _WANTED[kind], tool=type(self).__name__)
+
+
+def _is_right(value: Any, kind: str, default: Any) -> bool:
+    if kind != "float":
+        return type(value).__name__ == kind
+    return isinstance(value, numbers.Real) and (float(value) > 0 or float(value) == default == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link(_Checked):
     """What a device can send over a mesh axis.
 
     Attributes:
@@ -57,7 +74,7 @@ class Link(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates(Checked):
+class Rates(_Checked):
     """What one device can do.
 
     Attributes:
@@ -88,7 +105,7 @@ class Rates(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware(Checked):
+class Hardware(_Checked):
     """A kind of device, and its links.
 
     Attributes:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 KINDS = (
     "all-reduce",
     "all-gather",
@@ -42,7 +44,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class CompiledCollective:
     """One collective instruction of a compiled program.
 
     Attributes:
@@ -70,7 +72,7 @@ class Collective:
         return f"{self.kind}[{len(self.groups)}x{self.group_size}] {self.nbytes} B"
 
 
-def collectives(text: str) -> list[Collective]:
+def collectives(text: str) -> list[CompiledCollective]:
     """Every collective in the text of an HLO module (a pair of start and done counts as one)."""
     devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
     turns = _turns(text)
@@ -105,7 +107,9 @@ def _calls(body: str) -> Iterator[tuple[str, int | None]]:
                 yield name, inner
 
 
-def _collective(match: re.Match[str], devices: int, turns: dict[str, int | None], within: list[Any]) -> Collective:
+def _collective(
+    match: re.Match[str], devices: int, turns: dict[str, int | None], within: list[Any]
+) -> CompiledCollective:
     kind, rest = match["kind"], match["rest"]
     if kind == "collective-permute":
         groups = parse_groups(_attribute(rest, "source_target_pairs"))
@@ -117,7 +121,7 @@ def _collective(match: re.Match[str], devices: int, turns: dict[str, int | None]
     name = _OP_NAME.search(rest)
     home = next((name for start, end, name in within if start <= match.start() < end), "")
     nbytes = sizes[1] if asynchronous else sum(sizes)
-    return Collective(kind, groups, nbytes, name[1] if name else "", turns.get(home, 1))
+    return CompiledCollective(kind, groups, nbytes, name[1] if name else "", turns.get(home, 1))
 
 
 def _attribute(rest: str, name: str) -> str:
@@ -172,10 +176,8 @@ def _factors(mesh: dict[str, int], asked: str) -> tuple[list[int], list[int]]:
 
 def _grouped(shape: Any, order: Any, group_size: int) -> Groups:
     """Number the elements of ``shape``, transpose them to ``order`` and cut them into groups."""
-    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-    indices = itertools.product(*(range(shape[k]) for k in order))
-    flat = [sum(i * strides[k] for i, k in zip(index, order)) for index in indices]
-    return tuple(tuple(flat[k : k + group_size]) for k in range(0, len(flat), group_size))
+    numbers = np.arange(math.prod(shape)).reshape(shape).transpose(order)
+    return tuple(map(tuple, numbers.reshape(-1, group_size).tolist()))
 
 
 def ints(text: str | None) -> list[int]:

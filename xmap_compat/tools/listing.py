@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core import call as calls
 from xmap_compat.core import nested_marks
-from xmap_compat.core.names import Checker, read_names
+from xmap_compat.core.call import PlacedCall
+from xmap_compat.core.names import Checker, Names, read_names
 from xmap_compat.core.rules.contraction import Subscripts
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import RULES
-from xmap_compat.core.specs import AxisName
 from xmap_compat.tools.text import short_type, two_columns
 
 
@@ -36,7 +35,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """One step of the named program.
+    """One equation of the named program.
 
     Attributes:
       results: names and types, ``('a', 'f32[5]{batch}')``.
@@ -48,32 +47,35 @@ class Equation:
     params: str
     operands: tuple[str, ...]
     where: Position | None
-    inner: tuple[tuple[str, Program], ...]
+    inner: tuple[tuple[str, Listing], ...]
 
     @property
     def text(self) -> str:
         """``a: f32[5]{batch} = mul b 2.0``"""
-        results = ", ".join(f"{name}: {type}" for name, type in self.results)
+        results = _typed(self.results)
         call = " ".join([self.primitive + (f"[{self.params}]" if self.params else ""), *self.operands])
         return f"{results} = {call}" if results else call
 
 
+def _typed(variables: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}: {type}" for name, type in variables)
+
+
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Listing:
     """The user's function over named axes: each variable with its positional and its named shape."""
 
     inputs: tuple[tuple[str, str], ...]
     equations: tuple[Equation, ...]
     outputs: tuple[str, ...]
 
-    def lines(self, where: bool = True) -> Iterator[tuple[str, str]]:
+    def lines(self) -> Iterator[tuple[str, str]]:
         """Each line of the listing, and the position that belongs to it."""
         for eqn in self.equations:
-            yield eqn.text, str(eqn.where or "") if where else ""
+            yield eqn.text, str(eqn.where or "")
             for label, program in eqn.inner:
-                takes = ", ".join(f"{name}: {type}" for name, type in program.inputs)
-                yield f"  {label}({takes}):", ""
-                for text, place in program.lines(where):
+                yield f"  {label}({_typed(program.inputs)}):", ""
+                for text, place in program.lines():
                     yield f"    {text}", place
         yield f"return {', '.join(self.outputs)}", ""
 
@@ -82,80 +84,74 @@ class Program:
 
     def shown(self, margin: int = 0) -> str:
         """The listing, with ``margin`` columns of the terminal left over."""
-        inputs = [(f"{name}: {type}", "") for name, type in self.inputs]
+        inputs = [(_typed([variable]), "") for variable in self.inputs]
         return "\n".join(two_columns([*inputs, *self.lines()], margin))
 
 
 # ------------------------------------------------------------------------- reading it
 
 
-@dataclasses.dataclass(frozen=True)
-class _Recording(Checker):
-    """Infers named shapes and remembers those of every jaxpr that it has last looked into."""
-
-    seen: dict[int, dict[Any, frozenset[AxisName]]] = dataclasses.field(default_factory=dict)
-
-    def variables(self, jaxpr, inputs):
-        names = super().variables(jaxpr, inputs)
-        self.seen[id(_jax.open_jaxpr(jaxpr)[0])] = names
-        return names
-
-
-class Listing:
-    """Reads a named program into a :class:`Program`, in which no two values have one name.
+def listing(placed: PlacedCall, paths: Sequence[str]) -> Listing:
+    """The named program of a call, in which no two values have one name.
 
     Args:
       paths: what the arguments are called.
     """
+    jaxpr, reader = placed.program.jaxpr, _Reader(placed, paths)
+    variables = _jax.input_vars(jaxpr)
+    constants = (name for k in itertools.count() if (name := f"const{k}") not in paths)
+    called = dict(zip(variables, [*itertools.islice(constants, len(variables) - len(paths)), *paths]))
+    return reader.read(jaxpr, [frozenset(spec.position_of()) for spec in placed.in_specs], called, None)
 
-    def __init__(self, plan: calls.PlacedCall, paths: Sequence[str]):
-        self.plan = plan
-        self.paths = paths
-        self.checker = _Recording(plan.placements, plan.fun_name)
+
+@dataclasses.dataclass(frozen=True)
+class _Recording(Checker):
+    """Infers named axes, and remembers what the inputs of each jaxpr varied over when it last looked into it."""
+
+    entered: dict[int, Sequence[Names]] = dataclasses.field(default_factory=dict)
+
+    def results(self, jaxpr, inputs):
+        self.entered[id(jaxpr)] = inputs
+        return super().results(jaxpr, inputs)
+
+
+class _Reader:
+    """Reads the jaxprs of a named program; ``called`` are the names of variables."""
+
+    def __init__(self, placed: PlacedCall, paths: Sequence[str]):
+        self.placements = placed.placements
+        self.checker = _Recording(placed.placements, placed.fun_name)
         self.fresh = (name for name in _letters() if name not in paths)
-        self.constants = (name for k in itertools.count() if (name := f"const{k}") not in paths)
 
-    def program(self) -> Program:
-        jaxpr = self.plan.program.jaxpr
-        inputs = [frozenset(spec.position_of()) for spec in self.plan.in_specs]
-        names = self.checker.variables(jaxpr, inputs)
-        variables = _jax.input_vars(jaxpr)
-        consts = itertools.islice(self.constants, len(variables) - len(self.paths))
-        return self._read(jaxpr, names, dict(zip(variables, [*consts, *self.paths])))
-
-    def _read(self, jaxpr, names, called, where=None) -> Program:
+    def read(self, jaxpr: Any, inputs: Sequence[Names], called: dict[Any, str], where: Position | None) -> Listing:
         body, _ = _jax.open_jaxpr(jaxpr)
-        for v in _jax.input_vars(body):
-            if v not in called:
-                called[v] = next(self.fresh)
-        inputs = tuple((called[v], self._type(v, names)) for v in _jax.input_vars(body))
+        names = self.checker.variables(body, inputs)
+        typed = self._called(_jax.input_vars(body), names, called)
         equations = tuple(self._equation(eqn, names, called, where) for eqn in body.eqns)
-        return Program(inputs, equations, tuple(self._atom(v, called) for v in body.outvars))
+        return Listing(typed, equations, tuple(_atom(v, called) for v in body.outvars))
 
     def _equation(self, eqn, names, called, where) -> Equation:
         where = position_of(eqn) or where
-        operands = tuple(self._atom(v, called) for v in eqn.invars)
+        operands = tuple(_atom(v, called) for v in eqn.invars)
         self.checker.equation(eqn, [read_names(names, v) for v in eqn.invars])
-        seen = dict(self.checker.seen)
-        primitive, params = _call_text(eqn)
-        inner = []
-        if not _is_plain_call(eqn):
-            for label, sub in _labelled_subjaxprs(eqn):
-                sub_names = seen.get(id(_jax.open_jaxpr(sub)[0]))
-                if sub_names is not None:
-                    inner.append((label, self._read(sub, sub_names, {}, where)))
-        for v in eqn.outvars:
-            called[v] = next(self.fresh)
-        results = tuple((called[v], self._type(v, names)) for v in eqn.outvars)
-        return Equation(results, primitive, params, operands, where, tuple(inner))
+        labelled = () if _is_plain_call(eqn) else _labelled_subjaxprs(eqn)
+        entered = [(label, sub, self.checker.entered.get(id(sub))) for label, sub in labelled]
+        inner = [(label, self.read(sub, inputs, {}, where)) for label, sub, inputs in entered if inputs is not None]
+        return Equation(self._called(eqn.outvars, names, called), *_call_text(eqn), operands, where, tuple(inner))
 
-    def _type(self, v, names):
-        return named_type(v.aval.dtype, v.aval.shape, read_names(names, v), self.plan.placements)
+    def _called(self, variables, names, called) -> tuple[tuple[str, str], ...]:
+        """Variables by their names, new ones where they have none, and their types."""
+        for v in variables:
+            if v not in called:
+                called[v] = next(self.fresh)
+        types = (named_type(v.aval.dtype, v.aval.shape, names[v], self.placements) for v in variables)
+        return tuple(zip((called[v] for v in variables), types))
 
-    def _atom(self, v, called):
-        if isinstance(v, _jax.Literal):
-            return str(np.asarray(v.val)) if np.ndim(v.val) == 0 else short_type(v.aval.dtype, v.aval.shape)
-        return called[v]
+
+def _atom(v, called) -> str:
+    if isinstance(v, _jax.Literal):
+        return str(np.asarray(v.val)) if np.ndim(v.val) == 0 else short_type(v.aval.dtype, v.aval.shape)
+    return called[v]
 
 
 def _letters() -> Iterator[str]:
@@ -181,17 +177,13 @@ def _is_call(eqn) -> bool:
 
 
 def _is_plain_call(eqn) -> bool:
-    """A call of a function without collectives (relu, a jnp function) reads best as one step."""
-    return _is_call(eqn) and not any(map(_has_collective, _jax.subjaxprs(eqn.params)))
-
-
-def _has_collective(jaxpr) -> bool:
-    body, _ = _jax.open_jaxpr(jaxpr)
-    return any(e.primitive.name in RULES or any(map(_has_collective, _jax.subjaxprs(e.params))) for e in body.eqns)
+    """A call of a function without collectives (relu, a jnp function) reads best as one equation."""
+    inner = (e for sub in _jax.subjaxprs(eqn.params) for e, _ in _jax.walk(sub))
+    return _is_call(eqn) and not any(e.primitive.name in RULES for e in inner)
 
 
 def _call_text(eqn) -> tuple[str, str]:
-    """A name for the step and its parameters, the telling ones."""
+    """A name for the equation and its parameters, the telling ones."""
     primitive, params = eqn.primitive.name, eqn.params
     if primitive in RULES:
         axes = ",".join(map(str, mentioned_names(params)))

@@ -7,21 +7,20 @@ an arrow for each transfer, in the order of the program.  :func:`svg` draws it, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import numpy as np
 
-from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges
+from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges, row_major
+from xmap_compat.tools.plan import CallPlan
+from xmap_compat.tools.search import Candidates
+from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import escape, listed, show_bytes, show_spec, terminal_width, wrapped
-from xmap_compat.tools.transfers import Transfer, alike_transfers, described
-
-if TYPE_CHECKING:
-    import jax
-
-    from xmap_compat.tools.plan import CallPlan
-    from xmap_compat.tools.steps import StepPlan
+from xmap_compat.tools.transfers import Transfer, alike_transfers
 
 # --------------------------------------------------------------------------- characters
 
@@ -112,10 +111,7 @@ def colours(mesh: jax.sharding.Mesh | None) -> list[str]:
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
     found = []
     for coordinates in np.ndindex(*shape):
-        rest = [(c, n) for k, (c, n) in enumerate(zip(coordinates, shape)) if k != longest]
-        shade = 0
-        for c, n in rest:
-            shade = shade * n + c
+        shade = row_major((c, n) for k, (c, n) in enumerate(zip(coordinates, shape)) if k != longest)
         lightness = 72 if shades == 1 else 82 - 26 * shade / (shades - 1)
         found.append(f"hsl({360 * coordinates[longest] / hues:.0f},60%,{lightness:.0f}%)")
     return found
@@ -205,8 +201,9 @@ def _text_width(content: str, size: float) -> float:
     return len(content) * size * 0.6
 
 
-def svg(plan: CallPlan) -> str:
-    """The picture of a plan as a self-contained SVG document."""
+@functools.singledispatch
+def svg(plan: Any) -> str:
+    """The picture of a call's plan as a self-contained SVG document; steps and searches are registered below."""
     canvas = _Canvas(plan.mesh, f"xmap-{abs(hash((plan.function, plan.arguments, plan.results))) % 16**8:08x}")
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
     left = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36
@@ -219,8 +216,9 @@ def svg(plan: CallPlan) -> str:
     return canvas.document(f"{plan.function}: arrays on devices")
 
 
-def step_svg(plan: StepPlan) -> str:
-    """What moves in a step."""
+@svg.register
+def _(plan: StepPlan) -> str:
+    """What moves in a step: an arrow for each transfer, in the order of the program."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
     _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40)
@@ -347,9 +345,18 @@ def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
         weight = 1 + 4 * math.log1p(t.bytes_sent) / max(math.log1p(largest), 1)
         for axis in t.mesh_axes:
             _arrow(canvas, lanes[axis], y + 4, 84, "back" if t.derivative else "sent", t.kind == "ppermute", weight)
-        canvas.text(x + len(lanes) * 110, y + 8, described(t, count), 11.5)
+        canvas.text(x + len(lanes) * 110, y + 8, _described(t, count), 11.5)
     if len(rows) > MAX_TRANSFERS:
         canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more", 12, "faint")
+
+
+def _described(t: Transfer, count: int = 1) -> str:
+    """``2 x all-reduce of batch over x: 1.5 kB, 3 times (step.py:12)``"""
+    many = f"{count} x " if count > 1 else ""
+    names = f" of {listed(t.axes)}" if t.axes else ""
+    turns = ", each turn" if t.times is None else f", {t.times} times" if t.times > 1 else ""
+    where = f" ({t.where})" if t.where else ""
+    return f"{many}{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(t.bytes_sent)}{turns}{where}"
 
 
 def _arrow(canvas, x, y, length, kind, one_way, weight):
@@ -359,7 +366,16 @@ def _arrow(canvas, x, y, length, kind, one_way, weight):
         canvas.path(f"M{tip:.1f} {y:.1f}l{back * size / 4:.1f} {-size:.1f}v{2 * size:.1f}z", kind, 0, filled=True)
 
 
-def scatter_svg(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
+@svg.register
+def _(found: Candidates) -> str:
+    """Time against memory, with the front."""
+    usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
+    in_seconds = all(cost.seconds or c.measured for c, cost in usable)
+    points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
+    return _scatter(points, "seconds" if in_seconds else "flops", "bytes of memory")
+
+
+def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
     """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones have their names and are joined."""
     canvas = _Canvas(None)
     width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,12 +21,21 @@ from xmap_compat.core import call as calls
 from xmap_compat.core import errors, execute, nested_marks
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
-from xmap_compat.tools import picture, report, source
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.listing import Listing, Position, Program, position_of
+from xmap_compat.tools.listing import Listing, Position, listing, position_of
+from xmap_compat.tools.shown import Shown, view
+from xmap_compat.tools.staged import Tree, itemsize, tree_of
 from xmap_compat.tools.text import short_type
-from xmap_compat.tools.transfers import Collective, Site, Sites, Transfer, Watching, collectives, itemsize, total_bytes
+from xmap_compat.tools.transfers import (
+    Collective,
+    MarkedEquation,
+    MarkingEvaluator,
+    Marks,
+    Transfer,
+    collectives,
+    total_bytes,
+)
 
 # ---------------------------------------------------------------------------- the value
 
@@ -89,7 +97,7 @@ class Nested:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class CallPlan:
+class CallPlan(Shown):
     """Everything that is decided about one call of an xmapped function.
 
     Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`; :meth:`source` writes the
@@ -114,7 +122,7 @@ class CallPlan:
     nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
     results: tuple[Array, ...]
-    program: Program
+    program: Listing
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
     compiler_axes: tuple[Any, ...]
@@ -128,47 +136,31 @@ class CallPlan:
     @property
     def cost(self) -> Cost:
         """The price of a call, on the hardware of the mesh as far as it is known."""
-        return price(self.staged.jaxpr, self.transfers, self.mesh)
+        return price(self.staged.tree, self.transfers, self.mesh)
 
     @property
     def bytes_sent(self) -> int | None:
         """What each device sends in a call; None if that depends on a while loop."""
         return total_bytes(self.transfers)
 
-    def __str__(self) -> str:
-        return report.text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return report.html(self)
-
     def picture(self) -> str:
-        """How each array lies on the devices, in characters."""
-        return picture.text(self)
-
-    def svg(self) -> str:
-        """The same as an SVG drawing."""
-        return picture.svg(self)
-
-    def save_svg(self, path: str | os.PathLike[str]) -> None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg())
+        """How each array lies on the devices, in characters; :meth:`svg` draws the same."""
+        return view("picture").text(self)
 
     def source(self) -> str:
         """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
 
-        The user's functions are kept, with their collectives rewritten.  What is written is staged and compared with
-        the program of this plan.
+        The user's functions are kept, with their collectives rewritten.  The generated program is traced and compared
+        with the program of this plan.
 
         Raises:
-          NotImplementedError: something cannot be written, or what is written computes something else; says what.
+          NotImplementedError: something cannot be written, or the generated program computes something else; says what.
         """
-        return source.written(self)[0]
+        return view("source").written(self)[0]
 
     def constants(self) -> dict[str, Any]:
-        """The arrays that the source declares and leaves to be assigned, because they are too large to be written."""
-        return source.written(self)[1]
+        """The arrays that the source declares and leaves to be assigned, because they are too large for a text."""
+        return view("source").written(self)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,17 +169,19 @@ class Staged:
 
     Attributes:
       declared: what the user asked of xmap.
-      plan: what the call decided.
+      placed: what the call decided.
       jaxpr: the call as it runs, staged out: ``shard_map`` and what is in it.
+      tree: the same, as it is read.
       in_tree: the structure of the arguments.
-      sites: the equations that may have left collectives.
+      marked: the equations that may have left collectives.
     """
 
     declared: calls.Declaration
-    plan: calls.PlacedCall
+    placed: calls.PlacedCall
     jaxpr: Any
+    tree: Tree
     in_tree: Any
-    sites: tuple[Site, ...]
+    marked: tuple[MarkedEquation, ...]
 
 
 # ---------------------------------------------------------------------------- making it
@@ -205,54 +199,48 @@ def describe(declared: calls.Declaration, *args: Any, **kwargs: Any) -> CallPlan
 
 
 def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]) -> CallPlan:
-    """The same for a call that is being traced, whose plan has been made: no function of the user is run again."""
-    staged = _stage(declared, made, args)
-    plan = staged.plan
-    mesh = plan.scope.mesh if plan.uses_mesh else None
-    arguments = _arguments(plan, declared, args)
+    """The same for a call that is being traced, and that has been placed: no function of the user is run again."""
+    marks, placed = Marks(), made
+
+    def call(*args):
+        nonlocal placed
+        placed = calls.place_call(declared, args) if made is None else made
+        return execute.execute(placed, jax.tree.leaves(args), functools.partial(MarkingEvaluator, marks=marks))
+
+    jaxpr = jax.make_jaxpr(call)(*args)
+    assert placed is not None
+    tree = tree_of(jaxpr)
+    mesh = placed.scope.mesh if placed.uses_mesh else None
+    arguments = _arguments(placed, declared, args)
+    paths = [a.path for a in arguments]
     return CallPlan(
         declared.name,
         mesh,
-        tuple(p for p in plan.placements.values() if not isinstance(p.name, DeviceAxis)),
-        tuple(dict.fromkeys(_nested_in(plan.program.jaxpr, None))),
+        tuple(p for p in placed.placements.values() if not isinstance(p.name, DeviceAxis)),
+        tuple(dict.fromkeys(_nested_in(placed.program.jaxpr))),
         arguments,
-        _results(plan, staged.jaxpr.out_avals),
-        Listing(plan, [a.path for a in arguments]).program(),
-        collectives(staged.jaxpr, staged.sites),
-        tuple(gathered_arguments(plan, jax.tree.leaves(args), [a.path for a in arguments])),
-        tuple(m for m in mesh.axis_names if m in plan.compiler) if mesh is not None else (),
-        staged,
+        _results(placed, jaxpr.out_avals),
+        listing(placed, paths),
+        collectives(tree, marks),
+        tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
+        tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
+        Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values())),
     )
 
 
-def _stage(declared, made, args) -> Staged:
-    plans: list[calls.PlacedCall] = []
-    sites = Sites()
-
-    def call(*args):
-        plan = calls.place_call(declared, args) if made is None else made
-        plans.append(plan)
-        return execute.execute(plan, jax.tree.leaves(args), functools.partial(Watching, sites=sites))
-
-    jaxpr = jax.make_jaxpr(call)(*args)
-    return Staged(declared, plans[-1], jaxpr, jax.tree.structure(args), tuple(sites.found.values()))
-
-
-def _nested_in(jaxpr: Any, where: Position | None) -> Iterator[Nested]:
-    """The nested calls that the equations of a program come from; ``where`` is that of the program itself."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+def _nested_in(jaxpr: Any) -> Iterator[Nested]:
+    """The nested calls that the equations of a program come from, each at the call that holds these equations."""
+    for eqn, around in _jax.walk(jaxpr):
         for call in nested_marks.marked(_jax.name_stack(eqn)):
-            yield Nested(call.function, call.axes, where)
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from _nested_in(sub, position_of(eqn) or where)
+            yield Nested(call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None))
 
 
-def _arguments(plan, declared, args):
+def _arguments(placed, declared, args):
     roots = _parameter_names(declared.fun, len(args))
     arrays = []
-    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(args), plan.in_specs):
+    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs):
         aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-        arrays.append(_array(roots[path[0].idx], path[1:], aval, spec, plan))
+        arrays.append(_array(roots[path[0].idx], path[1:], aval, spec, placed))
     return tuple(arrays)
 
 
@@ -268,16 +256,16 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     return [*single, *more][:count]
 
 
-def _results(plan, avals):
-    tree = jax.tree.unflatten(plan.program.out_tree, range(len(avals)))
+def _results(placed, avals):
+    tree = jax.tree.unflatten(placed.program.out_tree, range(len(avals)))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return tuple(_array("result", p, a, s, plan) for p, a, s in zip(paths, avals, plan.out_specs))
+    return tuple(_array("result", p, a, s, placed) for p, a, s in zip(paths, avals, placed.out_specs))
 
 
-def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, plan: calls.PlacedCall) -> Array:
+def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: calls.PlacedCall) -> Array:
     named = spec.name_at()
     axes = tuple(named.get(k) for k in range(len(aval.shape)))
-    parts = [plan.placements[n].devices if n is not None else 1 for n in axes]
-    partition = calls.partition_spec(spec, plan.placements) if plan.uses_mesh else None
+    parts = [placed.placements[n].devices if n is not None else 1 for n in axes]
+    partition = calls.partition_spec(spec, placed.placements) if placed.uses_mesh else None
     device_shape = tuple(size // part for size, part in zip(aval.shape, parts))
     return Array(root, tuple(keys), aval.dtype, tuple(aval.shape), axes, partition, device_shape)

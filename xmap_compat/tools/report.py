@@ -1,16 +1,20 @@
-"""A plan as text for a terminal and as HTML for a notebook."""
+"""Plans and searches as text for a terminal and as HTML for a notebook."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 
 from xmap_compat.core.placement import Placement
-from xmap_compat.tools import picture
-from xmap_compat.tools.listing import Program
+from xmap_compat.tools.cost import Cost
+from xmap_compat.tools.listing import Listing
+from xmap_compat.tools.plan import Array, CallPlan
+from xmap_compat.tools.search import Candidate, Candidates
+from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import (
     Rows,
     escape,
@@ -28,12 +32,6 @@ from xmap_compat.tools.text import (
     wrapped,
 )
 from xmap_compat.tools.transfers import Collective, Transfer, alike_transfers
-
-if TYPE_CHECKING:
-    from xmap_compat.tools.cost import Cost
-    from xmap_compat.tools.plan import Array, CallPlan
-    from xmap_compat.tools.search import Candidate
-    from xmap_compat.tools.steps import StepPlan
 
 # A plan of a large program fits a screen; its parts can be printed by themselves.
 SCREEN, LEAST_LISTING, MAX_INPUTS, MAX_OPERANDS = 60, 16, 6, 3
@@ -159,7 +157,9 @@ def _title(plan: CallPlan | StepPlan) -> str:
     return f"plan of {plan.function}: {show_mesh(plan.mesh, plan.compiler_axes)}"
 
 
-def text(plan: CallPlan) -> str:
+@functools.singledispatch
+def text(plan: Any) -> str:
+    """The plan of a call for a terminal; steps and searches are registered below."""
     tables = ["\n".join(table(rows)) for rows in _tables(plan)]
     totals = _lines([_total(plan) if plan.collectives else "no collectives", *cost_lines(plan.cost)])
     above = "\n\n".join([_title(plan), *tables, totals, "program"])
@@ -167,7 +167,7 @@ def text(plan: CallPlan) -> str:
     return "\n".join([above, *(f"  {line}" for line in listing)])
 
 
-def _shortened(program: Program, most: int) -> list[str]:
+def _shortened(program: Listing, most: int) -> list[str]:
     """A listing of at most so many lines."""
     lines = program.shown(margin=2).splitlines()
     if len(lines) <= most:
@@ -200,18 +200,28 @@ def _step_lines(plan: StepPlan) -> list[str]:
     return [_total(plan) if plan.transfers else "nothing moves in the calls", *cost_lines(plan.cost), *unknown]
 
 
-def step_text(plan: StepPlan) -> str:
+@text.register
+def _(plan: StepPlan) -> str:
     tables = ["\n".join(table(rows)) for rows in _step_tables(plan)]
     return "\n\n".join([_title(plan), *tables, _lines(_step_lines(plan))])
 
 
-def step_html(plan: StepPlan) -> str:
+@functools.singledispatch
+def html(plan: Any) -> str:
+    """The plan of a call for a notebook: the drawing, the tables, and the program to unfold."""
+    listing = _unfolded("program over named axes", f"<pre>{escape(plan.program)}</pre>")
+    lines = [_total(plan), *cost_lines(plan.cost)]
+    return _html(_title(plan), [plan.svg(), *map(html_table, _tables(plan))], lines, [listing])
+
+
+@html.register
+def _(plan: StepPlan) -> str:
     """A plan of a step for a notebook: what moves, drawn and as tables, and the report of each call to unfold."""
     calls = [_unfolded(call.function, call._repr_html_()) for call in plan.calls]
-    return _html(_title(plan), [picture.step_svg(plan), *map(html_table, _step_tables(plan))], _step_lines(plan), calls)
+    return _html(_title(plan), [plan.svg(), *map(html_table, _step_tables(plan))], _step_lines(plan), calls)
 
 
-def candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
+def _candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
     """The first candidates of a search, and some that are refused; whole messages are in ``.refused``."""
     usable = [c for c in found if c.refused is None]
     rows: Rows = [("", "axis_resources", "flops", "bytes sent", "memory", "estimate", "measured")]
@@ -233,20 +243,15 @@ def _first_sentence(message: str | None) -> str:
     return re.split(r"\. |, but |\n", message or "")[0]
 
 
-def candidates_text(found: Sequence[Candidate]) -> str:
+@text.register
+def _(found: Candidates) -> str:
     head = f"{plural(len(found), 'assignment')}, best first; * = no other takes both less time and less memory"
-    return "\n\n".join([head, *("\n".join(table(rows)) for rows in candidate_tables(found))])
+    return "\n\n".join([head, *("\n".join(table(rows)) for rows in _candidate_tables(found))])
 
 
-def candidates_html(found: Sequence[Candidate]) -> str:
-    return "".join(map(html_table, candidate_tables(found)))
-
-
-def html(plan: CallPlan) -> str:
-    """A plan for a notebook: the drawing, the tables, and the program to unfold."""
-    listing = _unfolded("program over named axes", f"<pre>{escape(plan.program)}</pre>")
-    lines = [_total(plan), *cost_lines(plan.cost)]
-    return _html(_title(plan), [picture.svg(plan), *map(html_table, _tables(plan))], lines, [listing])
+@html.register
+def _(found: Candidates) -> str:
+    return "".join(map(html_table, _candidate_tables(found)))
 
 
 def _html(title: str, parts: Sequence[str], lines: Sequence[str], folded: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """``xmap_compat.search``: every assignment of named axes to mesh axes, priced, the best first.
 
-The law makes each of them right, so that the price is all there is to choose by.
+An assignment never changes a result, so cost is the only reason to prefer one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import math
 import numbers
-import os
 import sys
 import time
 import warnings
@@ -22,8 +21,9 @@ from xmap_compat import api
 from xmap_compat.core import errors
 from xmap_compat.core.mesh import Mesh, SerialLoop
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
-from xmap_compat.tools import cost, picture, report, steps
+from xmap_compat.tools import cost, steps
 from xmap_compat.tools.hardware import Hardware
+from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.text import listed, show_bytes
 
 
@@ -66,41 +66,15 @@ class Candidate:
         return listed(f"{n}: {'+'.join(rs)}" for n, rs in shown.items()) or "one device"
 
 
-class Candidates(Sequence[Candidate]):
-    """The result of a search, best first, refused ones last; prints as a table."""
-
-    def __init__(self, found: Sequence[Candidate]):
-        self._found = tuple(found)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._found[index]
-
-    def __len__(self) -> int:
-        return len(self._found)
+class Candidates(Shown, tuple[Candidate, ...]):
+    """The result of a search, best first, refused ones last; prints as a table, and draws time against memory."""
 
     @property
     def best(self) -> Candidate:
         """The first that is not refused."""
-        if not self._found or self._found[0].refused is not None:
-            raise errors.nothing_found([c.refused for c in self._found])
-        return self._found[0]
-
-    def __str__(self) -> str:
-        return report.candidates_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return report.candidates_html(self)
-
-    def save_svg(self, path: str | os.PathLike[str]) -> None:
-        """Draw time against memory, with the front."""
-        usable = [(c, c.cost) for c in self if c.refused is None and c.cost]
-        in_seconds = all(cost.seconds or c.measured for c, cost in usable)
-        unit = "seconds" if in_seconds else "flops"
-        points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(picture.scatter_svg(points, unit, "bytes of memory"))
+        if not self or self[0].refused is not None:
+            raise errors.nothing_found([c.refused for c in self])
+        return self[0]
 
 
 def search(
@@ -164,7 +138,7 @@ def search(
         task = _Task(_maker(make), args, dict(fixed or {}), memory, hardware)
         found = [c for resources in task.choices(limit) for c in task.priced(resources)]
         found = _looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
-    return Candidates(tuple(_with_front(sorted(found, key=_rank))))
+    return Candidates(_with_front(sorted(found, key=_rank)))
 
 
 _COUNT = (lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0, "a whole number that is not negative")
@@ -352,7 +326,7 @@ def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int
 def _made(task: _Task, candidate: Candidate, run: bool) -> Candidate:
     """A candidate compiled, and run."""
     step = task.make(dict(candidate.axis_resources))
-    compiled = (step if hasattr(step, "lower") else jax.jit(step)).lower(*task.args).compile()
+    compiled = steps.compile_step(step, task.args)
     plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
     seconds = steps.run_seconds(compiled, task.args) if run else None
     return dataclasses.replace(candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds)

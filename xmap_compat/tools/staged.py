@@ -1,4 +1,4 @@
-"""A staged program as a tree of programs: calls and ``shard_map`` are inlined, loops and branches are its branches.
+"""A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its branches.
 
 Outside of ``shard_map`` the compiler decides how values are cut; what it is told by the specs of shard_maps is carried
 along operations that keep the number of elements.
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
-from xmap_compat.tools.transfers import KINDS, itemsize
 
 
 def names(text: str) -> frozenset[str]:
@@ -20,9 +19,8 @@ def names(text: str) -> frozenset[str]:
 
 
 REDUCTIONS = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin")
-SCATTERS = names("scatter scatter-add scatter-mul scatter-min scatter-max")
 # Of these the number of operations is known without the program that they hold.
-COUNTED = REDUCTIONS | SCATTERS | KINDS.keys() | {"sort"}
+SCATTERS = names("scatter scatter-add scatter-mul scatter-min scatter-max")
 
 
 @dataclasses.dataclass(eq=False)
@@ -35,63 +33,125 @@ class Value:
 
     @property
     def elements(self) -> float:
-        return math.prod(getattr(self.aval, "shape", ())) / (self.parts or 1)
+        return size_of(self.aval) / (self.parts or 1)
 
     @property
     def nbytes(self) -> float:
         return 0 if self.literal else self.elements * itemsize(getattr(self.aval, "dtype", None))
 
 
+def size_of(aval: Any) -> int:
+    return math.prod(getattr(aval, "shape", ()))
+
+
+def bytes_of(aval: Any) -> int:
+    return size_of(aval) * itemsize(getattr(aval, "dtype", None))
+
+
+def itemsize(dtype: Any) -> int:
+    return getattr(dtype, "itemsize", 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Body:
+    """A jaxpr where it is used in a staged program.
+
+    Attributes:
+      stack: the named scopes around it.
+      mesh_shape: the axes of the mesh that it runs on.
+    """
+
+    stack: str = ""
+    mesh_shape: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+
+    def stack_of(self, eqn: Any) -> str:
+        """The named scopes around an equation of it."""
+        own = _jax.name_stack(eqn)
+        return f"{self.stack}/{own}" if own else self.stack
+
+
 @dataclasses.dataclass(frozen=True)
-class Inner:
-    """A program inside of an equation, and what of the equation is bound to its inputs and taken from its results."""
+class Branch:
+    """A tree inside of an operation, and what of the operation is bound to its inputs and taken from its results."""
 
-    program: Program
-    operands: Sequence[Value]
-    results: Sequence[Value]
+    tree: Tree
+    operands: Sequence[Value] = ()
+    results: Sequence[Value] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
     """An equation; or, without one, a value that enters or leaves a shard_map, under its other type.
 
     Attributes:
+      body: the jaxpr that it stands in.
       found: what it is, if it is structured.
-      inner: the programs in it; those of a cond are alternatives.
-      turns: how often these run.
+      branches: the programs in it; those of a cond are alternatives.
     """
 
     eqn: Any
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
+    body: Body
     found: Any = None
-    inner: tuple[Inner, ...] = ()
-    turns: int = 1
+    branches: tuple[Branch, ...] = ()
 
     @property
     def name(self) -> str:
         return "reshape" if self.eqn is None else str(self.eqn.primitive.name)
 
+    @property
+    def stack(self) -> str:
+        """The named scopes around it."""
+        return self.body.stack_of(self.eqn)
+
+    @property
+    def turns(self) -> int | None:
+        """How often the programs in it run; None for a while loop."""
+        if isinstance(self.found, _jax.While):
+            return None
+        return self.found.length if isinstance(self.found, _jax.Scan) else 1
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class Tree:
+    """A program: its operations in order, those that nothing needs left out, as XLA drops them."""
+
     inputs: tuple[Value, ...]
-    steps: tuple[Step, ...]
-    outs: tuple[Value, ...]
-    memo: list[Any] = dataclasses.field(default_factory=list)
+    operations: tuple[Operation, ...]
+    results: tuple[Value, ...]
 
 
 _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Checkpoint)
 
 
-def program(jaxpr: Any) -> Program:
-    """A staged program as a tree."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    inputs = [Value(v.aval) for v in body.invars]
-    env = dict(zip(body.invars, inputs))
-    steps = tuple(_steps(body, env))
-    outs = tuple(_value(env, v) for v in body.outvars)
-    return Program(tuple(inputs), _alive(steps, outs), outs)
+def tree_of(jaxpr: Any) -> Tree:
+    """A staged program as a tree, with what is known about how its values are cut."""
+    tree = _tree(jaxpr, Body())
+    _spread_parts(tree)
+    _spread_parts(tree)
+    return tree
+
+
+def _tree(jaxpr: Any, body: Body) -> Tree:
+    opened = _jax.without_dead_code(jaxpr)
+    env = {v: Value(v.aval) for v in opened.invars}
+    inputs = tuple(env.values())
+    operations = tuple(_operations(opened, env, body))
+    results = tuple(_value(env, v) for v in opened.outvars)
+    return Tree(inputs, _needed(operations, results), results)
+
+
+def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[Operation, ...]:
+    """Dead code in functions with custom rules is left out too, now that they are inlined."""
+    needed, kept = set(results), []
+    for operation in reversed(operations):
+        if needed.intersection(operation.results) or (
+            operation.eqn is not None and _jax.has_side_effect(operation.eqn)
+        ):
+            needed.update(operation.operands)
+            kept.append(operation)
+    return tuple(reversed(kept))
 
 
 def _value(env: dict[Any, Value], v: Any) -> Value:
@@ -100,79 +160,67 @@ def _value(env: dict[Any, Value], v: Any) -> Value:
     return env.setdefault(v, Value(v.aval))
 
 
-def _steps(body: Any, env: dict[Any, Value]) -> Iterator[Step]:
-    for eqn in body.eqns:
+def _operations(opened: Any, env: dict[Any, Value], body: Body) -> Iterator[Operation]:
+    for eqn in opened.eqns:
         operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
+        inside = Body(body.stack_of(eqn), found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape)
         if isinstance(found, _INLINED):
             called, _ = _jax.open_jaxpr(found.body)
-            inside = dict(zip(called.invars, operands[len(operands) - len(called.invars) :]))
-            yield from _steps(called, inside)
-            env.update((v, _value(inside, o)) for v, o in zip(eqn.outvars, called.outvars))
+            bound = dict(zip(called.invars, operands[len(operands) - len(called.invars) :]))
+            yield from _operations(called, bound, inside)
+            env.update((v, _value(bound, o)) for v, o in zip(eqn.outvars, called.outvars))
             continue
         results = tuple(Value(v.aval) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results))
         if isinstance(found, _jax.ShardMap):
-            yield from _shard_map(found, operands, results)
+            yield from _shard_map(found, operands, results, inside)
             continue
-        turns = found.length if isinstance(found, _jax.Scan) else 1
-        yield Step(eqn, operands, results, found, tuple(_inner(eqn, found, operands, results)), turns)
+        yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, operands, results, inside)))
 
 
-def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value]) -> Iterator[Step]:
+def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: Body) -> Any:
     for value, spec in zip((*operands, *results), (*found.in_specs, *found.out_specs)):
-        _tell(value, _parts_of(spec, found.mesh_shape))
-    body, _ = _jax.open_jaxpr(found.body)
-    env = {v: Value(v.aval) for v in body.invars}
-    yield from (Step(None, (value,), (env[v],)) for v, value in zip(body.invars, operands))
-    yield from _steps(body, env)
-    yield from (Step(None, (_value(env, v),), (value,)) for v, value in zip(body.outvars, results))
+        _tell(value, math.prod(found.mesh_shape[a] for entry in spec for a in _jax.axes_of_entry(entry)))
+    opened, _ = _jax.open_jaxpr(found.body)
+    env = {v: Value(v.aval) for v in opened.invars}
+    yield from (Operation(None, (value,), (env[v],), inside) for v, value in zip(opened.invars, operands))
+    yield from _operations(opened, env, inside)
+    yield from (Operation(None, (_value(env, v),), (value,), inside) for v, value in zip(opened.outvars, results))
 
 
-def _inner(eqn: Any, found: Any, operands: Sequence[Value], results: Sequence[Value]) -> Iterator[Inner]:
+def _branches(
+    eqn: Any, found: Any, operands: Sequence[Value], results: Sequence[Value], inside: Body
+) -> Iterator[Branch]:
     if isinstance(found, _jax.Cond):
         for branch in found.branches:
-            yield Inner(program(branch), operands[1:], results)
+            yield Branch(_tree(branch, inside), operands[1:], results)
     elif isinstance(found, _jax.While):
-        yield Inner(program(found.body), operands[found.num_condition_consts :], results)
-        yield Inner(program(found.condition), (), ())
+        yield Branch(_tree(found.condition, inside))
+        yield Branch(_tree(found.body, inside), operands[found.num_condition_consts :], results)
     elif isinstance(found, _jax.Scan):
-        yield Inner(program(found.body), operands, results)
+        yield Branch(_tree(found.body, inside), operands, results)
     elif isinstance(found, _jax.LinearSolve):
-        yield Inner(program(found.solve), (), ())
-    elif eqn.primitive.name not in COUNTED:
+        yield Branch(_tree(found.solve, inside))
+    elif eqn.primitive.name not in SCATTERS:
         for sub in _jax.subjaxprs(eqn.params):
-            yield Inner(program(sub), (), ())
+            yield Branch(_tree(sub, inside))
 
 
-def _alive(steps: Sequence[Step], outs: Sequence[Value]) -> tuple[Step, ...]:
-    """The steps that something needs, as XLA drops the others."""
-    needed, kept = set(outs), []
-    for step in reversed(steps):
-        if needed.intersection(step.results) or (step.eqn is not None and _jax.has_side_effect(step.eqn)):
-            needed.update(step.operands)
-            kept.append(step)
-    return tuple(reversed(kept))
-
-
-def spread_parts(program: Program) -> None:
+def _spread_parts(tree: Tree) -> None:
     """Carry what is known about how values are cut: forwards, and to operands that nothing else is known of."""
-    for step in program.steps:
-        for inner in step.inner:
-            _exchange(inner.operands, inner.program.inputs)
-            spread_parts(inner.program)
-            _exchange(inner.operands, inner.program.inputs)
-            _exchange(inner.results, inner.program.outs)
-        if step.eqn is not None and not step.inner and step.results:
-            size = size_of(step.results[0].aval)
-            alike = [v for v in (*step.operands, *step.results) if size_of(v.aval) == size > 1]
+    for operation in tree.operations:
+        for branch in operation.branches:
+            _exchange(branch.operands, branch.tree.inputs)
+            _spread_parts(branch.tree)
+            _exchange(branch.operands, branch.tree.inputs)
+            _exchange(branch.results, branch.tree.results)
+        if operation.eqn is not None and not operation.branches and operation.results:
+            size = size_of(operation.results[0].aval)
+            alike = [v for v in (*operation.operands, *operation.results) if size_of(v.aval) == size > 1]
             parts = next((v.parts for v in alike if v.parts is not None), None)
             for value in alike:
                 _tell(value, parts)
-
-
-def size_of(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ()))
 
 
 def _tell(value: Value, parts: int | None) -> None:
@@ -184,8 +232,3 @@ def _exchange(outer: Sequence[Value], inner: Sequence[Value]) -> None:
     for a, b in zip(outer, inner):
         _tell(a, b.parts)
         _tell(b, a.parts)
-
-
-def _parts_of(spec: Any, mesh_shape: Mapping[Any, int]) -> int:
-    axes = [a for entry in spec if entry is not None for a in (entry if isinstance(entry, tuple) else (entry,))]
-    return math.prod(mesh_shape[a] for a in axes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import re
 import threading
 import time
@@ -18,19 +17,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from xmap_compat import _jax, api
-from xmap_compat.core import call as calls
 from xmap_compat.core import errors, execute
+from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
-from xmap_compat.tools import hlo, picture, report
+from xmap_compat.tools import hlo
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.plan import CallPlan, describe_made
-from xmap_compat.tools.transfers import KINDS, Sites, Transfer, Watching, bytes_sent, every_transfer, total_bytes
+from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.staged import Tree, tree_of
+from xmap_compat.tools.transfers import (
+    KINDS,
+    MarkingEvaluator,
+    Marks,
+    Transfer,
+    axes_within,
+    bytes_sent,
+    every_transfer,
+    total_bytes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class StepPlan:
+class StepPlan(Shown):
     """What a step with xmapped calls in it does.  Print it, show it in a notebook, or draw it with :meth:`svg`.
 
     Attributes:
@@ -69,7 +78,7 @@ class StepPlan:
     transfers: tuple[Transfer, ...]
     gathered: tuple[Gathered, ...]
     compiled: Compiled | None
-    staged: Any = dataclasses.field(compare=False, hash=False)
+    tree: Tree = dataclasses.field(compare=False, hash=False)
 
     @property
     def compiler_axes(self) -> tuple[Any, ...]:
@@ -90,23 +99,9 @@ class StepPlan:
         """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
         if not isinstance(hardware, (Hardware, type(None))):
             raise errors.bad_search_argument("hardware", hardware, "a Hardware", tool="cost_on")
-        return price(self.staged, self.transfers, self.mesh, hardware, self.compiled)
-
-    def __str__(self) -> str:
-        return report.step_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return report.step_html(self)
-
-    def svg(self) -> str:
-        """What moves, as an SVG drawing: an arrow for each transfer, in the order of the program."""
-        return picture.step_svg(self)
-
-    def save_svg(self, path: str | os.PathLike[str]) -> None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg())
+        if self.compiled is None:
+            return price(self.tree, self.transfers, self.mesh, hardware)
+        return price(self.tree, self.compiled.transfers, self.mesh, hardware, self.compiled.memory)
 
 
 def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPlan:
@@ -138,8 +133,7 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPl
     if not callable(step):
         raise errors.bad_search_argument("step", step, "a function that calls xmapped ones", tool="plan")
     found = stage(step, args, describe=True)
-    made = compile_step(step, args, found.mesh) if compiled else None
-    return found.plan(_name(step), made)
+    return found.plan(_name(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
 
 
 def _name(step: Callable[..., Any]) -> str:
@@ -149,33 +143,30 @@ def _name(step: Callable[..., Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """An xmapped call that was met when a step was staged."""
-
-    declared: calls.Declaration
-    placed: calls.PlacedCall
-    plan: CallPlan | None
-
-
-@dataclasses.dataclass(frozen=True)
 class StagedStep:
-    """A step staged out, with what was met on the way: calls, and all placements, those of nested calls too."""
+    """A step staged out, with what was met on the way.
+
+    Attributes:
+      plans: those of its xmapped calls, if they were asked for.
+      placements: of all calls, those of nested calls too.
+      mesh: the mesh of its calls.
+    """
 
     jaxpr: Any
     args: tuple[Any, ...]
-    calls: tuple[Call, ...]
+    plans: tuple[CallPlan, ...]
     placements: tuple[Mapping[Any, Any], ...]
-    sites: Sites
+    marks: Marks
     mesh: jax.sharding.Mesh | None
 
     def plan(self, name: str, compiled: Compiled | None) -> StepPlan:
-        plans = dict.fromkeys(c.plan for c in self.calls if c.plan is not None)
-        transfers = every_transfer(self.jaxpr, self.sites)
+        tree = tree_of(self.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.args)
         paths = [argument_path(path, "args") for path, _ in leaves]
-        of_types = [g for call in plans for g in call.gathered]
-        gathered = dict.fromkeys([*gathered_in_step(self.jaxpr, [leaf for _, leaf in leaves], paths), *of_types])
-        return StepPlan(name, self.mesh, tuple(plans), transfers, tuple(gathered), compiled, self.jaxpr)
+        in_step = gathered_in_step(self.jaxpr, [leaf for _, leaf in leaves], paths)
+        gathered = tuple(dict.fromkeys([*in_step, *(g for call in self.plans for g in call.gathered)]))
+        transfers = every_transfer(tree, self.marks)
+        return StepPlan(name, self.mesh, tuple(dict.fromkeys(self.plans)), transfers, gathered, compiled, tree)
 
 
 def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> StagedStep:
@@ -187,19 +178,20 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
         if not _is_array(leaf):
             raise errors.no_array_for_step(argument_path(path, "args"), leaf)
-    sites, met, nested, thread = Sites(), [], [], threading.get_ident()
+    marks, plans, thread = Marks(), [], threading.get_ident()
+    outer: list[PlacedCall] = []
+    nested: list[PlacedCall] = []
 
     def notice(declared, placed, arguments):
         if threading.get_ident() != thread:
             return
-        if placed.nested:
-            nested.append(placed.placements)
-        else:
-            met.append(Call(declared, placed, describe_made(declared, placed, arguments) if describe else None))
+        (nested if placed.nested else outer).append(placed)
+        if describe and not placed.nested:
+            plans.append(describe_made(declared, placed, arguments))
 
     def executor(placed, leaves):
-        with jax.named_scope(sites.of_call(placed.placements)):
-            return execute.execute(placed, leaves, functools.partial(Watching, sites=sites))
+        with jax.named_scope(marks.of_call(placed.placements)):
+            return execute.execute(placed, leaves, functools.partial(MarkingEvaluator, marks=marks))
 
     end = api.observe(notice)
     try:
@@ -208,19 +200,17 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
             jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:
         end()
-    placements = (*(c.placed.placements for c in met), *nested)
-    meshes = [*(c.placed.scope.mesh for c in met if c.placed.uses_mesh), *_meshes(jaxpr)]
-    return StagedStep(jaxpr, args, tuple(met), placements, sites, meshes[0] if meshes else None)
+    placements = tuple(placed.placements for placed in (*outer, *nested))
+    meshes = [*(placed.scope.mesh for placed in outer if placed.uses_mesh), *_meshes(jaxpr)]
+    return StagedStep(jaxpr, args, tuple(plans), placements, marks, meshes[0] if meshes else None)
 
 
 def _meshes(jaxpr: Any) -> Iterator[jax.sharding.Mesh]:
     """The meshes of the ``shard_map``s in a staged program, those that the user has written too."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+    for eqn, _ in _jax.walk(jaxpr):
         found = _jax.read(eqn)
         if isinstance(found, _jax.ShardMap) and isinstance(found.mesh, jax.sharding.Mesh):
             yield found.mesh
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from _meshes(sub)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -230,10 +220,9 @@ def _is_array(leaf: Any) -> bool:
         return False
 
 
-def compile_step(step: Callable[..., Any], args: tuple[Any, ...], mesh: jax.sharding.Mesh | None) -> Compiled:
-    """Compile a step under the mesh in scope, and read what came out."""
-    jitted = step if hasattr(step, "lower") else jax.jit(step)
-    return read_compiled(jitted.lower(*args).compile(), mesh)
+def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A step as a ``jax.stages.Compiled``, under the mesh in scope."""
+    return (step if hasattr(step, "lower") else jax.jit(step)).lower(*args).compile()
 
 
 def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:
@@ -270,11 +259,10 @@ def _memory(compiled):
     return held - analysis.alias_size_in_bytes
 
 
-def from_hlo(found: hlo.Collective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
+def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
     """A collective of a compiled program as a transfer over mesh axes; None if it moves nothing."""
     kind = "ppermute" if found.kind == "collective-permute" else found.kind
-    ends = np.unravel_index(np.array(found.groups, int).T, list(mesh_shape.values()))
-    axes = tuple(a for a, at in zip(mesh_shape, ends) if (at != at[:1]).any())
+    axes = axes_within(found.groups, mesh_shape)
     if not axes:
         return None
     devices = found.group_size if kind != "ppermute" else math.prod(mesh_shape[a] for a in axes)
@@ -283,6 +271,6 @@ def from_hlo(found: hlo.Collective, mesh_shape: Mapping[Any, int]) -> Transfer |
     return Transfer(kind, axes, devices, "", None, sent, found.times, False, "transpose(" in found.op_name)
 
 
-def is_staged(found: hlo.Collective) -> bool:
+def is_staged(found: hlo.CompiledCollective) -> bool:
     """Whether a collective of a compiled program was in the staged one; else the compiler added it."""
     return any(re.search(rf"shard_map/(\S*/)?{name}\b", found.op_name) for name in KINDS)

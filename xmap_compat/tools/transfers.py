@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,8 @@ from xmap_compat.core.rules.table import RULES
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 from xmap_compat.tools.listing import Position, named_type, position_of
-from xmap_compat.tools.text import listed, plural, short_type, show_bytes
+from xmap_compat.tools.staged import Operation, Tree, Value, bytes_of
+from xmap_compat.tools.text import listed, plural, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Transfer:
       operand: its type on each device.
       slabs: for a ppermute, how many elements of the named axis each sender sends; else None.
       bytes_sent: what each device sends at least, once, as rings do it.
-      times: how often a call runs it; None in a while loop, of which nobody knows the number of turns.
+      times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
       derivative: whether it is of a derivative of the function, and not of the function itself.
       axes: the named axes of the collective that it is for; empty for what only a derivative needs.
@@ -96,18 +97,23 @@ class Collective:
 
 def total_bytes(transfers: Iterable[Transfer]) -> int | None:
     """What each device sends for all of them; None if that depends on a while loop."""
-    sent = [t.total for t in transfers]
-    return None if None in sent else sum(n for n in sent if n)
+    return sum_of_known(t.total for t in transfers)
+
+
+def sum_of_known(counts: Iterable[int | None]) -> int | None:
+    """The sum of counts; None if one of them is None."""
+    found = list(counts)
+    return None if None in found else sum(n for n in found if n)
 
 
 # ------------------------------------------------------------- what each equation leaves
 
 
-class Sites:
+class Marks:
     """Equations of the named program that were evaluated, each with a mark for what it leaves in the staged one."""
 
     def __init__(self):
-        self.found: dict[tuple[int, ...], Site] = {}
+        self.found: dict[tuple[int, ...], MarkedEquation] = {}
         self.calls: list[Mapping[AxisName, Placement]] = []
         self._path: list[int] = []
         self._positions: list[Position | None] = []
@@ -122,32 +128,43 @@ class Sites:
         """The mark of an equation; an equation in a function that is called twice has two."""
         self._path.append(id(eqn))
         where = position_of(eqn) or (self._positions[-1] if self._positions else None)
-        site = Site(len(self.found), eqn, tuple(map(_held, operands)), where, placements)
-        site = self.found.setdefault(tuple(self._path), site)
+        marked = MarkedEquation(len(self.found), eqn, tuple(map(_operand, operands)), where, placements)
+        marked = self.found.setdefault(tuple(self._path), marked)
         self._positions.append(where)
         try:
-            yield f"{_MARK}{site.number}"
+            yield f"{_MARK}{marked.number}"
         finally:
             self._path.pop()
             self._positions.pop()
 
 
-_MARK, _CALL_MARK = "xmap_compat_site_", "xmap_compat_call_"
+_MARK, _CALL_MARK = "xmap_compat_equation_", "xmap_compat_call_"
+
+
+def _number(mark: str, stack: str) -> int | None:
+    """That of the innermost mark of a kind among named scopes."""
+    numbers = re.findall(rf"{mark}(\d+)", stack)
+    return int(numbers[-1]) if numbers else None
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class MarkedEquation:
     """An equation of the named program that may have left collectives in the staged one."""
 
     number: int
     eqn: Any
-    operands: tuple[Held, ...]
+    operands: tuple[Operand, ...]
     where: Position | None
     placements: Mapping[AxisName, Placement]
 
+    @property
+    def axes(self) -> tuple[AxisName, ...]:
+        """The named axes that it mentions, if it is a collective."""
+        return mentioned_names(self.eqn.params) if self.eqn.primitive.name in RULES else ()
+
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class Operand:
     """An operand of such an equation.
 
     Attributes:
@@ -160,59 +177,61 @@ class Held:
     dtype: Any
 
 
-def _held(value: NamedValue) -> Held:
+def _operand(value: NamedValue) -> Operand:
     aval = jax.typeof(value.data)
-    return Held(value.names, tuple(n for n, name in zip(aval.shape, value.dims) if name is None), aval.dtype)
+    return Operand(value.names, tuple(n for n, name in zip(aval.shape, value.dims) if name is None), aval.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
-class Watching(Evaluator):
+class MarkingEvaluator(Evaluator):
     """Evaluates as usual, under a named scope for each equation that may leave collectives between devices."""
 
-    sites: Sites = dataclasses.field(default_factory=Sites)
+    marks: Marks = dataclasses.field(default_factory=Marks)
 
     def call(self, jaxpr, operands, name):
-        return self.evaluate(jaxpr, operands)  # each call is a site of its own
+        return self.evaluate(jaxpr, operands)  # the equations of each call have marks of their own
 
     def equation(self, eqn, operands):
         if eqn.primitive.name not in RULES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
-        with self.sites.at(eqn, operands, self.loc.placements) as mark, jax.named_scope(mark):
+        with self.marks.at(eqn, operands, self.loc.placements) as mark, jax.named_scope(mark):
             return super().equation(eqn, operands)
 
 
-def collectives(jaxpr: Any, sites: Sequence[Site]) -> tuple[Collective, ...]:
-    """What each site became in a staged program; sites that hold others and left nothing themselves are not listed."""
-    steps: dict[int | None, list[Any]] = {}
-    for here, step in _steps(jaxpr):
-        steps.setdefault(here.mark, []).append(step)
-    found = (
-        _collective(site, _merged(_explained(step, site) for step in steps.get(site.number, []))) for site in sites
-    )
+def collectives(tree: Tree, marks: Marks) -> tuple[Collective, ...]:
+    """What each equation became in a staged program; one that holds others and left nothing itself is left out."""
+    done: dict[int | None, list[Transfer | str]] = {}
+    for number, _, what in _told(tree, marks):
+        done.setdefault(number, []).append(what)
+    found = (_collective(marked, _merged(done.get(marked.number, []))) for marked in marks.found.values())
     return tuple(c for c in found if c.transfers or c.operands or c.axes)
 
 
-def every_transfer(jaxpr: Any, sites: Sites) -> tuple[Transfer, ...]:
+def every_transfer(tree: Tree, marks: Marks) -> tuple[Transfer, ...]:
     """All transfers of a staged program, in its order."""
-    known = tuple(sites.found.values())
-    moved = [(here, step) for here, step in _steps(jaxpr) if isinstance(step, Transfer)]
-    told = [(here, t if here.mark is None else _explained(t, known[here.mark])) for here, t in moved]
+    moved = ((what, _number(_CALL_MARK, stack)) for _, stack, what in _told(tree, marks) if isinstance(what, Transfer))
     return tuple(
-        t
-        if t.axes or here.call is None
-        else dataclasses.replace(t, axes=_split_over(sites.calls[here.call], t.mesh_axes))
-        for here, t in told
+        t if t.axes or call is None else dataclasses.replace(t, axes=_split_over(marks.calls[call], t.mesh_axes))
+        for t, call in moved
     )
 
 
-def _explained(step: Any, site: Site) -> Any:
-    """A transfer with the named axes and the line of the site that left it."""
-    if isinstance(step, str):
-        return step
-    split = _split_over(site.placements, step.mesh_axes)
-    names = mentioned_names(site.eqn.params) if site.eqn.primitive.name in RULES else ()
-    own = [n.taken_by if isinstance(n, DeviceAxis) else n for n in names if n in split or isinstance(n, DeviceAxis)]
-    return dataclasses.replace(step, axes=tuple(own) or split, where=site.where or step.where)
+def _told(tree: Tree, marks: Marks) -> Iterator[tuple[int | None, str, Transfer | str]]:
+    """What a staged program does, with the number of the mark and the named scopes; transfers with named axes."""
+    known = tuple(marks.found.values())
+    for operation, what in _done(tree):
+        number = _number(_MARK, operation.stack)
+        if isinstance(what, Transfer) and number is not None:
+            what = _explained(what, known[number])
+        yield number, operation.stack, what
+
+
+def _explained(transfer: Transfer, marked: MarkedEquation) -> Transfer:
+    """A transfer with the named axes and the line of the equation that left it."""
+    split = _split_over(marked.placements, transfer.mesh_axes)
+    axes = [n for n in marked.axes if n in split or isinstance(n, DeviceAxis)]
+    own = tuple(n.taken_by if isinstance(n, DeviceAxis) else n for n in axes)
+    return dataclasses.replace(transfer, axes=own or split, where=marked.where or transfer.where)
 
 
 def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
@@ -225,22 +244,20 @@ def _is_over(placement: Placement, mesh_axes: Sequence[Any]) -> bool:
     return any((a.mesh_axis if isinstance(a, DeviceAxis) else a) in mesh_axes for a in placement.mesh_axes)
 
 
-def _collective(site: Site, steps: Sequence[Step]) -> Collective:
-    primitive, params = site.eqn.primitive.name, site.eqn.params
-    own = primitive in RULES
-    transfers = tuple(step for step in steps if isinstance(step, Transfer))
-    if not own:  # it holds others, which have rows of their own
-        steps = [
-            *(["agreement of the devices to go on"] if isinstance(_jax.read(site.eqn), _jax.While) else []),
-            *transfers,
-        ]
-    words = list(dict.fromkeys(step if isinstance(step, str) else _phrase(step, transfers) for step in steps))
+def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
+    primitive = marked.eqn.primitive.name
+    transfers = tuple(t for t in done if isinstance(t, Transfer))
+    operands = tuple(named_type(o.dtype, o.shape, o.names, marked.placements) for o in marked.operands)
+    if primitive not in RULES:  # it holds others, which have rows of their own
+        agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(marked.eqn), _jax.While) else []
+        operands, done = (), [*agreement, *transfers]
+    words = list(dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done))
     told = [word for word in words if word != RESHAPED] or words
     return Collective(
         {"reduce_scatter": "psum_scatter"}.get(primitive, primitive),
-        mentioned_names(params) if own else (),
-        site.where,
-        tuple(named_type(o.dtype, o.shape, o.names, site.placements) for o in site.operands) if own else (),
+        marked.axes,
+        marked.where,
+        operands,
         ", ".join(told) or "nothing to do",
         transfers,
     )
@@ -249,8 +266,7 @@ def _collective(site: Site, steps: Sequence[Step]) -> Collective:
 def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
     """A transfer in words, with the number of all that differ from it in what they carry only."""
     kind_of = lambda t: (t.kind, t.mesh_axes, t.slabs, t.conditional)  # noqa: E731
-    times = [t.times for t in every if kind_of(t) == kind_of(transfer)]
-    total = None if None in times else sum(n for n in times if n)
+    total = sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
     over = f"over {listed(transfer.mesh_axes)}"
     kind = f"ppermute of {plural(transfer.slabs, 'slab')}" if transfer.slabs is not None else transfer.kind
     turns = {1: "", None: " (each turn)"}.get(total, f" ({total} times)")
@@ -258,8 +274,6 @@ def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
 
 
 # ------------------------------------------------- what a device does, read from the staged program
-
-Step = Transfer | str
 
 # Collectives between devices.
 KINDS = {
@@ -290,113 +304,73 @@ _LOCAL = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Around:
-    """What surrounds an equation of a staged program.
-
-    Attributes:
-      stack: its named scopes.
-      mesh_shape: the axes of the mesh that it runs on.
-      mark: the site that left it.
-      call: the xmapped call that it is in, if that is marked.
-      times: how often it runs; None in a while loop.
-      conditional: whether it is in a branch of a cond.
-    """
-
-    stack: str = ""
-    mesh_shape: Mapping[Any, int] = dataclasses.field(default_factory=dict)
-    mark: int | None = None
-    call: int | None = None
-    times: int | None = 1
-    conditional: bool = False
-
-    def inside(self, eqn: Any) -> _Around:
-        own = _jax.name_stack(eqn)
-        if not own:
-            return self
-        mark, call = _last_number(_MARK, own, self.mark), _last_number(_CALL_MARK, own, self.call)
-        return dataclasses.replace(self, stack=f"{self.stack}/{own}", mark=mark, call=call)
-
-    def below(self, found: Any) -> _Around:
-        """What surrounds the programs in a structured equation."""
-        turns = found.length if isinstance(found, _jax.Scan) else None if isinstance(found, _jax.While) else 1
-        times = None if self.times is None or turns is None else self.times * turns
-        mesh_shape = found.mesh_shape if isinstance(found, _jax.ShardMap) else self.mesh_shape
-        conditional = self.conditional or isinstance(found, _jax.Cond)
-        return dataclasses.replace(self, mesh_shape=mesh_shape, times=times, conditional=conditional)
-
-
-def _last_number(mark: str, stack: str, otherwise: int | None) -> int | None:
-    found = re.findall(rf"{mark}(\d+)", stack)
-    return int(found[-1]) if found else otherwise
-
-
-def _steps(
-    jaxpr: Any, around: _Around = _Around(), used: Sequence[bool] | None = None
-) -> Iterator[tuple[_Around, Step]]:
-    """What a staged program does for each marked equation, and every transfer; ``used``: which results are needed."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    needed = {v for k, v in enumerate(body.outvars) if (used is None or used[k]) and not isinstance(v, _jax.Literal)}
-    alive = []
-    for eqn in reversed(body.eqns):
-        if needed.intersection(eqn.outvars) or _jax.has_side_effect(eqn):
-            needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-            alive.append(eqn)
-    indices: dict[Any, int | None] = {}  # what an equation computes from the place of the device and nothing else
+def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Iterator[tuple[Operation, Transfer | str]]:
+    """Every transfer of a program, and what its marked operations do on one device."""
+    indices: set[tuple[Value, int | None]] = set()  # computed, under a mark, from the place of the device alone
     tangents: set[Any] = set()
-    for eqn in reversed(alive):
-        here = around.inside(eqn)
-        read = [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
-        if eqn.primitive.name in _INDICES or all(v in indices and indices[v] == here.mark for v in read):
-            indices.update(dict.fromkeys(eqn.outvars, here.mark))
-        step = _transfer(eqn, here, tangents) or _local_step(eqn, indices)
-        if step is not None and (here.mark is not None or isinstance(step, Transfer)):
-            yield here, step
-        found = _jax.read(eqn)
-        whole = isinstance(found, (_jax.Call, _jax.ShardMap))
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from _steps(sub, here.below(found), [v in needed for v in eqn.outvars] if whole else None)
+    for operation in tree.operations:
+        if operation.eqn is None:
+            continue
+        mark = _number(_MARK, operation.stack)
+        read = [v for v in operation.operands if not v.literal]
+        is_index = operation.name in _INDICES or all((v, mark) in indices for v in read)
+        indices.update((v, mark) for v in operation.results if is_index)
+        if operation.name in KINDS:
+            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents)
+        else:
+            what = _local(operation, is_index) if mark is not None else None
+        if what is not None:
+            yield operation, what
+        turns = None if times is None or operation.turns is None else times * operation.turns
+        for branch in operation.branches:
+            yield from _done(branch.tree, turns, conditional or isinstance(operation.found, _jax.Cond))
 
 
-def _local_step(eqn: Any, indices: Container[Any]) -> str | None:
-    primitive = eqn.primitive.name
-    if primitive != "mul":
-        return None if eqn.params.get("axes") == () else _LOCAL.get(primitive)
-    if eqn.outvars[0] in indices:
+def _local(operation: Operation, is_index: bool) -> str | None:
+    """What an operation does on one device, in words, if a reader wants to know."""
+    if operation.name != "mul":
+        return None if operation.eqn.params.get("axes") == () else _LOCAL.get(operation.name)
+    if is_index:
         return None
     # A sum over an axis that a value does not vary over is a multiplication by its size.
-    factors = [v.val for v in eqn.invars if isinstance(v, _jax.Literal)]
+    factors = [v.val for v in operation.eqn.invars if isinstance(v, _jax.Literal)]
     return f"times {int(np.real(factors[0]))}" if factors else "local product"
 
 
-def _transfer(eqn, here: _Around, tangents: set[Any]) -> Transfer | None:
-    kind = KINDS.get(eqn.primitive.name)
-    if kind is None:
-        return None
-    axes = tuple(a for a in mentioned_names(eqn.params) if a in here.mesh_shape)
-    axes = _crossed(eqn.params["perm"], axes, here.mesh_shape) if kind == "ppermute" else axes
-    devices = math.prod(here.mesh_shape[a] for a in axes)
+def _transfer(
+    operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any]
+) -> Transfer | None:
+    """A collective as a transfer; None if it crosses no devices."""
+    kind, params, mesh_shape = KINDS[operation.name], operation.eqn.params, operation.body.mesh_shape
+    axes = tuple(a for a in mentioned_names(params) if a in mesh_shape)
+    axes = _crossed(params["perm"], axes, mesh_shape) if kind == "ppermute" else axes
+    devices = math.prod(mesh_shape[a] for a in axes)
     if devices == 1:
         return None
-    avals = [v.aval for v in eqn.invars]
-    size = sum(math.prod(a.shape) * itemsize(a.dtype) for a in avals)
+    avals = [v.aval for v in operation.operands]
+    size = sum(map(bytes_of, avals))
     operand = ", ".join(short_type(a.dtype, a.shape) for a in avals)
     slabs = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
     sent = bytes_sent(kind, size, devices)
     # Forward mode stages the same operation twice, for the value and then for its tangent.
-    key = here.mark, eqn.primitive.name, str(eqn.params), operand
-    derivative = "transpose(" in here.stack or ("jvp(" in here.stack and key in tangents)
+    key = operation.body, mark, operation.name, str(params), operand
+    derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
     tangents.add(key)
-    where = position_of(eqn)
-    return Transfer(kind, axes, devices, operand, slabs, sent, here.times, here.conditional, derivative, where=where)
+    where = position_of(operation.eqn)
+    return Transfer(kind, axes, devices, operand, slabs, sent, times, conditional, derivative, where=where)
 
 
 def _crossed(pairs: Sequence[tuple[int, int]], axes: tuple[Any, ...], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
     """Of several mesh axes those along which some pair differs; all of them if none does."""
     if len(axes) < 2:
         return axes
-    ends = np.unravel_index(np.array(pairs, int).reshape(-1, 2).T, [mesh_shape[a] for a in axes])
-    return tuple(a for a, (source, target) in zip(axes, ends) if (source != target).any()) or axes
+    return axes_within(pairs, {a: mesh_shape[a] for a in axes}) or axes
+
+
+def axes_within(groups: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
+    """The mesh axes along which the devices of some group differ."""
+    places = np.unravel_index(np.array(groups, int).T, list(mesh_shape.values()))
+    return tuple(axis for axis, at in zip(mesh_shape, places) if (at != at[:1]).any())
 
 
 def bytes_sent(kind: str, size: int, devices: int) -> int:
@@ -418,25 +392,14 @@ def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int]]
     return [(dataclasses.replace(key, bytes_sent=sum(t.bytes_sent for t in ts)), len(ts)) for key, ts in found.items()]
 
 
-def described(t: Transfer, count: int = 1) -> str:
-    """``2 x all-reduce of batch over x: 1.5 kB, 3 times (step.py:12)``"""
-    many = f"{count} x " if count > 1 else ""
-    names = f" of {listed(t.axes)}" if t.axes else ""
-    turns = ", each turn" if t.times is None else f", {t.times} times" if t.times > 1 else ""
-    where = f" ({t.where})" if t.where else ""
-    return f"{many}{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(t.bytes_sent)}{turns}{where}"
+def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
+    """What is equal once; transfers with the number of times added up."""
+    times: dict[Transfer | str, list[int | None]] = {}
+    for what in done:
+        is_counted = isinstance(what, Transfer) and what.times is not None
+        times.setdefault(_repeated(what, 1) if is_counted else what, []).append(getattr(what, "times", 1))
+    return [_repeated(what, sum_of_known(counts)) for what, counts in times.items()]
 
 
-def itemsize(dtype: Any) -> int:
-    return getattr(dtype, "itemsize", 0)
-
-
-def _merged(steps: Iterable[Step]) -> list[Step]:
-    """Equal steps once; of transfers with the number of times added up."""
-    counted: dict[Step, int | None] = {}
-    for step in steps:
-        times = step.times if isinstance(step, Transfer) else 1
-        key = step if isinstance(step, str) else dataclasses.replace(step, times=None if times is None else 1)
-        before = counted.get(key, 0)
-        counted[key] = None if times is None or before is None else before + times
-    return [s if isinstance(s, str) else dataclasses.replace(s, times=times) for s, times in counted.items()]
+def _repeated(what: Transfer | str, times: int | None) -> Transfer | str:
+    return what if isinstance(what, str) else dataclasses.replace(what, times=times)

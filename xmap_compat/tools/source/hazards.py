@@ -60,14 +60,14 @@ def check(plan: CallPlan, typed: bool) -> None:
     Args:
       typed: whether JAX checks which values vary over the mesh; then cotangents are whole.
     """
-    placements = plan.staged.plan.placements
+    placements = plan.staged.placed.placements
     mesh_of = lambda names: {m for n in names if n in placements for m in placements[n].mesh_axes}  # noqa: E731
     split = {m for m, size in plan.mesh.shape.items() if size > 1} if plan.mesh is not None else set()
     if not typed and any(split - mesh_of(result.axes) for result in plan.results):
         _check_linear(plan)
     _check_compiler(plan)
-    for site in plan.staged.sites:
-        eqn, found, names = site.eqn, _jax.read(site.eqn), [o.names for o in site.operands]
+    for marked in plan.staged.marked:
+        eqn, found, names = marked.eqn, _jax.read(marked.eqn), [o.names for o in marked.operands]
         for name in mentioned_names(eqn.params) if eqn.primitive.name in RULES else ():
             if mesh_of([name]) & mesh_of(NONE.union(*names) - {name}):
                 raise NotWritable(f"{eqn.primitive.name} over {name} of a value that does not vary over it")
@@ -96,7 +96,7 @@ def _check_compiler(plan: CallPlan) -> None:
     """Refuse that on which XLA fails by hand, in the call or in its derivatives, and ours goes around."""
     if plan.mesh is None or not plan.compiler_axes:
         return
-    jaxpr = plan.staged.plan.program.jaxpr
+    jaxpr = plan.staged.placed.program.jaxpr
     axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
     eqns = [eqn for eqn, _ in _operations(jaxpr)]
     values = (*_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]), *(v for eqn in eqns for v in eqn.outvars))
@@ -123,10 +123,10 @@ def differentiates(jaxpr: Any) -> bool:
 
 def axes_of_generators(plan: CallPlan) -> list[Any]:
     """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all."""
-    jaxpr = plan.staged.plan.program.jaxpr
+    jaxpr = plan.staged.placed.program.jaxpr
     if any(_draws_from_rbg(eqn) and nested_marks.marked(stack) for eqn, stack in _operations(jaxpr)):
         raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
-    recorder = _Recorder(plan.staged.plan.placements, plan.function)
+    recorder = _Recorder(plan.staged.placed.placements, plan.function)
     recorder.results(jaxpr, [frozenset(a.axes) - {None} for a in plan.arguments])
     held = NONE.union(*(names for eqn, inputs in recorder.found if _draws_from_rbg(eqn) for names in inputs))
     axes = [a.name for a in plan.axes if a.name in held and (a.local_size != 1 or not a.mesh_axes)]
@@ -151,8 +151,8 @@ def _is_inexact(v: Any) -> bool:
 
 def _check_linear(plan: CallPlan) -> None:
     """Refuse rules that may not be given a part of the cotangents, as those that clip are."""
-    body = plan.staged.plan.body
-    for eqn, _ in _operations(plan.staged.plan.program.jaxpr):
+    body = plan.staged.placed.body
+    for eqn, _ in _operations(plan.staged.placed.program.jaxpr):
         if isinstance(_jax.read(eqn), _jax.CustomVjp):
             _, _, backward = vjp_rules(eqn, body)
             count = len(backward.in_avals) - sum(map(_is_inexact, eqn.outvars))
@@ -204,15 +204,15 @@ class RuleOver:
 def rules_over(plan: CallPlan) -> list[RuleOver]:
     """The rules with collectives of each call of a function with such a rule."""
     found: dict[RuleOver | None, None] = {}
-    for site in plan.staged.sites:
-        if isinstance(call := _jax.read(site.eqn), _jax.CustomVjp):
-            found[_rule_over(plan, site.eqn, call.body, [o.names for o in site.operands])] = None
+    for marked in plan.staged.marked:
+        if isinstance(call := _jax.read(marked.eqn), _jax.CustomVjp):
+            found[_rule_over(plan, marked.eqn, call.body, [o.names for o in marked.operands])] = None
     return [rule for rule in found if rule is not None]
 
 
 def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names]) -> RuleOver | None:
-    placements = plan.staged.plan.placements
-    forwarded, forward, backward = vjp_rules(eqn, plan.staged.plan.body)
+    placements = plan.staged.placed.placements
+    forwarded, forward, backward = vjp_rules(eqn, plan.staged.placed.body)
     parts = (function, forward, backward)
     over = NONE.union(*map(collectives_in, parts)).intersection(placements)
     if not over:

@@ -57,9 +57,9 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
       NotImplementedError: something cannot be written, or is not certain to be the same program; says what.
     """
     try:
-        if plan.staged.plan.nested:
+        if plan.staged.placed.nested:
             raise NotWritable("a call of xmap in the body of another: write the outer one")
-        if any(plan.staged.plan.undeclared):
+        if any(plan.staged.placed.undeclared):
             raise NotWritable("a result varies over an axis that its out_axes leave out")
         names, rules = _axis_names(plan), rules_over(plan)
         unchecked = _why_unchecked(plan, names, rules)
@@ -81,7 +81,7 @@ def _axis_names(plan: CallPlan) -> AxisNames:
         if inner.setdefault(axis.name, own) != own:
             raise NotWritable(f"the axis {axis.name} of nested calls of xmap that place it otherwise")
     inner = {name: own for name, own in inner.items() if own != ((), 1)}
-    if inner and hazards.differentiates(plan.staged.plan.program.jaxpr):
+    if inner and hazards.differentiates(plan.staged.placed.program.jaxpr):
         raise NotWritable("a nested call of xmap with resources, and a gradient that is taken inside")
     order = tuple(plan.mesh.axis_names) if plan.mesh is not None else ()
     taken = Names(map(str, order))
@@ -96,11 +96,11 @@ def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) 
     """Why JAX cannot check which values vary over the mesh, as far as that is known before it is tried."""
     if any(mesh_axes for mesh_axes, _ in names.inner.values()):
         return "what an xmap inside gathers is the same on devices, of which types know nothing"
-    over = collectives_in(plan.staged.plan.program.jaxpr).union(*(rule.names for rule in rules))
+    over = collectives_in(plan.staged.placed.program.jaxpr).union(*(rule.names for rule in rules))
     vmapped = [n for n in names.mesh if names.local[n] and n in over]
     if plan.mesh is not None and vmapped:
         return f"types know no collectives over axes of jax.vmap, as {literal(names.local[vmapped[0]])}"
-    if plan.mesh is not None and hazards.differentiates(plan.staged.plan.program.jaxpr):
+    if plan.mesh is not None and hazards.differentiates(plan.staged.placed.program.jaxpr):
         return "a gradient that is taken inside is each element's own, of which types know nothing"
     return None
 
@@ -114,7 +114,7 @@ def _proved(
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
     """
     typed = plan.mesh is not None and unchecked is None
-    jaxpr = plan.staged.plan.program.jaxpr
+    jaxpr = plan.staged.placed.program.jaxpr
     # What a gradient that is taken inside makes of a collective is other than what one from outside does.
     inside = hazards.contractions_inside(jaxpr)
     only_values = bool(inside) or (bool(rules) and hazards.differentiates(jaxpr))

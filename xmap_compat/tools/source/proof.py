@@ -40,7 +40,7 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
       names: what executes each named axis.
       function: of a module that was executed with ``stand_ins`` for its helpers.
     """
-    program, body = plan.staged.plan.program, plan.staged.plan.body
+    program, body = plan.staged.placed.program, plan.staged.placed.body
     sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
     sizes.update((names.local[a.name], a.device_size) for a in plan.axes if names.local[a.name])
     there, mesh = Body(sizes, body.scope, body.device_axes), body.scope.mesh

@@ -85,7 +85,7 @@ class Wrapper:
         self.mesh, self.per_device, self.mapped, result = (
             self.fresh.like(name) for name in ("mesh", "per_device", "mapped", "result")
         )
-        self.result = _Group(result, self.plan.staged.plan.program.out_tree, self.plan.results)
+        self.result = _Group(result, self.plan.staged.placed.program.out_tree, self.plan.results)
         self.arguments, rest = [], iter(self.plan.arguments)
         for k, structure in enumerate(self.plan.staged.in_tree.children()):
             arrays = list(itertools.islice(rest, structure.num_leaves))
