@@ -373,16 +373,34 @@ found_by(
     "test_combinations",
     "test_control_flow",
     edits={
-        "if ev.loc.local_names(index.names) or (index.names and _must_stay_together(ev, branches)):": (
+        "if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):": (
             "if ev.loc.local_names(index.names):"
         ),
-        "return ev.communicates(*branches) or any(map(has_custom_rule, branches))": "return ev.communicates(*branches)",
-        "if collectives_in(branch) or has_custom_rule(branch):": "if has_custom_rule(branch):",
         '"reverse": scan.reverse': '"reverse": False',
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
         "return [names | varying for names in checker": "return [names for names in checker",
         "[_union([index, *names]) for names in zip(*branches)]": "[_union(names) for names in zip(*branches)]",
         "operands = [vary_over(ev.loc, v, index.names) for v in operands]\n": "\n",
+    },
+)
+
+found_by(
+    "test_branches",
+    edits={
+        "return collectives_of(eqn) | collectives_of_rules(self, eqn)": "return collectives_of(eqn)",
+        "found.append(frozenset(ev.loc.placements))": "pass",
+        "apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)": "apart = lambda name: False",
+        "plain).run([eqn], shared if axes or flows else own)": "plain).run([eqn], own)",
+        "whole = any(flowing) or any(": "whole = any(",
+        "(ev if axes and parts else plain).run(": "plain.run(",
+        "wanted = {k: layouts[k] for k in differentiated}": "wanted = dict(enumerate(layouts))",
+    },
+)
+found_by(
+    "test_cotangents",
+    edits={
+        "names = ev.checker.equation(eqn, [v.names for v in operands])": "names = ev.names_of(call.body, operands)",
+        "placements=placements, room=NONE)": "placements=placements)",
     },
 )
 
