@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -139,7 +139,7 @@ def mend_collective_batching(restoration: Restoration) -> None:
 
 
 def _batching(primitive, own, rule):
-    """JAX's batching rule, but for ``rule`` where the vmap's own axis is (``own``) or is not one of the collective's."""
+    """``rule`` where the vmap's axis is one of the collective's (``own``), or where it is not; else JAX's own."""
     original = batching.fancy_primitive_batchers[primitive]
 
     def batch(axis_data, operands, dims, **params):
@@ -189,7 +189,9 @@ def _batch_own_broadcast(x, own, *, axis_name, source):
 
 
 def restore_extremum_gradients(
-    restoration: Restoration, rule: Callable[[Any, Any, Any, tuple[Hashable, ...], Any], Any], in_body: Callable[[], bool]
+    restoration: Restoration,
+    rule: Callable[..., Any],
+    in_body: Callable[[], bool],
 ) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.
 
