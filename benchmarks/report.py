@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.hlo import Statistics
 from benchmarks.measure import Comparison, Timed
+from benchmarks.sizes import Growth
 
 GOALS = {
     "dispatch": 1.05,
@@ -20,6 +21,7 @@ GOALS = {
     "temps": 1.0,
 }
 TOLERANCE = 0.005
+NOISE = 1.5  # of two times on a busy machine
 TIMED_COLUMNS = {
     "dispatch us": 11,
     "ratio": 5,
@@ -110,6 +112,17 @@ def loops_rows(name: str, group: Sequence[Comparison], width: int) -> list[str]:
     ]
 
 
+def sizes_header(sizes: Sequence[int], width: int) -> str:
+    columns = {f"{what} {size}": 11 for what in ("trace", "plan") for size in sizes}
+    return _line("collective", columns, columns, width)
+
+
+def sizes_row(growth: Growth, width: int) -> str:
+    """Milliseconds to trace and to plan, for each number of elements."""
+    seconds = [*growth.trace, *growth.plan]
+    return _line(growth.name, [f"{1e3 * s:.1f}" for s in seconds], {str(k): 11 for k in range(len(seconds))}, width)
+
+
 def _line(name: str, cells: Sequence[str] | Mapping[str, int], columns: Mapping[str, int], width: int) -> str:
     padded = [cell.strip() if not wide else cell.rjust(wide) for cell, wide in zip(cells, columns.values())]
     return "  ".join([name.ljust(width), *padded]).rstrip()
@@ -180,6 +193,15 @@ def loops_verdicts(name: str, group: Sequence[Comparison], falls: bool) -> Itera
         temporaries = [c.ours.temporaries for c in group]
         fewer = all(after < before for before, after in itertools.pairwise(temporaries))
         yield Verdict(name, "temporaries fall with the number of chunks", fewer, f"temporaries {temporaries}")
+
+
+def sizes_verdicts(growth: Growth, sizes: Sequence[int]) -> Iterator[Verdict]:
+    """Whether times grow no more than the axis does, by half as much again for noise."""
+    most = NOISE * sizes[-1] / sizes[-2]
+    for what, seconds in (("trace", growth.trace), ("plan", growth.plan)):
+        ratio = seconds[-1] / seconds[-2]
+        goal = f"{what}: {sizes[-1]} elements take at most {most:.0f} times as long as {sizes[-2]}"
+        yield Verdict(growth.name, goal, ratio <= most, f"{what} {ratio:.1f} times")
 
 
 def summary(section: str, verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import compiler, contractions, gradients, loops, passes, programs, report, search
+from benchmarks import compiler, contractions, gradients, loops, passes, programs, report, search, sizes
 from benchmarks.measure import Effort, compare, measure, mesh_in_scope, placed_types
 from benchmarks.programs import Case
 from benchmarks.report import Verdict
@@ -58,6 +58,16 @@ def run_passes(groups: Groups, effort: Effort) -> Iterator[Verdict]:
     yield from ()
 
 
+def run_sizes(groups: Groups, effort: Effort) -> Iterator[Verdict]:
+    """Tracing and planning by the number of elements."""
+    width = _width(groups)
+    print(report.sizes_header(sizes.SIZES, width), flush=True)
+    for _, [case] in groups:
+        growth = sizes.grown(case, effort)
+        print(report.sizes_row(growth, width), flush=True)
+        yield from report.sizes_verdicts(growth, sizes.SIZES)
+
+
 def _each_alone(cases: Iterator[Case]) -> Groups:
     return [(case.name, [case]) for case in cases]
 
@@ -100,6 +110,11 @@ SECTIONS = {
         "milliseconds of each pass in tracing and lowering a gradient, warm, under a profiler",
         lambda: _each_alone(passes.gradients()),
         run_passes,
+    ),
+    "sizes": Section(
+        "milliseconds to trace and to plan one collective, by the number of elements of its axis",
+        lambda: list(sizes.groups()),
+        run_sizes,
     ),
     "search": Section(
         "prices of all assignments beside what is compiled and measured",

@@ -18,6 +18,14 @@ from xmap_compat import Mesh, pdot, xmap
 SIZES = [64, 4_096, 65_536]
 
 
+class Case(NamedTuple):
+    """A collective, ``collective(element, elements of the axis)``, under one assignment."""
+
+    name: str
+    collective: Callable[[Any, int], Any]
+    resources: dict[str, Any]
+
+
 class Growth(NamedTuple):
     """One collective: seconds to trace it and to plan it, for each of ``SIZES``."""
 
@@ -26,27 +34,25 @@ class Growth(NamedTuple):
     plan: list[float]
 
 
-def groups() -> Iterator[tuple[str, list[tuple[str, Callable, Any]]]]:
+def groups() -> Iterator[tuple[str, list[Case]]]:
     """Each collective over an axis that is vectorized, and over one that is split."""
     for name, collective in COLLECTIVES.items():
         for resources in [None, ("x", "y")]:
             title = name + (" i:x.y" if resources else " -")
-            yield title, [(title, collective, {"i": resources} if resources else {})]
+            yield title, [Case(title, collective, {"i": resources} if resources else {})]
 
 
-def grown(title: str, collective: Callable, resources: Any, effort: Effort) -> Growth:
+def grown(case: Case, effort: Effort) -> Growth:
     """The median of the processor time, for new functions each time."""
     mesh = make_mesh()
     with Mesh(mesh.devices, mesh.axis_names):
-        traced, planned = (
-            [_median(collective, resources, size, act, effort.traces) for size in SIZES] for act in (_trace, _plan)
-        )
-    return Growth(title, traced, planned)
+        traced, planned = ([_median(case, size, act, effort.traces) for size in SIZES] for act in (_trace, _plan))
+    return Growth(case.name, traced, planned)
 
 
-def _median(collective, resources, size, act, repeats):
+def _median(case, size, act, repeats):
     def fresh():
-        return xmap(lambda v: collective(v, size), ["i"], ["i", ...], axis_resources=resources)
+        return xmap(lambda v: case.collective(v, size), ["i"], ["i", ...], axis_resources=case.resources)
 
     seconds = timing.cpu_seconds(lambda fun: act(fun, jax.ShapeDtypeStruct((size,), np.float32)), fresh)
     return float(np.median([seconds() for _ in range(repeats)]))

@@ -32,8 +32,10 @@ from benchmarks import (
     report,
     search,
     sections,
+    sizes,
 )
 from benchmarks.measure import compare
+from benchmarks.sizes import Growth
 from xmap_compat import Hardware, Link, xmap
 from xmap_compat.tools.hardware import Rates
 from xmap_compat.tools.hlo import parse_groups
@@ -234,6 +236,19 @@ def test_the_table_of_loops(capsys):
     temporaries = list(map(int, columns(row)[1:]))
     assert len(temporaries) == len(columns(ratios)[1:]) == 5
     assert "  met    temporaries fall with the number of chunks: 1 of 1" in goals
+
+
+def test_the_table_of_sizes(capsys):
+    header, rows, goals = run_section(capsys, "sizes", "pbroadcast")
+    assert columns(header)[1:] == [f"{what} {size}" for what in ("trace", "plan") for size in sizes.SIZES]
+    assert [columns(row)[0] for row in rows] == ["pbroadcast -", "pbroadcast i:x.y"]
+    assert all(float(cell) > 0 for row in rows for cell in columns(row)[1:])
+    assert len(goals) >= 3 and all(" elements take at most 24 times as long as 4096: " in goal for goal in goals[1:3])
+
+
+def test_times_that_grow_faster_than_the_axis_are_seen():
+    growth = Growth("quadratic", trace=[0.001, 0.01, 2.5], plan=[0.001, 0.01, 0.1])
+    assert [verdict.met for verdict in report.sizes_verdicts(growth, sizes.SIZES)] == [False, True]
 
 
 def test_the_shares_of_the_passes(capsys):

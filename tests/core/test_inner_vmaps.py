@@ -16,7 +16,7 @@ from jax import lax
 import xmap_compat
 from xmap_compat import pdot, xmap
 
-I, J, K, BATCH = 4, 2, 3, 2
+SIZE_I, SIZE_J, SIZE_K, BATCH = 4, 2, 3, 2
 GROUPS = [[0, 2], [3, 1]]
 ROTATION, PARTIAL = [(0, 1), (1, 3), (3, 2), (2, 0)], [(0, 1), (2, 0)]
 
@@ -30,8 +30,10 @@ def scatters():
 
 def gathers():
     for at in range(3):
-        for options in ({}, {"axis_index_groups": GROUPS}, {"tiled": True}, {"tiled": True, "axis_index_groups": GROUPS}):
-            yield lambda z, at=at, o=options: lax.all_gather(z, "i", axis=at, **o)
+        for groups in (None, GROUPS):
+            for tiled in (True, False):
+                options = {"tiled": tiled, "axis_index_groups": groups}
+                yield lambda z, at=at, o=options: lax.all_gather(z, "i", axis=at, **o)
         yield lambda z, at=at: lax.all_gather(z, ("j", "i"), axis=at)
 
 
@@ -86,7 +88,7 @@ def _of_group(z, at, options):
 
 
 def operand(batch_at):
-    cube = np.random.default_rng(3).normal(size=(I, J, 4, 4, 4)).astype(np.float32)
+    cube = np.random.default_rng(3).normal(size=(SIZE_I, SIZE_J, 4, 4, 4)).astype(np.float32)
     return np.stack([cube, np.cos(3 * cube)], 2 + batch_at)
 
 
@@ -126,7 +128,7 @@ def test_gradients_of_vmapped_collectives_equal_those_of_a_loop(family):
 
 def over_own_axis(names):
     """Collectives that JAX (to 0.12) can vmap over the vmap's own axis, or that are mended."""
-    count = K if names == "k" else K * I
+    count = SIZE_K if names == "k" else SIZE_K * SIZE_I
     perm = [(s, (5 * s + 1) % count) for s in range(count)]
     yield lambda z: lax.psum(z, names)
     yield lambda z: lax.pmax(z, names)
@@ -147,7 +149,7 @@ def over_own_axis(names):
 @pytest.mark.parametrize("names", ["k", ("k", "i"), ("i", "k")], ids=str)
 def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xmap(names):
     collectives = list(over_own_axis(names))
-    x = np.random.default_rng(4).normal(size=(I, K, 12, 12)).astype(np.float32)
+    x = np.random.default_rng(4).normal(size=(SIZE_I, SIZE_K, 12, 12)).astype(np.float32)
     together = lambda z: [collective(z) for collective in collectives]
     expected = xmap(together, ["i", "k", ...], ["i", "k", ...])(x)
     for at in range(3):
@@ -158,7 +160,7 @@ def test_a_collective_over_the_axis_of_a_vmap_equals_one_over_an_axis_of_the_xma
 
 def test_what_a_vmap_over_its_own_axis_broadcasts_does_not_vary():
     body = lambda u: jax.vmap(lambda z: lax.pbroadcast(z, "k", 1), out_axes=None, axis_name="k")(u)
-    x = np.arange(12, dtype=np.float32).reshape(I, K)
+    x = np.arange(12, dtype=np.float32).reshape(SIZE_I, SIZE_K)
     np.testing.assert_array_equal(xmap(body, ["i", ...], ["i"])(x), x[:, 1])
 
 

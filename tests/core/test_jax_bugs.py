@@ -1,7 +1,7 @@
 """Bugs of JAX that the package goes around, in plain JAX.
 
-A test that fails here says that a JAX has mended one: the function of the package that it names can go, for that release
-and later ones.
+A test that fails here says that a JAX has mended one: the function of the package that it names can go once that JAX is
+the oldest one supported.
 """
 
 import jax
@@ -56,7 +56,7 @@ def test_pbroadcast_over_the_axis_of_a_vmap():
 
 @bug_of_jax
 def test_the_gradient_of_a_sparse_product_in_a_typed_shard_map():
-    """``_jax.local_operations._needs_plain_types``"""
+    """``_jax.local_operations._needs_plain_types``, and ``_jax.untyped`` for it"""
     matrix = sparse.BCOO.fromdense(jnp.eye(3))
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "x")
     product = lambda v: jax.vmap(lambda row: (matrix @ row).sum())(v)

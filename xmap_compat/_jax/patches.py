@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -136,7 +136,7 @@ def mend_collective_batching(restoration: Restoration) -> None:
 
 
 def _batching(primitive, own, rule):
-    """JAX's batching rule, but ``rule`` where the vmap's axis is (``own``) or is not one of the collective's."""
+    """``rule`` where the vmap's axis is one of the collective's (``own``), or where it is not; else JAX's own."""
     original = batching.fancy_primitive_batchers[primitive]
 
     def batch(axis_data, operands, dims, **params):
@@ -187,7 +187,7 @@ def _batch_own_broadcast(x, own, *, axis_name, source):
 
 def restore_extremum_gradients(
     restoration: Restoration,
-    rule: Callable[[Any, Any, Any, tuple[Hashable, ...], Any], Any],
+    rule: Callable[..., Any],
     in_body: Callable[[], bool],
 ) -> None:
     """Give ``pmax`` and ``pmin`` a derivative inside named bodies; JAX has none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -51,3 +51,10 @@ def explicit_spec(x: Any) -> tuple[Any, ...]:
     aval = jax.typeof(x)
     sharding = getattr(aval, "sharding", None)
     return tuple(sharding.spec) if sharding is not None else (None,) * aval.ndim
+
+
+def varying_like(aval: Any, mesh_axes: Iterable[Any]) -> Any:
+    """A type that varies over mesh axes, as values do in a typed ``shard_map`` over the mesh in scope."""
+    sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
+    varying = aval.manual_axis_type.update(varying=frozenset(mesh_axes))
+    return aval.update(sharding=sharding, manual_axis_type=varying)

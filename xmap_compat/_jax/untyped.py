@@ -1,0 +1,93 @@
+"""Operations that know nothing of varying mesh axes in their types or lowerings, called as they are outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from xmap_compat._jax.primitives import Primitive, bind
+from xmap_compat._jax.tracing import plain_context
+from xmap_compat._jax.types import varying_like
+
+
+def jaxpr_of_equation(eqn: Any) -> Any:
+    """The closed jaxpr of one equation."""
+    return _plain_jaxpr(lambda *xs: bind(eqn.primitive, xs, eqn.params), [v.aval for v in eqn.invars])
+
+
+def _plain_jaxpr(fun, avals):
+    with plain_context():
+        return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
+
+
+# A call of a jaxpr without varying types among values that have them.
+untyped_call_p = Primitive("untyped_call")
+
+untyped_call_p.multiple_results = True
+
+
+@untyped_call_p.def_effectful_abstract_eval
+def _untyped_call_types(*avals, jaxpr):
+    varying = frozenset().union(*(aval.manual_axis_type.varying for aval in avals))
+    return [varying_like(aval, varying) for aval in jaxpr.out_avals], jaxpr.effects
+
+
+def _lower_untyped_call(ctx, *args, jaxpr):
+    with plain_context():
+        lower = mlir.lower_fun(jex_core.jaxpr_as_fun(jaxpr), multiple_results=True)
+        return lower(ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals), *args)
+
+
+def _untyped_call(fun, *args):
+    return untyped_call_p.bind(*args, jaxpr=_plain_jaxpr(fun, map(jax.typeof, args)))
+
+
+def _batch_untyped_call(args, dims, *, jaxpr):
+    moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
+    in_axes = [None if d is None else 0 for d in dims]
+    outs = _untyped_call(jax.vmap(jex_core.jaxpr_as_fun(jaxpr), in_axes=in_axes), *moved)
+    return outs, [0] * len(outs)
+
+
+def _jvp_untyped_call(primals, tangents, *, jaxpr):
+    """The tangents are a call of their own, which is linear in those of the operands."""
+    moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
+    inexact = [k for k, aval in enumerate(jaxpr.out_avals) if aval.to_tangent_aval().dtype != jax.dtypes.float0]
+
+    def pushed(*args):
+        primals, tangents = args[: -len(moving)], args[-len(moving) :]
+        fun = lambda *xs: [_call_with(jaxpr, primals, moving, xs)[k] for k in inexact]  # noqa: E731
+        return jax.jvp(fun, tuple(primals[k] for k in moving), tangents)[1]
+
+    outs = untyped_call_p.bind(*primals, jaxpr=jaxpr)
+    found = dict(zip(inexact, _untyped_call(pushed, *primals, *(tangents[k] for k in moving))))
+    zeros = (ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs)
+    return outs, [found.get(k, zero) for k, zero in enumerate(zeros)]
+
+
+def _transpose_untyped_call(cts, *operands, jaxpr):
+    linear = [k for k, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    known = [x for x in operands if not ad.is_undefined_primal(x)]
+
+    def pulled(*args):
+        given = iter(args)
+        primals = [None if k in linear else next(given) for k in range(len(operands))]
+        fun = lambda *xs: _call_with(jaxpr, primals, linear, xs)  # noqa: E731
+        return jax.linear_transpose(fun, *(jaxpr.in_avals[k] for k in linear))(list(given))
+
+    found = dict(zip(linear, _untyped_call(pulled, *known, *map(ad.instantiate_zeros, cts))))
+    return [found.get(k) for k in range(len(operands))]
+
+
+def _call_with(jaxpr, args, where, values):
+    """The results of a jaxpr where some arguments are replaced."""
+    return jex_core.jaxpr_as_fun(jaxpr)(*{**dict(enumerate(args)), **dict(zip(where, values))}.values())
+
+
+mlir.register_lowering(untyped_call_p, _lower_untyped_call)
+batching.primitive_batchers[untyped_call_p] = _batch_untyped_call
+ad.primitive_jvps[untyped_call_p] = _jvp_untyped_call
+ad.primitive_transposes[untyped_call_p] = _transpose_untyped_call
