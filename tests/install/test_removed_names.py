@@ -137,6 +137,9 @@ STATEMENTS = [
     "import jax.numpy as jnp; jnp.clip(jnp.ones(2), a_min=0, a_max=None)",
     "from jax.experimental.maps import xmap_p, make_xmap_callable",
     "from jax import *; tree_map(abs, [1])",
+    "from jax.ad_checkpoint import checkpoint, remat; checkpoint(abs)(1.0), remat(abs)(1.0)",
+    "from jax.api import jit, vmap, tree_map; import jax.api; jax.api.grad(abs)(1.0)",
+    "import jax.numpy as jnp; jnp.reshape(jnp.ones(4), newshape=(2, 2))",
     "from jax.util import *; safe_map(abs, [1])",
 ]
 
@@ -349,6 +352,16 @@ CALLS = {
     "in1d": lambda: (old("jax.numpy.in1d")(X.reshape(2, 4), X[1:3]), np.isin(X, X[1:3])),
     "msort": lambda: (old("jax.numpy.msort")(X[::-1]), X),
     "NINF": lambda: (old("jax.numpy.NINF"), -np.inf),
+    "zeros": lambda: (np.copysign(1, [old("jax.numpy.PZERO"), old("jax.numpy.NZERO")]), np.array([1.0, -1.0])),
+    "newshape": lambda: (jnp.reshape(X, newshape=(4, 2)), X.reshape(4, 2)),
+    "shape of today": lambda: (jnp.reshape(X, shape=(4, 2)), X.reshape(4, 2)),
+    **{
+        f"interpolation of {name}": lambda name=name: (
+            getattr(jnp, name)(X, 0.3, interpolation="lower"),
+            getattr(np, name)(X, 0.3, method="lower"),
+        )
+        for name in removed.QUANTILES
+    },
     "trapz": lambda: (old("jax.numpy.trapz")(X), np.float32(np.trapezoid(X))),
     "row_stack": lambda: (old("jax.numpy.row_stack")([X, X]), np.vstack([X, X])),
     "product": lambda: (old("jax.numpy.product")(X[1:]), np.prod(X[1:])),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat.core import errors, placement
+from xmap_compat.legacy import removed
 
 P = jax.sharding.PartitionSpec
 UNSET: Any = object()
@@ -105,6 +106,19 @@ def clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
     return clip_by_old_names
 
 
+def renamed(old: str, new: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What gives a function an old name for a keyword."""
+
+    def extend(function):
+        @functools.wraps(function)
+        def by_old_name(*args, **kwargs):
+            return function(*args, **{new if name == old else name: value for name, value in kwargs.items()})
+
+        return by_old_name
+
+    return extend
+
+
 def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
     """``jnp.array`` and ``asarray`` for which ``None`` is NaN."""
 
@@ -185,6 +199,8 @@ ADAPTERS: dict[str, Any] = {
     "jax.numpy.in1d": lambda ar1, ar2, *args, **kwargs: jnp.isin(jnp.ravel(ar1), ar2, *args, **kwargs),
     "jax.numpy.msort": lambda a: jnp.sort(a, axis=0),
     "jax.numpy.NINF": -jnp.inf,
+    "jax.numpy.PZERO": 0.0,
+    "jax.numpy.NZERO": -0.0,
 }
 
 # What JAX has, and which lacks something that it had: module, name, and what takes its place.
@@ -195,6 +211,8 @@ EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("jax", "host_ids", lambda host_ids: jax.process_indices),
     ("jax", "pure_callback", pure_callback_or),
     ("jax.numpy", "clip", clip_or),
+    ("jax.numpy", "reshape", renamed("newshape", "shape")),
+    *(("jax.numpy", name, renamed("interpolation", "method")) for name in removed.QUANTILES),
     ("jax.numpy", "array", array_or),
     ("jax.numpy", "asarray", array_or),
 ]

@@ -84,6 +84,31 @@ TABLE = [
             "defjvp": "jax.custom_jvp",
         },
     ),
+    *_moved(ALIAS, "0.9.2", "jax.ad_checkpoint", _each("checkpoint remat", "jax.{}")),
+    *_moved(
+        ALIAS,
+        "0.2.20",
+        "jax.api",
+        {
+            **_each(
+                "ShapeDtypeStruct custom_jvp device_count device_get device_put devices eval_shape grad jacfwd "
+                "jacobian jacrev jit jvp linear_transpose local_device_count make_jaxpr pmap vjp vmap",
+                "jax.{}",
+            ),
+            **{f"tree_{name}": f"jax.tree.{name}" for name in ("map", "flatten")},
+            "tree_multimap": "jax.tree.map",
+            "FLAGS": "jax.config",
+        },
+    ),
+    *_moved(ALIAS, "0.4.14", "jax.prng", _each("seed_with_impl threefry_2x32 threefry2x32_p", "jax.extend.random.{}")),
+    *_moved(ALIAS, "0.4.14", "jax.random", _each("threefry_2x32 threefry2x32_p", "jax.extend.random.{}")),
+    *_moved(ALIAS, "0.4.30", "jax.core", {"ConcretizationTypeError": "jax.errors.ConcretizationTypeError"}),
+    *_moved(
+        ALIAS,
+        "0.4.14",
+        "jax.core",
+        _each("TracerArrayConversionError TracerIntegerConversionError UnexpectedTracerError", "jax.errors.{}"),
+    ),
     *_moved(ALIAS, "0.3.15", "jax.tree_util", {"tree_multimap": "jax.tree.map"}),
     *_moved(ALIAS, "0.4.8", "jax.experimental", {"PartitionSpec": SPEC}),
     *_moved(
@@ -129,6 +154,9 @@ TABLE = [
     *_moved(ALIAS, "0.4.36", "jax.numpy", {"round_": "jax.numpy.round"}),
     *_moved(ALIAS, "0.9.0", "jax.numpy", {"fix": "jax.numpy.trunc"}),
     *_moved(ADAPTER, "0.4.20", "jax.numpy", {"in1d": "jax.numpy.isin(x, y).ravel()", "NINF": "-jax.numpy.inf"}),
+    *_moved(ADAPTER, "0.4.14", "jax.numpy", {"PZERO": "0.0", "NZERO": "-0.0"}),
+    *_moved(ALIAS, "0.4.14", "jax.numpy", {"issubsctype": "jax.numpy.issubdtype"}),
+    *_moved(ALIAS, "0.4.30", "jax.lax", {"zeros_like_array": "jax.numpy.zeros_like"}),
     *_moved(ADAPTER, "0.4.8", "jax.numpy", {"msort": "jax.numpy.sort(x, axis=0)"}),
     *_moved(ALIAS, "0.4.8", "jax.interpreters.xla", _each("DeviceArray _DeviceArray", ARRAY)),
     *_moved(ALIAS, "0.7.0", "jax.interpreters.xla", {"canonicalize_dtype": "jax.dtypes.canonicalize_dtype"}),
@@ -247,6 +275,7 @@ class Keyword:
     now: str
 
 
+QUANTILES = ("quantile", "nanquantile", "percentile", "nanpercentile")
 _PJIT, _CLIP = "jax.experimental.pjit.pjit", "jax.numpy.clip"
 KEYWORDS = [
     Keyword(_PJIT, "in_axis_resources", ADAPTER, "in_shardings"),
@@ -256,6 +285,8 @@ KEYWORDS = [
     Keyword("jax.pure_callback", "without vmap_method", ADAPTER, "vmap_method='sequential'"),
     Keyword("jax.ShapeDtypeStruct", "named_shape", ADAPTER, "nothing: names are read from in_axes"),
     Keyword("jax.core.ShapedArray", "named_shape", ADAPTER, "nothing: names are those of the operands"),
+    Keyword("jax.numpy.reshape", "newshape", ADAPTER, "shape"),
+    *(Keyword(f"jax.numpy.{name}", "interpolation", ADAPTER, "method") for name in QUANTILES),
     Keyword(_CLIP, "a", ADAPTER, "the array as the first argument"),
     Keyword(_CLIP, "a_min", ADAPTER, "min"),
     Keyword(_CLIP, "a_max", ADAPTER, "max"),
@@ -297,6 +328,7 @@ MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {
     "jax.abstract_arrays",
+    "jax.api",
     "jax.experimental.array",
     "jax.experimental.global_device_array",
     "jax.experimental.host_callback",
@@ -308,5 +340,6 @@ GONE_MODULES = {
     "jax.lib.xla_client",
     "jax.lib.xla_extension",
     "jax.linear_util",
+    "jax.prng",
     "jax.util",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from xmap_compat.legacy import removed
+from xmap_compat.legacy.not_restored import why_not_restored
 
 # How a use is: as it was; with a difference; it needs a hand; this JAX does not know it; it cannot be followed.
 WORKS, DIFFERS, CHANGE, UNKNOWN, UNSEEN = "works", "differs", "change", "unknown", "unseen"
@@ -148,16 +149,21 @@ KEYWORDS["jax.jit", "in_axis_resources"] = written("in_shardings")
 KEYWORDS["jax.jit", "out_axis_resources"] = written("out_shardings")
 
 
-def unknown_name(jax: str) -> Advice:
-    return Advice(UNKNOWN, f"jax {jax} does not have it")
+def unknown_name(jax: str, name: str) -> Advice:
+    return Advice(UNKNOWN, f"jax {jax} does not have it{_because(name)}")
+
+
+def _because(name: str) -> str:
+    why = why_not_restored(name)
+    return why and f", and install() does not restore it: {why}"
 
 
 def not_imported(module: str) -> Advice:
     return Advice(CHANGE, f"nothing here imports it: write `import {module}`")
 
 
-def unknown_keyword(jax: str) -> Advice:
-    return Advice(UNKNOWN, f"jax {jax} does not take it")
+def unknown_keyword(jax: str, name: str) -> Advice:
+    return Advice(UNKNOWN, f"jax {jax} does not take it{_because(name)}")
 
 
 def unknown_option(jax: str) -> Advice:

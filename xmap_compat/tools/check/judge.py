@@ -55,7 +55,9 @@ def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice]
     if kind == "":
         # Whether the table has it or not: this JAX has nothing to restore it from.
         unknown = reference.imported or reference.written > 0
-        return (reference.name, known.unknown_name(facts.jax)) if unknown and facts is not None else None
+        return (
+            (reference.name, known.unknown_name(facts.jax, reference.name)) if unknown and facts is not None else None
+        )
     if advice is None:
         return None
     # What raises at use may be imported, and asked about.
@@ -96,4 +98,5 @@ def _judge_keyword(function: str, keyword: str, facts: Facts | None) -> Advice |
     row = known.KEYWORDS.get((function, keyword))
     if row is not None:
         return row if refused or row.status == known.CHANGE else None
-    return known.unknown_keyword(facts.jax) if facts is not None and refused else None
+    name = f"{function}({keyword}=)"
+    return known.unknown_keyword(facts.jax, name) if facts is not None and refused else None
