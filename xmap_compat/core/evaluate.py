@@ -27,6 +27,7 @@ from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import RULES, collectives_in, names_used, translate
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.uses import varying_gathers
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
@@ -107,6 +108,15 @@ class Evaluator:
         self.run(body.eqns, env)
         return [read(v) for v in body.outvars]
 
+    def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
+        """The evaluator of a program, which knows how that gathers best; ``results``: what these are broadcast to."""
+        found = varying_gathers(self.loc, self.checker, jaxpr, inputs, results)
+        return (
+            self
+            if found == self.loc.gathers
+            else dataclasses.replace(self, loc=dataclasses.replace(self.loc, gathers=found))
+        )
+
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
         """The results of a function that the user jitted."""
         if jaxpr in self.calls and not any(map(is_float0, operands)):
@@ -125,7 +135,8 @@ class Evaluator:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in RULES:
-            return translate(self.loc, primitive, eqn.params, [_as_array(v) for v in operands])
+            params = {**eqn.params, "to": "varying"} if eqn in self.loc.gathers else eqn.params
+            return translate(self.loc, primitive, params, [_as_array(v) for v in operands])
         if primitive in _CALLBACKS and self.loc.compiler:
             raise errors.callback_beside_compiler(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
         if primitive in _DEBUGGING and self.loc.compiler and not operands:

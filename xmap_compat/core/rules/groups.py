@@ -25,7 +25,7 @@ def group_members(loc: Locality, value: NamedValue, params: Params):
         for rank, member in enumerate(group):
             table[member] = group
             ranks[member] = rank
-    everything = gather_over(loc, value, names)
+    everything = gather_over(loc, value, names, "varying")
     here = index_of(loc, names)
     members = apply_positional(loc, lambda g, i: g[jnp.asarray(table)[i]], everything, here)
     return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)
@@ -48,7 +48,7 @@ def reduce_in_groups(reduce: Callable, neutral: Callable[[Any], Any]) -> Callabl
             members = jnp.asarray(together)[index].reshape(size, *(1,) * (everything.ndim - 1))
             return reduce(jnp.where(members, everything, neutral(everything[index])), (0,))
 
-        return apply_positional(loc, reduce_members, gather_over(loc, value, names), index_of(loc, names))
+        return apply_positional(loc, reduce_members, gather_over(loc, value, names, "varying"), index_of(loc, names))
 
     return in_groups
 
