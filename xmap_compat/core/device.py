@@ -41,7 +41,7 @@ class Locality:
         around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
       compiler: the mesh axes that are left to the compiler.
       widens: whether what travels as bfloat16 must do so as float32: see :func:`xmap_compat._jax.widened`.
-      gathers: the equations that gather as varying, though names do not tell: see ``core/uses.py``.
+      mixed: whether what is gathered may vary in its type, of which names do not tell: see ``core/uses.py``.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -51,7 +51,7 @@ class Locality:
     foreign: bool = False
     compiler: frozenset[Any] = frozenset()
     widens: bool = False
-    gathers: frozenset[Any] = frozenset()
+    mixed: bool = False
 
     @property
     def typed(self) -> bool:
@@ -167,7 +167,7 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
 
 def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
     """Let operands that meet vary over the same mesh axes, also where names do not tell: primitives add no casts."""
-    if not (loc.foreign or loc.gathers):
+    if not (loc.foreign or loc.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
     # Of names vary_over takes care, with one cast for all uses of a value.

@@ -50,14 +50,14 @@ class RepeatedCalls:
         seen: set[int] = set()
         _count_calls(jaxpr, counts, seen)
         self._repeated = {key for key, count in counts.items() if count > 1}
-        self._functions: dict[tuple[int, int], Any] = {}
+        self._functions: dict[tuple[int, int, frozenset[Any]], Any] = {}
 
     def __contains__(self, jaxpr: Any) -> bool:
         return id(jaxpr) in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache tells layouts apart, as they are in the types."""
-        key = (id(jaxpr), id(ev.loc))
+        key = (id(jaxpr), id(ev.loc), ev.gathers)
         if key not in self._functions:
 
             def fun(*operands):
@@ -90,12 +90,14 @@ class Evaluator:
       trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
+      gathers: equations of the program whose results vary in their type.
     """
 
     loc: Locality
     checker: Checker
     trace: Tracer
     calls: RepeatedCalls
+    gathers: frozenset[Any] = frozenset()
 
     def evaluate(
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
@@ -111,11 +113,8 @@ class Evaluator:
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
         """The evaluator of a program, which knows how that gathers best; ``results``: what these are broadcast to."""
         found = varying_gathers(self.loc, self.checker, jaxpr, inputs, results)
-        return (
-            self
-            if found == self.loc.gathers
-            else dataclasses.replace(self, loc=dataclasses.replace(self.loc, gathers=found))
-        )
+        loc = dataclasses.replace(self.loc, mixed=True) if found and not self.loc.mixed else self.loc
+        return dataclasses.replace(self, loc=loc, gathers=found)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
         """The results of a function that the user jitted."""
@@ -135,7 +134,7 @@ class Evaluator:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in RULES:
-            params = {**eqn.params, "to": "varying"} if eqn in self.loc.gathers else eqn.params
+            params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
             return translate(self.loc, primitive, params, [_as_array(v) for v in operands])
         if primitive in _CALLBACKS and self.loc.compiler:
             raise errors.callback_beside_compiler(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))

@@ -51,14 +51,13 @@ def evaluate_in_loops(
     loops = loop_lengths(ev.loc.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
     inputs = [v.names for v in args]
-    names = ev.checker.variables(jaxpr, inputs)
-    ev = ev.gathering(jaxpr, inputs, results)
+    names, ev = ev.checker.variables(jaxpr, inputs), ev.gathering(jaxpr, inputs, results)
     env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
     wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     nest = _Nest(ev, loops, _loops_of_variables(ev.loc, jaxpr, names))
     env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
-    results = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
-    return [positional(v.val) if isinstance(v, _jax.Literal) else results[v] for v in jaxpr.outvars]
+    joined = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
+    return [positional(v.val) if isinstance(v, _jax.Literal) else joined[v] for v in jaxpr.outvars]
 
 
 def _needed(jaxpr, outputs):

@@ -1,6 +1,6 @@
 """Which gathers are better typed as varying, found from what becomes of their results.
 
-A gathered value is equal on all devices.  If its type says so, it is cast to varying where it meets a value that varies,
+A gathered value is equal on all devices.  If its type says so, it is cast to varying where it meets what varies,
 and the transpose of that cast is an all-reduce.  If its type does not say so, the transpose of the gather is a
 reduce-scatter, of half the bytes, which is what the weights of FSDP want.  But then all its uses must vary over the
 gathered mesh axes, and what shrinks before it meets others, as in ``all_gather(x).sum(0) * x``, is summed whole.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,12 +42,25 @@ class Cost(NamedTuple):
 Use = Mapping[Any, Cost | None]
 
 
+class _Origin(enum.Enum):
+    """What a value is computed from: constants alone, something gathered too, or other arguments only."""
+
+    CONSTANT = enum.auto()
+    GATHERED = enum.auto()
+    OTHER = enum.auto()
+
+
 class _Value(NamedTuple):
-    """A variable: its named axes, its elements on a device, and of these those that have a derivative."""
+    """A variable: its named axes, and its elements on a device.
+
+    Attributes:
+      cost: how many have to be cast if the value meets what varies: none without a derivative, or if it varies too.
+    """
 
     names: Names
     elements: int
-    smooth: int
+    origin: _Origin
+    cost: int
 
 
 def varying_gathers(
@@ -61,7 +75,7 @@ def varying_gathers(
     if not loc.typed or not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _equations(jaxpr, set())):
         return frozenset()
     uses = _Uses(loc, checker)
-    uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)), [False] * len(inputs))
+    uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)), [_Origin.OTHER] * len(inputs))
     return frozenset(eqn for eqn, better in uses.chosen.items() if better)
 
 
@@ -71,15 +85,14 @@ def _gathered(eqn: Any) -> tuple[AxisName, ...]:
     return axis_names(eqn.params) if eqn.primitive.name in ("all_gather", "device_gather") and groups is None else ()
 
 
-def _equations(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """Every equation of a program and of its bodies, once."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    if id(body) not in seen:
-        seen.add(id(body))
-        for eqn in body.eqns:
-            yield eqn
-            for sub in _jax.subjaxprs(eqn.params):
-                yield from _equations(sub, seen)
+def _equations(held: Any, seen: set[int]) -> Iterator[Any]:
+    """Every equation of a program, or of the bodies in an equation's parameters, once."""
+    for jaxpr in _jax.subjaxprs(held):
+        if id(jaxpr) not in seen:
+            seen.add(id(jaxpr))
+            for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+                yield eqn
+                yield from _equations(eqn.params, seen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,27 +105,22 @@ class _Uses:
     _known: dict[Any, list[Use]] = dataclasses.field(default_factory=dict)
 
     def of_inputs(
-        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use], constant: Sequence[bool]
+        self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use], origins: Sequence[_Origin]
     ) -> list[Use]:
-        """The uses of a body's inputs, from those of its results; ``constant``: which inputs have no derivative."""
-        key = (id(jaxpr), *inputs, *(frozenset(use.items()) for use in results), *constant)
+        """The uses of a body's inputs, from those of its results."""
+        key = (id(jaxpr), *inputs, *(frozenset(use.items()) for use in results), *origins)
         if key not in self._known:
-            self._known[key] = self._of_inputs(jaxpr, inputs, results, constant)
+            self._known[key] = self._of_inputs(jaxpr, inputs, results, origins)
         return self._known[key]
 
-    def _of_inputs(self, jaxpr, inputs, results, constant):
+    def _of_inputs(self, jaxpr, inputs, results, origins):
         body, _ = _jax.open_jaxpr(jaxpr)
         variables = _jax.input_vars(body)
-        consts, own = variables[: len(variables) - len(inputs)], variables[len(variables) - len(inputs) :]
-        constants = {*consts, *(v for v, fixed in zip(own, constant) if fixed)}
-        for eqn in body.eqns:
-            if all(isinstance(v, _jax.Literal) or v in constants for v in eqn.invars):
-                constants.update(eqn.outvars)
-        names = self.checker.variables(jaxpr, inputs)
+        own = variables[len(variables) - len(inputs) :]
+        names, origin = self.checker.variables(jaxpr, inputs), _origins(body, dict(zip(own, origins)))
 
         def value(atom):
-            fixed = isinstance(atom, _jax.Literal) or atom in constants
-            return self._value(atom.aval, read_names(names, atom), fixed)
+            return self._value(atom.aval, read_names(names, atom), _origin(origin, atom))
 
         uses: dict[Any, list[Use]] = collections.defaultdict(list)
         found = list(zip(body.outvars, results))
@@ -126,11 +134,11 @@ class _Uses:
                 found = list(zip(eqn.invars, self._of_operands(eqn, operands, outs, after), strict=True))
         return [self._together(value(v), uses[v]) for v in own]
 
-    def _value(self, aval, names, fixed):
+    def _value(self, aval, names, origin):
         local = (self.loc.placements[n].local_size for n in self.loc.own(names))
         elements = math.prod(getattr(aval, "shape", ())) * math.prod(local)
-        smooth = not fixed and jnp.issubdtype(getattr(aval, "dtype", None), jnp.inexact)
-        return _Value(names, elements, elements if smooth else 0)
+        smooth = jnp.issubdtype(getattr(aval, "dtype", None), jnp.inexact)
+        return _Value(names, elements, origin, elements if smooth and origin is _Origin.OTHER else 0)
 
     def cast_to(self, names: Names) -> Use:
         """The use of a value that is cast to vary over all of these."""
@@ -160,9 +168,13 @@ class _Uses:
             return [together] * len(operands) if joint else [self.cast_to(v.names) for _, v in zip(operands, outs)]
         if structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn):
             return _of_ordinary(operands, after, together)
-        hidden = (inner for sub in _jax.subjaxprs(eqn.params) for inner in _equations(sub, set()))
-        self.chosen.update((inner, False) for inner in hidden if _gathered(inner))
+        for body in _jax.subjaxprs(eqn.params):
+            self.leave(body)
         return [{}] * len(operands)
+
+    def leave(self, jaxpr: Any) -> None:
+        """Let a body gather as invarying."""
+        self.chosen.update((eqn, False) for eqn in _equations(jaxpr, set()) if _gathered(eqn))
 
     def _of_gathered(self, eqn, operand, out, after):
         axes = self.loc.mesh_axes_of(n for n in _gathered(eqn) if n in operand.names)
@@ -175,13 +187,28 @@ class _Uses:
         return [after]
 
 
+def _origins(body, found):
+    for eqn in body.eqns:
+        kinds = {_origin(found, v) for v in eqn.invars}
+        if _Origin.GATHERED in kinds or any(map(_gathered, (eqn, *_equations(eqn.params, set())))):
+            kind = _Origin.GATHERED
+        else:
+            kind = _Origin.OTHER if _Origin.OTHER in kinds else _Origin.CONSTANT
+        found.update(dict.fromkeys(eqn.outvars, kind))
+    return found
+
+
+def _origin(found, atom):
+    return _Origin.CONSTANT if isinstance(atom, _jax.Literal) else found.get(atom, _Origin.CONSTANT)
+
+
 def _of_ordinary(operands, after, together):
     """The results vary where an operand does, and else where they are used."""
     ahead = [axis for axis in after[0] if axis not in together and all(axis in use for use in after)] if after else []
-    met = sum(v.smooth for v in operands)
+    met = sum(v.cost for v in operands)
     costs = {axis: [sum(use[axis][k] for use in after) for k in (0, 1)] for axis in ahead}
     return [
-        {**together, **{axis: Cost(late, early + met - v.smooth) for axis, (late, early) in costs.items()}}
+        {**together, **{axis: Cost(late, early + met - v.cost) for axis, (late, early) in costs.items()}}
         for v in operands
     ]
 
@@ -190,7 +217,7 @@ def _of_ordinary(operands, after, together):
 
 
 def _called(uses: _Uses, call: Any, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]):
-    return uses.of_inputs(call.body, [v.names for v in operands], after, [not v.smooth for v in operands])
+    return uses.of_inputs(call.body, [v.names for v in operands], after, [v.origin for v in operands])
 
 
 def _scan(uses: _Uses, scan: _jax.Scan, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]):
@@ -201,9 +228,17 @@ def _scan(uses: _Uses, scan: _jax.Scan, operands: Sequence[_Value], outs: Sequen
     begin, end = scan.num_consts, scan.num_consts + scan.num_carry
     names[begin:end] = carry
     in_a_turn = [*carried, *(_times(use, 1 / (scan.length or 1)) for use in after[scan.num_carry :])]
-    inside = uses.of_inputs(scan.body, names, in_a_turn, [not v.smooth for v in operands])
+    inside = uses.of_inputs(scan.body, names, in_a_turn, [v.origin for v in operands])
     inside = [_times(use, scan.length) for use in inside]
     return [*inside[:begin], *carried, *inside[end:]]
+
+
+def _custom(
+    uses: _Uses, call: _jax.CustomJvp, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]
+):
+    """Of its rule only the type is known: that of an operation, whose results vary each by itself."""
+    uses.leave(call.body)
+    return _of_ordinary(operands, after, uses.cast_to(frozenset.intersection(*(v.names for v in outs))))
 
 
 def _times(use, turns):
@@ -214,8 +249,8 @@ def _cond(uses: _Uses, cond: _jax.Cond, operands: Sequence[_Value], outs: Sequen
     """Operands are cast before to what the index varies over, results to what those of any branch do."""
     index, *operands = operands
     results, before = [uses.cast_to(v.names) for v in outs], uses.cast_to(index.names)
-    names, fixed = [v.names for v in operands], [not v.smooth for v in operands]
-    branches = [uses.of_inputs(branch, names, results, fixed) for branch in cond.branches]
+    names, origins = [v.names for v in operands], [v.origin for v in operands]
+    branches = [uses.of_inputs(branch, names, results, origins) for branch in cond.branches]
     return [{}, *({**uses._together(v, inside), **before} for v, *inside in zip(operands, *branches))]
 
 
@@ -224,4 +259,5 @@ _STRUCTURED: dict[type, Callable[..., Sequence[Use]]] = {
     _jax.Checkpoint: _called,
     _jax.Scan: _scan,
     _jax.Cond: _cond,
+    _jax.CustomJvp: _custom,
 }
