@@ -119,6 +119,18 @@ found_by(
     },
 )
 
+found_by(
+    "test_communication",
+    edits={
+        'params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params': "params = eqn.params",
+        "better = out.elements + 2 * early < 2 * late": "better = True",
+        "self.chosen[eqn] = better and self.chosen.get(eqn, True)": "self.chosen[eqn] = better",
+        "self.chosen.update((eqn, False) for eqn in": "self.chosen.update((eqn, True) for eqn in",
+        "if all(axis in use for use in uses):": "if any(axis in use for use in uses):",
+        'everything = gather_over(loc, value, names, "varying")': "everything = gather_over(loc, value, names)",
+    },
+)
+
 # ---------------------------------------------------------------------- several processes
 
 found_by(
