@@ -448,7 +448,7 @@ found_by(
         '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
         "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
-        "key = (id(jaxpr), id(ev.loc))": "key = (id(jaxpr), 0)",
+        "key = (id(jaxpr), id(ev.loc), ev.gathers)": "key = (id(jaxpr), 0, ev.gathers)",
         "if called is not None and called is sub:\n                counts[id(sub)] += 1": "pass",
     },
 )

@@ -166,11 +166,10 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
 
 
 def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
-    """Let operands that meet vary over the same mesh axes, also where names do not tell: primitives add no casts."""
+    """Let operands that meet vary over the same mesh axes, where names do not tell: primitives add no casts."""
     if not (loc.foreign or loc.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
-    # Of names vary_over takes care, with one cast for all uses of a value.
     axes = tuple(sorted(together.difference(loc.mesh_axes_of(n for v in values for n in v.names)), key=str))
     return [NamedValue(_vary_typed(loc, v.data, axes), v.dims, v.names) for v in values]
 
@@ -194,11 +193,7 @@ def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 
 def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
-    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside) in the order given.
-
-    Args:
-      to: what the type of the result says: that it is equal on all devices, or (``"varying"``) that it may differ.
-    """
+    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside); ``to`` as of all_gather."""
     if _jax.is_key(data):
         # Gathering typed PRNG keys does not lower (jax 0.12): their raw data travels.
         impl = jax.random.key_impl(data)

@@ -27,7 +27,6 @@ from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import RULES, collectives_in, names_used, translate
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.uses import varying_gathers
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
@@ -112,6 +111,10 @@ class Evaluator:
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
         """The evaluator of a program, which knows how that gathers best; ``results``: what these are broadcast to."""
+        if not self.loc.typed:
+            return self
+        from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
+
         found = varying_gathers(self.loc, self.checker, jaxpr, inputs, results)
         loc = dataclasses.replace(self.loc, mixed=True) if found and not self.loc.mixed else self.loc
         return dataclasses.replace(self, loc=loc, gathers=found)

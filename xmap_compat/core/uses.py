@@ -72,7 +72,7 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: those that its results are broadcast to.
     """
-    if not loc.typed or not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _equations(jaxpr, set())):
+    if not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _equations(jaxpr, set())):
         return frozenset()
     uses = _Uses(loc, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)), [_Origin.OTHER] * len(inputs))
@@ -238,7 +238,7 @@ def _custom(
 ):
     """Of its rule only the type is known: that of an operation, whose results vary each by itself."""
     uses.leave(call.body)
-    return _of_ordinary(operands, after, uses.cast_to(frozenset.intersection(*(v.names for v in outs))))
+    return _of_ordinary(operands, after, uses.cast_to(frozenset.intersection(*(v.names for v in outs))) if outs else {})
 
 
 def _times(use, turns):
