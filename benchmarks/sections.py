@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import compiler, contractions, gradients, loops, passes, programs, report, search, sizes
+from benchmarks import collectives, compiler, contractions, gradients, loops, passes, programs, report, search, sizes
 from benchmarks.measure import Effort, compare, measure, mesh_in_scope, placed_types
 from benchmarks.programs import Case
 from benchmarks.report import Verdict
@@ -33,6 +33,17 @@ def run_compiled(groups: Groups, effort: Effort) -> Iterator[Verdict]:
         print(report.compiled_row(name, comparisons, width), flush=True)
         for comparison in comparisons:
             yield from report.compiled_verdicts(comparison)
+
+
+def run_moved(groups: Groups, effort: Effort) -> Iterator[Verdict]:
+    """Compiled programs of which only what crosses between devices has a goal."""
+    del effort
+    width = _width(groups)
+    print(report.compiled_header(width), flush=True)
+    for name, [case] in groups:
+        comparison = compare(case)
+        print(report.compiled_row(name, [comparison], width), flush=True)
+        yield from report.moved_verdicts(comparison)
 
 
 def run_loops(groups: Groups, effort: Effort) -> Iterator[Verdict]:
@@ -95,6 +106,11 @@ SECTIONS = {
         "derivatives from outside beside shard_map(check_vma=True)",
         lambda: _each_alone(gradients.cases()),
         run_compiled,
+    ),
+    "collectives": Section(
+        "gradients of every collective, and of steps that gather, beside shard_map(check_vma=True)",
+        lambda: _each_alone(collectives.cases()),
+        run_moved,
     ),
     "compiler": Section(
         "mesh axes left to the compiler beside shard_map(axis_names=...) in a sharded jit",

@@ -461,3 +461,215 @@ def test_a_training_gradient_moves_what_a_handwritten_one_does():
 
     assert moved(loss) == moved(by_hand)
     np.testing.assert_equal(sum(moved(by_hand).values()), 2)
+
+
+# ----------------------------------------------------------------------------------- gathers in gradients
+
+
+def gathered_in_checkpoint(gather, w, x):
+    return jnp.sum(jax.checkpoint(lambda w: jnp.tanh(x @ gather(w)))(w) ** 2)
+
+
+def gathered_in_scan(gather, w, x):
+    turn = lambda c, k: (jnp.tanh(c @ gather(w * k) @ jnp.ones((4, 16), c.dtype)), None)
+    return jnp.sum(lax.scan(turn, x, jnp.arange(1.0, 4.0))[0])
+
+
+def gathered_before_scan(gather, w, x):
+    whole = gather(w)
+    return jnp.sum(lax.scan(lambda c, _: (jnp.tanh(c @ whole @ whole.T), None), x, None, length=3)[0])
+
+
+def gathered_in_jit(gather, w, x):
+    return jnp.sum((x @ jax.jit(gather)(w)) ** 2)
+
+
+def gathered_in_cond(gather, w, x):
+    whole = gather(w)
+    return jnp.sum(lax.cond(jnp.sum(x) > 0, lambda u: jnp.tanh(x @ u), lambda u: x @ u, whole))
+
+
+def gathered_and_normed(gather, w, x):
+    whole = gather(w)
+    scale = lax.rsqrt(jnp.mean((whole - whole.mean(-1, keepdims=True)) ** 2, axis=-1, keepdims=True) + 1e-3)
+    return jnp.sum((x @ (whole * scale)) ** 2)
+
+
+def gathered_and_activated(gather, w, x):
+    return jnp.sum((x @ jax.nn.relu(jax.nn.silu(gather(w)))) ** 2)
+
+
+def gathered_and_cut(gather, w, x):
+    whole = gather(w)
+    return jnp.sum(x @ whole[:, :1]) + jnp.sum((x @ whole[:, 1:3]) ** 2) + jnp.sum(jnp.tanh(x @ whole[:, 3:]))
+
+
+def gathered_and_used_twice(gather, w, x):
+    whole = gather(w)
+    return jnp.sum(jnp.tanh(x @ whole)) + jnp.sum(jnp.sin(x @ jnp.flip(whole, 0)))
+
+
+GATHERED = {
+    fun.__name__: fun
+    for fun in [
+        gathered_in_checkpoint,
+        gathered_in_scan,
+        gathered_before_scan,
+        gathered_in_jit,
+        gathered_in_cond,
+        gathered_and_normed,
+        gathered_and_activated,
+        gathered_and_cut,
+        gathered_and_used_twice,
+    ]
+}
+ROWS = np.cos(np.arange(16 * 4, dtype=np.float32)).reshape(16, 4)
+BATCH = np.sin(np.arange(16 * 3 * 16, dtype=np.float32)).reshape(16, 3, 16) / 4
+
+
+def gradient_by_names(loss, resources, names=("i", "i")):
+    """The gradient of a loss over two arrays, each mapped along one axis."""
+    rows, batch = names
+    mapped = xmap(
+        lambda w, x: loss(lambda w: lax.all_gather(w, rows), w, x),
+        ([rows, ...], [batch, ...]),
+        [batch, ...],
+        axis_resources=resources,
+    )
+    return jax.jit(jax.grad(lambda w, x: mapped(w, x).sum(), argnums=(0, 1)))
+
+
+def gradient_on_mesh(loss, axes):
+    """The same by hand: a gather of what a device holds, whose transpose is JAX's."""
+
+    def on_device(w, x):
+        gather = lambda w: lax.all_gather(w, axes, tiled=True)
+        return jax.vmap(lambda x: loss(gather, w, x))(x)
+
+    mapped = jax.shard_map(on_device, mesh=MESH.physical_mesh, in_specs=P(axes), out_specs=P(axes))
+    return jax.jit(jax.grad(lambda w, x: mapped(w, x).sum(), argnums=(0, 1)))
+
+
+def moved(gradient):
+    """What crosses between devices."""
+    with MESH:
+        return Counter(transfers(gradient.lower(ROWS, BATCH).compile().as_text()))
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("axes", ["x", ("x", "y")], ids=str)
+@pytest.mark.parametrize("name", GATHERED)
+def test_the_gradient_of_a_gathered_weight_is_one_reduce_scatter(name, axes):
+    """As by hand; with equal numbers on one device, also where the batch is another axis on the same mesh axes."""
+    loss = GATHERED[name]
+    gradient = gradient_by_names(loss, {"i": axes})
+    assert moved(gradient) == moved(gradient_on_mesh(loss, axes))
+    assert {t.kind for t in moved(gradient)} == {"all-gather", "reduce-scatter"}
+    other = gradient_by_names(loss, {"rows": axes, "batch": axes}, ("rows", "batch"))
+    assert moved(other) == moved(gradient)
+    expected = gradient_by_names(loss, {})(ROWS, BATCH)
+    with MESH:
+        for result in (gradient(ROWS, BATCH), other(ROWS, BATCH)):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), result, expected)
+
+
+@jax.custom_vjp
+def product(x, w):
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda args, ct: (ct @ args[1].T, args[0].T @ ct))
+
+
+def shrunk(gather, w, x):
+    return jnp.sum(gather(w).sum(0) * w)
+
+
+def in_part(gather, w, x):
+    return jnp.sum(jnp.tanh(x @ gather(w)[:, :1]))
+
+
+def summed_as_well(gather, w, x):
+    whole = gather(w)
+    return jnp.sum(x @ whole) * lax.psum(jnp.sum(whole), "i")
+
+
+def met_by_a_larger_one(gather, w, x):
+    return jnp.sum(jnp.sin(gather(w)[..., None] * lax.psum(x, "i").sum(0)) * w[:, None])
+
+
+def under_a_rule(gather, w, x):
+    return jnp.sum(product(x, gather(w)))
+
+
+def carried(gather, w, x):
+    whole, sums = lax.scan(lambda c, _: (c / 2, jnp.sum(c)), gather(w), None, length=2)
+    return jnp.sum(x @ whole) * jnp.sum(sums)
+
+
+def chosen(gather, w, x):
+    return jnp.sum(x @ lax.cond(lax.psum(x[0, 0], "i") > 0, lambda u: 2 * u, jnp.sin, gather(w)))
+
+
+def jitted_for_two_uses(gather, w, x):
+    gather = jax.jit(gather)
+    return jnp.sum(x @ gather(w)) + jnp.sum(lax.psum(gather(w) ** 2, "i"))
+
+
+OTHERWISE = [shrunk, in_part, summed_as_well, met_by_a_larger_one, under_a_rule, carried, chosen, jitted_for_two_uses]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("axes", ["x", ("x", "y")], ids=str)
+@pytest.mark.parametrize("loss", OTHERWISE)
+def test_what_is_gathered_and_used_otherwise_is_summed_where_it_meets_what_varies(loss, axes):
+    gradient = gradient_by_names(loss, {"i": axes})
+    assert not {t.kind for t in moved(gradient)} - {"all-gather", "all-reduce"}
+    with MESH:
+        result = gradient(ROWS, BATCH)
+    expected = gradient_by_names(loss, {})(ROWS, BATCH)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected)
+
+
+def test_what_is_gathered_and_shrunk_is_summed_small():
+    """A reduce-scatter would carry all of it: 48 of 64 elements from each device, where the sum has 4."""
+    assert [t.elements for t in moved(gradient_by_names(shrunk, {"i": "x"})) if t.kind == "all-reduce"] == [4]
+
+
+def test_groups_are_scattered_to_where_they_came_from():
+    groups = [[k, k + 8] for k in range(8)]
+    loss = lambda _, w, x: jnp.sum(x[:, :2] @ jnp.sin(lax.all_gather(w, "i", axis_index_groups=groups)))
+    gradient = gradient_by_names(loss, {"i": "x"})
+    assert {t.kind for t in moved(gradient)} == {"all-gather", "reduce-scatter"}
+    expected = gradient_by_names(loss, {})(ROWS, BATCH)
+    with MESH:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(ROWS, BATCH), expected)
+
+
+def test_the_result_of_a_nested_xmap_is_scattered():
+    """Its axis lies over y, where the values that meet its result vary over another axis of the outer one."""
+    rows = xmap(jnp.sin, ["k", ...], ["k", ...], axis_resources={"k": "y"})
+
+    def gradient(resources):
+        loss = lambda w, x: jnp.sum(x @ rows(w))
+        mapped = xmap(loss, ({}, ["i", ...]), ["i", ...], axis_resources=resources)
+        return jax.jit(jax.grad(lambda w, x: mapped(w, x).sum()))
+
+    expected = jax.grad(lambda w, x: jnp.sum(x @ jnp.sin(w)))(ROWS, BATCH)
+    found = moved(gradient({"i": "y"}))
+    assert Transfer("reduce-scatter", ROWS.size, groups_over(["y"])) in found
+    with MESH:
+        np.testing.assert_allclose(gradient({"i": "y"})(ROWS, BATCH), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["gathered_in_checkpoint", "gathered_in_scan", "gathered_and_activated"])
+def test_second_derivatives_of_gathered_weights_are_those_of_one_device(name):
+    def curvature(resources):
+        gradient = gradient_by_names(GATHERED[name], resources)
+        return jax.jit(lambda w, x: jax.jvp(gradient, (w, x), (w, x))[1])(ROWS, BATCH)
+
+    expected = curvature({})
+    with MESH:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), curvature({"i": "x"}), expected
+        )

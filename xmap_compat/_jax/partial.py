@@ -97,8 +97,8 @@ def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
     return lax.psum_scatter(x, axes, scatter_dimension=0, tiled=False)
 
 
-def gather(x: Any, axes: Sequence[Any]) -> Any:
-    """All values in a new first dimension, equal on all devices.  Of Explicit values JAX (to 0.12) mistypes it."""
+def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
+    """All values in a new first dimension.  Of Explicit values JAX (to 0.12) mistypes it, and cannot scatter sums."""
     if any(explicit_spec(x)):
         return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to="invarying")
-    return lax.all_gather(x, axes, to="invarying")
+    return lax.all_gather(x, axes, to=to)

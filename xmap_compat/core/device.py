@@ -41,6 +41,7 @@ class Locality:
         around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
       compiler: the mesh axes that are left to the compiler.
       widens: whether what travels as bfloat16 must do so as float32: see :func:`xmap_compat._jax.widened`.
+      mixed: whether what is gathered may vary in its type, of which names do not tell: see ``core/uses.py``.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -50,6 +51,7 @@ class Locality:
     foreign: bool = False
     compiler: frozenset[Any] = frozenset()
     widens: bool = False
+    mixed: bool = False
 
     @property
     def typed(self) -> bool:
@@ -164,11 +166,11 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
 
 
 def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
-    """Let operands that meet vary over the same foreign mesh axes: primitives ask for that, and add no casts."""
-    if not loc.foreign:
+    """Let operands that meet vary over the same mesh axes, where names do not tell: primitives add no casts."""
+    if not (loc.foreign or loc.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
-    axes = tuple(sorted(together - set(loc.mesh_axes), key=str))
+    axes = tuple(sorted(together.difference(loc.mesh_axes_of(n for v in values for n in v.names)), key=str))
     return [NamedValue(_vary_typed(loc, v.data, axes), v.dims, v.names) for v in values]
 
 
@@ -190,16 +192,16 @@ def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
     return travel(loc, lambda x: lax.psum(x, outer), data) if outer else data
 
 
-def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
-    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside) in the order given."""
+def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
+    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside); ``to`` as of all_gather."""
     if _jax.is_key(data):
         # Gathering typed PRNG keys does not lower (jax 0.12): their raw data travels.
         impl = jax.random.key_impl(data)
-        return jax.random.wrap_key_data(_gather_with_tail(loc, jax.random.key_data(data), mesh_axes), impl=impl)
-    return _gather_with_tail(loc, data, mesh_axes)
+        return jax.random.wrap_key_data(_gather_with_tail(loc, jax.random.key_data(data), mesh_axes, to), impl=impl)
+    return _gather_with_tail(loc, data, mesh_axes, to)
 
 
-def _gather_with_tail(loc, data, mesh_axes):
+def _gather_with_tail(loc, data, mesh_axes, to):
     own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
     outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
     assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
@@ -209,18 +211,18 @@ def _gather_with_tail(loc, data, mesh_axes):
     if own and loc.nested:
         data = bind(gather_p, data, own, tuple(map(loc.mesh_size, own)))
     elif own:
-        data = travel(loc, lambda x: _jax.gather(x, own), data)
+        data = travel(loc, lambda x: _jax.gather(x, own, to), data)
     return _jax.reshaped(data, (*map(loc.mesh_size, mesh_axes), *shape))
 
 
-def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName]) -> NamedValue:
+def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], to: str = "invarying") -> NamedValue:
     """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
     names = list(names)
     present = loc.present(value, names)
     mesh, local = loc.parts_by_kind(present)
     data = leading(value, [part.name for part in local])
     if mesh:
-        data = gather_devices(loc, data, [part.name for part in mesh])
+        data = gather_devices(loc, data, [part.name for part in mesh], to)
     have, want = [*mesh, *local], loc.parts(present)
     order = [have.index(part) for part in want]
     data = lax.transpose(data, (*order, *range(len(order), data.ndim))) if order != sorted(order) else data

@@ -49,14 +49,14 @@ class RepeatedCalls:
         seen: set[int] = set()
         _count_calls(jaxpr, counts, seen)
         self._repeated = {key for key, count in counts.items() if count > 1}
-        self._functions: dict[tuple[int, int], Any] = {}
+        self._functions: dict[tuple[int, int, frozenset[Any]], Any] = {}
 
     def __contains__(self, jaxpr: Any) -> bool:
         return id(jaxpr) in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache tells layouts apart, as they are in the types."""
-        key = (id(jaxpr), id(ev.loc))
+        key = (id(jaxpr), id(ev.loc), ev.gathers)
         if key not in self._functions:
 
             def fun(*operands):
@@ -91,6 +91,7 @@ class Evaluator:
       calls: jitted functions that the program calls repeatedly.
       taken: in a branch, which elements take it; None where all do.
       rules: what is known of the custom rules of equations.
+      gathers: equations of the program whose results vary in their type.
     """
 
     loc: Locality
@@ -99,6 +100,7 @@ class Evaluator:
     calls: RepeatedCalls
     taken: NamedValue | None = None
     rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    gathers: frozenset[Any] = frozenset()
 
     def evaluate(
         self, jaxpr: Any, args: Sequence[NamedValue], consts: Sequence[NamedValue] | None = None
@@ -113,6 +115,16 @@ class Evaluator:
         else:
             env = control_flow.run_where_taken(self, body.eqns, env)
         return [read(v) for v in body.outvars]
+
+    def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
+        """The evaluator of a program, which knows how that gathers best; ``results``: what these are broadcast to."""
+        if not self.loc.typed:
+            return self
+        from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
+
+        found = varying_gathers(self.loc, self.checker, jaxpr, inputs, results)
+        loc = dataclasses.replace(self.loc, mixed=True) if found and not self.loc.mixed else self.loc
+        return dataclasses.replace(self, loc=loc, gathers=found)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
         """The results of a function that the user jitted."""
@@ -132,7 +144,8 @@ class Evaluator:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in RULES:
-            return translate(self.loc, primitive, eqn.params, [_as_array(v) for v in operands])
+            params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
+            return translate(self.loc, primitive, params, [_as_array(v) for v in operands])
         if primitive in _CALLBACKS and self.loc.compiler:
             raise errors.callback_beside_compiler(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
         if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):

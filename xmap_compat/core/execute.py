@@ -150,9 +150,11 @@ def _evaluate(placed, loc, consts, args, evaluator):
     checker = Checker(loc.placements, placed.fun_name, hidden if loc.nested else {}, room, trace)
     ev = evaluator(loc, checker, trace, RepeatedCalls(placed.program.jaxpr))
     values = [positional(c) for c in consts]
+    wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
     if loop_lengths(loc.placements):
-        return evaluate_in_loops(ev, placed.program, values, args)
-    return ev.evaluate(placed.program.jaxpr, args, values)
+        return evaluate_in_loops(ev, placed.program, values, args, wanted)
+    jaxpr = placed.program.jaxpr
+    return ev.gathering(jaxpr, [v.names for v in args], wanted).evaluate(jaxpr, args, values)
 
 
 def _without_loops(loc: Locality) -> Locality:

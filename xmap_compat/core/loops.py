@@ -18,6 +18,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.device import Locality
 from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.names import Names
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.trace import NamedProgram
@@ -32,25 +33,31 @@ def loop_lengths(placements: Mapping[AxisName, Placement]) -> dict[Loop, int]:
 
 
 def evaluate_in_loops(
-    ev: Evaluator, program: NamedProgram, consts: Sequence[NamedValue], args: Sequence[NamedValue]
+    ev: Evaluator,
+    program: NamedProgram,
+    consts: Sequence[NamedValue],
+    args: Sequence[NamedValue],
+    results: Sequence[Names],
 ) -> list[NamedValue]:
     """Evaluate a named program whose axes have loops.
 
     Args:
       args: with local dimensions of a whole device's part of each axis.
+      results: the named axes that each result is broadcast to.
 
     Returns:
       Results of the same kind.
     """
     loops = loop_lengths(ev.loc.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
-    names = ev.checker.variables(jaxpr, [v.names for v in args])
+    inputs = [v.names for v in args]
+    names, ev = ev.checker.variables(jaxpr, inputs), ev.gathering(jaxpr, inputs, results)
     env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
     wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
     nest = _Nest(ev, loops, _loops_of_variables(ev.loc, jaxpr, names))
     env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
-    results = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
-    return [positional(v.val) if isinstance(v, _jax.Literal) else results[v] for v in jaxpr.outvars]
+    joined = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
+    return [positional(v.val) if isinstance(v, _jax.Literal) else joined[v] for v in jaxpr.outvars]
 
 
 def _needed(jaxpr, outputs):

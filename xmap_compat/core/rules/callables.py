@@ -56,7 +56,8 @@ def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[N
 
     traced, restore = only_arrays(on_dynamic)
     jaxpr = ev.trace(traced, [positional_type(v) for v in dynamic])
-    ev.checker.check(jaxpr, [v.names for v in dynamic])
+    inputs = [v.names for v in dynamic]
+    ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
     return restore(evaluate_whole(ev, jaxpr, dynamic))
 
 

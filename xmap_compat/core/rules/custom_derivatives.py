@@ -14,7 +14,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.device import conform
+from xmap_compat.core.device import conform, vary_alike
 from xmap_compat.core.rules.callables import evaluate_callable, evaluate_whole
 from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
 from xmap_compat.core.values import NamedValue
@@ -34,10 +34,15 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
       varies over more is refused, since the result has no place for it.
     """
     names = ev.checker.equation(eqn, [v.names for v in operands])
+    operands = vary_alike(ev.loc, operands)
     inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
+    def conformed(primals, outs):
+        """Results that vary as their names say, and as the operands do."""
+        return vary_alike(ev.loc, [*primals, *ev.conformed(outs, names)])[len(primals) :]
+
     def values_of(operands):
-        return ev.conformed(evaluate_whole(ev, call.body, operands), names)
+        return conformed(operands, evaluate_whole(ev, call.body, operands))
 
     @jax.custom_jvp
     def fun(*values):
@@ -46,7 +51,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     @functools.partial(fun.defjvp, symbolic_zeros=call.symbolic_zeros)
     def jvp(primals, tangents):
         outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
-        out_primals = itertools.compress(ev.conformed(outs[: len(names)], names), inexact)
+        out_primals = itertools.compress(conformed(primals, outs[: len(names)]), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
         pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
@@ -64,7 +69,7 @@ def _tangent_like(ev, primal, tangent, eqn):
         return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return conform(ev.loc, tangent, primal.dims, primal.names)
+    return vary_alike(ev.loc, [primal, conform(ev.loc, tangent, primal.dims, primal.names)])[1]
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:

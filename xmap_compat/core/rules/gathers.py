@@ -15,7 +15,7 @@ def _axis_index(loc: Locality, params: Params) -> NamedValue:
 
 
 def _all_gather(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    return _put(gather_over(loc, value, axis_names(params)), params)
+    return _put(gather_over(loc, value, axis_names(params), params.get("to", "invarying")), params)
 
 
 def _all_gather_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:

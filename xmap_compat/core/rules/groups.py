@@ -23,7 +23,7 @@ def group_members(loc: Locality, value: NamedValue, params: Params):
     ranks = np.zeros(len(table), np.int32)
     for group in groups:
         table[list(group)], ranks[list(group)] = group, range(len(group))
-    everything = gather_over(loc, value, names)
+    everything = gather_over(loc, value, names, "varying")
     here = index_of(loc, names)
     members = apply_positional(loc, lambda g, i: g[jnp.asarray(table)[i]], everything, here)
     return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)

@@ -24,7 +24,7 @@ def _over_devices(primitive: Any, translate: Callable) -> Callable:
     def rule(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
         if not all(loc.is_own(axis) for axis in params["axes"]):
             return bind_named(loc, primitive, [value], params)[0]
-        return translate(loc, value, params["axes"])
+        return translate(loc, value, params["axes"], *([params["to"]] if "to" in params else []))
 
     return rule
 
