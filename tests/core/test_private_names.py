@@ -1,7 +1,7 @@
 """The private names and structures of JAX that the package touches: one list, complete, and never longer.
 
-``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go; what is
-missing then is told by its stand-ins (``_jax/nice/plain.py``).  Equations of JAX hold their parameters under names that
+``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go; the
+stand-ins (``_jax/nice/plain.py``) say what is missing then.  Equations of JAX hold their parameters under names that
 ``jax.make_jaxpr`` prints; those that are read are listed apart, in ``PARAMETERS``.
 """
 
@@ -246,7 +246,7 @@ def path_of(node, names):
     return path_of(node.func, names) if isinstance(node, ast.Call) else ""
 
 
-def private_things(source, objects={}):
+def private_things(source, objects):
     """Names of JAX that are private, attributes of private objects, names of classes and texts, keys of private states.
 
     Args:
