@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy
+import opt_einsum
 from jax._src import source_info_util, traceback_util
 
 
@@ -52,8 +54,12 @@ def where_now() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[str]]:
-    """The user's frames that an error passed with their lines, innermost first, and the functions below these.
+# Between a user's line and JAX: libraries that call methods of its arrays, or are called by it.
+_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (numpy, opt_einsum))
+
+
+def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[types.FrameType]]:
+    """The user's frames that an error passed with their lines, innermost first, and JAX's below these, outermost first.
 
     None where this package raised the error.
     """
@@ -62,12 +68,13 @@ def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]],
     if passed[-1][0].f_code.co_filename.startswith(own):
         return [], []
     users: list[tuple[types.FrameType, int]] = []
-    below: list[str] = []
+    below: list[types.FrameType] = []
     for frame, line in passed:
-        if source_info_util.is_user_filename(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if source_info_util.is_user_filename(file) and not file.startswith(_LIBRARIES):
             users, below = [(frame, line), *users], []
-        else:
-            below.append(frame.f_code.co_name)
+        elif not file.startswith(own):
+            below.append(frame)
     return users, below
 
 
