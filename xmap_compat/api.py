@@ -271,7 +271,13 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         for observer in _observers:
             observer(declared, made, args)
         compared.traced(declared, made, args)
-        return execute.run(made, args)
+        try:
+            return execute.run(made, args)
+        except (
+            FloatingPointError
+        ) as error:  # under jax_debug_nans, jit calls this function to find where they come from
+            errors.name_function(error, declared.name)
+            raise
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
     # With a mesh its devices say where to run, and they are checked against the backend at the call.

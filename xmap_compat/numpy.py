@@ -13,6 +13,7 @@ the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -33,12 +34,21 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "average",
+    "count_nonzero",
     "cumprod",
     "cumsum",
     "einsum",
     "flip",
     "median",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nansum",
+    "norm",
     "prod",
+    "ptp",
+    "quantile",
     "roll",
     "sort",
     "take",
@@ -116,10 +126,10 @@ def _is_named(axis: Any) -> bool:
     return isinstance(axis, str) or axis in _jax.bound_axis_names()
 
 
-def _split_axes(fun: str, axis: Any, x: jax.Array) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
-    """Names and positions of an ``axis`` argument; None means all positional dimensions."""
+def _all_axes(fun: str, axis: Any, x: jax.Array) -> tuple[Hashable, ...]:
+    """Names and positions (from the front) of an ``axis`` argument; None means all positional dimensions."""
     if axis is None:
-        return (), tuple(range(x.ndim))
+        return tuple(range(x.ndim))
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     axes = tuple(position(fun, a, "its operand", x.shape) if isinstance(a, int) else a for a in axes)
     for axis in axes:
@@ -127,6 +137,11 @@ def _split_axes(fun: str, axis: Any, x: jax.Array) -> tuple[tuple[Hashable, ...]
             raise errors.axis_name_type(fun, axis)
     if len(set(axes)) < len(axes):
         raise errors.repeated_axis(fun, axes)
+    return axes
+
+
+def _split_axes(fun: str, axis: Any, x: jax.Array) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
+    axes = _all_axes(fun, axis, x)
     return tuple(a for a in axes if not isinstance(a, int)), tuple(a for a in axes if isinstance(a, int))
 
 
@@ -146,37 +161,53 @@ def prod(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
     return out
 
 
-def any(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
-    """``jnp.any`` over positional and named axes; bool.
+def any(x: jax.typing.ArrayLike, axis: Any = None, **options: Any) -> jax.Array:
+    """``jnp.any`` over positional and named axes; bool.  Options: keepdims, where.
 
     >>> import jax.numpy as jnp
     >>> from xmap_compat import numpy as xnp, xmap
     >>> xmap(lambda x: xnp.any(x > 3, axis="i"), ["i", ...], {})(jnp.array([[1, 2], [3, 4]])).tolist()
     [False, True]
     """
-    return _logical(x, axis, jnp.any, lax.pmax)
+    return _logical(x, axis, jnp.any, lax.pmax, options)
 
 
-def all(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
-    """``jnp.all`` over positional and named axes; bool.
+def all(x: jax.typing.ArrayLike, axis: Any = None, **options: Any) -> jax.Array:
+    """``jnp.all`` over positional and named axes; bool.  Options: keepdims, where.
 
     >>> import jax.numpy as jnp
     >>> from xmap_compat import numpy as xnp, xmap
     >>> xmap(lambda x: xnp.all(x > 1, axis="i"), ["i", ...], {})(jnp.array([[1, 2], [3, 4]])).tolist()
     [False, True]
     """
-    return _logical(x, axis, jnp.all, lax.pmin)
+    return _logical(x, axis, jnp.all, lax.pmin, options)
 
 
-def _logical(x, axis, reduce, across):
+def _logical(x, axis, reduce, across, options):
     x = jnp.asarray(x)
     names, positions = _split_axes(reduce.__name__, axis, x)
-    out = reduce(x, axis=positions)
+    out = reduce(x, axis=positions, **options)
     return across(out.astype(jnp.int8), names).astype(bool) if names else out
 
 
+def _documented(function: Callable[..., Any], name: str, kind: str, example: str) -> Callable[..., Any]:
+    """``example``: a call on [3, 1, 2] along ``'i'`` in a body, its out_axes, and what comes out."""
+    call, out_axes, shown = example.split(" -> ")
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = (
+        f"``jnp.{name}`` {kind}.\n\n"
+        f"Options are those of ``jax.numpy.{name}``.  Source: xmap's tutorial, whose NumPy functions take named axes."
+        "\n\n"
+        ">>> import jax.numpy as jnp\n"
+        ">>> from xmap_compat import numpy as xnp, xmap\n"
+        f">>> over_i = xmap(lambda x: xnp.{call}, in_axes=['i'], out_axes={out_axes})\n"
+        f">>> over_i(jnp.array([3, 1, 2])).tolist()\n"
+        f"{shown}"
+    )
+    return function
+
+
 def _over_one_axis(name: str, keep: bool, shown: str) -> Callable[..., Any]:
-    """``shown``: what the function makes of [3, 1, 2], for its example."""
     function = getattr(jnp, name)
 
     def over_axis(x, axis=None, **options):
@@ -184,31 +215,152 @@ def _over_one_axis(name: str, keep: bool, shown: str) -> Callable[..., Any]:
             if axis is not None and not isinstance(axis, SupportsIndex):
                 raise errors.mixed_axes(name, axis)
             return function(x, axis=axis, **options)
+        options |= {} if keep else {"keepdims": False}  # of a named axis there is nothing to keep
         return along(lambda v: function(v, axis=0, **options), axis, x, keep=keep)
 
-    over_axis.__name__ = over_axis.__qualname__ = name
-    kind = "keeps the axis" if keep else "removes the axis"
-    over_axis.__doc__ = (
-        f"``jnp.{name}`` along one positional or one named axis; along a named axis the result {kind}.\n\n"
-        f"Options are those of ``jax.numpy.{name}``.  Source: xmap's tutorial, whose NumPy functions take named axes."
-        "\n\n"
-        ">>> import jax.numpy as jnp\n"
-        ">>> from xmap_compat import numpy as xnp, xmap\n"
-        f">>> over_i = xmap(lambda x: xnp.{name}(x, axis='i'), in_axes=['i'], out_axes={['i'] if keep else {}})\n"
-        f">>> over_i(jnp.array([3, 1, 2])).tolist()\n"
-        f"{shown}"
-    )
-    return over_axis
+    kind = f"along one positional or one named axis; along a named axis the result {'keeps' if keep else 'removes'} it"
+    return _documented(over_axis, name, kind, f"{name}(x, axis='i') -> {['i'] if keep else {}} -> {shown}")
 
 
 argmax = _over_one_axis("argmax", keep=False, shown="0")
 argmin = _over_one_axis("argmin", keep=False, shown="1")
-median = _over_one_axis("median", keep=False, shown="2.0")
 cumsum = _over_one_axis("cumsum", keep=True, shown="[3, 4, 6]")
 cumprod = _over_one_axis("cumprod", keep=True, shown="[3, 3, 6]")
 sort = _over_one_axis("sort", keep=True, shown="[1, 2, 3]")
 argsort = _over_one_axis("argsort", keep=True, shown="[1, 2, 0]")
 flip = _over_one_axis("flip", keep=True, shown="[2, 1, 3]")
+
+
+def _over_axes(name: str, shown: str) -> Callable[..., Any]:
+    """A reduction whose steps are reductions of ``jax.numpy`` that take names."""
+    function = getattr(jnp, name)
+
+    def over_axes(x, axis=None, **options):
+        x = jnp.asarray(x)
+        return function(x, axis=_all_axes(name, axis, x), **options)
+
+    return _documented(over_axes, name, "over positional and named axes", f"{name}(x, axis='i') -> {{}} -> {shown}")
+
+
+ptp = _over_axes("ptp", shown="2")
+count_nonzero = _over_axes("count_nonzero", shown="3")
+nansum = _over_axes("nansum", shown="6")
+nanmean = _over_axes("nanmean", shown="2.0")
+
+
+def _nan_extremum(name: str, missing: float, shown: str) -> Callable[..., Any]:
+    extremum = _over_axes(name.removeprefix("nan"), shown)
+
+    def over_axes(x, axis=None, keepdims=False, **options):
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return extremum(x, axis, keepdims=keepdims, **options)
+        is_nan = jnp.isnan(x)
+        found = extremum(jnp.where(is_nan, missing, x), axis, keepdims=keepdims, **options)
+        return jnp.where(all(is_nan, axis, keepdims=keepdims), jnp.nan, found)
+
+    return _documented(over_axes, name, "over positional and named axes", f"{name}(x, axis='i') -> {{}} -> {shown}")
+
+
+nanmax = _nan_extremum("nanmax", -math.inf, shown="3")
+nanmin = _nan_extremum("nanmin", math.inf, shown="1")
+
+
+def _of_whole(function, x, axis, keepdims, *args, **options):
+    """A function over axes in an order, of an array with a first dimension for each named one."""
+    x = jnp.asarray(x)
+    axes = _all_axes(function.__name__, axis, x)
+    names = [a for a in axes if not isinstance(a, int)]
+    if not names:
+        return function(x, *args, axis=axis, keepdims=keepdims, **options)
+    check_names(function.__name__, names)
+    for name in reversed(names):
+        x = lax.all_gather(x, name)
+    where = [a + len(names) if isinstance(a, int) else names.index(a) for a in axes]
+    out = function(x, *args, axis=tuple(where), keepdims=keepdims, **options)
+    ahead = out.ndim - x.ndim  # dimensions of the quantiles that were asked for
+    return out.squeeze(tuple(range(ahead, ahead + len(names)))) if keepdims else out
+
+
+def median(x: jax.typing.ArrayLike, axis: Any = None, keepdims: bool = False) -> jax.Array:
+    """``jnp.median`` over positional and named axes.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.median(x, axis="i"), ["i"], {})(jnp.array([3, 1, 2])).tolist()
+    2.0
+    """
+    return _of_whole(jnp.median, x, axis, keepdims)
+
+
+def quantile(x: jax.typing.ArrayLike, q: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> jax.Array:
+    """``jnp.quantile`` over positional and named axes; the dimensions of ``q`` come first.  Option: method.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.quantile(x, 0.25, axis="i"), ["i"], {})(jnp.array([3, 1, 2])).tolist()
+    1.5
+    """
+    return _of_whole(jnp.quantile, x, axis, keepdims, q, **options)
+
+
+def norm(x: jax.typing.ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False) -> jax.Array:
+    """``jnp.linalg.norm``: of vectors along one positional or named axis, of matrices over two.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> xmap(lambda x: xnp.norm(x, axis="i"), ["i"], {})(jnp.array([3.0, 4.0])).tolist()
+    5.0
+    """
+    x = jnp.asarray(x)
+    axes = _all_axes("norm", axis, x)
+    frobenius = ord is None or (len(axes) == 2 and ord in ("f", "fro"))
+    if axis is None or not (len(axes) == 1 or (len(axes) == 2 and frobenius)):
+        return _of_whole(jnp.linalg.norm, x, axis, keepdims, ord)
+    x = x.astype(jnp.result_type(x, float))
+    return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if frobenius else ord)
+
+
+def average(
+    x: jax.typing.ArrayLike, axis: Any = None, weights: Any = None, returned: bool = False, keepdims: bool = False
+) -> Any:
+    """``jnp.average`` over positional and named axes.
+
+    The weights have the positional shape of ``x``, or that of its positional axes in ``axis``.  They may vary over the
+    named axes.
+
+    >>> import jax.numpy as jnp
+    >>> from xmap_compat import numpy as xnp, xmap
+    >>> weighted = xmap(lambda x, w: xnp.average(x, axis="i", weights=w), ["i", ...], {})
+    >>> weighted(jnp.array([3.0, 1.0]), jnp.array([1.0, 3.0])).tolist()
+    1.5
+    """
+    x = jnp.asarray(x)
+    names, positions = _split_axes("average", axis, x)
+    if not names:
+        return jnp.average(x, axis, weights, returned, keepdims)
+    axes: Any = (*names, *positions)
+    if weights is None:
+        mean = jnp.mean(x, axis=axes, keepdims=keepdims)
+        count = math.prod([lax.axis_size(n) for n in names] + [x.shape[p] for p in positions])
+        return (mean, jnp.full_like(mean, count)) if returned else mean
+    weights = _like_operand(jnp.asarray(weights), x, positions)
+    dtype = jnp.result_type(x, weights, float)
+    x, weights = x.astype(dtype), weights.astype(dtype)
+    total = jnp.sum(weights, axis=axes, keepdims=keepdims)
+    mean = jnp.sum(x * weights, axis=axes, keepdims=keepdims) / total
+    return (mean, total) if returned else mean
+
+
+def _like_operand(weights, x, positions):
+    """Weights in the positional shape of ``x``; given for its positional axes alone, they are repeated."""
+    if weights.shape == x.shape:
+        return weights
+    if weights.shape != tuple(x.shape[p] for p in positions):
+        raise errors.bad_weights(weights.shape, x.shape, positions)
+    weights = weights.transpose(sorted(range(len(positions)), key=positions.__getitem__))
+    weights = jnp.expand_dims(weights, [d for d in range(x.ndim) if d not in positions])
+    return jnp.broadcast_to(weights, x.shape)
 
 
 def roll(x: jax.typing.ArrayLike, shift: Any, axis: Any = None) -> jax.Array:

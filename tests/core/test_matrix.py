@@ -143,6 +143,15 @@ def shuffled(n):
     return np.random.default_rng(n).permutation(n)
 
 
+def gaps(xp, x):
+    """The same with NaNs in the place of some elements, whole columns among them."""
+    return xp.where(x > 0.3, xp.nan, x)
+
+
+def finite(xp, x):
+    return xp.where(xp.isnan(x), xp.ones_like(x), x)
+
+
 def labels(xp, x):
     return xp.round(x).astype(np.int32)
 
@@ -322,6 +331,50 @@ NAMED_NUMPY = {
         )
         for name in ["all", "any"]
     },
+    "xnp.ptp": Operation(lambda x, axis, n: xnp.ptp(x, both(axis)), lambda xp, r: xp.ptp(r, axis=(0, 1)), dtypes="fbi"),
+    "xnp.median": Operation(
+        lambda x, axis, n: xnp.median(x, axis), lambda xp, r: xp.median(r, axis=0), dtypes="fbi", axes="one"
+    ),
+    "xnp.median and position": Operation(  # of bfloat16, ties share their derivative as the sort falls out
+        lambda x, axis, n: xnp.median(x, both(axis)), lambda xp, r: xp.median(r, axis=(0, 1)), dtypes="fi"
+    ),
+    **{
+        f"xnp.{name}": Operation(
+            lambda x, axis, n, name=name: finite(jnp, getattr(xnp, name)(gaps(jnp, x), axis)),
+            lambda xp, r, name=name: finite(xp, getattr(xp, name)(gaps(xp, r), axis=0)),
+            dtypes="fb",
+        )
+        for name in ["nanmax", "nanmean", "nanmin", "nansum"]
+    },
+    "xnp.count_nonzero": Operation(
+        lambda x, axis, n: xnp.count_nonzero(x > 0, both(axis)),
+        lambda xp, r: xp.count_nonzero(r > 0, axis=(0, 1)).astype(np.int32),
+        dtypes="fbi",
+        smooth=False,
+    ),
+    "xnp.quantile": Operation(
+        lambda x, axis, n: xnp.quantile(x, np.float32([0.3, 0.75]), both(axis)).astype(x.dtype),
+        lambda xp, r: xp.quantile(r, np.float32([0.3, 0.75]), axis=(0, 1)).astype(r.dtype),
+        dtypes="f",
+    ),
+    "xnp.norm": Operation(lambda x, axis, n: xnp.norm(x, None, axis), lambda xp, r: xp.linalg.norm(r, None, 0)),
+    "xnp.norm of the largest": Operation(
+        lambda x, axis, n: xnp.norm(x, np.inf, axis),
+        lambda xp, r: xp.linalg.norm(r, np.inf, 0),
+        dtypes="fb",
+        axes="one",
+    ),
+    "xnp.norm of a matrix": Operation(
+        lambda x, axis, n: xnp.norm(x, 1, (0, axis)),
+        lambda xp, r: xp.linalg.norm(r, 1, (1, 0)),
+        dtypes="fb",
+        axes="one",
+    ),
+    "xnp.average": Operation(
+        lambda x, axis, n: xnp.average(x, both(axis), mate(x)),
+        lambda xp, r: xp.average(r, (0, 1), mate(r)),
+        dtypes="fb",
+    ),
     "xnp.prod": Operation(lambda x, axis, n: xnp.prod(x, axis), lambda xp, r: r.prod(0)),
     "xnp.prod and position": Operation(lambda x, axis, n: xnp.prod(x, both(axis)), lambda xp, r: r.prod((0, 1))),
     **{
@@ -339,12 +392,11 @@ NAMED_NUMPY = {
         f"xnp.{name}": Operation(
             lambda x, axis, n, name=name: getattr(xnp, name)(x, axis),
             lambda xp, r, name=name: getattr(xp, name)(r, axis=0),
-            removes=name == "median",
+            removes=False,
             dtypes=dtypes,
             axes="one",
         )
         for name, dtypes in {
-            "median": "fbi",
             "sort": "fbi",
             "cumprod": "fbic",
             "cumsum": "fbic",
@@ -987,7 +1039,7 @@ def over_two_axes(operation):
 
 #: These name the looped axis, and communicate nothing.
 LOOPABLE = {"lax.axis_size", "jnp.einsum with braces"}
-ORDERED = ["argmax", "argmin", "argsort", "median", "sort", "cumprod", "cumsum", "flip"]
+ORDERED = ["argmax", "argmin", "argsort", "sort", "cumprod", "cumsum", "flip"]
 
 #: Everything that the matrix lacks, and why; a label starts with the function.
 CANNOT = {

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import Mesh, SerialLoop, compiler_axes, einsum, named_shape, pdot, serial_loop, xeinsum, xmap
 from xmap_compat import numpy as xnp
 from xmap_compat.annotations import check_type, f32, i32, typed
-from xmap_compat.core import errors
+from xmap_compat.core import notes
 from xmap_compat.legacy import maps
 from xmap_compat.random import NamedShape
 from xmap_compat.testing import assignments
@@ -191,6 +191,37 @@ MISUSES = {
         TypeError,
         "... cannot be used as an axis name in xmap in_axes, in the specification {0: 'i', 1: ...}: "
         "it must be hashable, and neither None nor an ellipsis. Use a string instead",
+    ),
+    "an ellipsis in quotes": (
+        lambda: xmap(identity, ["i", "..."], ["i", ...]),
+        TypeError,
+        "'...' cannot be used as an axis name in xmap in_axes, in the specification ['i', '...']: `'...'` is a string. "
+        "Write `...`",
+    ),
+    "an ellipsis in quotes, deep in out_axes": (
+        lambda: xmap(identity, I, {"w": ["i", "..."]}),
+        TypeError,
+        "'...' cannot be used as an axis name in xmap out_axes, in the specification ['i', '...'] (it is "
+        "out_axes['w']): `'...'` is a string. Write `...`",
+    ),
+    "an ellipsis in quotes, in a dictionary": (
+        lambda: xmap(identity, {0: "i", 1: "..."}, I),
+        TypeError,
+        "'...' cannot be used as an axis name in xmap in_axes, in the specification {0: 'i', 1: '...'}: `'...'` is a "
+        "string. Write `...`",
+    ),
+    "an ellipsis in quotes, in axis_sizes": (
+        lambda: xmap(identity, {}, {}, axis_sizes={"...": 2}),
+        TypeError,
+        "'...' cannot be used as an axis name in xmap axis_sizes: `'...'` is a string. Write `...`",
+    ),
+    "an ellipsis in quotes, alone": (
+        lambda: xmap(identity, "...", I),
+        TypeError,
+        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
+        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
+        "but got: '...'. Write [...] where no dimension is named",
     ),
     "a dictionary from names to positions": (
         lambda: xmap(identity, {"i": 0}, I),
@@ -665,15 +696,17 @@ MISUSES = {
         lambda: on_grid(add, (["i"], ["j"]), ["i", "j"], ones(4), ones(4), axis_resources={"i": ("x", "z"), "j": "y"}),
         ValueError,
         "In-scope resources are insufficient to execute the xmapped function. The missing resources "
-        "are: {'z'} (assigned to `i`). Resources in scope: {'x', 'y'}. Enter a mesh with `with "
-        "mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call",
+        "are: {'z'} (assigned to `i`). Resources in scope: {'x', 'y'}. Assign one of "
+        "these, give the mesh an axis of that name, or enter a loop with `with serial_loop(name, length):` around "
+        "the call",
     ),
     "a loop that is not in scope": (
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": ("x", "l")}),
         ValueError,
         "In-scope resources are insufficient to execute the xmapped function. The missing resources "
-        "are: {'l'} (assigned to `i`). Resources in scope: {'x', 'y'}. Enter a mesh with `with "
-        "mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call",
+        "are: {'l'} (assigned to `i`). Resources in scope: {'x', 'y'}. Assign one of "
+        "these, give the mesh an axis of that name, or enter a loop with `with serial_loop(name, length):` around "
+        "the call",
     ),
     "the same resource twice": (
         lambda: xmap(identity, I, I, axis_resources={"i": ("x", "x")}),
@@ -704,6 +737,13 @@ MISUSES = {
         "The resources of an axis should be names of mesh axes or of serial loops, or "
         "SerialLoop(length), but axis i is assigned None. Write a tuple of several resources, and () "
         "for none",
+    ),
+    "a device as a resource": (
+        lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": DEVICES[0]}),
+        TypeError,
+        "The resources of an axis should be names of mesh axes or of serial loops, or "
+        f"SerialLoop(length), but axis i is assigned {DEVICES[0]!r}. Write a tuple of several resources, "
+        "and () for none",
     ),
     "an ellipsis as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": ...}),
@@ -1042,23 +1082,23 @@ MISUSES = {
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "xx"}),
         ValueError,
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'xx'} "
-        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
-        "loop with `with serial_loop(name, length):` around the call. Did you mean `x`?",
+        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Assign one of these, give the mesh an axis of that "
+        "name, or enter a loop with `with serial_loop(name, length):` around the call. Did you mean `x`?",
     ),
     "a mesh axis of the wrong case": (
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "Y"}),
         ValueError,
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'Y'} "
-        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
-        "loop with `with serial_loop(name, length):` around the call. Did you mean `y`?",
+        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Assign one of these, give the mesh an axis of that "
+        "name, or enter a loop with `with serial_loop(name, length):` around the call. Did you mean `y`?",
     ),
     "a number of chunks as a resource": (
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": ("x", 2)}),
         ValueError,
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {2} "
-        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Enter a mesh with `with mesh(devices, names):` or a "
-        "loop with `with serial_loop(name, length):` around the call. To compute an axis in 2 chunks write "
-        "SerialLoop(2)",
+        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Assign one of these, give the mesh an axis of that "
+        "name, or enter a loop with `with serial_loop(name, length):` around the call. To compute an axis in 2 chunks "
+        "write SerialLoop(2)",
     ),
     "a set as a specification": (
         lambda: xmap(identity, {"i"}, I),
@@ -1517,7 +1557,7 @@ MISUSES = {
     "a median along a set": (
         lambda: over_i(lambda v: xnp.median(v, axis={"i"})),
         TypeError,
-        "median takes one named axis, or one positional axis, but got axis={'i'}",
+        "median expects axis names (hashable, and not None), but got {'i'}. Use a string",
     ),
     "a product over a dimension that is not there": (
         lambda: over_i(lambda v: xnp.prod(v, axis=("i", 1)), out_axes={}),
@@ -1813,11 +1853,29 @@ def test_the_misuses_are_many_and_their_messages_differ():
 
 ROWS = "`v` has the positional shape (3,) here; its named axes are {i: 8}."
 NO_ROWS = "`v` has no positional dimensions here; its named axes are {i: 8}."
-BY_NAME = " Reduce over one by its name, jnp.mean(v, axis='i'); its size is lax.axis_size('i')"
-NAMED = "jnp.{0} takes no axis names; xmap_compat.numpy.{0} does"
-ALONG = (
-    "stack takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array that has the named axis "
-    "'i' of x as its dimension 0: use stack there, with axis=0"
+SIZE = " The size of a named axis is lax.axis_size('i')"
+PRODUCT = " The sum of products over an axis of both operands is pdot(x, y, 'i')"
+ALONG = " Along a named axis it is {}"
+NAMED = "{0} takes no axis names here; xmap_compat.numpy.{0} does"
+POSITIONAL = (
+    "{0} takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array that has the named axis "
+    "'i' of x as its dimension 0: use {0} there, with axis=0"
+)
+TRACED = "xmap traces this function once, for all elements of its named axes: "
+NO_TRUTH = (
+    f"{TRACED}a condition has no truth value here. Write jnp.where(condition, x, y) or lax.cond in the place of `if`, "
+    "`and`, `or`, `not`, `max` and `min`"
+)
+NO_NUMPY = f"{TRACED}NumPy cannot read them. Call jax.numpy's function: jnp.sin, not np.sin"
+NO_VALUE = (
+    f"{TRACED}their values are not known here. Bind what must be known with functools.partial before xmap; the size of "
+    "a named axis is lax.axis_size(name)"
+)
+NO_MASK = f"{TRACED}what a mask selects is not known here. Write jnp.where(mask, x, 0)"
+NO_LOOP = " The function computes one element of `i`: it needs no loop over them"
+NO_ARRAY = (
+    "xmap takes arrays, scalars, or pytrees of them as results, and out_axes name their dimensions. Let a function "
+    "around the xmapped one return anything else"
 )
 
 
@@ -1825,22 +1883,57 @@ def of_other_values(v):
     return jnp.ones(3).sum(1)
 
 
+# The function, the positional shape of its argument, and the note: it fits the operation.
 NOTED = {
-    "a reduction over a dimension that is named": (lambda v: v.mean(axis=0), (), NO_ROWS + BY_NAME),
-    "the size of a dimension that is named": (lambda v: v.shape[1], (3,), ROWS + BY_NAME),
-    "the length of a value without dimensions": (lambda v: len(v), (), NO_ROWS + BY_NAME),
-    "an index of a dimension that is named": (lambda v: v[0, 0], (3,), ROWS + BY_NAME),
-    "a product over a dimension that is named": (lambda v: v.T @ np.ones(8), (3,), ROWS + BY_NAME),
-    "in an inner function": (lambda v: jax.jit(lambda w: w.sum(1))(v), (3,), ROWS + BY_NAME),
-    "in an xmap inside": (lambda v: xmap(lambda w: w.shape[1], J, {})(v), (3,), ROWS + BY_NAME),
-    "in a gradient": (lambda v: jax.grad(lambda v: v.sum(1))(v), (3,), ROWS + BY_NAME),
+    "a reduction over a dimension that is named": (
+        lambda v: v.mean(axis=0), (), NO_ROWS + ALONG.format("jnp.mean(v, axis='i')")
+    ),
+    "another reduction": (lambda v: jnp.sum(v, axis=1), (3,), ROWS + ALONG.format("jnp.sum(v, axis='i')")),
+    "one that takes no names": (
+        lambda v: jnp.prod(v, 0), (), NO_ROWS + ALONG.format("xmap_compat.numpy.prod(v, axis='i')")
+    ),
+    "a norm": (
+        lambda v: jnp.linalg.norm(v, axis=0), (), NO_ROWS + ALONG.format("xmap_compat.numpy.norm(v, axis='i')")
+    ),
+    "softmax": (lambda v: jax.nn.softmax(v), (), NO_ROWS + ALONG.format("jax.nn.softmax(v, axis='i')")),
+    "the size of a dimension that is named": (lambda v: v.shape[1], (3,), ROWS + SIZE),
+    "the length of a value without dimensions": (lambda v: len(v), (), NO_ROWS + SIZE),
+    "an index of a dimension that is named": (
+        lambda v: v[0, 0], (3,), ROWS + ALONG.format("xmap_compat.numpy.take(v, index, axis='i')")
+    ),
+    "an update at an index": (lambda v: v.at[0].set(1), (), NO_ROWS),
+    "a loop": (lambda v: list(v), (), NO_ROWS + NO_LOOP),
+    "a reshape": (lambda v: v.reshape(8, 3), (3,), ROWS),
+    "a transposition": (lambda v: jnp.transpose(v, (1, 0)), (3,), ROWS),
+    "a stack": (lambda v: jnp.stack([v, v], axis=2), (3,), ROWS),
+    "a product over a dimension that is named": (lambda v: v.T @ np.ones(8), (3,), ROWS + PRODUCT),
+    "a product from the right": (lambda v: np.ones((3, 8)) @ v, (), NO_ROWS + PRODUCT),
+    "dot_general": (lambda v: lax.dot_general(v, v, (((0,), (0,)), ((), ()))), (), NO_ROWS + PRODUCT),
+    "an einsum": (lambda v: jnp.einsum("k,k->", v, np.ones(8)), (), NO_ROWS + PRODUCT),
+    "NumPy's function": (lambda v: np.sum(v, axis=1), (3,), ROWS + ALONG.format("jnp.sum(v, axis='i')")),
+    "in an inner function": (
+        lambda v: jax.jit(lambda w: w.sum(1))(v), (3,), ROWS + ALONG.format("jnp.sum(v, axis='i')")
+    ),
+    "in an xmap inside": (lambda v: xmap(lambda w: w.shape[1], J, {})(v), (3,), ROWS + SIZE),
+    "in a gradient": (
+        lambda v: jax.grad(lambda v: v.sum(1))(v), (3,), ROWS + ALONG.format("jnp.sum(v, axis='i')")
+    ),
     "argmax over a named axis": (lambda v: jnp.argmax(v, "i"), (3,), NAMED.format("argmax")),
     "the method": (lambda v: v.cumsum(axis="i"), (3,), NAMED.format("cumsum")),
-    "prod": (lambda v: jnp.prod(v, axis="i"), (3,), NAMED.format("prod")),
-    "stack": (lambda v: jnp.stack([v, v], axis="i"), (3,), ALONG),
+    "NumPy's prod over a named axis": (lambda v: np.prod(v, axis="i"), (3,), NAMED.format("prod")),
+    "a name where a collective takes a position": (lambda v: lax.all_gather(v, "i", axis="i"), (3,), None),
+    "a condition": (lambda v: 1 if v > 0 else 2, (), NO_TRUTH),
+    "a condition of several values": (lambda v: 1 if v > 0 else 2, (3,), NO_TRUTH),
+    "a function of NumPy": (lambda v: np.sin(v), (), NO_NUMPY),
+    "a Python number": (lambda v: float(v), (), NO_VALUE),
+    "a number of iterations": (lambda v: range(v), (), NO_VALUE),
+    "a method that makes lists": (lambda v: v.tolist(), (3,), NO_VALUE),
+    "a mask": (lambda v: v[v > 0], (3,), NO_MASK),
+    "a string as the result": (lambda v: "v", (), NO_ARRAY),
+    "a string in the result": (lambda v: {"v": v, "name": "v"}, (), NO_ARRAY),
     "nothing of dimensions": (lambda v: int("v"), (3,), None),
     "an error of ours": (lambda v: xmap(identity, ["j", "k"], {})(v), (3,), None),
-    "a permutation of sources": (lambda v: lax.ppermute(v, "i", [0, 1]), (3,), errors.permutation_note()),
+    "a permutation of sources": (lambda v: lax.ppermute(v, "i", [0, 1]), (3,), notes.PERMUTATION),
     "an argument that is missing": (lambda v: lax.psum(v), (3,), None),
     "no variable": (of_other_values, (3,), None),
 }  # fmt: skip
@@ -1858,10 +1951,33 @@ def test_errors_of_jax_are_noted_with_named_axes(fun, shape, note):
     assert notes_of(caught.value) == ([note] if note else [])
 
 
+def swapped(u, v):
+    return v @ u
+
+
+@pytest.mark.parametrize(
+    ("fun", "note"),
+    [
+        (lambda u, v: u @ v, "The sum of products over `k` is pdot(u, v, 'k')"),
+        (swapped, "The sum of products over `k` is pdot(v, u, 'k')"),
+        (lambda u, v: jnp.einsum("k,k->", u, v), "The sum of products over `k` is pdot(u, v, 'k')"),
+        (lambda u, v: jnp.tensordot(u, 2 * v, 1), "The sum of products over `k` is pdot(u, v, 'k')"),
+    ],
+    ids=["u @ v", "v @ u", "einsum", "tensordot"],
+)
+def test_a_product_is_noted_with_the_axis_that_its_operands_share(fun, note):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        xmap(fun, (["i", "k"], ["k", "j"]), ["i", "j"])(ones((8, 3)), ones((3, 4)))
+    (found,) = notes_of(caught.value)
+    assert found.endswith(f" {note}")
+    product = xmap(lambda u, v: pdot(u, v, "k"), (["i", "k"], ["k", "j"]), ["i", "j"])
+    np.testing.assert_array_equal(product(ones((8, 3)), ones((3, 4))), 3 * ones((8, 4)))
+
+
 def test_the_functions_that_a_note_speaks_of_take_axis_names():
-    assert {*xnp.__all__} - {"along", "einsum"} == errors.NAMED_FUNCTIONS
-    for name in errors.NAMED_FUNCTIONS:
-        other = [1] if name in ("roll", "take") else []
+    assert {*xnp.__all__} - {"along", "einsum"} == notes.NAMED_FUNCTIONS
+    for name in notes.NAMED_FUNCTIONS:
+        other = [1] if name in ("roll", "take") else [0.5] if name == "quantile" else []
         jax.eval_shape(xmap(lambda v: getattr(xnp, name)(v, *other, axis="i"), I, I), ones((8, 3)))  # noqa: B023
 
 
@@ -1870,7 +1986,7 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
     exec("def fun(v):\n    w = 2 * v\n    return w.shape[1]", made)
     with pytest.raises(IndexError) as caught:
         over_i(made["fun"])
-    assert notes_of(caught.value) == [f"{ROWS} {ROWS.replace('v', 'w', 1)}{BY_NAME}"]
+    assert notes_of(caught.value) == [f"{ROWS} {ROWS.replace('v', 'w', 1)}{SIZE}"]
 
 
 @pytest.mark.parametrize(
@@ -1887,6 +2003,38 @@ def test_resources_of_an_axis_that_is_not_there(resources, advice):
         xmap(identity, BATCH, BATCH, axis_resources=resources)
     (warning,) = caught
     assert (str(warning.message).partition("missing: ")[2], warning.filename) == (advice, __file__)
+
+
+# -------------------------------------------------------------------------------- numbers that are none
+
+
+def logarithm(v):
+    return jnp.log(v)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=["vectorized", "split"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda f: f,
+        lambda f: jax.jit(lambda v: 2 * f(v)),
+        lambda f: jax.grad(lambda v: f(v).sum()),
+        lambda f: jax.vmap(f, in_axes=1),
+    ],
+    ids=["a call", "jit", "grad", "vmap"],
+)
+def test_a_number_that_is_none_is_found_in_the_xmapped_function(use, resources):
+    f = use(xmap(logarithm, I, I, axis_resources=resources))
+    with grid(), jax.debug_nans(True):
+        f(ones((8, 3)))
+        with pytest.raises(FloatingPointError, match=r"^[iI]nvalid value \(nan\) encountered in xmap\(logarithm\): "):
+            f(-ones((8, 3)))
+    with (
+        grid(),
+        jax.debug_infs(True),
+        pytest.raises(FloatingPointError, match=r"\(inf\) encountered in xmap\(logarithm\)"),
+    ):
+        f(0 * ones((8, 3)))
 
 
 # ------------------------------------------------------------------------------- where errors end

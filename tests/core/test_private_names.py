@@ -17,7 +17,7 @@ import pytest
 from jax.extend import core as jex_core
 from jax.extend import linear_util
 from jax.extend import source_info_util as jex_source_info
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 from test_fences import FENCE, SOURCES, bindings, is_private, names_defined_in
 
 from xmap_compat._jax import nice
@@ -148,7 +148,17 @@ PARAMETERS = [
 
 PUBLIC = [
     *(jax, jax.numpy, jax.lax, jax.sharding, jax.core, jax.tree, jax.random, jax.dtypes, jax.errors, jax.ref),
-    *(jex_core, jex_source_info, linear_util, ad, batching, mlir, jax.custom_derivatives, jax.custom_batching),
+    *(
+        jex_core,
+        jex_source_info,
+        linear_util,
+        ad,
+        batching,
+        mlir,
+        partial_eval,
+        jax.custom_derivatives,
+        jax.custom_batching,
+    ),
     *(jax.core.Tracer, jex_core.Jaxpr, jex_core.ClosedJaxpr, jex_core.JaxprEqn, jex_core.Var, jex_core.Literal),
     *(jex_core.Primitive, jax.core.ShapedArray, jex_source_info.SourceInfo, ad.Zero, jax.tree_util.PyTreeDef),
     *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.NamedSharding, linear_util.WrappedFun),

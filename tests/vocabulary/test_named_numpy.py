@@ -1,5 +1,8 @@
 """NumPy functions over named axes equal NumPy over the same dimension, under every placement."""
 
+import contextlib
+import functools
+import inspect
 import re
 
 import jax
@@ -9,6 +12,7 @@ import pytest
 
 from xmap_compat import numpy as xnp
 from xmap_compat import xmap
+from xmap_compat.core import notes
 
 PLACEMENTS = [
     {},
@@ -104,6 +108,89 @@ def test_gradients_from_outside_equal_the_positional_ones(case, resources, x, me
     np.testing.assert_allclose(gradient, jax.grad(lambda v: jnp.sum(jnp.sin(positional(v))))(x), rtol=1e-3, atol=1e-4)
 
 
+# ``(x, axis) -> result`` with the functions of ``f``: of jax.numpy for whole arrays, of ours in a body.
+AS_JAX = {
+    **{
+        name: lambda f, x, axis, name=name: getattr(f, name)(x, axis)
+        for name in ["median", "ptp", "nansum", "nanmean", "nanmax", "nanmin"]
+    },
+    **{
+        f"{name} of gaps": lambda f, x, axis, name=name: getattr(f, name)(jnp.where(x > 0, x, jnp.nan), axis)
+        for name in ["nansum", "nanmean", "nanmax", "nanmin"]
+    },
+    **{
+        f"quantiles, {method}": lambda f, x, axis, method=method: f.quantile(x, QUANTILES, axis, method=method)
+        for method in ["linear", "lower", "higher", "midpoint", "nearest"]
+    },
+    **{
+        f"norm {ord}": lambda f, x, axis, ord=ord: getattr(f, "linalg", f).norm(x, ord, axis)
+        for ord in [None, 0, 1, 3, -2, np.inf, -np.inf]
+    },
+    "average": lambda f, x, axis: f.average(x, axis, returned=True),
+    "weighted average": lambda f, x, axis: f.average(x, axis, weights=x * x + 1, returned=True),
+}
+QUANTILES = np.array([0.25, 0.8], np.float32)
+MATRIX_NORMS = {
+    f"matrix norm {ord}": lambda f, x, axis, ord=ord: getattr(f, "linalg", f).norm(x, ord, axis)
+    for ord in [None, "fro", 1, -1, np.inf, -np.inf]
+}
+# A matrix has no such norms; ties over several axes share alike or not by the order of the array's dimensions.
+OVER_ONE_AXIS = re.compile("norm (0|3|-2)$|median|quantiles")
+
+
+def values_and_gradient(calls, x):
+    """Results, and the gradient of a sum of sines of each."""
+    loss = lambda call: lambda v: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(call(v)))
+    return jax.jit(lambda v: {name: (call(v), jax.grad(loss(call))(v)) for name, call in calls.items()})(x)
+
+
+@pytest.mark.parametrize("resources", [{}, {"k": "x"}, {"k": ("y", "x"), "b": None}], ids=["none", "x", "y and x"])
+@pytest.mark.parametrize(
+    ("axis", "dims"), [("k", 2), (("k", 0), (2, 1)), ((-1, "k"), (1, 2))], ids=["k", "k and 0", "-1 and k"]
+)
+def test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros(axis, dims, resources, rng, mesh42):
+    x = rng.integers(-2, 3, size=(8, 3, 16)).astype(np.float32)
+    x[0], x[1, 0] = 0, 2
+    cases = AS_JAX if axis == "k" else {k: f for k, f in (AS_JAX | MATRIX_NORMS).items() if not OVER_ONE_AXIS.match(k)}
+    resources = {name: entry for name, entry in resources.items() if entry}
+    named = {
+        name: xmap(
+            lambda v, f=f: f(xnp, v, axis),
+            IN,
+            {0: "b"} if "quantiles" not in name else {1: "b"},
+            axis_resources=resources,
+        )
+        for name, f in cases.items()
+    }
+    with mesh42:
+        found = values_and_gradient(named, x)
+    whole = values_and_gradient({name: lambda v, f=f: f(jnp, v, dims) for name, f in cases.items()}, x)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    for name in cases:
+        jax.tree.map(functools.partial(close, err_msg=name), found[name], whole[name])
+
+
+def test_weights_are_those_of_the_elements_or_of_the_axes(x, rng):
+    of_k, of_rows = rng.uniform(1, 2, 16), rng.uniform(1, 2, (3, 16))
+    average = lambda axis, names: xmap(lambda v, w: xnp.average(v, axis, weights=w), (IN, names), {0: "b"})
+    np.testing.assert_allclose(average("k", {0: "k"})(x, of_k), np.average(x, 2, of_k), rtol=1e-4)
+    np.testing.assert_allclose(average(("k", 0), {1: "k"})(x, of_rows), np.average(x, (1, 2), of_rows), rtol=1e-4)
+    np.testing.assert_allclose(average(("k", 0), {})(x, np.ones(3)), x.mean((1, 2)), rtol=1e-4, atol=1e-6)
+    with pytest.raises(
+        ValueError, match=re.escape("average got weights of the positional shape (16,) for an array of")
+    ):
+        average("k", {})(x, of_k)
+
+
+def test_a_named_axis_leaves_no_dimension_to_keep(x):
+    functions = [xnp.any, xnp.ptp, xnp.nanmax, xnp.median, xnp.norm, xnp.average]
+    keep = xmap(lambda v: [f(v, axis=("k", 0), keepdims=True) for f in functions], IN, {0: "b"})
+    assert {r.shape for r in keep(x)} == {(8, 1)}
+    assert xmap(lambda v: xnp.argmax(v, "k", keepdims=True), IN, {0: "b"})(x).shape == (8, 3)
+    quantiles = xmap(lambda v: xnp.quantile(v, QUANTILES, ("k", 0), keepdims=True), IN, {1: "b"})
+    np.testing.assert_allclose(quantiles(x)[..., 0], np.quantile(x, QUANTILES, (1, 2)), rtol=1e-4)
+
+
 def test_an_axis_without_resources_is_not_copied_to_be_reduced(x):
     """The named axis is a dimension already: no gather, nothing larger than the argument is made."""
     program = xmap(lambda v: xnp.prod(v, "k"), IN, {0: "b"}).lower(x).compile()
@@ -139,3 +226,64 @@ def test_several_axes_at_once_are_refused_where_one_is_meant():
     fun = xmap(lambda v: xnp.sort(v, ("k", 0)), ["k", ...], ["k", ...])
     with pytest.raises(TypeError, match=re.escape("sort takes one named axis, or one positional axis")):
         fun(np.ones((4, 3)))
+
+
+# --------------------------------------------------------------- what JAX's own functions do with a name
+
+
+def functions_with_an_axis():
+    for module in (jnp, jnp.linalg, jnp.fft, jax.nn, jax.scipy.special):
+        for name in filter(re.compile("[a-z]").match, dir(module)):
+            with contextlib.suppress(TypeError, ValueError):
+                if "axis" in inspect.signature(getattr(module, name)).parameters:
+                    yield f"{module.__name__}.{name}", getattr(module, name)
+
+
+# Arguments after the array; the others need none.
+ARGUMENTS = {
+    **dict.fromkeys(["append", "cross", "vecdot"], (np.ones(3, np.float32),)),
+    **dict.fromkeys(["delete", "take", "take_along_axis"], (np.array([0]),)),
+    **dict.fromkeys(["argpartition", "array_split", "partition", "repeat", "roll", "split"], (1,)),
+    **dict.fromkeys(["nanpercentile", "nanquantile", "percentile", "quantile"], (0.5,)),
+    "insert": (0, 1.0),
+}
+#: They have another first argument, or read no axis of what has one positional dimension; one_hot is in the matrix.
+OTHERS = r"apply_along_axis|compress|geomspace|lexsort|linspace|logspace|one_hot|put_along_axis|rot90|top_k"
+FUNCTIONS = {name: f for name, f in functions_with_an_axis() if not re.search(rf"\.({OTHERS})$", name)}
+KEEP_THE_AXIS = ("log_softmax", "softmax", "standardize")
+
+
+def result_or_note(name, call, x):
+    """What a function of JAX gives along ``i``, or our note on its error."""
+    try:
+        return xmap(call, ["i", ...], ["i", ...] if name in KEEP_THE_AXIS else {})(x), None
+    except (NotImplementedError, TypeError, ValueError) as error:
+        return None, next((note for note in error.__notes__ if "takes no axis names" in note), None)
+
+
+@pytest.mark.parametrize(("axis", "dims"), [("i", 0), (("i", 0), (0, 1))], ids=["a name", "a name and a position"])
+def test_every_function_of_jax_takes_a_name_or_the_note_says_what_to_call(axis, dims):
+    x = np.arange(24, dtype=np.float32).reshape(8, 3) % 5
+    working = set()
+    for path, function in FUNCTIONS.items():
+        name = path.split(".")[-1]
+        call = lambda v, axis: function(v, *ARGUMENTS.get(name, ()), axis=axis)  # noqa: B023
+        result, note = result_or_note(name, functools.partial(call, axis=axis), x)
+        if note is None:
+            working.add(name)
+            close = functools.partial(np.testing.assert_allclose, rtol=1e-5, err_msg=path)
+            jax.tree.map(close, result, call(x, axis=dims))
+        elif name in notes.NAMED_FUNCTIONS:
+            assert note == f"{name} takes no axis names here; xmap_compat.numpy.{name} does"
+        else:
+            assert "xmap_compat.numpy.along(fun, 'i', x)" in note
+    assert working <= notes.TAKE_NAMES.keys()
+    assert {"sum", "max", "var", "nansum", "logsumexp", "softmax", "vector_norm"} <= working
+
+
+@pytest.mark.parametrize("name", sorted({*dir(jax.Array)} & notes.NAMED_FUNCTIONS - notes.TAKE_NAMES.keys()))
+@pytest.mark.parametrize("axis", ["i", ("i", 0), [0, "i"]], ids=str)
+def test_every_method_of_arrays_that_takes_no_names_says_what_to_call(name, axis):
+    call = lambda v: getattr(v, name)(*ARGUMENTS.get(name, ()), axis=axis)
+    _, note = result_or_note(name, call, np.ones((8, 3), np.float32))
+    assert note == f"{name} takes no axis names here; xmap_compat.numpy.{name} does"

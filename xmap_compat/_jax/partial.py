@@ -98,7 +98,11 @@ def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
-    """All values in a new first dimension.  Of Explicit values JAX (to 0.12) mistypes it, and cannot scatter sums."""
-    if any(explicit_spec(x)):
-        return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to="invarying")
-    return lax.all_gather(x, axes, to=to)
+    """All values in a new first dimension.  Of Explicit values JAX (to 0.12) cannot scatter the sums of a derivative.
+
+    Tiled, where that matters: JAX mistypes untiled gathers of Explicit values, and the transpose of an untiled gather
+    is an untiled scatter, which JAX batches wrongly (to 0.12).
+    """
+    if to == "invarying" and not any(explicit_spec(x)):
+        return lax.all_gather(x, axes, to=to)
+    return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to="invarying" if any(explicit_spec(x)) else to)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy
+import opt_einsum
 from jax.extend import source_info_util
 
 _FOLDERS = [os.path.dirname(jax.__file__) + os.sep]  # whose frames are not the user's
@@ -92,8 +94,12 @@ def where_now() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[str]]:
-    """The user's frames that an error passed with their lines, innermost first, and the functions below these.
+# Between a user's line and JAX: libraries that call methods of its arrays, or are called by it.
+_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (numpy, opt_einsum))
+
+
+def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[types.FrameType]]:
+    """The user's frames that an error passed with their lines, innermost first, and JAX's below these, outermost first.
 
     None where this package raised the error.
     """
@@ -102,12 +108,13 @@ def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]],
     if passed[-1][0].f_code.co_filename.startswith(own):
         return [], []
     users: list[tuple[types.FrameType, int]] = []
-    below: list[str] = []
+    below: list[types.FrameType] = []
     for frame, line in passed:
-        if is_user_file(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if is_user_file(file) and not file.startswith(_LIBRARIES):
             users, below = [(frame, line), *users], []
-        else:
-            below.append(frame.f_code.co_name)
+        elif not file.startswith(own):
+            below.append(frame)
     return users, below
 
 

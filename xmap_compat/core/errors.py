@@ -86,7 +86,7 @@ def bad_spec(where: str, spec: Any, path: str) -> TypeError:
 
 def _spec_meant(spec: Any) -> str:
     """What to write for a specification that is none, where that can be guessed."""
-    if spec is ...:
+    if spec is ... or (isinstance(spec, str) and spec == "..."):
         return ". Write [...] where no dimension is named"
     if isinstance(spec, str):
         return f". Write [{spec!r}, ...] for the leading dimension"
@@ -108,13 +108,14 @@ def misplaced_ellipsis(where: str, spec: Any, path: str) -> ValueError:
 
 
 def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
-    reason = "it must be hashable, and neither None nor an ellipsis"
+    reason, remedy = "it must be hashable, and neither None nor an ellipsis", "Use a string instead"
+    if isinstance(name, str):
+        reason, remedy = f"`{name!r}` is a string", "Write `...`"
     if isinstance(name, tuple):
         reason = "JAX reads a tuple as several names"
     if isinstance(name, (bool, np.bool_)):
         reason = "JAX reads a truth value as the position 0 or 1"
     read = f", in the specification {show(spec)}{_below(where, path)}" if spec is not None else ""
-    remedy = "Use a string instead"
     if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
         remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
     return TypeError(f"{show(name)} cannot be used as an axis name in xmap {where}{read}: {reason}. {remedy}")
@@ -300,41 +301,10 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
     )
 
 
-def positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Hashable, int]]]) -> str:
-    """A note for an error of JAX; ``values`` are variables with their positional and their named shapes."""
-    described = [
-        f"`{variable}` has {f'the positional shape {tuple(shape)}' if shape else 'no positional dimensions'} here; "
-        f"its named axes are {{{', '.join(f'{name}: {size}' for name, size in named.items())}}}."
-        for variable, (shape, named) in values.items()
-    ]
-    variable, (_, named) = next(iter(values.items()))
-    advice = [
-        f"Reduce over one by its name, jnp.mean({variable}, axis={name!r}); its size is lax.axis_size({name!r})"
-        for name in named
-        if isinstance(name, str)
-    ]
-    return " ".join([*described, *advice[:1]])
-
-
-# The functions of xmap_compat.numpy that are called like those of jax.numpy, which take no axis names.
-NAMED_FUNCTIONS = frozenset(
-    {"all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "flip", "median", "prod", "roll", "sort", "take"}
-)
-
-
-def named_function_note(fun: str) -> str:
-    """A note for an error of JAX."""
-    if fun in NAMED_FUNCTIONS:
-        return f"jnp.{fun} takes no axis names; xmap_compat.numpy.{fun} does"
-    return (
-        f"{fun} takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array that has the named "
-        f"axis 'i' of x as its dimension 0: use {fun} there, with axis=0"
-    )
-
-
-def permutation_note() -> str:
-    """A note for an error of JAX."""
-    return "The permutation of ppermute is a list of pairs, (source, destination); lax.pshuffle takes a list of sources"
+def name_function(error: FloatingPointError, fun: str) -> None:
+    """Legacy's sentence before that of JAX, which names a primitive or nothing."""
+    kind = "inf" if "(inf)" in str(error) else "nan"
+    error.args = (f"invalid value ({kind}) encountered in xmap({fun}): {error}",)
 
 
 def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
@@ -402,11 +372,16 @@ def repeated_resource(name: Hashable, resources: Any) -> ValueError:
     )
 
 
-def missing_resources(missing: Sequence[Any], axes: Iterable[Hashable], available: Sequence[Any]) -> ValueError:
+def missing_resources(
+    missing: Sequence[Any], axes: Iterable[Hashable], available: Sequence[Any], has_mesh: bool
+) -> ValueError:
+    remedy = "Enter a mesh with `with mesh(devices, names):` or a loop"
+    if has_mesh:
+        remedy = "Assign one of these, give the mesh an axis of that name, or enter a loop"
     return ValueError(
         "In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
-        f"{_set(missing)} (assigned to {_names(axes)}). Resources in scope: {_set(available)}. Enter a mesh with "
-        "`with mesh(devices, names):` or a loop with `with serial_loop(name, length):` around the call"
+        f"{_set(missing)} (assigned to {_names(axes)}). Resources in scope: {_set(available)}. {remedy} with "
+        "`with serial_loop(name, length):` around the call"
         f"{_did_you_mean(missing, available)}{''.join(map(_loop_meant, missing))}"
     )
 
@@ -850,6 +825,14 @@ def bad_named_shape(sizes: Any) -> TypeError:
 
 def mixed_axes(fun: str, axis: Any) -> TypeError:
     return TypeError(f"{fun} takes one named axis, or one positional axis, but got axis={axis!r}")
+
+
+def bad_weights(weights: Sequence[int], shape: Sequence[int], positions: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"average got weights of the positional shape {tuple(weights)} for an array of the positional shape "
+        f"{tuple(shape)}. Give them that shape, or {tuple(shape[p] for p in positions)}: the sizes of the positional "
+        "axes to average over"
+    )
 
 
 def axis_name_type(fun: str, name: Any) -> TypeError:

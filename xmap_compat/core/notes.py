@@ -1,4 +1,7 @@
-"""What an error of JAX in the user's function has to do with named axes, as a note on it."""
+"""What an error of JAX in the user's function has to do with named axes, as a note on it.
+
+Loaded when there is such an error.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import linecache
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,33 +18,32 @@ import jax.numpy as jnp
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.named_shape import is_array, named_shape
+from xmap_compat.core.restored import is_name
 
 
-@contextlib.contextmanager
-def notes_on_errors() -> Iterator[None]:
-    """While the user's function is traced: add to its errors what explains them, if anything does."""
-    try:
-        yield
-    except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-        note = None
-        with contextlib.suppress(Exception):  # the user's error is the one to be seen
-            note = _note_for(error)
-        if note:
+def add_note(error: Exception) -> None:
+    """Add to an error of the user's function, while it is traced, what explains it, if anything does."""
+    with contextlib.suppress(Exception):  # the user's error is the one to be seen
+        if note := _note_for(error):
             errors.note_once(error, note)
-        raise
 
 
 # What JAX and NumPy speak of where a program counts dimensions that are named, or asks for their sizes.
-_OF_DIMENSIONS = re.compile(r"shape|dimension|ndim|rank|ax[ei]s|unsized|0-d|string indexing|out of bounds|permutation")
+_OF_DIMENSIONS = re.compile(
+    r"shape|dimension|ndim|rank|ax[ei]s|unsized|0-d|subscript|string indexing|out of bounds|permutation"
+)
 
 
 def _note_for(error: Exception) -> str | None:
     frames, below = _jax.user_frames_of(error)
-    if "'str' object cannot be interpreted as an integer" in str(error) or "Named reductions" in str(error):
-        function = next((name for name in below if name in _POSITIONAL), None)
-        return errors.named_function_note(function) if function else None
-    if "'int' object is not iterable" in str(error) and "ppermute" in below:
-        return errors.permutation_note()
+    called = [frame.f_code.co_name.strip("_") for frame in below]
+    named = _axis_given_by_name(below)
+    if named and named not in TAKE_NAMES:
+        return _named_function_note(named)
+    if note := next((note for words, note in _OF_TRACING.items() if words in f"{type(error)} {error}"), None):
+        return note
+    if "'int' object is not iterable" in str(error) and "ppermute" in called:
+        return PERMUTATION
     of_dimensions = isinstance(error, IndexError) or _OF_DIMENSIONS.search(str(error))
     if (
         not of_dimensions
@@ -51,18 +53,123 @@ def _note_for(error: Exception) -> str | None:
         return None
     # Of the arguments of inner functions it is not known what they vary over: then what was passed to them is shown.
     mapped = next(filter(None, (_mapped_variables(*frame) for frame in frames)), None)
-    return errors.positional_note(mapped) if mapped else None
+    operation = next(filter(_OPERATIONS.__contains__, called), "" if called else "shape")
+    return _positional_note(mapped, operation) if mapped else None
 
 
-_POSITIONAL = {*vars(jnp), *vars(jnp.linalg), *vars(jax.nn)}
+_AXES = ("axis", "axes", "dimension")
+
+
+def _axis_given_by_name(below: Sequence[types.FrameType]) -> str | None:
+    """The function of JAX that got a name where it takes a position; a collective has its names elsewhere."""
+    for frame in below:
+        given = [frame.f_locals[parameter] for parameter in _AXES if parameter in frame.f_locals]
+        if given:
+            axes = [axis for one in given for axis in (one if isinstance(one, (tuple, list)) else (one,))]
+            is_collective = "axis_name" in frame.f_locals
+            return frame.f_code.co_name.strip("_") if any(map(is_name, axes)) and not is_collective else None
+    return None
 
 
 def _mapped_variables(frame: types.FrameType, line: int) -> dict[str, tuple[tuple[int, ...], Mapping[Any, int]]]:
     """The variables on a line (or of its function, where its source is not known) that vary over named axes."""
-    text = linecache.getline(frame.f_code.co_filename, line)
+    words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
     found = {}
     for name, value in frame.f_locals.items():
-        if is_array(value) and (not text or re.search(rf"\b{name}\b", text)):
+        if is_array(value) and (not words or name in words):
             with contextlib.suppress(ValueError):  # it is not known
                 found[name] = (jnp.shape(value), named_shape(value))
-    return {name: (shape, named) for name, (shape, named) in found.items() if named}
+    return {name: found[name] for name in sorted(found, key=[*words, *found].index) if found[name][1]}
+
+
+# ------------------------------------------------------------------------------ words
+
+# Functions of JAX that take axis names in the body of an xmapped function, and their modules.
+TAKE_NAMES = {
+    name: module
+    for module, names in {
+        "jnp.": "amax amin count_nonzero max mean min minmax nanmean nanstd nansum nanvar ptp std sum var",
+        "jax.nn.": "log_softmax logmeanexp logsumexp one_hot softmax standardize",
+        "jnp.linalg.": "vector_norm",
+    }.items()
+    for name in names.split()
+}
+
+# The functions of xmap_compat.numpy that are called like those of jax.numpy, which take no axis names.
+_NAMED = "all any argmax argmin argsort average count_nonzero cumprod cumsum flip median nanmax nanmean nanmin nansum"
+NAMED_FUNCTIONS = frozenset(f"{_NAMED} norm prod ptp quantile roll sort take".split())
+
+_MATMUL = ("operator_matmul", "operator_rmatmul")
+_PRODUCTS = {"dot", "dot_general", "einsum", "inner", "matmul", "matvec", "tensordot", "vdot", "vecdot", *_MATMUL}
+_OPERATIONS = {*vars(jnp), *vars(jnp.linalg), *vars(jax.nn), *vars(jax.lax), "getitem", "iter", "len", *_MATMUL}
+_OTHER_ARGUMENTS = {"one_hot": ", num_classes", "quantile": ", q", "roll": ", shift", "take": ", index"}
+
+
+def _positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]]], operation: str) -> str:
+    """``values``: variables with their positional and their named shapes; ``operation``: what was done to them."""
+    described = [
+        f"`{variable}` has {f'the positional shape {tuple(shape)}' if shape else 'no positional dimensions'} here; "
+        f"its named axes are {{{', '.join(f'{name}: {size}' for name, size in named.items())}}}."
+        for variable, (shape, named) in values.items()
+    ]
+    named = {variable: [name for name in names if isinstance(name, str)] for variable, (_, names) in values.items()}
+    return " ".join([*described, *_by_name(operation, named)])
+
+
+def _by_name(operation: str, named: Mapping[str, Sequence[str]]) -> list[str]:
+    """How an operation over positional dimensions is written over the named axes of its operands, if it is."""
+    (variable, names), *others = named.items()
+    operation = "take" if operation == "getitem" else operation
+    if not names:
+        return []
+    if operation in _PRODUCTS:
+        shared = [(second, k) for second, its in others[:1] for k in names if k in its]
+        each = [f"The sum of products over `{k}` is pdot({variable}, {second}, {k!r})" for second, k in shared]
+        return (
+            ["; ".join(each)]
+            if each
+            else [f"The sum of products over an axis of both operands is pdot(x, y, {names[0]!r})"]
+        )
+    if operation in TAKE_NAMES or operation in NAMED_FUNCTIONS:
+        module, more = TAKE_NAMES.get(operation, "xmap_compat.numpy."), _OTHER_ARGUMENTS.get(operation, "")
+        return [f"Along a named axis it is {module}{operation}({variable}{more}, axis={names[0]!r})"]
+    if operation == "iter":
+        return [f"The function computes one element of `{names[0]}`: it needs no loop over them"]
+    return [f"The size of a named axis is lax.axis_size({names[0]!r})"] if operation in ("len", "shape") else []
+
+
+def _named_function_note(fun: str) -> str:
+    if fun in NAMED_FUNCTIONS:
+        return f"{fun} takes no axis names here; xmap_compat.numpy.{fun} does"
+    return (
+        f"{fun} takes no axis names. xmap_compat.numpy.along(fun, 'i', x) calls fun with an array that has the named "
+        f"axis 'i' of x as its dimension 0: use {fun} there, with axis=0"
+    )
+
+
+_TRACED = "xmap traces this function once, for all elements of its named axes: "
+_NO_VALUE = (
+    f"{_TRACED}their values are not known here. Bind what must be known with functools.partial before xmap; the size "
+    "of a named axis is lax.axis_size(name)"
+)
+_NO_TRUTH = (
+    f"{_TRACED}a condition has no truth value here. Write jnp.where(condition, x, y) or lax.cond in the place of `if`, "
+    "`and`, `or`, `not`, `max` and `min`"
+)
+_OF_TRACING = {  # by words of the error or of its type
+    "TracerBoolConversionError": _NO_TRUTH,
+    "truth value of an array": _NO_TRUTH,
+    "TracerArrayConversionError": f"{_TRACED}NumPy cannot read them. Call jax.numpy's function: jnp.sin, not np.sin",
+    "NonConcreteBooleanIndexError": f"{_TRACED}what a mask selects is not known here. Write jnp.where(mask, x, 0)",
+    "TracerIntegerConversionError": _NO_VALUE,
+    "ConcretizationTypeError": _NO_VALUE,
+    "converted to a scalar index": _NO_VALUE,
+}
+
+PERMUTATION = (
+    "The permutation of ppermute is a list of pairs, (source, destination); lax.pshuffle takes a list of sources"
+)
+RESULT = (
+    "xmap takes arrays, scalars, or pytrees of them as results, and out_axes name their dimensions. Let a function "
+    "around the xmapped one return anything else"
+)

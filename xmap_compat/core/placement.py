@@ -119,7 +119,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
 
 def _check_resource(name, resource):
     """Any hashable may name a mesh axis or a loop, but some surely mean something else."""
-    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh)
+    others = (tuple, type, jax.Device, jax.sharding.PartitionSpec, jax.sharding.Mesh, jax.sharding.Sharding)
     if resource is None or resource is ... or isinstance(resource, others):
         raise errors.bad_resource(name, resource)
     try:
@@ -174,7 +174,7 @@ def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope
     missing = [r for r in wanted if r not in mesh_shape and r not in loops]
     if missing:
         axes = [name for name, entries in resources.items() if any(r in missing for r in entries)]
-        raise errors.missing_resources(missing, axes, [*mesh_shape, *loops])
+        raise errors.missing_resources(missing, axes, [*mesh_shape, *loops], bool(mesh_shape))
     if shadowed := [r for r in wanted if r in mesh_shape and r in loops]:
         raise errors.mesh_shadows_loops(shadowed)
     for name, entries in resources.items():

@@ -21,7 +21,7 @@ def _in_body() -> bool:
     return bool(enclosing_bodies())
 
 
-def _is_name(axis: Any) -> bool:
+def is_name(axis: Any) -> bool:
     """Whether an ``axis`` argument inside a body names an axis: any string, or any name in scope."""
     if not _in_body() or axis is None or isinstance(axis, (int, tuple, list)):
         return False
@@ -62,7 +62,7 @@ def _make_restoration() -> _jax.Restoration:
     restoration = _jax.Restoration()
     restoration.attribute(_jax.TRACER_TYPE, "named_shape", property(named_shape))
     restoration.attribute(_jax.ARRAY_TYPE, "named_shape", property(_named_shape_of_type))
-    _jax.restore_named_reductions(restoration, _is_name)
+    _jax.restore_named_reductions(restoration, is_name)
     _jax.restore_collective_transposes(restoration)
     _jax.mend_collective_batching(restoration)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)

@@ -268,7 +268,8 @@ def check_name(where: str, name: Any, path: str = "", source: Any = None) -> Non
     """Raise unless something can be the name of an axis."""
     if isinstance(name, jax.sharding.PartitionSpec):
         raise errors.partition_spec(where, name, path, source)
-    if name is None or name is ... or isinstance(name, (bool, np.bool_, tuple)):
+    is_dots = isinstance(name, str) and name == "..."
+    if name is None or name is ... or is_dots or isinstance(name, (bool, np.bool_, tuple)):
         raise errors.bad_axis_name(where, name, path, source)
     try:
         hash(name)

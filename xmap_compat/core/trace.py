@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.named_shape import known_inputs
-from xmap_compat.core.notes import notes_on_errors
 from xmap_compat.core.placement import Body, enclosing_bodies, entered_body
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
@@ -54,7 +54,7 @@ def trace_program(
 
     @functools.wraps(fun)
     def remembering(*args):
-        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes), notes_on_errors():
+        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes), _noted_errors():
             return fun(*args)
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
@@ -84,7 +84,23 @@ def _trace(fun, types, body, return_shape):
             read_as_position = ("out of bounds", "out-of-bounds", "'int' object is not iterable")
             if integers and any(words in str(error) for words in read_as_position):
                 errors.note_on_integer_names(error, integers)
+            if "returned a value of type" in str(error):
+                errors.note_once(error, _notes().RESULT)
             raise
+
+
+def _notes() -> Any:
+    return importlib.import_module("xmap_compat.core.notes")
+
+
+@contextlib.contextmanager
+def _noted_errors() -> Iterator[None]:
+    """While the user's function is traced: its errors get a note on what they have to do with named axes."""
+    try:
+        yield
+    except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+        _notes().add_note(error)
+        raise
 
 
 def _mesh_axes(body):
