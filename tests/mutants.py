@@ -186,7 +186,9 @@ found_by(
         ),
         "index = index * np.int32(size) + lax.axis_index(mesh_axis)": "index = lax.axis_index(mesh_axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
-        "for name, d in reversed(list(zip(levels, added))):": "for name, d in zip(levels, added):",
+        "found = [_index_in(without(v.dims, names[:k]), name) for v in operands]": (
+            "found = [_index_in(v.dims, name) for v in operands]"
+        ),
         "        outer = levels[: levels.index(name)]\n": "        outer = ()\n",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
@@ -243,10 +245,6 @@ found_by(
     },
 )
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
-found_by(
-    "test_primitives::test_a_batching_rule_may_give_a_result_without_the_axis",
-    edits={"missing = [n for n in loc.local_names(names) if n not in dims]": "missing = []"},
-)
 
 # ------------------------------------------------------------------------- collectives
 
@@ -521,7 +519,9 @@ found_by(
 found_by(
     "test_check",
     edits={
-        "elif isinstance(node, ast.ImportFrom) and not node.level:": "elif isinstance(node, ast.ImportFrom):",
+        "elif isinstance(node, ast.ImportFrom) and not node.level:\n        for alias in node.names:": (
+            "elif isinstance(node, ast.ImportFrom):\n        for alias in node.names:"
+        ),
         "advice = None if node.level else family_advice(name)": "advice = family_advice(name)",
         "while before != len(self._known):": "for _ in range(1):",
     },
