@@ -657,6 +657,11 @@ FIXES = {
         "from jax.sharding import Mesh\nfrom xmap_compat import xmap\nisinstance(m, Mesh)"
     ),
     "from jax.experimental.maps import thread_resources": None,
+    "import jax\nfrom jax.experimental import maps\nmaps.xmap, maps.Loop": None,
+    "from jax.experimental import maps\n__all__ = ['maps']\nmaps.xmap": None,
+    "import os\nimport jax.experimental.maps\njax.experimental.maps.xmap": (
+        "import os\nimport xmap_compat\nimport jax.experimental\nxmap_compat.xmap"
+    ),
     "import jax\ndef f(jax): return jax.tree_map": None,
     "from .maps import xmap": None,
     "def broken(:": None,
@@ -706,6 +711,25 @@ def test_a_program_of_2021_runs_under_plain_python_when_it_is_fixed(program, tmp
     done = forks.run("program.py", cwd=tmp_path, plain=True, warn="ignore")
     assert (done.returncode, done.stdout) == (0, "140.0\n56.0\n"), done.stderr
     assert "import xmap_compat as maps  # the module" in path.read_text()
+
+
+# A module that other files take from one that imports it stays; types may be compared in other files.
+SHARED = {
+    "common.py": (
+        "from jax.experimental import maps, stax\nfrom jax.experimental.maps import Mesh\nmaps.xmap, Mesh(d)\n"
+    ),
+    "main.py": "from common import maps, Mesh\nisinstance(m, Mesh), maps.thread_resources\n",
+}
+
+
+def test_what_other_files_take_from_a_file_stays(program, checked):
+    for name, text in SHARED.items():
+        program(text, name)
+    assert checked("common.py", options=("--fix",))[0] == 3
+    assert Path("common.py").read_text() == (
+        "from jax.experimental import maps\nfrom jax.example_libraries import stax\n"
+        "from jax.sharding import Mesh\nmaps.xmap, Mesh(d)\n"
+    )
 
 
 def test_encodings_and_ends_of_lines_are_kept():

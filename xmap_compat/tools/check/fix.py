@@ -110,8 +110,8 @@ class _Finder(ScopedVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             now = self.renaming.of(alias.name)
-            if now is not None:  # without a local name, what is above the old module is bound
-                above = f"{alias.name.rpartition('.')[0]}, {now}"
+            if now is not None:  # without a local name, the dotted names have brought their imports
+                above = alias.name.rpartition(".")[0]
                 self.edits.append(_replace(alias, f"{now} as {alias.asname}" if alias.asname else above))
 
     def _add_imports(self) -> None:

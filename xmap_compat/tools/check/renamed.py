@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check.advice import LAX_NAMES, MAPS
 from xmap_compat.tools.check.names import Bindings, ScopedVisitor, constant_text
+from xmap_compat.tools.check.undeclared import may_be_undeclared
 from xmap_compat.tools.check.uses import is_of_jax
 
 PACKAGE, SPEC, CONSTRAINT = "xmap_compat", removed.SPEC, "jax.experimental.pjit.with_sharding_constraint"
+MESH, SHARDING = "jax.sharding.Mesh", removed.SHARDING
 MESHES = (f"{MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 OURS = {f"{MAPS}.{name}": f"{PACKAGE}.{name}" for name in ("xmap", "mesh", "SerialLoop", "serial_loop")}
 # Of the table, names of the same objects or modules; those that some supported JAX still has are left alone.
@@ -59,8 +61,11 @@ class Mentions(ScopedVisitor):
         self.kept: set[str] = set()
         self.taken: set[str] = set()
         self.compared: set[str] = set()
+        self.undeclared: list[ast.Call] = []
+        self.jits_specs = False
+        self._tree = tree
         self._unvalued = {id(part) for node in ast.walk(tree) for part in _called_or_types(node)}
-        texts = {constant_text(node) for node in ast.walk(tree)}
+        texts = {constant_text(node) for node in ast.walk(tree)} - {""}
         self._exported = others.taken | texts
         self._is_package = os.path.basename(path) == "__init__.py"
         self.kept |= {m for m in GONE for text in texts | bindings.assigned if f"{text}.".startswith(f"{m}.")}
@@ -101,11 +106,20 @@ class Mentions(ScopedVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         self._note(node)
 
+    def visit_Call(self, node: ast.Call) -> None:
+        if self.bindings.of(node.func) == f"{MAPS}.xmap" and may_be_undeclared(node, self._tree):
+            self.undeclared.append(node)
+        if self.bindings.called(node)[0] == "jax.jit":
+            given = [k.value for k in node.keywords if k.arg in ("in_shardings", "out_shardings")]
+            called = {self.bindings.of(part.func) for v in given for part in ast.walk(v) if isinstance(part, ast.Call)}
+            self.jits_specs |= SPEC in called and SHARDING not in called
+        self.generic_visit(node)
+
     def _note(self, node: ast.expr) -> None:
         name = self.bindings.of(node)
         if name in GONE:
             self.kept.add(name)
-        if name in MESHES and id(node) not in self._unvalued:
+        if name in (*MESHES, MESH) and id(node) not in self._unvalued:
             self.compared.add(name)
 
 
@@ -119,10 +133,12 @@ class Renaming:
 
     def __init__(self, tree: ast.Module, bindings: Bindings, path: str, others: Others):
         mentions = Mentions(tree, bindings, path, others)
-        blocked = bindings.assigned | _replaced(tree, bindings)
+        blocked = bindings.assigned | _replaced(tree, bindings) | {f"{MAPS}.xmap" for _ in mentions.undeclared[:1]}
         self.names = {name: now for name, now in RENAMED.items() if name not in blocked}
         compared = mentions.compared | others.compared
-        self.names.update((name, "jax.sharding.Mesh") for name in MESHES if name in compared and name in self.names)
+        if mentions.jits_specs and MESH not in compared:  # under the `with` of which jax.jit takes specs
+            self.names[MESH] = f"{PACKAGE}.Mesh"
+        self.names.update((name, MESH) for name in MESHES if name in compared and name in self.names)
         self.modules = {name: RENAMED[name] for name in MOVED - blocked}
         for module in mentions.read.keys() - mentions.kept - MOVED:
             now = [self.names.get(f"{module}.{name}") for name in mentions.read[module]]
@@ -139,10 +155,14 @@ class Renaming:
 
 
 def _called_or_types(node: ast.AST) -> Iterator[ast.AST]:
-    """What a node calls, and the parts of the types that it declares."""
-    for field in ("func", "annotation", "returns"):
-        part = getattr(node, field, None)
-        yield from () if part is None else [part] if field == "func" else ast.walk(part)
+    """What a node calls, and the types that it declares, unless a decorator may read them."""
+    if isinstance(node, ast.Call):
+        yield node.func
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+        types = [node.returns, *(arg.annotation for arg in ast.walk(node.args) if isinstance(arg, ast.arg))]
+        yield from (part for kind in types if kind is not None for part in ast.walk(kind))
+    elif isinstance(node, ast.AnnAssign):
+        yield from ast.walk(node.annotation)
 
 
 def _replaced(tree: ast.AST, bindings: Bindings) -> set[str]:

@@ -18,7 +18,8 @@ options:
   --strict    fail for what is unseen, too
   --json      all uses, as JSON
   --diff      what --fix would write
-  --fix       rewrite what is safe: imports of jax.experimental.maps, jax.tree_*, PartitionSpec, keywords of pjit
+  --fix       rewrite what is safe: old names of the same objects, and keywords; list what still needs install(),
+              with exit code 3
 """
 
 from __future__ import annotations
