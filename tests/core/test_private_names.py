@@ -1,15 +1,16 @@
 """The private names and structures of JAX that the package touches: one list, complete, and never longer.
 
-``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go; what is
-missing then is told by its stand-ins (``_jax/nice/plain.py``).  Equations of JAX hold their parameters under names that
-``jax.make_jaxpr`` prints; those that are read are listed apart, in ``PARAMETERS``.
+``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go;
+what is missing then is told by its stand-ins (``_jax/nice/plain.py``).
+``jax.make_jaxpr`` prints the parameters of equations; those that are read are listed apart, in ``PARAMETERS``.
 """
 
 import ast
+import contextlib
 import importlib
 import inspect
+import re
 import types
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -105,43 +106,15 @@ PRIVATE_OBJECTS = {
 }
 
 # Parameters of equations, by which JAX's own listings call them.
-PARAMETERS = [
-    "_prim",
-    "body_jaxpr",
-    "body_nconsts",
-    "branches",
-    "branches_platforms",
-    "call",
-    "call_jaxpr",
-    "cond_jaxpr",
-    "cond_nconsts",
-    "const_lengths",
-    "ft_in",
-    "fwd_jaxpr",
-    "in_specs",
-    "in_tree",
-    "interpret",
-    "jaxpr",
-    "jaxprs",
-    "length",
-    "manual_axes",
-    "mesh",
-    "name",
-    "newly_manual_axes",
-    "num_carry",
-    "num_consts",
-    "out_avals",
-    "out_sharding",
-    "out_specs",
-    "out_trees",
-    "policy",
-    "prevent_cse",
-    "reverse",
-    "rule",
-    "subfuns",
-    "symbolic_zeros",
-    "unroll",
-]
+PARAMETERS = re.findall(
+    r"\S+",
+    """
+    _prim body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
+    ft_in fwd_jaxpr in_specs in_tree interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
+    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse rule subfuns symbolic_zeros
+    unroll
+    """,
+)
 
 # ------------------------------------------------------------------------- reading sources
 
@@ -153,53 +126,29 @@ PUBLIC = [
     *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.NamedSharding, linear_util.WrappedFun),
     jax.sharding.AxisType,
 ]
+LIBRARIES = re.findall(
+    r"\S+",
+    """
+    os sys sysconfig warnings functools itertools copy time threading types inspect traceback contextlib importlib
+    os.path typing
+    """,
+)
 PYTHON = [
-    *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, Path, types.CellType, staticmethod),
-    *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType, inspect.Parameter),
-    *map(
-        importlib.import_module,
-        ["os", "sys", "sysconfig", "warnings", "functools", "itertools", "copy", "time", "threading", "types"],
-    ),
-    *map(importlib.import_module, ["inspect", "traceback", "contextlib", "importlib", "os.path", "typing"]),
-    *(inspect.Signature, contextlib_stack := importlib.import_module("contextlib").ExitStack),
+    *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, types.CellType, staticmethod),
+    *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
+    *(inspect.Parameter, inspect.Signature, contextlib.ExitStack, *map(importlib.import_module, LIBRARIES)),
 ]
-OF_FIELDS = {  # of JAX's equations and types, which are documented, and of what the parameters of some are made
-    *(
-        [
-            "invars",
-            "outvars",
-            "eqns",
-            "effects",
-            "params",
-            "aval",
-            "consts",
-            "in_avals",
-            "out_avals",
-            "constvars",
-            "all_invars",
-            "jaxpr",
-            "val",
-            "source_info",
-        ]
-    ),
-    *(
-        [
-            "matvec",
-            "vecmat",
-            "solve",
-            "transpose_solve",
-            "unpack",
-            "out_aval",
-            "in_avals_flat",
-            "out_avals_flat",
-            "manual_axis_type",
-            "spec",
-        ]
-    ),
-    *(["axis_names", "axis_types", "jax_traceback_filtering", "_getframe", "DynamicJaxprTracer", "physical_mesh"]),
-    *(["sharding", "varying", "explicit_axes", "avals_in", "avals_out", "cache_clear", "set_global"]),
-}
-KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | OF_FIELDS
+# Of JAX's equations and types, which are documented, and of what the parameters of some are made.
+OF_FIELDS = re.findall(
+    r"\S+",
+    """
+    invars outvars eqns effects params aval consts in_avals out_avals constvars all_invars jaxpr val source_info
+    matvec vecmat solve transpose_solve unpack out_aval in_avals_flat out_avals_flat manual_axis_type spec
+    axis_names axis_types jax_traceback_filtering _getframe DynamicJaxprTracer physical_mesh sharding varying
+    explicit_axes avals_in avals_out cache_clear set_global
+    """,
+)
+KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | {*OF_FIELDS}
 OWN = {name for source in SOURCES.values() for name in names_defined_in(ast.parse(source))} | {
     node.target.id
     for source in FENCE.values()
@@ -233,7 +182,7 @@ def path_of(node, names):
     return path_of(node.func, names) if isinstance(node, ast.Call) else ""
 
 
-def private_things(source, objects={}):
+def private_things(source, objects):
     """Names of JAX that are private, attributes of private objects, names of classes and texts, keys of private states.
 
     Args:
@@ -266,9 +215,8 @@ def attribute_of_jax(node, path, objects):
         if not is_module(path) and not {"append", "pop", "empty", "_replace"} & set(parts):
             yield path
     elif root in objects:
-        if (parts and parts[0] not in objects[root] and not {"index", "update", "set_global"} & set(parts)) or (
-            root == "self" and len(parts) > 1 and parts[0] == "client"
-        ):
+        known = {*objects[root], "index", "update", "set_global"}
+        if parts and (not known & set(parts) or (root == "self" and len(parts) > 1)):
             yield path
     elif node.attr not in KNOWN | OWN | LISTED:
         yield f"?.{node.attr}"
