@@ -31,7 +31,8 @@ NEEDED = {
     "jax._src.config._check_vma": ("0.9 to 0.12", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 to 0.12", "jnp.sum(x, axis='ij') reads i and j"),
-    "jax.extend.core.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
+    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
+    "jax._src.lax.parallel.all_gather_invariant": ("0.9", "gathered values that are equal on all devices"),
     "class CustomRoot": ("0.12", "lax.custom_root loses its named axes, before 0.12 a custom_jvp"),
     "class SearchSorted": ("0.12", "jnp.searchsorted fails where axes are left to the compiler"),
     "class _RootLinearMap": ("0.12", "derivatives of lax.custom_root"),
@@ -66,7 +67,7 @@ NICE = {
     "processes": {
         "jax._src.distributed.global_state": "0.9 to 0.12",
         "jax._src.distributed.global_state.client": "0.9 to 0.12",
-        "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE": "0.9 to 0.12",
+        "trace_state.unsafe_am_i_under_a_jit_DO_NOT_USE": "0.9 to 0.12",
         "self.client.blocking_key_value_get": "0.9 to 0.12",
         "self.client.key_value_delete": "0.9 to 0.12",
         "self.client.key_value_dir_get": "0.9 to 0.12",
@@ -90,7 +91,7 @@ NICE = {
     },
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
 }
-MOST_NEEDED, MOST = 12, 47
+MOST_NEEDED, MOST = 13, 48
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
 # attributes of theirs that are public.
@@ -98,10 +99,11 @@ PRIVATE_OBJECTS = {
     "_jax.equations": {"operation": {"expand", "in_avals"}},
     "_jax.jaxprs": {"operation": set()},
     "_jax.primitives": {"effect": set()},
+    "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.options": {"context": {"set_global"}},
     "_jax.nice.origins": {"x": set(), "made_by": {"outvars"}},
-    "_jax.nice.processes": {"client": set(), "self": {"client"}},
+    "_jax.nice.processes": {"client": set(), "self": {"client"}, "trace_state": set()},
     "_jax.nice.recovery": {"jitted": set(), "made": {"__dict__"}, "state": set()},
 }
 
@@ -143,7 +145,7 @@ OF_FIELDS = re.findall(
     r"\S+",
     """
     invars outvars eqns effects params aval consts in_avals out_avals constvars all_invars jaxpr val source_info
-    matvec vecmat solve transpose_solve unpack out_aval in_avals_flat out_avals_flat manual_axis_type spec
+    matvec vecmat solve transpose_solve unpack out_aval in_avals_flat out_avals_flat manual_axis_type vma spec
     axis_names axis_types jax_traceback_filtering _getframe DynamicJaxprTracer physical_mesh sharding varying
     explicit_axes avals_in avals_out cache_clear set_global
     """,
@@ -189,7 +191,7 @@ def private_things(source, objects):
       objects: variables that hold private objects, with the attributes of each that are public.
     """
     tree = ast.parse(source)
-    names = {**{name: name for name in objects}, **bindings(tree)}
+    names = {**bindings(tree), **{name: name for name in objects}}
     for path in names.values():
         if of_jax(path) and not is_module(path):
             yield path

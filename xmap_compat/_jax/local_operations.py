@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching, mlir
 from xmap_compat._jax.partial import of_compiler
 from xmap_compat._jax.primitives import Primitive, bind
 from xmap_compat._jax.tracing import plain_context
+from xmap_compat._jax.types import varying_axes_of
 from xmap_compat._jax.version import VERSION
 
 
@@ -56,7 +57,7 @@ untyped_call_p.multiple_results = True
 
 @untyped_call_p.def_effectful_abstract_eval
 def _untyped_call_types(*avals, jaxpr, elementwise):
-    varying = frozenset().union(*(aval.manual_axis_type.varying for aval in avals))
+    varying = frozenset().union(*map(varying_axes_of, avals))
     return [_varying_like(aval, varying) for aval in jaxpr.out_avals], jaxpr.effects
 
 
@@ -124,5 +125,7 @@ def _varying_operation(operation, mesh_axes):
 
 def _varying_like(aval, mesh_axes):
     sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
-    varying = aval.manual_axis_type.update(varying=frozenset(mesh_axes))
-    return aval.update(sharding=sharding, manual_axis_type=varying)
+    varying = frozenset(mesh_axes)
+    if VERSION >= (0, 10, 0):
+        return aval.update(sharding=sharding, manual_axis_type=aval.manual_axis_type.update(varying=varying))
+    return aval.update(sharding=sharding, vma=varying)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat._jax.mesh import axes_of_entry
 from xmap_compat._jax.types import explicit_spec
+from xmap_compat._jax.version import VERSION
 
 
 def widens(platform: str) -> bool:
@@ -100,5 +102,13 @@ def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
 def gather(x: Any, axes: Sequence[Any]) -> Any:
     """All values in a new first dimension, equal on all devices.  Of Explicit values JAX (to 0.12) mistypes it."""
     if any(explicit_spec(x)):
-        return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to="invarying")
-    return lax.all_gather(x, axes, to="invarying")
+        return _gather_invariant(lax.expand_dims(x, [0]), axes, tiled=True)
+    return _gather_invariant(x, axes)
+
+
+if VERSION >= (0, 10, 0):
+    _gather_invariant: Any = functools.partial(lax.all_gather, to="invarying")
+else:
+    from jax._src.lax import parallel
+
+    _gather_invariant = parallel.all_gather_invariant

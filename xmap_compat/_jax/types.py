@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.extend.core import primitives
 
+from xmap_compat._jax.version import VERSION
+
 float0 = jax.dtypes.float0
 
 
@@ -36,7 +38,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 def varying_axes_of(aval: Any) -> frozenset[str]:
     """The same of the type of a value."""
-    return aval.manual_axis_type.varying
+    return aval.manual_axis_type.varying if VERSION >= (0, 10, 0) else aval.vma
 
 
 def with_weak_type(x: Any, weak_type: bool) -> Any:
