@@ -77,6 +77,17 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 100)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """With XMAP_COMPAT_PUBLIC=1, what needs a part that is then off is refused in words, and its test skipped."""
+    try:
+        return (yield)
+    except Exception as error:
+        if "XMAP_COMPAT_PUBLIC is set" in str(error) and os.environ.get("XMAP_COMPAT_PUBLIC") == "1":
+            pytest.skip("needs a part that XMAP_COMPAT_PUBLIC=1 turns off")
+        raise
+
+
 def _mark_unsampled(items):
     groups = collections.defaultdict(list)
     for item in items:

@@ -264,9 +264,9 @@ def test_versions_are_compared_as_numbers(text, release):
 
 # A version, what JAX of that age lacked, and how the package is met.
 OLD = [
-    ("0.9.2", "", "from xmap_compat import xmap"),
-    ("0.9.2", "", "import xmap_compat.lax"),
-    ("0.9.99.dev20260101", "", "xmap_compat.install()"),
+    ("0.8.3", "", "from xmap_compat import xmap"),
+    ("0.8.3", "", "import xmap_compat.lax"),
+    ("0.8.99.dev20260101", "", "xmap_compat.install()"),
     ("0.4.30", "jax.extend", "from xmap_compat import xmap"),
     ("0.4.30", "jax.extend", "from xmap_compat import numpy"),
     ("0.2.20", "jax._src", "xmap_compat.install()"),
@@ -286,8 +286,8 @@ def test_a_jax_that_is_too_old_is_refused_clearly(version, missing, statement):
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: xmap_compat needs jax >= 0.10.0, but found jax {version}. "
-        "Upgrade it with: pip install -U 'jax>=0.10.0'"
+        f"ImportError: xmap_compat needs jax >= 0.9.0, but found jax {version}. "
+        "Upgrade it with: pip install -U 'jax>=0.9.0'"
     )
 
 

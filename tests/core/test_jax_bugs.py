@@ -1,8 +1,12 @@
-"""Bugs of JAX that the package goes around, in plain JAX.
+"""What JAX and XLA do wrong and this package goes around, each in plain JAX.
 
-A test that fails here says that a JAX has mended one: the function of the package that it names can go once that JAX is
-the oldest one supported.
+A test that passes says that a release has mended its bug: then the lines that it names can go.
 """
+
+import functools
+import subprocess
+import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +16,115 @@ from jax import lax
 from jax.experimental import sparse
 from jax.sharding import PartitionSpec as P
 
-bug_of_jax = pytest.mark.xfail(strict=True, raises=(AssertionError, NotImplementedError, TypeError, ValueError))
+X = np.arange(16, dtype=np.float32).reshape(4, 4)
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+EXPLICIT = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+
+
+def bug(lines, **options):
+    """JAX has it in all releases that are supported, unless options say otherwise; ``lines`` go around it."""
+    return pytest.mark.xfail(strict=True, reason=lines, **options)
+
+
+def on_devices(fun, in_specs=P("x"), out_specs=P("x"), mesh=MESH, **options):
+    return jax.jit(jax.shard_map(fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options))
+
+
+@bug("_jax/patches.py: restore_collective_transposes")
+def test_the_transpose_of_an_all_to_all():
+    weights = np.arange(64, dtype=np.float32).reshape(4, 4, 4)
+
+    def loss(x, w):
+        return (lax.all_to_all(x, "i", 0, 1) * w).sum()
+
+    x = np.ones((4, 4, 4), np.float32)
+    found = jax.vmap(jax.grad(loss), axis_name="i")(x, weights)
+    np.testing.assert_allclose(found, np.einsum("jki->ijk", weights))
+
+
+@bug("_jax/patches.py: restore_collective_transposes")
+def test_the_transpose_of_a_pbroadcast():
+    def loss(x, w):
+        return (lax.pbroadcast(x, "i", 1) * w).sum()
+
+    found = jax.vmap(jax.grad(loss), axis_name="i")(X, X)
+    np.testing.assert_allclose(found, np.stack([0 * X[0], X.sum(0), 0 * X[0], 0 * X[0]]))
+
+
+@bug("_jax/jaxprs.py: the axis of _sample_collective has one letter")
+def test_a_pbroadcast_over_an_axis_of_several_letters():
+    jax.make_jaxpr(lambda x: lax.pbroadcast(x, "axis", 1), axis_env=[("axis", 2)])(X)
+
+
+@bug("core/device.py: gather_devices")
+def test_gathering_typed_keys():
+    keys = jax.random.split(jax.random.key(0), 4)
+    out = on_devices(lambda k: lax.all_gather(k, "x", to="varying"), P(("x", "y")), P(("x", "y")))(keys)
+    assert out.shape == (8, 1)
+
+
+@bug("_jax/partial.py: sum_scatter")
+def test_scattering_a_sum_of_explicit_values():
+    with jax.set_mesh(EXPLICIT):
+        scattered = functools.partial(lax.psum_scatter, axis_name="x", scatter_dimension=0, tiled=False)
+        x = jax.device_put(np.ones((4, 4), np.float32), jax.NamedSharding(EXPLICIT, P("x", "y")))
+        np.testing.assert_allclose(
+            on_devices(scattered, mesh=EXPLICIT, in_specs=P("x", None), axis_names={"x"})(x).shape, (4,)
+        )
+
+
+@bug("core/rules/ordinary.py: _clamp")
+def test_the_derivative_of_a_clamp_by_a_scalar():
+    slope = jax.grad(lambda low: lax.clamp(low, jnp.zeros(3), jnp.ones(3)).sum())(jnp.float32(0.5))
+    np.testing.assert_allclose(slope, 3)
+
+
+@bug("_jax/patches.py: restore_named_reductions")
+def test_a_named_reduction_reads_one_name():
+    out = jax.vmap(lambda x: jnp.sum(x, axis="ij"), axis_name="ij", out_axes=None)(X)
+    np.testing.assert_allclose(out, X.sum(0))
+
+
+@bug("_jax/patches.py: restore_extremum_gradients", raises=NotImplementedError)
+def test_the_derivative_of_an_extremum():
+    slope = jax.vmap(jax.grad(lambda x: lax.pmax(x, "i").sum()), axis_name="i")(X)
+    assert slope.shape == X.shape
+
+
+# Programs by what goes around them.
+ABORTS = {
+    "_jax/partial.py: widened": 'run(lambda x: lax.psum(x, "x"), jnp.ones((2, 4, 4), jnp.bfloat16), P())',
+    "core/rules/partitioned.py: gathers": 'run(lambda x: lay(x, None, "y", "z")[:, lay(indices, "z")], x, P("x"))',
+    "core/rules/partitioned.py: scatters": """
+        run(lambda x: lay(0 * x, None, "y", "z").at[:, indices].add(lay(x, None, "z", "y")), x, P("x"))
+    """,
+}
+PREAMBLE = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jax import lax
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
+    x, indices = np.ones((2, 4, 4), np.float32), jnp.array([3, 1, 2, 0])
+    def run(fun, x, out_specs):
+        mapped = jax.shard_map(fun, mesh=mesh, in_specs=P("x"), out_specs=out_specs, axis_names={"x"})
+        jax.block_until_ready(jax.jit(mapped)(x))
+    def lay(x, *spec):
+        return lax.with_sharding_constraint(x, NamedSharding(jax.sharding.get_abstract_mesh(), P(*spec)))
+"""
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(text, marks=bug(lines, raises=AssertionError)) for lines, text in ABORTS.items()]
+)
+def test_xla_does_not_abort_the_process(program):
+    code = textwrap.dedent(PREAMBLE) + textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    if done.returncode > 0:
+        raise RuntimeError(done.stderr.decode())
+    assert done.returncode == 0
+
+
+# ----------------------------------------------------------------- batching rules and types
 
 
 def over_i(body, x):
@@ -23,24 +135,21 @@ def numbers(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@bug_of_jax
+@bug("_jax/patches.py: _batch_scatter")
 def test_psum_scatter_under_a_vmap_of_a_later_dimension():
-    """``_jax.patches._batch_scatter``"""
     x = numbers(4, 4, 4, 4, 4)
     out = over_i(lambda u: jax.vmap(lambda z: lax.psum_scatter(z, "i"), in_axes=1)(u), x)
     np.testing.assert_allclose(out, x.sum(0), rtol=1e-5)
 
 
-@bug_of_jax
+@bug("_jax/patches.py: _batch_exchange")
 def test_all_to_all_in_groups_under_a_vmap():
-    """``_jax.patches._batch_exchange``"""
     exchange = lambda z: lax.all_to_all(z, "i", 0, 0, axis_index_groups=[[0, 1], [2, 3]])
     over_i(lambda u: jax.vmap(exchange)(u), numbers(4, 3, 2))
 
 
-@bug_of_jax
+@bug("_jax/patches.py: _batch_own_permutation")
 def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
-    """``_jax.patches._batch_own_permutation``"""
     x = numbers(4, 3)
     out = over_i(lambda u: jax.vmap(lambda z: lax.ppermute(z, ("k", "i"), [(0, 1)]), axis_name="k")(u), x)
     expected = np.zeros_like(x)
@@ -48,15 +157,13 @@ def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
     np.testing.assert_array_equal(out, expected)
 
 
-@bug_of_jax
+@bug("_jax/patches.py: _batch_own_broadcast")
 def test_pbroadcast_over_the_axis_of_a_vmap():
-    """``_jax.patches._batch_own_broadcast``"""
     np.testing.assert_array_equal(over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4])
 
 
-@bug_of_jax
+@bug("_jax/local_operations.py: _needs_plain_types")
 def test_the_gradient_of_a_sparse_product_in_a_typed_shard_map():
-    """``_jax.local_operations._needs_plain_types``, and ``_jax.untyped`` for it"""
     matrix = sparse.BCOO.fromdense(jnp.eye(3))
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "x")
     product = lambda v: jax.vmap(lambda row: (matrix @ row).sum())(v)

@@ -1,15 +1,16 @@
 """The private names and structures of JAX that the package touches: one list, complete, and never longer.
 
-``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go; the
-stand-ins (``_jax/nice/plain.py``) say what is missing then.  Equations of JAX hold their parameters under names that
-``jax.make_jaxpr`` prints; those that are read are listed apart, in ``PARAMETERS``.
+``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go;
+what is missing then is told by its stand-ins (``_jax/nice/plain.py``).
+``jax.make_jaxpr`` prints the parameters of equations; those that are read are listed apart, in ``PARAMETERS``.
 """
 
 import ast
+import contextlib
 import importlib
 import inspect
+import re
 import types
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -30,7 +31,8 @@ NEEDED = {
     "jax._src.config._check_vma": ("0.9 to 0.12", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 to 0.12", "jnp.sum(x, axis='ij') reads i and j"),
-    "jax.extend.core.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
+    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
+    "jax._src.lax.parallel.all_gather_invariant": ("0.9", "gathered values that are equal on all devices"),
     "class CustomRoot": ("0.12", "lax.custom_root loses its named axes, before 0.12 a custom_jvp"),
     "class SearchSorted": ("0.12", "jnp.searchsorted fails where axes are left to the compiler"),
     "class _RootLinearMap": ("0.12", "derivatives of lax.custom_root"),
@@ -65,7 +67,7 @@ NICE = {
     "processes": {
         "jax._src.distributed.global_state": "0.9 to 0.12",
         "jax._src.distributed.global_state.client": "0.9 to 0.12",
-        "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE": "0.9 to 0.12",
+        "trace_state.unsafe_am_i_under_a_jit_DO_NOT_USE": "0.9 to 0.12",
         "self.client.blocking_key_value_get": "0.9 to 0.12",
         "self.client.key_value_delete": "0.9 to 0.12",
         "self.client.key_value_dir_get": "0.9 to 0.12",
@@ -89,7 +91,7 @@ NICE = {
     },
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
 }
-MOST_NEEDED, MOST = 12, 47
+MOST_NEEDED, MOST = 13, 48
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
 # attributes of theirs that are public.
@@ -97,52 +99,25 @@ PRIVATE_OBJECTS = {
     "_jax.equations": {"operation": {"expand", "in_avals"}},
     "_jax.jaxprs": {"operation": set()},
     "_jax.primitives": {"effect": set()},
+    "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.options": {"context": {"set_global"}},
     "_jax.nice.origins": {"x": set(), "made_by": {"outvars"}},
-    "_jax.nice.processes": {"client": set(), "self": {"client"}},
+    "_jax.nice.processes": {"client": set(), "self": {"client"}, "trace_state": set()},
     "_jax.nice.recovery": {"jitted": set(), "made": {"__dict__"}, "state": set()},
 }
 
 # Parameters of equations, by which JAX's own listings call them.
-PARAMETERS = [
-    "_prim",
-    "axis_name",
-    "body_jaxpr",
-    "body_nconsts",
-    "branches",
-    "branches_platforms",
-    "call",
-    "call_jaxpr",
-    "cond_jaxpr",
-    "cond_nconsts",
-    "const_lengths",
-    "ft_in",
-    "fwd_jaxpr",
-    "in_specs",
-    "in_tree",
-    "interpret",
-    "jaxpr",
-    "jaxprs",
-    "length",
-    "manual_axes",
-    "mesh",
-    "name",
-    "newly_manual_axes",
-    "num_carry",
-    "num_consts",
-    "out_avals",
-    "out_sharding",
-    "out_specs",
-    "out_trees",
-    "policy",
-    "prevent_cse",
-    "reverse",
-    "rule",
-    "subfuns",
-    "symbolic_zeros",
-    "unroll",
-]
+PARAMETERS = re.findall(
+    r"\S+",
+    """
+    _prim axis_name
+    body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
+    ft_in fwd_jaxpr in_specs in_tree interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
+    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse rule subfuns symbolic_zeros
+    unroll
+    """,
+)
 
 # ------------------------------------------------------------------------- reading sources
 
@@ -164,65 +139,29 @@ PUBLIC = [
     *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.NamedSharding, linear_util.WrappedFun),
     jax.sharding.AxisType,
 ]
+LIBRARIES = re.findall(
+    r"\S+",
+    """
+    os sys sysconfig warnings functools itertools copy time threading types inspect traceback contextlib importlib
+    os.path typing weakref
+    """,
+)
 PYTHON = [
-    *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, Path, types.CellType, staticmethod),
-    *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType, inspect.Parameter),
-    *map(
-        importlib.import_module,
-        [
-            "os",
-            "sys",
-            "sysconfig",
-            "warnings",
-            "functools",
-            "itertools",
-            "copy",
-            "time",
-            "threading",
-            "types",
-            "weakref",
-        ],
-    ),
-    *map(importlib.import_module, ["inspect", "traceback", "contextlib", "importlib", "os.path", "typing"]),
-    *(inspect.Signature, contextlib_stack := importlib.import_module("contextlib").ExitStack),
+    *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, types.CellType, staticmethod),
+    *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
+    *(inspect.Parameter, inspect.Signature, contextlib.ExitStack, *map(importlib.import_module, LIBRARIES)),
 ]
-OF_FIELDS = {  # of JAX's equations and types, which are documented, and of what the parameters of some are made
-    *(
-        [
-            "invars",
-            "outvars",
-            "eqns",
-            "effects",
-            "params",
-            "aval",
-            "consts",
-            "in_avals",
-            "out_avals",
-            "constvars",
-            "all_invars",
-            "jaxpr",
-            "val",
-            "source_info",
-        ]
-    ),
-    *(
-        [
-            "matvec",
-            "vecmat",
-            "solve",
-            "transpose_solve",
-            "unpack",
-            "out_aval",
-            "in_avals_flat",
-            "out_avals_flat",
-            "manual_axis_type",
-            "spec",
-        ]
-    ),
-    *(["axis_names", "axis_types", "jax_traceback_filtering", "_getframe", "DynamicJaxprTracer", "physical_mesh"]),
-    *(["sharding", "varying", "explicit_axes", "avals_in", "avals_out", "cache_clear", "set_global"]),
-}
-KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | OF_FIELDS
+# Of JAX's equations and types, which are documented, and of what the parameters of some are made.
+OF_FIELDS = re.findall(
+    r"\S+",
+    """
+    invars outvars eqns effects params aval consts in_avals out_avals constvars all_invars jaxpr val source_info
+    matvec vecmat solve transpose_solve unpack out_aval in_avals_flat out_avals_flat manual_axis_type vma spec
+    axis_names axis_types jax_traceback_filtering _getframe DynamicJaxprTracer physical_mesh sharding varying
+    explicit_axes avals_in avals_out cache_clear set_global
+    """,
+)
+KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | {*OF_FIELDS}
 OWN = {name for source in SOURCES.values() for name in names_defined_in(ast.parse(source))} | {
     node.target.id
     for source in FENCE.values()
@@ -263,7 +202,7 @@ def private_things(source, objects):
       objects: variables that hold private objects, with the attributes of each that are public.
     """
     tree = ast.parse(source)
-    names = {**{name: name for name in objects}, **bindings(tree)}
+    names = {**bindings(tree), **{name: name for name in objects}}
     for path in names.values():
         if of_jax(path) and not is_module(path):
             yield path
@@ -289,9 +228,8 @@ def attribute_of_jax(node, path, objects):
         if not is_module(path) and not {"append", "pop", "empty", "_replace"} & set(parts):
             yield path
     elif root in objects:
-        if (parts and parts[0] not in objects[root] and not {"index", "update", "set_global"} & set(parts)) or (
-            root == "self" and len(parts) > 1 and parts[0] == "client"
-        ):
+        known = {*objects[root], "index", "update", "set_global"}
+        if parts and (not known & set(parts) or (root == "self" and len(parts) > 1)):
             yield path
     elif node.attr not in KNOWN | OWN | LISTED:
         yield f"?.{node.attr}"

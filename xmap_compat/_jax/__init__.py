@@ -60,6 +60,7 @@ from xmap_compat._jax.mesh import (
     restore_mesh_context,
     spmd,
 )
+from xmap_compat._jax.nice import is_on as part_is_on
 from xmap_compat._jax.nice import part
 from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
 from xmap_compat._jax.patches import (

@@ -11,7 +11,7 @@ import jax
 from jax.interpreters import ad
 
 from xmap_compat._jax.partial import of_compiler
-from xmap_compat._jax.types import varying_like
+from xmap_compat._jax.types import varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
 
 
@@ -50,7 +50,7 @@ def _needs_plain_types(eqn, params, mesh_axes):
     if primitive not in _FORGETFUL:
         types, _ = primitive.abstract_eval(*(varying_like(v.aval, mesh_axes) for v in eqn.invars), **params)
         types = types if primitive.multiple_results else [types]
-        _FORGETFUL[primitive] = any(not aval.manual_axis_type.varying.issuperset(mesh_axes) for aval in types)
+        _FORGETFUL[primitive] = any(not varying_axes_of(aval).issuperset(mesh_axes) for aval in types)
     return _FORGETFUL[primitive]
 
 

@@ -16,7 +16,7 @@ from xmap_compat._jax.nice import part
 from xmap_compat._jax.patches import Restoration, hold
 from xmap_compat._jax.types import explicit_spec
 
-# What JAX's own ``with Mesh`` sets; if it is gone, our contexts are those of ``jax.set_mesh``.
+# What JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 contexts = part("contexts")
 spmd = part("spmd")
 
@@ -70,7 +70,7 @@ def _is_innermost(entered):
 def enter_mesh(mesh: jax.sharding.Mesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
 
-    Bare PartitionSpecs mean that mesh.  Should a release remove what that sets, ``jax.set_mesh`` sets it.
+    Bare PartitionSpecs mean that mesh, as long as JAX has what that sets.
     """
     _bare_specs_in_jit.enter()
     _push_mesh(mesh)
@@ -83,13 +83,11 @@ def exit_mesh(mesh: jax.sharding.Mesh) -> None:
 
 def _push_mesh(mesh):
     leave = contextlib.ExitStack()
-    set_mesh = get_concrete_mesh()
-    found_as = contexts.push(mesh)
-    if found_as is None or not (set_mesh.empty or in_manual_region()):
+    if not (get_concrete_mesh().empty or in_manual_region()):
         # Else the devices of jax.set_mesh would count for a whole jit.
         with contextlib.suppress(ValueError):  # within a jit it cannot be set
-            leave.enter_context(jax.set_mesh(_EMPTY if found_as is not None else mesh))
-    _enter(_Entered(mesh, get_concrete_mesh(), found_as, leave))
+            leave.enter_context(jax.set_mesh(_EMPTY))
+    _enter(_Entered(mesh, get_concrete_mesh(), contexts.push(mesh), leave))
 
 
 def _enter(entered):

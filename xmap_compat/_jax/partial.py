@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat._jax.mesh import axes_of_entry
 from xmap_compat._jax.types import explicit_spec
+from xmap_compat._jax.version import VERSION
 
 
 def widens(platform: str) -> bool:
@@ -104,5 +105,13 @@ def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
     is an untiled scatter, which JAX batches wrongly (to 0.12).
     """
     if to == "invarying" and not any(explicit_spec(x)):
-        return lax.all_gather(x, axes, to=to)
-    return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to="invarying" if any(explicit_spec(x)) else to)
+        return _gather(x, axes, to)
+    return _gather(lax.expand_dims(x, [0]), axes, "invarying" if any(explicit_spec(x)) else to, tiled=True)
+
+
+def _gather(x, axes, to, tiled=False):
+    if VERSION >= (0, 10, 0) or to == "varying":
+        return lax.all_gather(x, axes, tiled=tiled, **({"to": to} if VERSION >= (0, 10, 0) else {}))
+    from jax._src.lax import parallel
+
+    return parallel.all_gather_invariant(x, axes, tiled=tiled)

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 from jax._src import config
-from jax.extend import core as jex_core
+
+from xmap_compat._jax.version import trace_state
 
 
 @contextlib.contextmanager
@@ -27,12 +28,12 @@ def plain_context() -> Iterator[None]:
 
 def current_trace() -> Any:
     """What stands for the trace that primitives are bound in now: the same trace has an equal one."""
-    return jex_core.get_opaque_trace_state()
+    return trace_state.get_opaque_trace_state()
 
 
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
-    return tuple(jex_core.unsafe_get_axis_names_DO_NOT_USE())
+    return tuple(trace_state.unsafe_get_axis_names_DO_NOT_USE())
 
 
 TRACER_TYPE = jax.core.Tracer

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.extend.core import primitives
 
+from xmap_compat._jax.version import VERSION
+
 float0 = jax.dtypes.float0
 
 
@@ -36,7 +38,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 def varying_axes_of(aval: Any) -> frozenset[str]:
     """The same of the type of a value."""
-    return aval.manual_axis_type.varying
+    return aval.manual_axis_type.varying if VERSION >= (0, 10, 0) else aval.vma
 
 
 def with_weak_type(x: Any, weak_type: bool) -> Any:
@@ -56,5 +58,7 @@ def explicit_spec(x: Any) -> tuple[Any, ...]:
 def varying_like(aval: Any, mesh_axes: Iterable[Any]) -> Any:
     """A type that varies over mesh axes, as values do in a typed ``shard_map`` over the mesh in scope."""
     sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
-    varying = aval.manual_axis_type.update(varying=frozenset(mesh_axes))
-    return aval.update(sharding=sharding, manual_axis_type=varying)
+    varying = frozenset(mesh_axes)
+    if VERSION >= (0, 10, 0):
+        return aval.update(sharding=sharding, manual_axis_type=aval.manual_axis_type.update(varying=varying))
+    return aval.update(sharding=sharding, vma=varying)

@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 
 from xmap_compat._jax.primitives import Primitive, bind
 from xmap_compat._jax.tracing import plain_context
-from xmap_compat._jax.types import varying_like
+from xmap_compat._jax.types import varying_axes_of, varying_like
 
 
 def jaxpr_of_equation(eqn: Any) -> Any:
@@ -31,7 +31,7 @@ untyped_call_p.multiple_results = True
 
 @untyped_call_p.def_effectful_abstract_eval
 def _untyped_call_types(*avals, jaxpr):
-    varying = frozenset().union(*(aval.manual_axis_type.varying for aval in avals))
+    varying = frozenset().union(*map(varying_axes_of, avals))
     return [varying_like(aval, varying) for aval in jaxpr.out_avals], jaxpr.effects
 
 

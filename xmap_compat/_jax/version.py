@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import jax
+from typing import Any
 
-FLOOR = (0, 10, 0)
+import jax
+import jax.extend.core
+
+FLOOR = (0, 9, 0)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -23,11 +26,14 @@ def parse_version(text: str) -> tuple[int, ...]:
 RELEASE = jax.__version__
 VERSION = parse_version(RELEASE)
 
+# Where questions about the trace are public.
+trace_state: Any = jax.extend.core if VERSION >= (0, 10, 0) else jax.core
+
 
 def check_release() -> None:
     """Raise unless this JAX is one that is supported."""
     if VERSION < FLOOR:
         raise ImportError(
             f"xmap_compat needs jax >= {'.'.join(map(str, FLOOR))}, but found jax {jax.__version__}. "
-            "Upgrade it with: pip install -U 'jax>=0.10.0'"
+            "Upgrade it with: pip install -U 'jax>=0.9.0'"
         )

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 from jax._src import distributed
-from jax.extend import core as jex_core
+
+from xmap_compat._jax.version import trace_state
 
 
 class ProcessStore:
@@ -55,4 +56,4 @@ def process_store() -> ProcessStore | None:
 
 def is_staging() -> bool:
     """Whether what is called now is traced for an outer function, and runs later or never."""
-    return jex_core.unsafe_am_i_under_a_jit_DO_NOT_USE()
+    return trace_state.unsafe_am_i_under_a_jit_DO_NOT_USE()

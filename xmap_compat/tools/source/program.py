@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.tools.source import hazards, proof
@@ -61,6 +62,8 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             raise NotWritable("a call of xmap in the body of another: write the outer one")
         if any(plan.staged.placed.undeclared):
             raise NotWritable("a result varies over an axis that its out_axes leave out")
+        if not _jax.part_is_on("frames"):
+            raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
         names, rules = _axis_names(plan), rules_over(plan)
         unchecked = _why_unchecked(plan, names, rules)
         if unchecked is None:

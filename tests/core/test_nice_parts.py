@@ -1,0 +1,143 @@
+"""The parts of the fence that only help: without any of them calls give the same numbers and the same programs."""
+
+import importlib
+import re
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_private_names import NICE
+
+from xmap_compat import _jax, named_shape, xmap
+from xmap_compat._jax import nice
+from xmap_compat._jax.nice import plain
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+
+
+@pytest.fixture(autouse=True)
+def fresh_parts(monkeypatch):
+    """Each part is on, whatever the environment and other tests say, and imported anew."""
+    monkeypatch.setattr(nice, "_off", set())
+    monkeypatch.delenv("XMAP_COMPAT_PUBLIC", raising=False)
+
+
+def remove(monkeypatch, part):
+    """A part that raises when it is imported, as it does where JAX has changed."""
+    monkeypatch.setitem(sys.modules, f"xmap_compat._jax.nice.{part}", None)
+
+
+def program(v):
+    return v - lax.pmean(jnp.sin(v), "i") + lax.axis_index("i")
+
+
+def outcomes(mesh):
+    """What calls give: values, a gradient, the compiled program."""
+    fun = xmap(program, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    with mesh:
+        slope = jax.grad(lambda x: (fun(x) ** 2).sum())(X)
+        text = jax.jit(fun).lower(X).compile().as_text()
+        return np.asarray(fun(X)), np.asarray(slope), re.sub(r"(metadata=\{[^}]*\}|^\s*\d+ .*$)", "", text, flags=re.M)
+
+
+def called(mesh, x):
+    with mesh:
+        return xmap(lambda v: program(v), ["i", ...], ["i", ...], axis_resources={"i": "x"})(x)
+
+
+# For each part what needs it, of a mesh, and what is said where it is off (None: it works as well, or gives nothing).
+USES = {
+    "recovery": (lambda mesh: called(mesh, jax.device_put(X, jax.devices()[1])), "Received incompatible devices"),
+    "contexts": (lambda mesh: called(mesh, X), None),
+    "spmd": (lambda mesh: called(mesh, X), None),
+    "options": (lambda mesh: _jax.accept_options(_jax.Restoration(), {}), None),
+    "insides": (lambda mesh: _jax.inside("jax.util.safe_map"), "jax.util.safe_map"),
+    "processes": (lambda mesh: _jax.process_store(), None),
+    "origins": (lambda mesh: xmap(shape_of, ["i", ...], ["i", ...])(X), "cannot tell which named axes"),
+    "frames": (lambda mesh: _jax.user_frames(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]), None),
+    "transformations": (lambda mesh: _jax.transformation_of(jax.grad(jnp.sin)), None),
+    "references": (lambda mesh: xmap(writes, ["i", ...], ["i", ...])(X), "reference"),
+}
+
+
+def shape_of(v):
+    assert named_shape(v * 2) == {"i": 8}
+    return v
+
+
+def writes(v):
+    total = jax.new_ref(jnp.zeros(3))
+    total[...] = total[...] + v
+    return total[...]
+
+
+def warned(run, match):
+    """Run, and return the warnings of parts."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if match is None:
+            run()
+        else:
+            with pytest.raises((ValueError, AttributeError, NotImplementedError), match=match):
+                run()
+    return [str(w.message) for w in seen if issubclass(w.category, RuntimeWarning)]
+
+
+@pytest.mark.parametrize("part", nice.PARTS)
+def test_a_part_that_fails_at_import_is_off_with_one_warning(part, mesh42, monkeypatch):
+    remove(monkeypatch, part)
+    use, match = USES[part]
+    told = warned(lambda: use(mesh42), match) + warned(lambda: use(mesh42), match)
+    assert [f"part `{part}`" in text for text in told] == [True]
+    assert not nice.is_on(part)
+
+
+def test_without_any_part_values_gradients_and_programs_are_the_same(mesh42, monkeypatch):
+    expected = outcomes(mesh42)
+    monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
+    jax.clear_caches()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = outcomes(mesh42)
+    for one, other in zip(expected[:2], found[:2]):
+        np.testing.assert_array_equal(one, other)
+    assert found[2] == expected[2]
+
+
+def test_parts_and_stand_ins_agree():
+    for part in nice.PARTS:
+        module = importlib.import_module(f"xmap_compat._jax.nice.{part}")
+        names = [name for name in vars(getattr(plain, part)) if not name.startswith("__")]
+        assert all(callable(getattr(module, name)) for name in names)
+
+
+REFERENCES = "xmap_compat._jax.nice.references"
+CALLS = {"contexts": ("innermost",), "processes": ("process_store",), "references": ("discharged", None)}
+GONE = [
+    (part, home, attribute)
+    for part in CALLS
+    for home, _, attribute in (name.rpartition(".") for name in NICE[part])
+    if home.startswith("jax._src") and hasattr(sys.modules.get(home), attribute)
+    if part != "references" or attribute == importlib.import_module(REFERENCES)._discharge_state.__name__
+]
+
+
+@pytest.mark.parametrize(("part", "home", "attribute"), GONE)
+def test_a_private_name_that_is_gone_turns_its_part_off(part, home, attribute, monkeypatch):
+    module = sys.modules[home]
+    monkeypatch.delattr(module, attribute)
+    monkeypatch.delitem(sys.modules, f"xmap_compat._jax.nice.{part}", raising=False)
+    name, *arguments = CALLS[part]
+    with pytest.warns(RuntimeWarning, match=rf"part `{part}` needs .*{attribute}"):
+        getattr(nice.part(part), name)(*arguments)
+    assert not nice.is_on(part)
+
+
+def test_a_caller_of_named_shape_without_its_part_gets_an_error_of_ours(monkeypatch):
+    monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
+    with pytest.raises(ValueError, match="named_shape cannot tell"):
+        xmap(lambda v: v * len(v.named_shape), ["i", ...], ["i", ...])(X)
