@@ -131,8 +131,8 @@ found_by(
         "restoration.at_exit(functools.partial(tell, default))": "pass",
         'return platform == "cpu"': "return False",
         "+ [a for a in axes_of_entry(had) if a in kept]": "",
-        "return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to=": (
-            "return lax.all_gather(lax.expand_dims(x, [0])[0], axes, to="
+        'return _gather(lax.expand_dims(x, [0]), axes, "invarying" if any(explicit_spec(x)) else to, tiled=True)': (
+            "return _gather(x, axes, to)"
         ),
     },
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax
-import jax.extend.core
 
 FLOOR = (0, 9, 0)
 
@@ -27,7 +27,7 @@ RELEASE = jax.__version__
 VERSION = parse_version(RELEASE)
 
 # Where questions about the trace are public.
-trace_state: Any = jax.extend.core if VERSION >= (0, 10, 0) else jax.core
+trace_state: Any = importlib.import_module("jax.extend.core" if VERSION >= (0, 10, 0) else "jax.core")
 
 
 def check_release() -> None:
