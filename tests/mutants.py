@@ -512,7 +512,7 @@ found_by(
 found_by(
     "test_plan_steps",
     edits={
-        "opened = _jax.without_dead_code(jaxpr)": "opened, _ = _jax.open_jaxpr(jaxpr)",
+        "_tree(_jax.without_dead_code(jaxpr), Body())": "_tree(jaxpr, Body())",
         "key = operation.body, mark,": "key = mark,",
     },
 )

@@ -57,6 +57,12 @@ def test_operations_are_those_by_hand(name):
     assert expected <= counted <= expected + overhead
 
 
+def test_an_argument_that_nothing_needs_is_held_in_parts_too(mesh42):
+    f = xmap(lambda v, w: v, (["i", ...], ["i", ...]), ["i", ...], axis_resources={"i": "x"})
+    with mesh42:
+        assert cost_of(f, shaped(8, 3), shaped(8, 100)).memory == (2 * 8 * 3 + 8 * 100) * 4 // 4
+
+
 def attention(q, k, v):
     return jnp.sum(jax.nn.softmax(q @ k.T / 4) @ v)
 

@@ -127,14 +127,16 @@ _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Che
 
 def tree_of(jaxpr: Any) -> Tree:
     """A staged program as a tree, with what is known about how its values are cut."""
-    tree = _tree(jaxpr, Body())
+    tree, whole = _tree(_jax.without_dead_code(jaxpr), Body()), _tree(jaxpr, Body())
+    for value, given in zip(tree.inputs, whole.inputs):
+        _tell(value, given.parts)  # by a spec, also where nothing needs the argument
     _spread_parts(tree)
     _spread_parts(tree)
     return tree
 
 
 def _tree(jaxpr: Any, body: Body) -> Tree:
-    opened = _jax.without_dead_code(jaxpr)
+    opened, _ = _jax.open_jaxpr(jaxpr)
     env = {v: Value(v.aval) for v in opened.invars}
     inputs = tuple(env.values())
     operations = tuple(_operations(opened, env, body))
