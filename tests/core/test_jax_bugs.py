@@ -112,7 +112,9 @@ PREAMBLE = """
 """
 
 
-@pytest.mark.parametrize("program", [pytest.param(text, marks=bug(lines, raises=AssertionError)) for lines, text in ABORTS.items()])
+@pytest.mark.parametrize(
+    "program", [pytest.param(text, marks=bug(lines, raises=AssertionError)) for lines, text in ABORTS.items()]
+)
 def test_xla_does_not_abort_the_process(program):
     code = textwrap.dedent(PREAMBLE) + textwrap.dedent(program)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
