@@ -218,6 +218,7 @@ def pickled(value):
     return DevicesFromNumbers(io.BytesIO(file.getvalue())).load()
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.9 copies meshes as its own and pickles none")
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_copies_of_our_mesh_are_equal_to_it_and_contexts(copied):
     ours = Mesh(SQUARE, ("x", "y"), (AxisType.Auto, AxisType.Explicit))

@@ -1249,6 +1249,20 @@ def test_callbacks_around(placement):
 SPMD_CASES = [("vectorized", "x"), ("a:x", "y"), ("b:y", "x"), ("b:x", "y")]
 
 
+spmd_vmap = pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="refused with JAX 0.9")
+
+
+def test_an_spmd_vmap_is_refused_with_an_old_jax():
+    mapped = jax.vmap(xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"}), spmd_axis_name="y")
+    with mesh42():
+        if jax.__version_info__ < (0, 10):
+            with pytest.raises(NotImplementedError, match="needs jax 0.10, but found"):
+                mapped(np.ones((2, 4), np.float32))
+        else:
+            np.testing.assert_array_equal(mapped(np.ones((2, 4), np.float32)), 1)
+
+
+@spmd_vmap
 @pytest.mark.parametrize("placement,free", SPMD_CASES, ids=str)
 def test_vmap_with_spmd_axis_name_around(placement, free):
     """The vmapped dimension is spread over a mesh axis that the xmapped function leaves free."""
@@ -1307,6 +1321,7 @@ SPMD_BODIES = {
 }
 
 
+@spmd_vmap
 @pytest.mark.parametrize("resources", [{"i": "x"}, {}], ids=str)
 def test_gradients_in_vmap_with_spmd_axis_name(resources, rng):
     x, w = rng.normal(size=(2, 2, 12)).astype(np.float32)
