@@ -1256,7 +1256,7 @@ def test_an_spmd_vmap_is_refused_with_an_old_jax():
     mapped = jax.vmap(xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"}), spmd_axis_name="y")
     with mesh42():
         if jax.__version_info__ < (0, 10):
-            with pytest.raises(NotImplementedError, match="needs jax 0.10, but found"):
+            with pytest.raises(NotImplementedError, match=r"needs jax 0\.10, but found"):
                 mapped(np.ones((2, 4), np.float32))
         else:
             np.testing.assert_array_equal(mapped(np.ones((2, 4), np.float32)), 1)

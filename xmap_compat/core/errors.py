@@ -589,8 +589,8 @@ def spmd_vmap_over_compiler_axis(axes: Iterable[Hashable]) -> ValueError:
 
 def spmd_vmap_of_old_jax(axes: Iterable[Hashable], release: str) -> NotImplementedError:
     return NotImplementedError(
-        f"A vmap with spmd_axis_name={_set(axes)} is around an xmapped function with mesh resources, which needs jax 0.10, "
-        f"but found jax {release}. Upgrade it, or leave spmd_axis_name out"
+        f"A vmap with spmd_axis_name={_set(axes)} is around an xmapped function with mesh resources, which needs jax "
+        f"0.10, but found jax {release}. Upgrade it, or leave spmd_axis_name out"
     )
 
 
