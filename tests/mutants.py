@@ -113,9 +113,7 @@ found_by(
         "restoration.at_exit(functools.partial(tell, default))": "pass",
         'return platform == "cpu"': "return False",
         "+ [a for a in axes_of_entry(had) if a in kept]": "",
-        "return lax.all_gather(lax.expand_dims(x, [0]), axes, tiled=True, to=": (
-            "return lax.all_gather(lax.expand_dims(x, [0])[0], axes, to="
-        ),
+        "return _gather_invariant(lax.expand_dims(x, [0]), axes, tiled=True)": "return _gather_invariant(x, axes)",
     },
 )
 
@@ -156,7 +154,9 @@ found_by(
         ),
         "index = index * np.int32(size) + lax.axis_index(mesh_axis)": "index = lax.axis_index(mesh_axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
-        "for name, d in reversed(list(zip(levels, added))):": "for name, d in zip(levels, added):",
+        "found = [_index_in(without(v.dims, names[:k]), name) for v in operands]": (
+            "found = [_index_in(v.dims, name) for v in operands]"
+        ),
         "        outer = levels[: levels.index(name)]\n": "        outer = ()\n",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
@@ -214,8 +214,8 @@ found_by(
 )
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
 found_by(
-    "test_primitives::test_a_batching_rule_may_give_a_result_without_the_axis",
-    edits={"missing = [n for n in loc.local_names(names) if n not in dims]": "missing = []"},
+    "test_combinations::test_a_batching_rule_may_do_what_names_do",
+    edits={"out_axes = 0 if level.kept is None else": "out_axes = 0 if True else"},
 )
 
 # ------------------------------------------------------------------------- collectives
