@@ -245,6 +245,10 @@ found_by(
     },
 )
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
+found_by(
+    "test_combinations::test_a_batching_rule_may_do_what_names_do",
+    edits={"out_axes = 0 if level.kept is None else": "out_axes = 0 if True else"},
+)
 
 # ------------------------------------------------------------------------- collectives
 
