@@ -17,13 +17,9 @@ Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
 JaxprEqn = jex_core.JaxprEqn
 
-
-def _sample_collective(x):
-    return jax.lax.pbroadcast(jax.lax.psum(x, "i"), "i", 0)
-
-
 # What has no public name is read off a program that has it.
-_sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((), "float32"))
+_collective = lambda x: jax.lax.pbroadcast(jax.lax.psum(x, "i"), "i", 0)  # noqa: E731
+_sample = jax.make_jaxpr(_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((), "float32"))
 pbroadcast_p = _sample.eqns[-1].primitive
 NamedAxisEffect: Any = type(next(iter(_sample.effects)))
 

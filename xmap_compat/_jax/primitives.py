@@ -15,7 +15,6 @@ from xmap_compat._jax.jaxprs import NamedAxisEffect
 from xmap_compat._jax.tracing import plain_context
 
 Primitive = jex_core.Primitive
-shaped_array = jax.core.ShapedArray
 
 
 def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
