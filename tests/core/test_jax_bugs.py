@@ -51,7 +51,7 @@ def test_the_transpose_of_a_pbroadcast():
     np.testing.assert_allclose(found, np.stack([0 * X[0], X.sum(0), 0 * X[0], 0 * X[0]]))
 
 
-@bug("_jax/jaxprs.py: the axis of _sample_collective has one letter")
+@bug("_jax/jaxprs.py: the axis of _collective has one letter")
 def test_a_pbroadcast_over_an_axis_of_several_letters():
     jax.make_jaxpr(lambda x: lax.pbroadcast(x, "axis", 1), axis_env=[("axis", 2)])(X)
 

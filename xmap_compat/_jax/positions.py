@@ -59,16 +59,13 @@ def api_boundary(fun: C) -> C:
     return cast(C, at_boundary)
 
 
-class _Boundary(threading.local):
-    inside = False
-
-
-_boundary = _Boundary()
+_boundary = threading.local()
 
 
 def _enter_boundary() -> bool:
     """Whether it is the outermost."""
-    outermost, _boundary.inside = not _boundary.inside, True
+    outermost = not getattr(_boundary, "inside", False)
+    _boundary.inside = True
     return outermost
 
 
