@@ -416,6 +416,10 @@ found_by(
 )
 
 found_by(
+    "test_control_flow",
+    edits={"value.names | (taken.names - over))": "value.names | taken.names)"},
+)
+found_by(
     "test_branches",
     edits={
         "return collectives_of(eqn) | collectives_of_rules(self, eqn)": "return collectives_of(eqn)",

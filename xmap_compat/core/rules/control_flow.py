@@ -22,7 +22,7 @@ from xmap_compat.core.device import conform, conform_to_names, vary_as, vary_ove
 from xmap_compat.core.names import Names, scan_carry_names, while_names
 from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.rules.table import collectives_in
-from xmap_compat.core.values import NamedValue, is_inexact, split
+from xmap_compat.core.values import NamedValue, is_inexact, split, transposed, without
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
@@ -273,15 +273,20 @@ def _cut_unreached(ev, over, value):
     if not (axes and ev.loc.typed):
         found = max_over(ev.loc, taken, names)
         return _cut(ev, dataclasses.replace(found, data=found.data > 0), value)
-    value = conform_to_names(ev.loc, value, value.names | taken.names)
-    taken = conform(ev.loc, taken, value.dims[: len(value.dims) - value.dims.count(None)], value.names)
-    local = taken.data.max(taken.dims_of(over), keepdims=True)
+    # No wider over those axes: a rule that sums over them counts on what its operands vary over.
+    value = conform_to_names(ev.loc, value, value.names | (taken.names - over))
+    dims = [n for n in value.dims if n is not None]
+    taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
+    taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
+    local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
     data = cut_tangent_p.bind(lax.stop_gradient(value.data), value.data, local, reduced=(), mesh_axes=axes)
     return dataclasses.replace(value, data=data)
 
 
 def _cut_tangent(t, out, x, taken, *, reduced, mesh_axes):
-    reached = lax.pcast(lax.pmax(taken, mesh_axes) > 0, mesh_axes, to="varying")
+    reached = lax.pmax(taken, mesh_axes) > 0
+    if varying := tuple(m for m in mesh_axes if m in _jax.varying_axes(t)):
+        reached = lax.pcast(reached, varying, to="varying")
     return lax.select(lax.broadcast_in_dim(reached, t.shape, range(reached.ndim)), t, lax.full_like(t, 0))
 
 
