@@ -282,12 +282,14 @@ def test_pjit_takes_axis_resources(installed):
         total, whole = fun(X, X)
         by_position = pjit(lambda a: a * 2, None, P("x"))(X)
         modern = pjit(lambda a: a * 2, in_shardings=P("x"), out_shardings=None)(X)
+        static = pjit(lambda a, n: a * n, P("x"), P("x"), 1)(X, 2)
     np.testing.assert_array_equal(total, 2 * X)
     assert total.sharding == NamedSharding(SQUARE_MESH, P(("x", "y")))
     assert whole.sharding.is_fully_replicated and len(whole.sharding.device_set) == 8
     np.testing.assert_array_equal(by_position, 2 * X)
     assert by_position.sharding == NamedSharding(SQUARE_MESH, P("x"))
     np.testing.assert_array_equal(modern, 2 * X)
+    np.testing.assert_array_equal(static, 2 * X)
 
 
 def test_pjit_that_names_no_axis_needs_no_mesh(installed):

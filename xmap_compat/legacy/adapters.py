@@ -26,10 +26,18 @@ def _specs(axis_resources: Any) -> Any:
     return jax.tree.map(lambda x: P() if x is None else x, axis_resources, is_leaf=is_leaf)
 
 
-def pjit(fun: Callable[..., Any], in_axis_resources: Any = UNSET, out_axis_resources: Any = UNSET, **options: Any):
+def pjit(
+    fun: Callable[..., Any],
+    in_axis_resources: Any = UNSET,
+    out_axis_resources: Any = UNSET,
+    static_argnums: Any = None,
+    donate_argnums: Any = None,
+    **options: Any,
+):
     """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or, later, shardings)."""
     given = {"in_shardings": in_axis_resources, "out_shardings": out_axis_resources}
     given = {keyword: resources for keyword, resources in given.items() if resources is not UNSET}
+    options = {"static_argnums": static_argnums, "donate_argnums": donate_argnums, **options}
     jitted = jax.jit(fun, **options, **{keyword: _specs(resources) for keyword, resources in given.items()})
     if given and all(resources is None for resources in given.values()):
         return _WithOrWithoutMesh(jitted, jax.jit(fun, **options))

@@ -136,6 +136,7 @@ TABLE = [
         "jax.interpreters.sharded_jit",
         {"sharded_jit": "jax.jit", "with_sharding_constraint": "jax.lax.with_sharding_constraint"},
     ),
+    *_moved(ALIAS, "0.3.15", "jax.interpreters.sharded_jit", {"PartitionSpec": SPEC}),
     *_moved(ALIAS, "0.4.20", "jax.random", _each("KeyArray PRNGKeyArray", ARRAY)),
     *_moved(ADAPTER, "0.4.30", "jax.random", {"shuffle": "jax.random.permutation(key, x, independent=True)"}),
     *_moved(ALIAS, "0.4.11", "jax.numpy", {"DeviceArray": ARRAY}),
