@@ -293,9 +293,9 @@ COLLECTIVES = {
     "axis_index": (lambda x: lax.axis_index("i"), *[("index arithmetic", 0)] * 3),
     "psum in groups": (
         lambda x: lax.psum(x, "i", axis_index_groups=GROUPS),
-        ("index arithmetic, local indexing, local sum", 0),
-        ("all-gather over x, index arithmetic, local indexing, local sum", 3 * 32),
-        ("all-gather over x, y, index arithmetic, local indexing, local sum", 7 * 16),
+        ("local indexing, local sum, index arithmetic", 0),
+        ("all-gather over x, local indexing, local sum, index arithmetic", 3 * 32),
+        ("all-gather over x, y, local indexing, local sum, index arithmetic", 7 * 16),
     ),
 }
 PRIMITIVES = {

@@ -42,6 +42,8 @@ def _needs_plain_types(eqn, params, mesh_axes):
     primitive = eqn.primitive
     if primitive.name == "pallas_call":
         return params["interpret"]
+    if primitive.name == "pure_callback":
+        return False  # it has no derivative, and is mapped as the program says
     if primitive.name == "regularized_incomplete_beta":
         # Before 0.12 its lowering loops from constants to values that vary.
         return not VERSION >= (0, 12, 0)
