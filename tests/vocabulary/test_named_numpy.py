@@ -287,3 +287,11 @@ def test_every_method_of_arrays_that_takes_no_names_says_what_to_call(name, axis
     call = lambda v: getattr(v, name)(*ARGUMENTS.get(name, ()), axis=axis)
     _, note = result_or_note(name, call, np.ones((8, 3), np.float32))
     assert note == f"{name} takes no axis names here; xmap_compat.numpy.{name} does"
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}], ids=str)
+def test_any_and_all_of_nothing(resources, mesh42):
+    with mesh42:
+        for fun, expected in ((xnp.any, np.any(np.zeros(0))), (xnp.all, np.all(np.zeros(0)))):
+            of_nothing = xmap(lambda v, fun=fun: fun(v > 0, "i"), ["i"], {}, axis_resources=resources)
+            assert bool(of_nothing(np.zeros(0, np.float32))) == expected
