@@ -24,7 +24,7 @@ from jax import lax
 
 import xmap_compat
 from xmap_compat import xmap
-from xmap_compat.core import nested_primitives as devices
+from xmap_compat.core.nested import primitives as devices
 from xmap_compat.core.rules.parameters import check_permutation
 from xmap_compat.core.rules.table import RULES
 

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.names import Checker
+from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
     DeviceAxis,
@@ -106,14 +107,15 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     checker = Checker(placements, declared.name)
     _check_inputs(checker, in_specs, args)
     nested = bool(enclosing_bodies())
-    body = Body({name: sizes[name] for name in placements}, scope, _device_axes(scope))
+    body = Body({name: sizes[name] for name in placements}, scope, axes.offered(scope))
     input_names = [frozenset(spec.position_of()) for spec in in_specs]
     program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
     out_specs = _bind_results(declared, program, sizes)
     compiler = _left_to_compiler(scope, program, placements)
     ours = {axis: size for axis, size in body.device_axes.items() if axis.mesh_axis not in compiler}
     body = dataclasses.replace(body, device_axes=ours)
-    if mesh_axes := _mesh_axes_of_nested(program, placements, body.device_axes):
+    if any(p.mesh_axes for p in placements.values()) or mentions_any(program.jaxpr, body.device_axes):
+        mesh_axes = axes.on_mesh(body.device_axes)
         # They are axes of the outermost xmap, but two that are nested in each other must not need the same one either.
         checker = Checker({**placements, **mesh_axes}, declared.name)
         placements = placements if nested else {**placements, **mesh_axes}
@@ -149,16 +151,6 @@ def _shard_map_in(jaxpr):
     return None
 
 
-def _device_axes(scope):
-    """Mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
-    enclosing = enclosing_bodies()
-    if enclosing:
-        return enclosing[-1].device_axes
-    if scope.mesh is None or _jax.in_manual_region():
-        return {}
-    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
-
-
 def _left_to_compiler(scope, program, placements):
     """The mesh axes that are the compiler's; those that nobody uses are known when the program is."""
     if scope.mesh is None or not scope.unused_to_compiler or enclosing_bodies():
@@ -168,16 +160,8 @@ def _left_to_compiler(scope, program, placements):
 
 def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
     """The mesh axes over which a call, or one nested in it, splits axes."""
-    own = frozenset(m for p in placements.values() if not isinstance(p.name, DeviceAxis) for m in p.mesh_axes)
+    own = frozenset(m for p in axes.own_of(placements.values()) for m in p.mesh_axes)
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
-
-
-def _mesh_axes_of_nested(program, placements, device_axes):
-    """Placements of mesh axes as named axes, if this xmap or one nested in it uses the mesh."""
-    used = any(p.mesh_axes for p in placements.values()) or mentions_any(program.jaxpr, device_axes)
-    if not used:
-        return {}
-    return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in device_axes.items()}
 
 
 def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -231,18 +215,10 @@ def _placements(declared, sizes, scope):
     placements = place_axes(ordered, declared.resources, scope)
     _check_backend(declared.backend, scope, placements)
     if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
-        _check_axes_of_nested(placements, enclosing)
+        axes.check_offered(placements)
         return placements
     # No mesh axis can be had here (we are inside the user's shard_map): each device computes everything.
     return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
-
-
-def _check_axes_of_nested(placements, enclosing):
-    """A custom rule is traced late, when the compiler has been given the axes that its function did not use."""
-    offered = {axis.mesh_axis for body in enclosing[-1:] for axis in body.device_axes}
-    for placement in placements.values() if enclosing else ():
-        if late := [m for m in placement.mesh_axes if m not in offered]:
-            raise errors.axis_given_away(placement.name, late[0])
 
 
 def _check_backend(backend, scope, placements):

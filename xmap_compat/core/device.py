@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.nested_primitives import bind, gather_p, sum_p, vary_p
+from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,13 +15,13 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import Locality, conform, gather_over
+from xmap_compat.core.device import Locality, conform
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.names import Checker
-from xmap_compat.core.nested_marks import NestedCall, mark
-from xmap_compat.core.nested_primitives import bind, take_p
-from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.nested import boundary
+from xmap_compat.core.nested.axes import hidden, own_of
+from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional
@@ -44,13 +43,9 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
     Args:
       evaluator: makes what evaluates the program; a plan watches it with one of its own.
     """
-    with mark(_nested_call(placed)) if placed.nested else contextlib.nullcontext():
+    call = NestedCall(placed.fun_name, own_of(placed.placements.values()))
+    with mark(call) if placed.nested else contextlib.nullcontext():
         return _execute(placed, leaves, evaluator)
-
-
-def _nested_call(placed: PlacedCall) -> NestedCall:
-    own = tuple(p for name, p in placed.placements.items() if not isinstance(name, DeviceAxis))
-    return NestedCall(placed.fun_name, own)
 
 
 def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
@@ -59,7 +54,9 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         with _explained_types(placed, leaves):
             return _on_device(placed, loc, placed.program.consts, leaves, evaluator)
     if placed.nested:
-        return _in_outer_body(placed, leaves, evaluator)
+        loc = boundary.locality(placed.placements, placed.body.device_axes)
+        sides = boundary.take_part, boundary.gather_parts
+        return _on_device(placed, loc, placed.program.consts, leaves, evaluator, *sides)
     mesh = placed.scope.mesh
     assert mesh is not None
     compiler = placed.compiler
@@ -132,22 +129,21 @@ def _explained_explicit_axes(mesh: jax.sharding.Mesh, compiler: frozenset[Any]) 
         raise
 
 
-def _on_device(placed: PlacedCall, loc: Locality, consts: Sequence[Any], leaves: Sequence[Any], evaluator) -> list[Any]:
-    """The results of one device from its parts of the arguments."""
-    boundary = _without_loops(loc)
-    args = [_enter(boundary, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
+def _on_device(placed: PlacedCall, loc: Locality, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
+    """The results of one device from its parts of the arguments; ``enter`` and ``leave`` are those of nested calls."""
+    outside = _without_loops(loc)
+    args = [(enter or _enter)(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
     outs = _evaluate(placed, loc, consts, args, evaluator)
     types = placed.program.out_types
-    return [_leave(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
+    return [(leave or _leave)(outside, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
 
 
 def _evaluate(placed, loc, consts, args, evaluator):
     body = placed.body if loc.mesh_axes else dataclasses.replace(placed.body, device_axes={})
-    hidden = {axis: Placement(axis, size, (axis,), (size,)) for axis, size in body.device_axes.items()}
     declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
     room = declared[0].intersection(*declared) if declared else frozenset()
     trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
-    checker = Checker(loc.placements, placed.fun_name, hidden if loc.nested else {}, room, trace)
+    checker = Checker(loc.placements, placed.fun_name, hidden(body.device_axes) if loc.nested else {}, room, trace)
     ev = evaluator(loc, checker, trace, RepeatedCalls(placed.program.jaxpr))
     values = [positional(c) for c in consts]
     wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
@@ -178,54 +174,4 @@ def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) ->
     dims = tuple(n for k, n in enumerate(wanted) if k not in squeezed)
     value = conform(loc, value, dims, frozenset(named.values()))
     data = lax.expand_dims(value.data, squeezed) if squeezed else value.data
-    return _jax.with_weak_type(data, weak_type)
-
-
-def _in_outer_body(placed: PlacedCall, leaves: Sequence[Any], evaluator) -> list[Any]:
-    """A nested call on the mesh: its mesh axes are named axes of the outermost xmap, which maps them to devices.
-
-    Each device takes its part of the arguments, and the parts of results are gathered again.
-    """
-    placements = {n: p.on_device_axes() for n, p in placed.placements.items()}
-    taken_by = {axis: p.name for p in placed.placements.values() for axis in p.mesh_axes}
-    sizes = {DeviceAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in placed.body.device_axes.items()}
-    loc = Locality(placements, tuple(sizes), dict(sizes), nested=True)
-    boundary = _without_loops(loc)
-    args = [_take_part(boundary, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
-    outs = _evaluate(placed, loc, placed.program.consts, args, evaluator)
-    types = placed.program.out_types
-    return [_gather_parts(boundary, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
-
-
-def _take_part(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
-    """Cut the named dimensions into (mesh axes..., local), and take this device's element of the former."""
-    named = spec.name_at()
-    shape: list[int] = []
-    labels: list[Any] = []
-    for k, size in enumerate(jnp.shape(data)):
-        place = loc.placements[named[k]] if k in named else None
-        shape.extend((*place.mesh_sizes, place.local_size) if place else (size,))
-        labels.extend((*place.mesh_axes, named[k]) if place else (None,))
-    mesh_axes = loc.mesh_axes_of(named.values())
-    front = [labels.index(m) for m in mesh_axes]
-    rest = [k for k in range(len(labels)) if k not in front]
-    data = lax.transpose(lax.reshape(data, shape), (*front, *rest))
-    sizes = tuple(map(loc.mesh_size, mesh_axes))
-    if mesh_axes:
-        data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
-        data = bind(take_p, data, mesh_axes, sizes)
-    dims = tuple(labels[k] for k in rest)
-    single = [k for k, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
-    kept = tuple(n for k, n in enumerate(dims) if k not in single)
-    return NamedValue(lax.squeeze(data, single) if single else data, kept, frozenset(named.values()))
-
-
-def _gather_parts(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
-    """Gather a result's named axes into the positions that its spec says."""
-    names = [name for _, name in spec.names]
-    gathered = gather_over(loc, value, names) if names else value
-    data = gathered.data
-    if names:
-        data = lax.reshape(data, (*(loc.placements[n].size for n in names), *data.shape[1:]))
-        data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])
     return _jax.with_weak_type(data, weak_type)

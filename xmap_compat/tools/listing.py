@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core import nested_marks
 from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.names import Checker, Names, read_names
+from xmap_compat.core.nested import marks
 from xmap_compat.core.rules.contraction import Subscripts
 from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.table import RULES
@@ -206,7 +206,7 @@ def _nested_function(params) -> str | None:
     """The name of the xmapped function that is called, if it is one."""
     for sub in _jax.subjaxprs(params):
         for eqn in _jax.open_jaxpr(sub)[0].eqns:
-            for call in nested_marks.marked(_jax.name_stack(eqn)):
+            for call in marks.marked(_jax.name_stack(eqn)):
                 return call.function
     return None
 

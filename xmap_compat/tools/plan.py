@@ -18,8 +18,10 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
-from xmap_compat.core import errors, execute, nested_marks
-from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core import errors, execute
+from xmap_compat.core.nested import marks as nested_marks
+from xmap_compat.core.nested.axes import own_of
+from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
@@ -216,7 +218,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     return CallPlan(
         declared.name,
         mesh,
-        tuple(p for p in placed.placements.values() if not isinstance(p.name, DeviceAxis)),
+        own_of(placed.placements.values()),
         tuple(dict.fromkeys(_nested_in(placed.program.jaxpr))),
         arguments,
         _results(placed, jaxpr.out_avals),

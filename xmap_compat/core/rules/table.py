@@ -9,7 +9,8 @@ from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.rules import contraction, exchanges, gathers, nested, reductions
+from xmap_compat.core.nested import rules as nested
+from xmap_compat.core.rules import contraction, exchanges, gathers, reductions
 from xmap_compat.core.rules.parameters import Names, Params, axis_names, check_groups, mentioned_names, positions
 from xmap_compat.core.rules.row import Rule, spread
 from xmap_compat.core.specs import AxisName

@@ -12,8 +12,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
-from xmap_compat.core import nested_marks
 from xmap_compat.core.names import NONE, Checker, Names, while_names
+from xmap_compat.core.nested import marks
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.rules.cotangents import collectives_of_results
 from xmap_compat.core.rules.parameters import mentioned_names
@@ -124,7 +124,7 @@ def differentiates(jaxpr: Any) -> bool:
 def axes_of_generators(plan: CallPlan) -> list[Any]:
     """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all."""
     jaxpr = plan.staged.placed.program.jaxpr
-    if any(_draws_from_rbg(eqn) and nested_marks.marked(stack) for eqn, stack in _operations(jaxpr)):
+    if any(_draws_from_rbg(eqn) and marks.marked(stack) for eqn, stack in _operations(jaxpr)):
         raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
     recorder = _Recorder(plan.staged.placed.placements, plan.function)
     recorder.results(jaxpr, [frozenset(a.axes) - {None} for a in plan.arguments])

@@ -10,7 +10,7 @@ from jax import lax
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import Locality, gather_over, vary_over
 from xmap_compat.core.indices import device_index
-from xmap_compat.core.nested_primitives import gather_p, sum_p, take_p, vary_p
+from xmap_compat.core.nested.primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.rules.parameters import Params
 from xmap_compat.core.rules.reductions import sum_over
 from xmap_compat.core.rules.row import Rule, reduced, spread
@@ -19,7 +19,7 @@ from xmap_compat.core.values import NamedValue
 
 
 def _over_devices(primitive: Any, translate: Callable) -> Callable:
-    """The four primitives of ``devices``: translated by the outermost xmap, passed on by those between."""
+    """The four primitives of nested xmaps: translated by the outermost xmap, passed on by those between."""
 
     def rule(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
         if not all(loc.is_own(axis) for axis in params["axes"]):

@@ -1,0 +1,44 @@
+"""Mesh axes as named axes: which of them an xmap offers to those nested in it, and which these need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.placement import DeviceAxis, Placement, Scope, enclosing_bodies
+from xmap_compat.core.specs import AxisName
+
+
+def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
+    """Those that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
+    if enclosing := enclosing_bodies():
+        return enclosing[-1].device_axes
+    if scope.mesh is None or _jax.in_manual_region():
+        return {}
+    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
+
+
+def check_offered(placements: Mapping[AxisName, Placement]) -> None:
+    """A custom rule is traced late, when the compiler has been given the axes that its function did not use."""
+    if not (enclosing := enclosing_bodies()):
+        return
+    known = {axis.mesh_axis for axis in enclosing[-1].device_axes}
+    for placement in placements.values():
+        if late := [m for m in placement.mesh_axes if m not in known]:
+            raise errors.axis_given_away(placement.name, late[0])
+
+
+def on_mesh(axes: Mapping[DeviceAxis, int]) -> dict[AxisName, Placement]:
+    """Mesh axes as named axes of the outermost xmap, each on itself."""
+    return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in axes.items()}
+
+
+def hidden(axes: Mapping[DeviceAxis, int]) -> dict[AxisName, Placement]:
+    """The same as a nested xmap sees them: as axes that are bound around it."""
+    return {axis: Placement(axis, size, (axis,), (size,)) for axis, size in axes.items()}
+
+
+def own_of(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    """Those of the user's axes."""
+    return tuple(p for p in placements if not isinstance(p.name, DeviceAxis))
