@@ -125,7 +125,7 @@ found_by(
         "- mesh_axes_used(program, placements)": "",
         "if axis.mesh_axis not in compiler}": "}",
         "if enclosing and enclosing[-1].scope.compiler != scope.compiler:": "if False:",
-        "if late := [m for m in placement.mesh_axes if m not in offered]:": "if late := []:",
+        "if late := [m for m in placement.mesh_axes if m not in known]:": "if late := []:",
         "if primitive in _CALLBACKS and self.loc.compiler:": "if False:",
         "wanted = [next(entries) if name is None else": "wanted = [next(entries) if True else",
         "restoration.at_exit(functools.partial(tell, default))": "pass",
@@ -369,8 +369,8 @@ found_by(
         "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype, weak_type=aval.weak_type)": (
             "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype)"
         ),
-        "types.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))": (
-            "types.append(jax.ShapeDtypeStruct(shape, aval.dtype))"
+        "return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)": (
+            "return jax.ShapeDtypeStruct(shape, aval.dtype)"
         ),
         "if extra:\n        cotangent = sum_over(": "if False:\n        cotangent = sum_over(",
         "return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])": (
@@ -485,7 +485,9 @@ found_by(
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
-        "return [(leave or _leave)(outside, out, spec, t.weak_type)": "return [(leave or _leave)(outside, out, spec, False)",
+        "return [(leave or _leave)(outside, out, spec, t.weak_type)": (
+            "return [(leave or _leave)(outside, out, spec, False)"
+        ),
     },
 )
 

@@ -266,13 +266,14 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         nonlocal uses_mesh
         if kwargs:
             raise errors.keyword_arguments(kwargs)
-        made = calls.place_call(declared, args)
+        arguments = calls.bind_arguments(declared, args)
+        made = calls.place_arguments(declared, arguments)
         uses_mesh |= made.uses_mesh
         for observer in _observers:
             observer(declared, made, args)
         compared.traced(declared, made, args)
         try:
-            return execute.run(made, args)
+            return execute.run(made, arguments.leaves)
         except (
             FloatingPointError
         ) as error:  # under jax_debug_nans, jit calls this function to find where they come from

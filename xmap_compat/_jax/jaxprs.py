@@ -67,12 +67,24 @@ def subjaxprs(params: Any) -> Iterator[Any]:
         yield operation.solve_jaxpr  # since 0.12
 
 
-def walk(jaxpr: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The equations of a jaxpr and of those in it, in order; with each the equations around it, outermost first."""
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
-        yield eqn, around
-        for sub in subjaxprs(eqn.params):
-            yield from walk(sub, (*around, eqn))
+def walk(held: Any, once: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The equations of a jaxpr and of those in it, in order; with each the equations around it, outermost first.
+
+    Args:
+      held: a jaxpr, or the parameters of an equation, which may hold some.
+      once: whether a jaxpr that stands in several places is entered at the first of them only.
+    """
+    return _walk(held, (), set() if once else None)
+
+
+def _walk(held, around, entered):
+    for jaxpr in subjaxprs(held):
+        if entered is None or id(jaxpr) not in entered:
+            if entered is not None:
+                entered.add(id(jaxpr))
+            for eqn in open_jaxpr(jaxpr)[0].eqns:
+                yield eqn, around
+                yield from _walk(eqn.params, (*around, eqn), entered)
 
 
 def without_dead_code(jaxpr: Any) -> Any:
@@ -86,10 +98,10 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
 
     Returns None if it uses references that were made elsewhere, or if this JAX cannot do it.
     """
-    if not _makes_or_takes_references(closed, set()):
-        return closed
-    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
+    if any(map(_is_reference, input_vars(open_jaxpr(closed)[0]))):
         return None
+    if not any(map(_uses_references, walk(closed, once=True))):
+        return closed
     found: list[Any] = []
 
     def within(*args):
@@ -100,18 +112,15 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
     return None if found[0] is None else passing_on
 
 
-def _makes_or_takes_references(jaxpr, seen):
-    if id(jaxpr) in seen:
-        return False
-    seen.add(id(jaxpr))
-    body, _ = open_jaxpr(jaxpr)
-    variables = [*input_vars(body), *(v for eqn in body.eqns for v in eqn.outvars)]
-    return any(isinstance(v.aval, jax.ref.AbstractRef) for v in variables) or any(
-        _makes_or_takes_references(sub, seen)
-        for eqn in body.eqns
-        if eqn.primitive.name != "pallas_call"
-        for sub in subjaxprs(eqn.params)
-    )
+def _is_reference(atom):
+    return isinstance(atom.aval, jax.ref.AbstractRef)
+
+
+def _uses_references(walked):
+    """Whether an equation has to do with references, other than those within a kernel of Pallas."""
+    eqn, around = walked
+    in_kernel = any(outer.primitive.name == "pallas_call" for outer in around)
+    return not in_kernel and any(map(_is_reference, (*eqn.invars, *eqn.outvars)))
 
 
 def has_side_effect(eqn: Any) -> bool:

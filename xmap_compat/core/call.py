@@ -67,6 +67,38 @@ class Declaration:
 
 
 @dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What a call was given, flattened once.
+
+    Attributes:
+      leaves, paths, specs: each array or scalar, where it stands (``args[0]['w']``), and its spec.
+      tree: the structure that they stand in.
+      sizes: of the axes, as far as the arguments and ``axis_sizes`` tell.
+    """
+
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    specs: tuple[AxisSpec, ...]
+    tree: Any
+    sizes: dict[AxisName, int]
+
+    @property
+    def names(self) -> list[frozenset[AxisName]]:
+        """The named axes of each."""
+        return [frozenset(spec.position_of()) for spec in self.specs]
+
+    def types(self) -> Any:
+        """The arguments as types with their named dimensions removed."""
+        return jax.tree.unflatten(self.tree, list(map(_positional_type, self.leaves, self.specs)))
+
+
+def _positional_type(leaf, spec):
+    aval, named = jax.typeof(leaf), spec.name_at()
+    shape = tuple(size for k, size in enumerate(aval.shape) if k not in named)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+@dataclasses.dataclass(frozen=True)
 class PlacedCall:
     """Everything decided about one call before anything is evaluated.
 
@@ -101,20 +133,24 @@ class PlacedCall:
 
 def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     """Stages 1 to 4 for one call: specs, sizes, placements, program, named shapes."""
-    in_specs, sizes = _bind_arguments(declared, args)
-    scope = current_scope()
+    return place_arguments(declared, bind_arguments(declared, args))
+
+
+def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
+    """The same where the arguments have been bound to their specs."""
+    scope, sizes, input_names = current_scope(), arguments.sizes, arguments.names
     placements = _placements(declared, sizes, scope)
     checker = Checker(placements, declared.name)
-    _check_inputs(checker, in_specs, args)
+    _check_inputs(checker, arguments)
     nested = bool(enclosing_bodies())
     body = Body({name: sizes[name] for name in placements}, scope, axes.offered(scope))
-    input_names = [frozenset(spec.position_of()) for spec in in_specs]
-    program = trace_program(declared.fun, _named_types(args, in_specs), input_names, body)
+    program = trace_program(declared.fun, arguments.types(), input_names, body)
     out_specs = _bind_results(declared, program, sizes)
     compiler = _left_to_compiler(scope, program, placements)
     ours = {axis: size for axis, size in body.device_axes.items() if axis.mesh_axis not in compiler}
     body = dataclasses.replace(body, device_axes=ours)
-    if any(p.mesh_axes for p in placements.values()) or mentions_any(program.jaxpr, body.device_axes):
+    uses_mesh = any(p.mesh_axes for p in placements.values())
+    if uses_mesh or mentions_any(program.jaxpr, body.device_axes):
         mesh_axes = axes.on_mesh(body.device_axes)
         # They are axes of the outermost xmap, but two that are nested in each other must not need the same one either.
         checker = Checker({**placements, **mesh_axes}, declared.name)
@@ -123,7 +159,7 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
     results = checker.results(program.jaxpr, input_names)
     may_be_undeclared = declared.undeclared and not nested
     extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
-    specs = (tuple(in_specs), tuple(out_specs))
+    specs = (arguments.specs, tuple(out_specs))
     named = tuple(results)
     return PlacedCall(declared.name, scope, placements, *specs, program, named, extra, body, nested, compiler)
 
@@ -142,13 +178,7 @@ def _check_outer_names(program, placements):
 
 def _shard_map_in(jaxpr):
     """The equation of a ``shard_map`` of the user's in a program, if there is one."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        if isinstance(_jax.read(eqn), _jax.ShardMap):
-            return eqn
-        found = next(filter(None, map(_shard_map_in, _jax.subjaxprs(eqn.params))), None)
-        if found is not None:
-            return found
-    return None
+    return next((eqn for eqn, _ in _jax.walk(jaxpr, once=True) if isinstance(_jax.read(eqn), _jax.ShardMap)), None)
 
 
 def _left_to_compiler(scope, program, placements):
@@ -169,37 +199,38 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ..
 
     None if there are no such arguments, or others that are committed to other devices.
     """
-    leaves, tree = jax.tree.flatten(args)
     scope = current_scope()
-    if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
         return None
+    arguments = bind_arguments(declared, args)
+    leaves = arguments.leaves
     homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
     on_one_device = [len(home) == 1 for home in homes]
     elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
     if any(elsewhere) or not any(on_one_device):
         return None
-    in_specs, sizes = _bind_arguments(declared, args)
-    placements = _placements(declared, sizes, scope)
-    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in in_specs]
+    placements = _placements(declared, arguments.sizes, scope)
+    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(s, placements)) for s in arguments.specs]
     moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
-    return jax.tree.unflatten(tree, moved)
+    return jax.tree.unflatten(arguments.tree, moved)
 
 
-def _bind_arguments(declared, args):
-    leaves = jax.tree_util.tree_leaves_with_path(args)
+def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
+    """Stage 1 of a call: each argument with its spec, and the sizes of axes; raises where they do not fit."""
+    found, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:
         raise errors.no_arguments(declared.name, needed)
-    in_specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
-    paths = [argument_path(path, "args") for path, _ in leaves]
-    shapes = [jnp.shape(leaf) for _, leaf in leaves]
-    for spec, shape, path, (_, leaf) in zip(in_specs, shapes, paths, leaves):
+    specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
+    paths = [argument_path(path, "args") for path, _ in found]
+    leaves = [leaf for _, leaf in found]
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
-    sizes = infer_sizes(in_specs, shapes, paths, declared.sizes)
-    unknown = [name for name in declared.names if name not in sizes]
-    if unknown:
+    sizes = infer_sizes(specs, shapes, paths, declared.sizes)
+    if unknown := [name for name in declared.names if name not in sizes]:
         raise errors.size_not_inferred(unknown)
-    return in_specs, sizes
+    return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
 
 
 def _placements(declared, sizes, scope):
@@ -229,23 +260,10 @@ def _check_backend(backend, scope, placements):
         raise errors.mesh_of_other_backend(backend, platform)
 
 
-def _named_types(args, in_specs):
-    """The arguments as types with their named dimensions removed."""
-    leaves, treedef = jax.tree.flatten(args)
-    types = []
-    for leaf, spec in zip(leaves, in_specs):
-        aval = jax.typeof(leaf)
-        named = spec.name_at()
-        shape = tuple(size for k, size in enumerate(aval.shape) if k not in named)
-        types.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))
-    return jax.tree.unflatten(treedef, types)
-
-
-def _check_inputs(checker, in_specs, args):
-    paths = [argument_path(path, "args") for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    for spec, path in zip(in_specs, paths):
+def _check_inputs(checker, arguments):
+    for names, path in zip(arguments.names, arguments.paths):
         place = f"an input to an xmapped function {checker.fun} ({path})"
-        checker.check_distinct_resources(frozenset(spec.position_of()), lambda place=place: place)
+        checker.check_distinct_resources(names, lambda place=place: place)
 
 
 def _bind_results(declared, program, sizes):

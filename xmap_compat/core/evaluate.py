@@ -45,9 +45,8 @@ class RepeatedCalls:
     """
 
     def __init__(self, jaxpr: Any):
-        counts: collections.Counter[int] = collections.Counter()
-        seen: set[int] = set()
-        _count_calls(jaxpr, counts, seen)
+        found = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
+        counts = collections.Counter(id(c.body) for c in found if isinstance(c, _jax.Call) and c.name is not None)
         self._repeated = {key for key, count in counts.items() if count > 1}
         self._functions: dict[tuple[int, int, frozenset[Any]], Any] = {}
 
@@ -65,18 +64,6 @@ class RepeatedCalls:
             fun.__name__ = fun.__qualname__ = name
             self._functions[key] = jax.jit(fun)
         return self._functions[key]
-
-
-def _count_calls(jaxpr, counts, seen):
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        found = _jax.read(eqn)
-        called = found.body if isinstance(found, _jax.Call) and found.name is not None else None
-        for sub in _jax.subjaxprs(eqn.params):
-            if called is not None and called is sub:
-                counts[id(sub)] += 1
-            if id(sub) not in seen:
-                seen.add(id(sub))
-                _count_calls(sub, counts, seen)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,9 +31,9 @@ from xmap_compat.core.values import NamedValue, positional
 executor = jax.make_user_context(default_value=None)
 
 
-def run(placed: PlacedCall, args: tuple[Any, ...]) -> Any:
-    """Execute (or, under a trace, stage out) a planned call on its positional arguments."""
-    outs = (executor.value or execute)(placed, jax.tree.leaves(args))
+def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
+    """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
+    outs = (executor.value or execute)(placed, leaves)
     return jax.tree.unflatten(placed.program.out_tree, outs)
 
 

@@ -72,7 +72,7 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: those that its results are broadcast to.
     """
-    if not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _equations(jaxpr, set())):
+    if not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _gathers_in(jaxpr)):
         return frozenset()
     uses = _Uses(loc, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)), [_Origin.OTHER] * len(inputs))
@@ -85,14 +85,9 @@ def _gathered(eqn: Any) -> tuple[AxisName, ...]:
     return axis_names(eqn.params) if eqn.primitive.name in ("all_gather", "device_gather") and groups is None else ()
 
 
-def _equations(held: Any, seen: set[int]) -> Iterator[Any]:
-    """Every equation of a program, or of the bodies in an equation's parameters, once."""
-    for jaxpr in _jax.subjaxprs(held):
-        if id(jaxpr) not in seen:
-            seen.add(id(jaxpr))
-            for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-                yield eqn
-                yield from _equations(eqn.params, seen)
+def _gathers_in(held: Any) -> Iterator[Any]:
+    """Every gather of a program, or of the bodies in an equation's parameters, once."""
+    return (eqn for eqn, _ in _jax.walk(held, once=True) if _gathered(eqn))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +169,7 @@ class _Uses:
 
     def leave(self, jaxpr: Any) -> None:
         """Let a body gather as invarying."""
-        self.chosen.update((eqn, False) for eqn in _equations(jaxpr, set()) if _gathered(eqn))
+        self.chosen.update(dict.fromkeys(_gathers_in(jaxpr), False))
 
     def _of_gathered(self, eqn, operand, out, after):
         axes = self.loc.mesh_axes_of(n for n in _gathered(eqn) if n in operand.names)
@@ -190,7 +185,7 @@ class _Uses:
 def _origins(body, found):
     for eqn in body.eqns:
         kinds = {_origin(found, v) for v in eqn.invars}
-        if _Origin.GATHERED in kinds or any(map(_gathered, (eqn, *_equations(eqn.params, set())))):
+        if _Origin.GATHERED in kinds or _gathered(eqn) or any(True for _ in _gathers_in(eqn.params)):
             kind = _Origin.GATHERED
         else:
             kind = _Origin.OTHER if _Origin.OTHER in kinds else _Origin.CONSTANT

@@ -178,8 +178,7 @@ def _is_call(eqn) -> bool:
 
 def _is_plain_call(eqn) -> bool:
     """A call of a function without collectives (relu, a jnp function) reads best as one equation."""
-    inner = (e for sub in _jax.subjaxprs(eqn.params) for e, _ in _jax.walk(sub))
-    return _is_call(eqn) and not any(e.primitive.name in RULES for e in inner)
+    return _is_call(eqn) and not any(e.primitive.name in RULES for e, _ in _jax.walk(eqn.params, once=True))
 
 
 def _call_text(eqn) -> tuple[str, str]:
