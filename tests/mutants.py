@@ -143,7 +143,7 @@ found_by(
         'params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params': "params = eqn.params",
         "better = out.elements + 2 * early < 2 * late": "better = True",
         "self.chosen[eqn] = better and self.chosen.get(eqn, True)": "self.chosen[eqn] = better",
-        "self.chosen.update((eqn, False) for eqn in": "self.chosen.update((eqn, True) for eqn in",
+        "dict.fromkeys(_gathers_in(jaxpr), False)": "dict.fromkeys(_gathers_in(jaxpr), True)",
         "if all(axis in use for use in uses):": "if any(axis in use for use in uses):",
         'everything = gather_over(loc, value, names, "varying")': "everything = gather_over(loc, value, names)",
     },
@@ -288,8 +288,8 @@ found_by(
     edits={
         "own[list(group)] = k": "pass",
         "group, range(len(group))": "group, 0",
-        "return spread(union, axes) if _has_groups(params) else RULES[primitive].names(union, axes)": (
-            "return RULES[primitive].names(union, axes)"
+        "return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
+            "return COLLECTIVES[primitive].names(union, axes)"
         ),
         "if not jnp.issubdtype(x.dtype, jnp.floating):\n            return across(x, mesh_axes)": (
             "return across(x, mesh_axes)"
@@ -502,7 +502,7 @@ found_by(
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
         "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
         "key = (id(jaxpr), id(ev.loc), ev.gathers)": "key = (id(jaxpr), 0, ev.gathers)",
-        "if called is not None and called is sub:\n                counts[id(sub)] += 1": "pass",
+        "self._repeated = {key for key, count in counts.items() if count > 1}": "self._repeated = set()",
     },
 )
 

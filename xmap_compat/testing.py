@@ -28,9 +28,9 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.api import declaration_of, xmap
 from xmap_compat.core import call as calls
+from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import Mesh, SerialLoop
 from xmap_compat.core.placement import DeviceAxis
-from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.specs import AxisName, argument_path
 
 Resources = dict[AxisName, Any]

@@ -24,9 +24,10 @@ from jax import lax
 
 import xmap_compat
 from xmap_compat import xmap
+from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.nested import primitives as devices
-from xmap_compat.core.rules.parameters import check_permutation
-from xmap_compat.core.rules.table import RULES
+from xmap_compat.core.parameters import check_permutation
+from xmap_compat.core.rules.table import TRANSLATIONS
 
 # ------------------------------------------------------------------------------- placements
 
@@ -500,7 +501,13 @@ def primitives_of(jaxpr):
 
 
 def test_every_rule_has_an_oracle():
-    assert set(RULES) == set(oracles.PRIMITIVES)
+    assert set(COLLECTIVES) == set(oracles.PRIMITIVES)
+
+
+def test_every_rule_is_translated_in_groups_too_where_it_takes_them():
+    assert {name: row.groups for name, row in COLLECTIVES.items()} == {
+        name: translation.in_groups is not None for name, translation in TRANSLATIONS.items()
+    }
 
 
 def test_every_rule_has_a_case():
@@ -508,7 +515,7 @@ def test_every_rule_has_a_case():
     numpy = FAMILIES["named_reductions"]  # axes named by strings are for bodies only
     cases = [case for cases in FAMILIES.values() if cases is not numpy for case in cases]
     body = lambda values: [case(JAX, values, FILLS_X) for case in cases]
-    assert set(RULES) <= primitives_of(jax.make_jaxpr(body, axis_env=list(zip("ab", FILLS_X)))(values))
+    assert set(COLLECTIVES) <= primitives_of(jax.make_jaxpr(body, axis_env=list(zip("ab", FILLS_X)))(values))
 
 
 # ----------------------------------------------------------------- constants, containers, long names

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
+from xmap_compat.core.collectives import collectives_in, mentions_any
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
@@ -24,7 +25,6 @@ from xmap_compat.core.placement import (
     enclosing_bodies,
     place_axes,
 )
-from xmap_compat.core.rules.table import collectives_in, mentions_any
 from xmap_compat.core.specs import (
     AxisName,
     AxisSpec,

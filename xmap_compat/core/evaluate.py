@@ -19,13 +19,14 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named, bind_over_names
+from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of, names_used
 from xmap_compat.core.device import Locality, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
 from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
-from xmap_compat.core.rules.table import RULES, collectives_in, collectives_of, names_used, translate
+from xmap_compat.core.rules.table import translate
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
@@ -130,7 +131,7 @@ class Evaluator:
     def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of one equation."""
         primitive = eqn.primitive.name
-        if primitive in RULES:
+        if primitive in COLLECTIVES:
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
             return translate(self.loc, primitive, params, [_as_array(v) for v in operands])
         if primitive in _CALLBACKS and self.loc.compiler:

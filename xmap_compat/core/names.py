@@ -16,10 +16,10 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.collectives import COLLECTIVES, check_parameters, names_used, result_names
+from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.rules.callables import derivative
-from xmap_compat.core.rules.parameters import mentioned_names
-from xmap_compat.core.rules.table import RULES, check_parameters, names_used, result_names
 from xmap_compat.core.specs import AxisName
 
 Names = frozenset[AxisName]
@@ -79,7 +79,7 @@ class Checker:
     def equation(self, eqn: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of one equation's results."""
         primitive = eqn.primitive.name
-        outs = (self._collective if primitive in RULES else self._structured)(eqn, inputs)
+        outs = (self._collective if primitive in COLLECTIVES else self._structured)(eqn, inputs)
         for names in outs:
             self.check_distinct_resources(names, lambda: self._place(eqn))
         return outs

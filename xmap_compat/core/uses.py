@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from xmap_compat import _jax
+from xmap_compat.core.collectives import COLLECTIVES, names_used
 from xmap_compat.core.device import Locality
 from xmap_compat.core.names import Checker, Names, read_names, scan_carry_names
-from xmap_compat.core.rules.parameters import axis_names
-from xmap_compat.core.rules.table import RULES, names_used
+from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.specs import AxisName
 
 
@@ -158,8 +158,8 @@ class _Uses:
         if _gathered(eqn):
             return self._of_gathered(eqn, operands[0], outs[0], *after)
         together = self.cast_to(frozenset().union(*(v.names for v in operands)))
-        if eqn.primitive.name in RULES:
-            joint = RULES[eqn.primitive.name].joint
+        if eqn.primitive.name in COLLECTIVES:
+            joint = COLLECTIVES[eqn.primitive.name].joint
             return [together] * len(operands) if joint else [self.cast_to(v.names) for _, v in zip(operands, outs)]
         if structured is None and not _jax.has_side_effect(eqn) and not names_used(eqn):
             return _of_ordinary(operands, after, together)

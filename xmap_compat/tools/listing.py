@@ -13,11 +13,11 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.call import PlacedCall
+from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.names import Checker, Names, read_names
 from xmap_compat.core.nested import marks
+from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.rules.contraction import Subscripts
-from xmap_compat.core.rules.parameters import mentioned_names
-from xmap_compat.core.rules.table import RULES
 from xmap_compat.tools.text import short_type, two_columns
 
 
@@ -178,13 +178,13 @@ def _is_call(eqn) -> bool:
 
 def _is_plain_call(eqn) -> bool:
     """A call of a function without collectives (relu, a jnp function) reads best as one equation."""
-    return _is_call(eqn) and not any(e.primitive.name in RULES for e, _ in _jax.walk(eqn.params, once=True))
+    return _is_call(eqn) and not any(e.primitive.name in COLLECTIVES for e, _ in _jax.walk(eqn.params, once=True))
 
 
 def _call_text(eqn) -> tuple[str, str]:
     """A name for the equation and its parameters, the telling ones."""
     primitive, params = eqn.primitive.name, eqn.params
-    if primitive in RULES:
+    if primitive in COLLECTIVES:
         axes = ",".join(map(str, mentioned_names(params)))
         rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
         return primitive, ", ".join([axes, *_shown_params(rest)])

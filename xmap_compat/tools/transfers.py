@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax
+from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement
-from xmap_compat.core.rules.parameters import mentioned_names
-from xmap_compat.core.rules.table import RULES
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 from xmap_compat.tools.listing import Position, named_type, position_of
@@ -160,7 +160,7 @@ class MarkedEquation:
     @property
     def axes(self) -> tuple[AxisName, ...]:
         """The named axes that it mentions, if it is a collective."""
-        return mentioned_names(self.eqn.params) if self.eqn.primitive.name in RULES else ()
+        return mentioned_names(self.eqn.params) if self.eqn.primitive.name in COLLECTIVES else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ class MarkingEvaluator(Evaluator):
         return self.evaluate(jaxpr, operands)  # the equations of each call have marks of their own
 
     def equation(self, eqn, operands):
-        if eqn.primitive.name not in RULES and _jax.read(eqn) is None:
+        if eqn.primitive.name not in COLLECTIVES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
         with self.marks.at(eqn, operands, self.loc.placements) as mark, jax.named_scope(mark):
             return super().equation(eqn, operands)
@@ -248,7 +248,7 @@ def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Colle
     primitive = marked.eqn.primitive.name
     transfers = tuple(t for t in done if isinstance(t, Transfer))
     operands = tuple(named_type(o.dtype, o.shape, o.names, marked.placements) for o in marked.operands)
-    if primitive not in RULES:  # it holds others, which have rows of their own
+    if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
         agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(marked.eqn), _jax.While) else []
         operands, done = (), [*agreement, *transfers]
     words = list(dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done))

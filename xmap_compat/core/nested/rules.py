@@ -11,9 +11,9 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import Locality, gather_over, vary_over
 from xmap_compat.core.indices import device_index
 from xmap_compat.core.nested.primitives import gather_p, sum_p, take_p, vary_p
-from xmap_compat.core.rules.parameters import Params
+from xmap_compat.core.parameters import Params
 from xmap_compat.core.rules.reductions import sum_over
-from xmap_compat.core.rules.row import Rule, reduced, spread
+from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 
@@ -38,9 +38,9 @@ def _take_own(loc: Locality, value: NamedValue, axes: Sequence[AxisName]) -> Nam
     return NamedValue(data, (*value.dims[:at], *value.dims[at + 1 :]), value.names)
 
 
-RULES = {
-    "device_vary": Rule("device_vary", spread, _over_devices(vary_p, vary_over)),
-    "device_sum": Rule("device_sum", reduced, _over_devices(sum_p, sum_over)),
-    "device_gather": Rule("device_gather", reduced, _over_devices(gather_p, gather_over)),
-    "device_take": Rule("device_take", spread, _over_devices(take_p, _take_own)),
+TRANSLATIONS = {
+    "device_vary": Translation(_over_devices(vary_p, vary_over)),
+    "device_sum": Translation(_over_devices(sum_p, sum_over)),
+    "device_gather": Translation(_over_devices(gather_p, gather_over)),
+    "device_take": Translation(_over_devices(take_p, _take_own)),
 }

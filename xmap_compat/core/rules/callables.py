@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core.rules.table import collectives_of
+from xmap_compat.core.collectives import collectives_of
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0
 

@@ -22,8 +22,8 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.device import Locality, sum_devices, vary_over
-from xmap_compat.core.rules.parameters import Params
-from xmap_compat.core.rules.row import Rule, reduced
+from xmap_compat.core.parameters import Params
+from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import COTANGENT, NamedValue
 
 Labels = tuple[int, ...]
@@ -289,4 +289,4 @@ def canonical_precision(precision: Any) -> Any:
         raise errors.bad_precision(precision) from None
 
 
-RULES = {"pdot": Rule("pdot", reduced, contract, joint=True)}
+TRANSLATIONS = {"pdot": Translation(contract)}

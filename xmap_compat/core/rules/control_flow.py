@@ -18,10 +18,10 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
+from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.device import conform, conform_to_names, vary_as, vary_over
 from xmap_compat.core.names import Names, scan_carry_names, while_names
 from xmap_compat.core.rules.reductions import max_over
-from xmap_compat.core.rules.table import collectives_in
 from xmap_compat.core.values import NamedValue, is_inexact, split, transposed, without
 
 if TYPE_CHECKING:

@@ -39,13 +39,13 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
+from xmap_compat.core.collectives import collectives_of
 from xmap_compat.core.device import conform
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.rules.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
 from xmap_compat.core.rules.reductions import sum_over
-from xmap_compat.core.rules.table import collectives_of
 from xmap_compat.core.values import COTANGENT, NamedValue
 
 if TYPE_CHECKING:

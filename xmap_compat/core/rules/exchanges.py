@@ -19,9 +19,9 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
+from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules.groups import all_to_all_in_groups, reduce_scatter_in_groups
-from xmap_compat.core.rules.parameters import Params, axis_names, check_permutation
-from xmap_compat.core.rules.row import Rule, spread
+from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import (
     COTANGENT,
@@ -265,8 +265,8 @@ def _ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     return permute(loc, value, axis_names(params), params["perm"])
 
 
-RULES = {
-    "reduce_scatter": Rule("psum_scatter", spread, _reduce_scatter, reduce_scatter_in_groups),
-    "all_to_all": Rule("all_to_all", spread, _all_to_all, all_to_all_in_groups),
-    "ppermute": Rule("ppermute", spread, _ppermute, check=check_permutation),
+TRANSLATIONS = {
+    "reduce_scatter": Translation(_reduce_scatter, reduce_scatter_in_groups),
+    "all_to_all": Translation(_all_to_all, all_to_all_in_groups),
+    "ppermute": Translation(_ppermute),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xmap_compat.core.device import Locality, gather_over
 from xmap_compat.core.indices import index_of
+from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules.groups import group_members
-from xmap_compat.core.rules.parameters import Params, axis_names
-from xmap_compat.core.rules.row import Rule, reduced, spread
+from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import NamedValue, merge_positional, move_positional
 
 
@@ -29,7 +29,7 @@ def _put(gathered, params):
     return merge_positional(gathered, at) if params["tiled"] else gathered
 
 
-RULES = {
-    "axis_index": Rule("axis_index", spread, _axis_index),
-    "all_gather": Rule("all_gather", reduced, _all_gather, _all_gather_in_groups),
+TRANSLATIONS = {
+    "axis_index": Translation(_axis_index),
+    "all_gather": Translation(_all_gather, _all_gather_in_groups),
 }

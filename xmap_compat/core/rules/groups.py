@@ -12,7 +12,7 @@ from jax import lax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, gather_over
 from xmap_compat.core.indices import index_of
-from xmap_compat.core.rules.parameters import Params, axis_names
+from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.values import NamedValue
 
 

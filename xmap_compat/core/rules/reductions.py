@@ -15,9 +15,9 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices, travel
 from xmap_compat.core.indices import index_of
+from xmap_compat.core.parameters import Params, axis_names, positions
 from xmap_compat.core.rules.groups import reduce_in_groups
-from xmap_compat.core.rules.parameters import Params, axis_names, check_source, positions
-from xmap_compat.core.rules.row import Rule, reduced
+from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import COTANGENT, NamedValue, without
 
@@ -157,13 +157,9 @@ def _over_axes(reduce: Callable) -> Callable:
     return lambda loc, params, value: reduce(loc, value, axis_names(params), positions(params))
 
 
-def _reduction(name: str, over: Callable, reduce: Callable) -> Rule:
-    return Rule(name, reduced, _over_axes(over), reduce_in_groups(reduce), reduces=True)
-
-
-RULES = {
-    "psum": _reduction("psum", sum_over, lax.reduce_sum),
-    "pmax": _reduction("pmax", max_over, lax.reduce_max),
-    "pmin": _reduction("pmin", min_over, lax.reduce_min),
-    "pbroadcast": Rule("pbroadcast", reduced, _pbroadcast, check=check_source),
+TRANSLATIONS = {
+    "psum": Translation(_over_axes(sum_over), reduce_in_groups(lax.reduce_sum)),
+    "pmax": Translation(_over_axes(max_over), reduce_in_groups(lax.reduce_max)),
+    "pmin": Translation(_over_axes(min_over), reduce_in_groups(lax.reduce_min)),
+    "pbroadcast": Translation(_pbroadcast),
 }

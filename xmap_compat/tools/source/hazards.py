@@ -12,13 +12,13 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
+from xmap_compat.core.collectives import COLLECTIVES, collectives_in
 from xmap_compat.core.names import NONE, Checker, Names, while_names
 from xmap_compat.core.nested import marks
+from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.rules.cotangents import collectives_of_results
-from xmap_compat.core.rules.parameters import mentioned_names
 from xmap_compat.core.rules.partitioned import fails_by_hand
-from xmap_compat.core.rules.table import RULES, collectives_in
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.proof import vjp_rules
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _BACKWARD = "transpose("  # in the name stacks of the backward pass of a derivative
 # What devices do together; the last ones are sums of cotangents that types ask for.
-_TOGETHER = RULES.keys() - {"axis_index", "axis_size", "pvary", "pcast"} | {"psum_invariant", "all_gather_invariant"}
+_TOGETHER = COLLECTIVES.keys() - {"axis_index"} | {"psum_invariant", "all_gather_invariant"}
 
 
 def _operations(jaxpr: Any, around: str = "") -> Iterator[tuple[Any, str]]:
@@ -68,7 +68,7 @@ def check(plan: CallPlan, typed: bool) -> None:
     _check_compiler(plan)
     for marked in plan.staged.marked:
         eqn, found, names = marked.eqn, _jax.read(marked.eqn), [o.names for o in marked.operands]
-        for name in mentioned_names(eqn.params) if eqn.primitive.name in RULES else ():
+        for name in mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES else ():
             if mesh_of([name]) & mesh_of(NONE.union(*names) - {name}):
                 raise NotWritable(f"{eqn.primitive.name} over {name} of a value that does not vary over it")
         if isinstance(found, _jax.Cond) and mesh_of(names[0]) and any(map(collectives_in, found.branches)):

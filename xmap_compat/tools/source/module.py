@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.hazards import RuleOver, wrapped
 from xmap_compat.tools.source.helper_texts import HELPERS

@@ -23,9 +23,9 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.fingerprint import closed_over, code_text, globals_of
 from xmap_compat.core.mesh import Mesh
+from xmap_compat.core.parameters import mentioned_names, positions
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.contraction import bind_contraction
-from xmap_compat.core.rules.parameters import mentioned_names, positions
 from xmap_compat.core.trace import trace_flat
 
 if TYPE_CHECKING:

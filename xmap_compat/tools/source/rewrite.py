@@ -24,7 +24,7 @@ from jax import lax
 from xmap_compat import braces as named_einsum
 from xmap_compat import vocabulary
 from xmap_compat.annotations import check_type
-from xmap_compat.core.rules.parameters import mentioned_names
+from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
 from xmap_compat.tools.source.hazards import wrapped
 from xmap_compat.tools.source.imports import is_ours

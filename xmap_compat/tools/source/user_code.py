@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
-from xmap_compat.core.rules.table import RULES
+from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.tools.source.text import NotWritable, literal
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
@@ -69,7 +69,7 @@ def collectives(jaxpr: Any, outer: Sequence[Span] = ()) -> Iterator[tuple[Any, l
     """Each collective of a program, with the spans of the user's calls that it came from, innermost first."""
     for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
         spans = [(file, *span) for file, _, *span in _jax.user_frames(eqn)] or list(outer)
-        if eqn.primitive.name in RULES:
+        if eqn.primitive.name in COLLECTIVES:
             yield eqn, spans
         for sub in _jax.subjaxprs(eqn.params):
             yield from collectives(sub, spans)

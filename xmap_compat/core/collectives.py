@@ -1,0 +1,130 @@
+"""The table of collectives, as far as names go: what stage 4 and the tools need to know of each.
+
+How each is evaluated on one device is in ``rules/``; a test holds that the two tables have the same rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.parameters import (
+    Names,
+    Params,
+    axis_names,
+    check_groups,
+    check_permutation,
+    check_source,
+    mentioned_names,
+    positions,
+)
+from xmap_compat.core.specs import AxisName
+
+
+def reduced(operand: Names, axes: Names) -> Names:
+    """The names of a result that is equal for all elements of the axes."""
+    return operand - axes
+
+
+def spread(operand: Names, axes: Names) -> Names:
+    """The names of a result that differs between elements of the axes."""
+    return operand | axes
+
+
+def _any_parameters(params: Params, size: int, where: str) -> None:
+    pass
+
+
+class Row(NamedTuple):
+    """What is known of one collective primitive.
+
+    Attributes:
+      called: the name of the function that people call.
+      names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``spread``.
+      groups: whether it takes ``axis_index_groups``, with which its results always differ.
+      reduces: whether it is a reduction, which may also be over positional dimensions, and over groups of any sizes.
+      check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
+      joint: whether the primitive makes one result of all operands; others translate each operand by itself.
+    """
+
+    called: str
+    names: Callable[[Names, Names], Names]
+    groups: bool = False
+    reduces: bool = False
+    check: Callable[[Params, int, str], None] = _any_parameters
+    joint: bool = False
+
+
+COLLECTIVES: dict[str, Row] = {
+    "psum": Row("psum", reduced, groups=True, reduces=True),
+    "pmax": Row("pmax", reduced, groups=True, reduces=True),
+    "pmin": Row("pmin", reduced, groups=True, reduces=True),
+    "pbroadcast": Row("pbroadcast", reduced, check=check_source),
+    "axis_index": Row("axis_index", spread),
+    "all_gather": Row("all_gather", reduced, groups=True),
+    "reduce_scatter": Row("psum_scatter", spread, groups=True),
+    "all_to_all": Row("all_to_all", spread, groups=True),
+    "ppermute": Row("ppermute", spread, check=check_permutation),
+    "pdot": Row("pdot", reduced, joint=True),
+    # What nested xmaps leave for the outermost one: see ``core/nested``.
+    "device_vary": Row("device_vary", spread),
+    "device_sum": Row("device_sum", reduced),
+    "device_gather": Row("device_gather", reduced),
+    "device_take": Row("device_take", spread),
+}
+
+
+def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
+    """Raise if names or indices in a collective's parameters are no such, or do not fit ``size`` elements together."""
+    row = COLLECTIVES[primitive]
+    if positions(params) and not row.reduces:
+        raise errors.integer_in_collective(primitive, positions(params)[0], where)
+    row.check(params, size, where)
+    if has_groups(params):
+        if not row.groups:
+            raise errors.unsupported_groups(primitive, where)
+        check_groups(primitive, params, size, row.reduces, where)
+
+
+def has_groups(params: Params) -> bool:
+    return params.get("axis_index_groups") is not None
+
+
+def result_names(primitive: str, params: Params, operands: Sequence[Names], own: Names) -> Names:
+    """The named axes of a collective's result, from those of its operands."""
+    axes = frozenset(axis_names(params)) & own
+    union = frozenset(itertools.chain.from_iterable(operands))
+    return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
+
+
+def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
+    """Every axis name that some collective inside a jaxpr mentions."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    known = _COLLECTIVES_IN.get(body)
+    if known is None:
+        known = _COLLECTIVES_IN[body] = frozenset().union(*map(collectives_of, body.eqns))
+    return known
+
+
+def collectives_of(eqn: Any) -> frozenset[AxisName]:
+    """Every axis name that one equation mentions, if it is a collective or some collective is inside of it."""
+    own = mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES else ()
+    return _jax.axes_of_effects(eqn).union(own, *map(collectives_in, _jax.subjaxprs(eqn.params)))
+
+
+def names_used(eqn: Any) -> frozenset[AxisName]:
+    """Every axis name that an equation mentions, also by a primitive that is in no table."""
+    return collectives_of(eqn).union(mentioned_names(eqn.params))
+
+
+# One jaxpr may stand in many equations, which may stand in many jaxprs.
+_COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
+
+
+def mentions_any(jaxpr: Any, names: Iterable[AxisName]) -> bool:
+    """Whether some collective inside a jaxpr is over one of the names."""
+    return not collectives_in(jaxpr).isdisjoint(names)
