@@ -58,7 +58,7 @@ def run_processes(count, devices, folder, *what):
     dying = what[-1].startswith("lose")
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     env = {**os.environ, "XLA_FLAGS": flags}
-    program = pathlib.Path(__file__).parent / "process_programs.py"
+    program = pathlib.Path(__file__).parent / "helpers" / "process_programs.py"
     command = [sys.executable, "-W", "error", str(program), str(free_port()), str(count)]
     logs = [folder / f"log{k}" for k in range(count)]
     paths = [folder / f"wrote{k}" for k in range(count)]

@@ -409,7 +409,7 @@ BFLOAT16 = """
     import os, sys
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    sys.path[:0] = [{tests!r}, {core!r}, {root!r}]
+    sys.path[:0] = [{helpers!r}, {core!r}, {root!r}]
     import jax
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     import test_matrix as matrix
@@ -438,7 +438,7 @@ BFLOAT16 = """
 )
 def test_bfloat16_does_not_end_the_process(inside, outside, request):
     root = request.config.rootpath
-    paths = {"root": str(root), "tests": str(root / "tests"), "core": str(root / "tests" / "core")}
+    paths = {"root": str(root), "helpers": str(root / "tests" / "helpers"), "core": str(root / "tests" / "core")}
     program = textwrap.dedent(BFLOAT16.format(inside=inside, outside=outside, **paths))
     done = run("-c", program, cwd=root)
     assert (done.returncode, done.stdout.split("\n")[-2:]) == (0, ["done", ""]), (

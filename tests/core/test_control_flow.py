@@ -919,7 +919,8 @@ def check_divergent_groups(placements):
 def output_of_divergent_groups(placements):
     """What a process says that runs all of them, and why it ended."""
     command = [sys.executable, "-W", "error::UserWarning", os.path.abspath(__file__), *placements]
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), os.environ.get("PYTHONPATH", ""), os.getcwd()])
+    helpers = os.path.join(os.path.dirname(os.path.dirname(__file__)), "helpers")
+    path = os.pathsep.join([helpers, os.environ.get("PYTHONPATH", ""), os.getcwd()])
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **output) as process:
         try:

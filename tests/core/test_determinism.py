@@ -38,7 +38,7 @@ def drawn_programs(count):
 
 def test_the_text_is_the_same_in_every_process(tmp_path):
     (tmp_path / "pairs").write_bytes(pickle.dumps(drawn_programs(RANDOM_PROGRAMS)))
-    command = [sys.executable, str(HERE / "lowered_texts.py"), str(tmp_path / "pairs")]
+    command = [sys.executable, str(HERE / "helpers" / "lowered_texts.py"), str(tmp_path / "pairs")]
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     children = [
         subprocess.Popen(

@@ -95,7 +95,7 @@ def test_indexed_operations_do_not_end_the_process(name, request):
     shape = (1, 2, 2) if name == "scatter_max" else (2, 2, 2)
     program = f"import test_partitioned as t; t.compare({{{name!r}: t.INDEXED[{name!r}]}}, {shape})"
     tests = request.config.rootpath / "tests"
-    path = f"{request.config.rootpath}:{tests}:{tests / 'core'}"
+    path = f"{request.config.rootpath}:{tests / 'helpers'}:{tests / 'core'}"
     flags = "--xla_force_host_platform_device_count=8"
     done = run("-c", program, cwd=tests, PYTHONPATH=path, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     assert (done.returncode, done.stdout.split("\n")[-2:]) == (0, ["done", ""]), (

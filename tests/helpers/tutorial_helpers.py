@@ -1,4 +1,4 @@
-"""Assignments of named axes to resources, for the tests of this folder.
+"""Assignments of named axes to resources, for the tests of the tutorial.
 
 An :class:`Assignment` is what a user may change about an xmapped program without touching it: its
 ``axis_resources`` and the mesh and loops in scope.  Each test of a program takes a table of them and
