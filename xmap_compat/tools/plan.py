@@ -16,9 +16,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax
+from xmap_compat import _jax, errors
 from xmap_compat.core import call as calls
-from xmap_compat.core import errors, execute, nested_marks
+from xmap_compat.core import execute, nested_marks
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools.cost import Cost, price
