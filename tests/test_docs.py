@@ -261,7 +261,7 @@ def test_a_heading_that_is_an_error_message_is_in_the_error_that_is_shown(sectio
 
 
 def fragments(function):
-    """The fixed parts of the message that a function of errors.py makes, the longest first."""
+    """The fixed parts of the message that a function of a module of messages makes, the longest first."""
     docstring = ast.get_docstring(function, clean=False)
     texts = [n.value for n in ast.walk(function) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     return sorted((words(t) for t in texts if t != docstring), key=len, reverse=True)
@@ -269,8 +269,11 @@ def fragments(function):
 
 ERRORS = [
     node
-    for node in ast.parse((ROOT / "xmap_compat" / "core" / "errors.py").read_text()).body
-    if isinstance(node, ast.FunctionDef) and "Error" in ast.unparse(node.returns or ast.Constant(None))
+    for path in sorted((ROOT / "xmap_compat").rglob("*errors.py"))
+    for node in ast.parse(path.read_text()).body
+    if isinstance(node, ast.FunctionDef)
+    and node.name != "should_be"
+    and re.search("Error|Exception", ast.unparse(node.returns or ast.Constant(None)))
 ]
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat.core import errors
+from xmap_compat import errors
 from xmap_compat.core.named_shape import is_array, named_shape
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, S
 
 import jax
 
-from xmap_compat import _jax, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
+from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
-from xmap_compat.core import comparison, errors, execute
+from xmap_compat.core import comparison, execute
+from xmap_compat.core.errors import committed_elsewhere_note, no_results, note_once, should_be
 from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.placement import known_axes, parse_axis_resources
 from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
@@ -195,7 +196,9 @@ def _positions(donate_argnums):
     try:
         return tuple(map(operator.index, (donate_argnums,) if single else donate_argnums))
     except TypeError:
-        raise errors.bad_donation(donate_argnums) from None
+        raise should_be(
+            "donate_argnums", "the position of an argument, or a tuple of positions", donate_argnums
+        ) from None
 
 
 def check_backend(backend: str | None) -> None:
@@ -203,7 +206,7 @@ def check_backend(backend: str | None) -> None:
     if backend is None:
         return
     if not isinstance(backend, str):
-        raise errors.bad_backend(backend)
+        raise should_be("backend", "None or the name of a platform, such as 'cpu'", backend)
     try:
         jax.devices(backend)
     except RuntimeError:
@@ -295,7 +298,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             return None
         others = calls.moved_to_mesh(declared, args)
         if others is None:
-            errors.note_once(error, errors.committed_elsewhere_note())
+            note_once(error, committed_elsewhere_note())
         return others
 
     jitted = _jax.recovering(jitted, recovery, compared.calling)
@@ -378,7 +381,7 @@ def declare(
     if isinstance(in_axes, list) and not is_single_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
-        raise errors.no_results()
+        raise no_results()
     in_specs = parse_specs("in_axes", in_axes)
     out_specs = parse_specs("out_axes", out_axes)
     sizes = parse_axis_sizes(axis_sizes)

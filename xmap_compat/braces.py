@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import opt_einsum
 from jax import lax
 
-from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat import _jax, errors
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.rules.contraction import (
     Mentions,
     Subscripts,
@@ -128,7 +128,7 @@ class Spec(NamedTuple):
 def parse(spec: str) -> Spec:
     """Parse a spec; errors show the offending character."""
     if not isinstance(spec, str):
-        raise errors.einsum_spec_type(spec)
+        raise should_be("The first argument of a named einsum", "a string like 'n{b,k},{k}->n{b}'", spec)
     left, arrow, right = spec.partition("->")
     inputs = tuple(_parse_term(spec, start, text) for start, text in _split_operands(spec, left))
     if not arrow:

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax
+from xmap_compat import _jax, errors
 from xmap_compat.braces import xeinsum
-from xmap_compat.core import errors
+from xmap_compat.core import errors as core_errors
 from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bind_contraction, canonical_precision
 
 __all__ = ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"]
@@ -169,7 +169,7 @@ def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> 
 def check_integers(fun: str, indices: jax.Array) -> None:
     """Raise unless an array can be used as indices."""
     if not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise errors.integer_indices(fun, indices.dtype)
+        raise core_errors.should_be(f"The dtype of the indices of {fun}", "an integer type", indices.dtype)
 
 
 def check_names(fun, names):
@@ -180,7 +180,7 @@ def check_names(fun, names):
             raise errors.axis_name_type(fun, name)
         if not isinstance(name, int) and name not in bound:
             sizes = {axis: lax.axis_size(axis) for axis in bound if not hasattr(axis, "mesh_axis")}
-            raise errors.unbound_name(f"unbound axis name: {name}", sizes)
+            raise core_errors.unbound_name(f"unbound axis name: {name}", sizes)
     if len(set(names)) < len(names):
         raise errors.repeated_axis(fun, names)
 

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import _jax
+from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
-from xmap_compat.core import errors
+from xmap_compat.core import errors as core_errors
 from xmap_compat.lax import check_integers, check_names, position
 
 __all__ = [
@@ -101,7 +101,7 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
       [2, 1, 5]
     """
     if not callable(fun):
-        raise errors.no_function("along(fun, axis_name, *operands)", fun)
+        raise core_errors.should_be("fun of along(fun, axis_name, *operands)", "a function", fun)
     check_names("along", axis_name if isinstance(axis_name, tuple) else (axis_name,))
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
     if not keep:
@@ -386,7 +386,9 @@ def roll(x: jax.typing.ArrayLike, shift: Any, axis: Any = None) -> jax.Array:
 
 def _roll_named(x, shift, axis):
     if not isinstance(shift, SupportsIndex) or isinstance(shift, jax.core.Tracer):
-        raise errors.bad_shift(shift)
+        raise core_errors.should_be(
+            "The shift of roll along a named axis", "an integer that is known while tracing", shift
+        )
     size, shift = lax.axis_size(axis), operator.index(shift)
     return lax.ppermute(jnp.asarray(x), axis, [(k, (k + shift) % size) for k in range(size)])
 

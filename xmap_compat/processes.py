@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat import _jax, errors
 from xmap_compat.core.call import partition_spec
+from xmap_compat.core.errors import not_divisible, should_be
 from xmap_compat.core.mesh import mesh_of_jax
 from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
 from xmap_compat.core.specs import (
@@ -93,7 +93,7 @@ def global_array(
 
 def _mesh_of_devices(mesh):
     if not isinstance(mesh, jax.sharding.Mesh):
-        raise errors.no_mesh_of_devices(mesh)
+        raise should_be("The mesh of global_array", "a Mesh (of xmap_compat or of jax.sharding) of devices", mesh)
     return None if mesh.empty else mesh_of_jax(mesh)
 
 
@@ -111,7 +111,7 @@ def _global_shape(
         if name in sizes:
             shape[dim] = sizes[name]
         elif shape[dim] % here:
-            raise errors.not_divisible(name, shape[dim], resources[name], here)
+            raise not_divisible(name, shape[dim], resources[name], here)
         else:
             shape[dim] = shape[dim] // here * everywhere
     return tuple(shape)

@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat.core import errors
+from xmap_compat import errors
+from xmap_compat.core import errors as core_errors
 
 __all__ = [
     "NamedShape",
@@ -69,7 +70,10 @@ class NamedShape:
             self._positional = tuple(map(operator.index, positional))
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
-            raise errors.bad_named_shape([*positional, *named.values()]) from None
+            sizes = [*positional, *named.values()]
+            raise core_errors.should_be(
+                "The sizes of a NamedShape", "integers, as in NamedShape(2, batch=8)", sizes
+            ) from None
 
     @property
     def positional(self) -> tuple[int, ...]:

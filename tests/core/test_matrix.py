@@ -1040,7 +1040,7 @@ def over_two_axes(operation):
     return Cannot(
         "an order along one axis, as in NumPy",
         TypeError,
-        f"{function} takes one named axis, or one positional axis, but got axis=",
+        f"The axis of {function} should be one named axis, or one positional axis, but got ",
         lambda x: OPERATIONS[operation].named(x, ("a", "b"), math.prod(SIZES)),
     )
 

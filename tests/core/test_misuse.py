@@ -650,22 +650,22 @@ MISUSES = {
     "a float as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": 2.5}),
         TypeError,
-        "axis_sizes should map axis names to integers, but the size of axis i is 2.5",
+        "The size of axis i in axis_sizes should be an integer, but got 2.5",
     ),
     "a bool as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": True}),
         TypeError,
-        "axis_sizes should map axis names to integers, but the size of axis i is True",
+        "The size of axis i in axis_sizes should be an integer, but got True",
     ),
     "None as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": None}),
         TypeError,
-        "axis_sizes should map axis names to integers, but the size of axis i is None",
+        "The size of axis i in axis_sizes should be an integer, but got None",
     ),
     "a negative size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": -1}),
         ValueError,
-        "axis_sizes should not be negative, but the size of axis i is -1",
+        "The size of axis i in axis_sizes should be at least 0, but got -1",
     ),
     "axis_sizes that are a list": (
         lambda: xmap(identity, I, I, axis_sizes=[3]),
@@ -734,51 +734,44 @@ MISUSES = {
     "None as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": None}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned None. Write a tuple of several resources, and () "
-        "for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "None. Write a tuple of several resources, and () for none",
     ),
     "a device as a resource": (
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": DEVICES[0]}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        f"SerialLoop(length), but axis i is assigned {DEVICES[0]!r}. Write a tuple of several resources, "
-        "and () for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "CpuDevice(id=0). Write a tuple of several resources, and () for none",
     ),
     "an ellipsis as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": ...}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned Ellipsis. Write a tuple of several resources, "
-        "and () for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "Ellipsis. Write a tuple of several resources, and () for none",
     ),
     "a set of resources": (
         lambda: xmap(identity, I, I, axis_resources={"i": {"x"}}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned {'x'}. Write a tuple of several resources, and "
-        "() for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "{'x'}. Write a tuple of several resources, and () for none",
     ),
     "nested tuples of resources": (
         lambda: xmap(identity, I, I, axis_resources={"i": (("x", "y"),)}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned ('x', 'y'). Write a tuple of several resources, "
-        "and () for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "('x', 'y'). Write a tuple of several resources, and () for none",
     ),
     "a PartitionSpec as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": PartitionSpec("x")}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned P('x',). Write a tuple of several resources, and "
-        "() for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "P('x',). Write a tuple of several resources, and () for none",
     ),
     "SerialLoop without a length": (
         lambda: xmap(identity, I, I, axis_resources={"i": SerialLoop}),
         TypeError,
-        "The resources of an axis should be names of mesh axes or of serial loops, or "
-        "SerialLoop(length), but axis i is assigned <class 'xmap_compat.core.mesh.SerialLoop'>. "
-        "Write a tuple of several resources, and () for none",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        "<class 'xmap_compat.core.mesh.SerialLoop'>. Write a tuple of several resources, and () for none",
     ),
     "resources of an axis that the call lacks": (
         lambda: xmap(identity, I, I, axis_resources={"i": "x", "b": "y"}),
@@ -1111,7 +1104,7 @@ MISUSES = {
     "the name before the function": (
         lambda: over_i(lambda v: xnp.along("i", jnp.sum, v)),
         TypeError,
-        "along(fun, axis_name, *operands) takes the function first, but got 'i' of type str",
+        "fun of along(fun, axis_name, *operands) should be a function, but got 'i'",
     ),
     "a function that is jax.numpy's": (
         lambda: xnp.sum,
@@ -1127,7 +1120,7 @@ MISUSES = {
     "a named shape of names": (
         lambda: NamedShape("batch"),
         TypeError,
-        "A named shape has integers for sizes, as in NamedShape(2, batch=8), but got ['batch']",
+        "The sizes of a NamedShape should be integers, as in NamedShape(2, batch=8), but got ['batch']",
     ),
     "assignments of names without sizes": (
         lambda: assignments(["i"], {"x": 4}),
@@ -1231,17 +1224,17 @@ MISUSES = {
     "a permutation of triples": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1, 2)])),
         ValueError,
-        "The permutation of ppermute at HERE must be pairs of integers, (source, destination), but it is ((0, 1, 2),)",
+        "The permutation of ppermute at HERE should be pairs of integers, (source, destination), but got ((0, 1, 2),)",
     ),
     "a permutation of fractions": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0.5, 1)])),
         ValueError,
-        "The permutation of ppermute at HERE must be pairs of integers, (source, destination), but it is ((0.5, 1),)",
+        "The permutation of ppermute at HERE should be pairs of integers, (source, destination), but got ((0.5, 1),)",
     ),
     "a broadcast from beyond the axis": (
         lambda: over_i(lambda v: lax.pbroadcast(v, "i", 9)),
         ValueError,
-        "The source of pbroadcast at HERE is the index 9, but the axis has the indices 0 to 7",
+        "The source of pbroadcast at HERE has the index 9, but the axis has the indices 0 to 7",
     ),
     "groups that leave elements out": (
         lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
@@ -1320,12 +1313,12 @@ MISUSES = {
     "pdot over a set of names": (
         lambda: over_i(lambda v: lax.pdot(v, v, {"i"})),
         TypeError,
-        "pdot expects axis names (hashable, and not None), but got {'i'}. Use a string",
+        "An axis name of pdot should be hashable, and not None, but got {'i'}. Use a string",
     ),
     "pdot over None": (
         lambda: over_i(lambda v: lax.pdot(v, v, None)),
         TypeError,
-        "pdot expects axis names (hashable, and not None), but got None. Use a string",
+        "An axis name of pdot should be hashable, and not None, but got None. Use a string",
     ),
     "pdot over a name twice": (
         lambda: over_i(lambda v: lax.pdot(v, v, ("i", "i"))),
@@ -1368,7 +1361,8 @@ MISUSES = {
     "pdot with an unknown precision": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", precision="double")),
         ValueError,
-        "'double' is not a precision. Use None, 'default', 'high', 'highest', or what jax.lax.dot_general takes",
+        "The precision should be None, 'default', 'high', 'highest', or a value that jax.lax.dot_general takes, but "
+        "got 'double'",
     ),
     "pargmax over an unbound name": (
         lambda: over_i(lambda v: lax.pargmax(v, "nope")),
@@ -1385,7 +1379,7 @@ MISUSES = {
     "pgather with floats as indices": (
         lambda: over_i(lambda v: lax.pgather(v, jnp.array([0.5]), "i")),
         TypeError,
-        "pgather expects indices of an integer type, but got float32",
+        "The dtype of the indices of pgather should be an integer type, but got dtype('float32')",
     ),
     "pgather along a dimension that is not there": (
         lambda: over_i(lambda v: lax.pgather(v, 0, ("i", 1))),
@@ -1401,7 +1395,8 @@ MISUSES = {
     "an einsum whose first argument is no string": (
         lambda: over_i(lambda v: lax.xeinsum(v, "n{i}->{i}")),
         TypeError,
-        "The first argument of a named einsum should be a string like 'n{b,k},{k}->n{b}', not JitTracer(float32[3])",
+        "The first argument of a named einsum should be a string like 'n{b,k},{k}->n{b}', but got an array of shape "
+        "(3,)",
     ),
     "an einsum with an open brace": (
         lambda: over_i(lambda v: jnp.einsum("n{i->n", v)),
@@ -1552,12 +1547,12 @@ MISUSES = {
     "sorting along a name and a position": (
         lambda: over_i(lambda v: xnp.sort(v, axis=("i", 0))),
         TypeError,
-        "sort takes one named axis, or one positional axis, but got axis=('i', 0)",
+        "The axis of sort should be one named axis, or one positional axis, but got ('i', 0)",
     ),
     "a median along a set": (
         lambda: over_i(lambda v: xnp.median(v, axis={"i"})),
         TypeError,
-        "median expects axis names (hashable, and not None), but got {'i'}. Use a string",
+        "An axis name of median should be hashable, and not None, but got {'i'}. Use a string",
     ),
     "a product over a dimension that is not there": (
         lambda: over_i(lambda v: xnp.prod(v, axis=("i", 1)), out_axes={}),
@@ -1573,12 +1568,12 @@ MISUSES = {
     "any over a set": (
         lambda: over_i(lambda v: xnp.any(v, axis={"i"})),
         TypeError,
-        "any expects axis names (hashable, and not None), but got {'i'}. Use a string",
+        "An axis name of any should be hashable, and not None, but got {'i'}. Use a string",
     ),
     "rolling by a fraction": (
         lambda: over_i(lambda v: xnp.roll(v, 1.5, "i")),
         TypeError,
-        "roll along a named axis expects an integer that is known when the program is traced, but got 1.5",
+        "The shift of roll along a named axis should be an integer that is known while tracing, but got 1.5",
     ),
     "rolling by more shifts than axes": (
         lambda: over_i(lambda v: xnp.roll(v, (1, 2), "i")),
@@ -1588,23 +1583,23 @@ MISUSES = {
     "taking along a name and a position": (
         lambda: over_i(lambda v: xnp.take(v, 0, ("i", 0))),
         TypeError,
-        "take takes one named axis, or one positional axis, but got axis=('i', 0)",
+        "The axis of take should be one named axis, or one positional axis, but got ('i', 0)",
     ),
     "taking at floats": (
         lambda: over_i(lambda v: xnp.take(v, jnp.array([0.5]), "i")),
         TypeError,
-        "take expects indices of an integer type, but got float32",
+        "The dtype of the indices of take should be an integer type, but got dtype('float32')",
     ),
     # ---------------------------------------------------------------------------------------- named shapes and types
     "named_shape of a pytree": (
         lambda: over_i(lambda v: named_shape({"w": v})),
         TypeError,
-        "named_shape expects an array or a scalar, but got a value of type dict",
+        "The argument of named_shape should be an array or a scalar, but got {'w': an array of shape (3,)}",
     ),
     "named_shape of a string": (
         lambda: named_shape("w"),
         TypeError,
-        "named_shape expects an array or a scalar, but got a value of type str",
+        "The argument of named_shape should be an array or a scalar, but got 'w'",
     ),
     "named_shape of a type": (
         lambda: over_i(lambda v: v * len(v.aval.named_shape)),
@@ -1744,12 +1739,14 @@ MISUSES = {
     "a list for compiler_axes": (
         lambda: beside(["y"]),
         TypeError,
-        "compiler_axes takes the names of mesh axes, each as an argument: compiler_axes('y', 'z'), but got ['y']",
+        "An argument of compiler_axes should be the name of a mesh axis, but got ['y']. For several write "
+        "compiler_axes('y', 'z')",
     ),
     "None for compiler_axes": (
         lambda: beside(None),
         TypeError,
-        "compiler_axes takes the names of mesh axes, each as an argument: compiler_axes('y', 'z'), but got None",
+        "An argument of compiler_axes should be the name of a mesh axis, but got None. For several write "
+        "compiler_axes('y', 'z')",
     ),
     "an axis for the compiler that the mesh does not have": (
         lambda: beside("z"),
@@ -2071,8 +2068,8 @@ def without_addresses(error):
 
 
 STATIC = (
-    "The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {} is {}. What is static is not "
-    "an argument of the xmapped function: bind it with functools.partial before xmap"
+    "The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {} is {}. Bind a static "
+    "value with functools.partial before xmap"
 )
 FOREIGN_ARGUMENTS = {
     "a string": ("abc", "args[0]", "'abc' of type str"),

@@ -487,9 +487,14 @@ AT_CONSTRUCTION = {
         (identity, ["i"], ["i"]),
         {"axis_sizes": {"i": 2.5}},
         TypeError,
-        "the size of axis i is 2.5",
+        "The size of axis i in axis_sizes should be an integer, but got 2.5",
     ),
-    "a negative size": ((identity, ["i"], ["i"]), {"axis_sizes": {"i": -1}}, ValueError, "the size of axis i is -1"),
+    "a negative size": (
+        (identity, ["i"], ["i"]),
+        {"axis_sizes": {"i": -1}},
+        ValueError,
+        "The size of axis i in axis_sizes should be at least 0, but got -1",
+    ),
     "axis_sizes that are no dictionary": ((identity, ["i"], ["i"]), {"axis_sizes": [3]}, TypeError, "axis_sizes"),
     "axis_resources that are no dictionary": (
         (identity, ["i"], ["i"]),

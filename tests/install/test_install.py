@@ -473,7 +473,7 @@ def test_uninstall_forgets_an_assigned_mesh():
 
 @pytest.mark.parametrize("value", [None, SQUARE_MESH, xmap_compat.Mesh(SQUARE, ("x", "y")), "x"], ids=repr)
 def test_only_environments_can_be_assigned(maps, value):
-    with pytest.raises(TypeError, match=r"thread_resources\.env should be assigned a ResourceEnv, but got"):
+    with pytest.raises(TypeError, match=r"thread_resources\.env should be a ResourceEnv, but got"):
         maps.thread_resources.env = value
 
 

@@ -514,7 +514,7 @@ def test_an_argument_that_is_no_array_is_refused_by_its_path():
 
 
 def test_other_things_than_functions_and_meshes_are_refused():
-    with pytest.raises(TypeError, match=r"^plan: the argument step should be a function .*, but got 3$"):
+    with pytest.raises(TypeError, match=r"^The argument step of plan should be a function .*, but got 3$"):
         plan(3)
-    with pytest.raises(TypeError, match=r"^Hardware\.measure: the argument mesh should be a mesh"):
+    with pytest.raises(TypeError, match=r"^The argument mesh of Hardware\.measure should be a mesh"):
         Hardware.measure("x")

@@ -224,7 +224,7 @@ def test_a_function_that_loses_the_axis_is_refused():
 
 def test_several_axes_at_once_are_refused_where_one_is_meant():
     fun = xmap(lambda v: xnp.sort(v, ("k", 0)), ["k", ...], ["k", ...])
-    with pytest.raises(TypeError, match=re.escape("sort takes one named axis, or one positional axis")):
+    with pytest.raises(TypeError, match=re.escape("The axis of sort should be one named axis, or one positional axis")):
         fun(np.ones((4, 3)))
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.call import Declaration, PlacedCall
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.placement import Scope, current_scope
+from xmap_compat.core.process_errors import nothing_to_compare_by_text
 
 if TYPE_CHECKING:
     from xmap_compat.core.fingerprint import Fingerprint
@@ -63,7 +64,7 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
       >>> xmap_compat.compare_processes(timeout=600)
     """
     if timeout is not None and not _is_timeout(timeout):
-        raise errors.bad_timeout("The timeout of compare_processes", "None", timeout)
+        raise _bad_timeout("The timeout of compare_processes", "None", timeout)
     _setting.timeout, _setting.is_set = timeout, True
 
 
@@ -78,8 +79,12 @@ def _timeout() -> float | None:
     except ValueError:
         seconds = math.nan
     if not _is_timeout(seconds):
-        raise errors.bad_timeout(TIMEOUT_VARIABLE, "`off`", text)
+        raise _bad_timeout(TIMEOUT_VARIABLE, "`off`", text)
     return seconds
+
+
+def _bad_timeout(where: str, off: str, timeout: Any) -> Exception:
+    return should_be(where, f"a positive number of seconds, or {off} for no comparison", timeout, ValueError)
 
 
 def _is_timeout(value):
@@ -177,4 +182,4 @@ _warned = threading.Event()
 def _warn_once_that_nothing_is_compared():
     if not _warned.is_set():
         _warned.set()
-        warnings.warn(errors.nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())
+        warnings.warn(nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())

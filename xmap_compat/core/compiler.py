@@ -57,4 +57,5 @@ def compiler_axes(*names: Hashable) -> Iterator[None]:
 def _check_name(name: Any) -> None:
     others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Mesh)
     if name is None or name is ... or isinstance(name, others) or not isinstance(name, Hashable):
-        raise errors.bad_compiler_axis(name)
+        advice = "For several write compiler_axes('y', 'z')"
+        raise errors.should_be("An argument of compiler_axes", "the name of a mesh axis", name, advice=advice)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import jax
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
+from xmap_compat.core import process_errors as errors
 from xmap_compat.core.fingerprint import Fingerprint
 
 WARNING_AFTER = 0.25  # of the time to wait, if it is not known whether the call will be made

@@ -171,7 +171,7 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     """
     _check_length(length)
     if name is None or not isinstance(name, Hashable):
-        raise errors.bad_loop_name(name)
+        raise errors.should_be("The name of a serial loop", "a string (or hashable, and not None)", name)
     loops = dict(loops_in_scope.value)
     ambient = _jax.ambient_mesh()
     if name in loops or (ambient is not None and name in ambient.shape):
@@ -182,4 +182,4 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
 
 def _check_length(length):
     if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
-        raise errors.bad_loop_length(length)
+        raise errors.should_be("The length of a serial loop", "a positive integer", length, ValueError)

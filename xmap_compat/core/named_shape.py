@@ -74,7 +74,7 @@ def named_shape(x: Any) -> dict[Hashable, int]:
     Source: ``x.named_shape`` on tracers of ``jax.experimental.maps.xmap``.
     """
     if not is_array(x):
-        raise errors.not_an_array("named_shape", x)
+        raise errors.should_be("The argument of named_shape", "an array or a scalar", x)
     if not _inputs.stack:
         return {}
     sizes = {name: size for known in _inputs.stack for name, size in known.sizes.items()}

@@ -57,19 +57,20 @@ def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, 
 def check_source(params: Params, size: int, where: str) -> None:
     """Raise unless the source of a ``pbroadcast`` is an index of the axes."""
     if not 0 <= params["source"] < size:
-        raise errors.source_out_of_range(params["source"], size, where)
+        raise errors.index_out_of_range("The source of pbroadcast", params["source"], size, where)
 
 
 def check_permutation(params: Params, size: int, where: str) -> None:
     """Raise unless a ``ppermute`` moves each index once at most, and to one place."""
     perm = params["perm"]
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_index, pair)) for pair in perm):
-        raise errors.permutation_of_other_things(perm, where)
+        what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, (source, destination)"
+        raise errors.should_be(what, wanted, perm, ValueError)
     for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         seen: set[int] = set()
         for index in indices:
             if not 0 <= index < size:
-                raise errors.permutation_index_out_of_range(index, size, where)
+                raise errors.index_out_of_range("The permutation of ppermute", index, size, where)
             if index in seen:
                 raise errors.repeated_permutation_index(kind, index, where)
             seen.add(index)

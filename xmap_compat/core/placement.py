@@ -103,7 +103,8 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
     if axis_resources is None:
         return {}
     if not isinstance(axis_resources, Mapping):
-        raise errors.bad_axis_resources(axis_resources)
+        wanted = "a dictionary from axis names to resources, such as {'batch': 'x'}"
+        raise errors.should_be("axis_resources", wanted, axis_resources)
     parsed = {}
     for name, resources in axis_resources.items():
         check_name("axis_resources", name)

@@ -186,14 +186,14 @@ def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
     if axis_sizes is None:
         return {}
     if not isinstance(axis_sizes, Mapping):
-        raise errors.bad_axis_sizes(axis_sizes)
+        raise errors.should_be("axis_sizes", "a dictionary from axis names to integers", axis_sizes)
     sizes = {}
     for name, size in axis_sizes.items():
         check_name("axis_sizes", name)
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
-            raise errors.bad_size(name, size)
+            raise errors.should_be(f"The size of axis {name} in axis_sizes", "an integer", size)
         if size < 0:
-            raise errors.negative_size(name, size)
+            raise errors.should_be(f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError)
         sizes[name] = int(size)
     return sizes
 

@@ -11,8 +11,8 @@ import jax.extend.linear_util
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat.core import errors, placement
-from xmap_compat.legacy import removed
+from xmap_compat.core import placement
+from xmap_compat.legacy import errors, removed
 
 P = jax.sharding.PartitionSpec
 UNSET: Any = object()

@@ -18,8 +18,10 @@ import jax
 import numpy as np
 
 from xmap_compat import _jax, api
-from xmap_compat.core import errors, placement
 from xmap_compat.core import mesh as meshes
+from xmap_compat.core import placement
+from xmap_compat.core.errors import loop_name_taken, should_be
+from xmap_compat.legacy import errors
 from xmap_compat.legacy.adapters import refused
 
 MAPS = "jax.experimental.maps"
@@ -45,7 +47,7 @@ class ResourceEnv(NamedTuple):
 
     def with_extra_loop(self, loop: Loop) -> ResourceEnv:
         if loop.name in self.resource_axes:
-            raise errors.loop_name_taken(loop.name)
+            raise loop_name_taken(loop.name)
         return self._replace(loops=(*self.loops, loop))
 
     @property
@@ -95,7 +97,8 @@ class ThreadResources:
     def env(self, env: Any) -> None:
         mesh, loops = getattr(env, "physical_mesh", None), getattr(env, "loops", ())
         if not isinstance(mesh, jax.sharding.Mesh) or isinstance(env, meshes.Mesh):
-            raise errors.bad_resource_env(env)
+            advice = "Write `thread_resources.env = ResourceEnv(mesh)`, or `with mesh:`"
+            raise should_be("thread_resources.env", "a ResourceEnv", env, advice=advice)
         if loops and loops != self.env.loops:
             raise errors.assigned_loops(loops)
         _jax.assign_mesh(meshes.mesh_of_jax(mesh))

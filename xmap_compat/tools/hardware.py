@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat.core import errors
+from xmap_compat.core.errors import should_be
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 from xmap_compat.tools.work import Work
@@ -36,7 +36,7 @@ class _Checked:
         for field in dataclasses.fields(self):
             value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
             if kind in _WANTED and not (optional and value is None) and not _is_right(value, kind, field.default):
-                raise errors.bad_search_argument(field.name, value, _WANTED[kind], tool=type(self).__name__)
+                raise should_be(f"The argument {field.name} of {type(self).__name__}", _WANTED[kind], value)
 
 
 def _is_right(value: Any, kind: str, default: Any) -> bool:
@@ -147,7 +147,7 @@ class Hardware(_Checked):
         if isinstance(mesh, str) and mesh in PUBLISHED:
             return PUBLISHED[mesh]
         if mesh is not None and not hasattr(mesh, "devices"):
-            raise errors.bad_search_argument("mesh", mesh, f"a mesh, or one of {listed(PUBLISHED)}", "Hardware.of")
+            raise should_be("The argument mesh of Hardware.of", f"a mesh, or one of {listed(PUBLISHED)}", mesh)
         device = None if mesh is None else mesh.devices.flat[0]  # an empty mesh has None there
         return PUBLISHED.get((device or jax.devices()[0]).device_kind)
 
@@ -184,9 +184,9 @@ class Hardware(_Checked):
           sizes: elements (float32) on each device, of the arrays that are sent.
         """
         if not isinstance(mesh, jax.sharding.Mesh) or mesh.empty:
-            raise errors.bad_search_argument("mesh", mesh, "a mesh, as of Mesh(devices, names)", "Hardware.measure")
+            raise should_be("The argument mesh of Hardware.measure", "a mesh, as of Mesh(devices, names)", mesh)
         if len({*sizes}) < 2 or min(sizes) <= 0:
-            raise errors.bad_search_argument("sizes", sizes, "two different numbers or more", "Hardware.measure")
+            raise should_be("The argument sizes of Hardware.measure", "two different numbers or more", sizes)
         links: dict[Any, Link] = {}
         rates, alone = _measured_rates(_on_every_device(mesh)), _measured_rates(lambda fun: fun)
         several = (tuple(mesh.axis_names),) if len(mesh.axis_names) > 1 else ()

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax
+from xmap_compat import _jax, errors
 from xmap_compat.core import call as calls
-from xmap_compat.core import errors, execute
+from xmap_compat.core import execute
 from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement

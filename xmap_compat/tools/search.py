@@ -18,10 +18,10 @@ from typing import Any
 import jax
 
 from xmap_compat import api
-from xmap_compat.core import errors
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import Mesh, SerialLoop
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
-from xmap_compat.tools import cost, steps
+from xmap_compat.tools import cost, errors, steps
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.text import listed, show_bytes
@@ -157,7 +157,7 @@ def _check(**given: Any) -> None:
     for name, value in given.items():
         right, wanted = _WANTED[name]
         if not right(value):
-            raise errors.bad_search_argument(name, value, wanted)
+            raise should_be(f"The argument {name} of search", wanted, value)
 
 
 def _maker(make: Callable[..., Any]) -> Callable[[Mapping[Any, Any]], Any]:
@@ -205,7 +205,8 @@ class _Task:
             error.add_note(errors.made_by_search(fixed))
             raise
         if not callable(step):
-            raise errors.not_a_step(step)
+            advice = "Write make = lambda axis_resources: step"
+            raise should_be("What make(axis_resources) returns to search", "the step, a function", step, advice=advice)
         self.sizes = [_sizes(found) for found in steps.stage(step, args, describe=False).placements]
         if not self.sizes:
             raise errors.unpriced_step()

@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from xmap_compat import _jax, api
-from xmap_compat.core import errors, execute
+from xmap_compat.core import execute
 from xmap_compat.core.call import PlacedCall
+from xmap_compat.core.errors import should_be
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
-from xmap_compat.tools import hlo
+from xmap_compat.tools import errors, hlo
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.hardware import Hardware
@@ -98,7 +99,7 @@ class StepPlan(Shown):
     def cost_on(self, hardware: Hardware | None) -> Cost:
         """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
         if not isinstance(hardware, (Hardware, type(None))):
-            raise errors.bad_search_argument("hardware", hardware, "a Hardware", tool="cost_on")
+            raise should_be("The argument hardware of cost_on", "a Hardware", hardware)
         if self.compiled is None:
             return price(self.tree, self.transfers, self.mesh, hardware)
         return price(self.tree, self.compiled.transfers, self.mesh, hardware, self.compiled.memory)
@@ -131,7 +132,7 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPl
       (4, 16)
     """
     if not callable(step):
-        raise errors.bad_search_argument("step", step, "a function that calls xmapped ones", tool="plan")
+        raise should_be("The argument step of plan", "a function that calls xmapped ones", step)
     found = stage(step, args, describe=True)
     return found.plan(_name(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
 

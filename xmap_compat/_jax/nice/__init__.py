@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from xmap_compat._jax.nice import plain
-from xmap_compat.core import errors
 
 PARTS = [name for name, value in vars(plain).items() if isinstance(value, type) and value.__module__ == plain.__name__]
 
@@ -56,4 +55,9 @@ def is_on(name: str) -> bool:
 def _turn_off(name, error):
     """Use the stand-ins of a part from now on, and say so once."""
     _off.add(name)
-    warnings.warn(errors.part_is_off_text(name, getattr(plain, name).__doc__, error), RuntimeWarning, stacklevel=4)
+    text = (
+        f"This JAX has changed something private that xmap_compat's part `{name}` needs ({error}). The part is off: "
+        f"{getattr(plain, name).__doc__}. Results are the same. Upgrade xmap_compat, or set XMAP_COMPAT_PUBLIC=1 to "
+        "turn all such parts off"
+    )
+    warnings.warn(text, RuntimeWarning, stacklevel=4)

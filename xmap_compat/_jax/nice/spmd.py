@@ -10,14 +10,16 @@ from typing import Any
 from jax._src.core import trace_ctx
 
 from xmap_compat._jax.version import RELEASE, VERSION
-from xmap_compat.core import errors
 
 
 def axes_of_spmd_vmap() -> frozenset[Any]:
     """The mesh axes of ``vmap(spmd_axis_name=...)`` that are being applied around what is traced."""
     axes = frozenset(trace_ctx.axis_env.spmd_axis_names)
     if axes and not VERSION >= (0, 10, 0):  # the batching rules of 0.9 give types that do not fit together
-        raise errors.spmd_vmap_of_old_jax(axes, RELEASE)
+        raise NotImplementedError(
+            f"A vmap with spmd_axis_name={sorted(axes)} around an xmapped function with mesh resources needs jax 0.10, "
+            f"but found jax {RELEASE}. Upgrade jax, or leave spmd_axis_name out"
+        )
     return axes
 
 

@@ -286,7 +286,8 @@ def canonical_precision(precision: Any) -> Any:
     try:
         return lax.Precision(precision)
     except ValueError:
-        raise errors.bad_precision(precision) from None
+        wanted = "None, 'default', 'high', 'highest', or a value that jax.lax.dot_general takes"
+        raise errors.should_be("The precision", wanted, precision, ValueError) from None
 
 
 TRANSLATIONS = {"pdot": Translation(contract)}

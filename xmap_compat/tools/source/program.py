@@ -22,8 +22,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.collectives import collectives_in
+from xmap_compat.tools import errors
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs

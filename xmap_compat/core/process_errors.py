@@ -1,0 +1,52 @@
+"""Messages for calls that several processes make together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def process_list(processes: Sequence[int]) -> str:
+    """``process 3``, ``processes 0, 2``."""
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+
+
+def verb(processes: Sequence[int], word: str) -> str:
+    """``calls`` of one, ``call`` of several."""
+    return word if len(processes) > 1 else f"{word}s"
+
+
+_SAME_CALLS = "All processes of a mesh must make the same calls of xmapped functions, in the same order."
+
+
+def processes_differ(differences: Sequence[str], me: int, fun: str, place: str) -> RuntimeError:
+    return RuntimeError(
+        f"The processes of this mesh call different programs: {'; '.join(differences)}. (This is process {me}, which "
+        f"calls `{fun}` at {place}; each of them has this error.) {_SAME_CALLS}"
+    )
+
+
+def processes_missing(
+    missing: Sequence[int], me: int, seconds: float, waiting_at: str, place: str, alone: Sequence[str]
+) -> RuntimeError:
+    late = f" This process came later, to {place}." if me in missing else ""
+    instead = f" Without the mesh, {'; '.join(alone)}." if alone else ""
+    return RuntimeError(
+        f"{process_list(missing).capitalize()} did not arrive within {seconds:g} s: the others wait at {waiting_at}."
+        f"{late}{instead} {_SAME_CALLS} If one only needs more time, allow it on every process: "
+        "xmap_compat.compare_processes(timeout=600), or None for no comparison."
+    )
+
+
+def processes_late_text(missing: Sequence[int], waited: float, left: float, place: str) -> str:
+    return (
+        f"{process_list(missing).capitalize()} did not arrive within {waited:.3g} s at the call that is traced at "
+        f"{place}. It is waited for {left:.3g} s more. What calls an xmapped function must be traced by all processes"
+    )
+
+
+def nothing_to_compare_by_text() -> str:
+    return (
+        "The mesh has devices of several processes, but this process has no client of jax.distributed that "
+        "xmap_compat knows: what the processes call is not compared. Call jax.distributed.initialize() first; "
+        "xmap_compat.compare_processes(None) turns the comparison off, and this warning"
+    )

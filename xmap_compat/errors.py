@@ -1,0 +1,221 @@
+"""Messages of the functions that users call: ``xmap`` itself, the named vocabulary, and global arrays.
+
+Every function returns an exception for the caller to raise; what the core refuses is in ``core/errors.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from xmap_compat.core.errors import as_set, described, did_you_mean, should_be, show
+
+
+def not_callable(fun: Any) -> TypeError:
+    advice = ". As a decorator, write @xmap(in_axes=..., out_axes=...)" if isinstance(fun, (list, tuple, dict)) else ""
+    return TypeError(
+        f"xmap expects a callable as its first argument, but got {show(fun)} of type {type(fun).__name__}{advice}"
+    )
+
+
+def missing_specs(names: Sequence[str]) -> TypeError:
+    return TypeError(
+        f"xmap() is missing {' and '.join(names)}. They name the dimensions of the arguments and of the results: "
+        "write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
+        "@xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
+    )
+
+
+def keyword_arguments(names: Iterable[str]) -> TypeError:
+    listed = ", ".join(names)
+    return TypeError(
+        f"xmapped functions take positional arguments only, but got the keyword arguments: {listed}. "
+        "Pass them by position, or bind them with functools.partial before xmap"
+    )
+
+
+def no_array_argument(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {path} is {described(value)}"
+        ". Bind a static value with functools.partial before xmap"
+    )
+
+
+def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
+        f"missing: {as_set(names)}"
+        f"{did_you_mean(names, known) or '. Give an axis that no argument has its size in axis_sizes'}"
+    )
+
+
+def name_function(error: FloatingPointError, fun: str) -> None:
+    """Legacy's sentence before that of JAX, which names a primitive or nothing."""
+    kind = "inf" if "(inf)" in str(error) else "nan"
+    error.args = (f"invalid value ({kind}) encountered in xmap({fun}): {error}",)
+
+
+def process_without_devices(process: int, mesh: Any) -> ValueError:
+    return ValueError(
+        f"Process {process} has no device on the mesh ({', '.join(f'{n}: {k}' for n, k in mesh.shape.items())}), so it "
+        "has no part of a global array on it. Make the mesh of devices of all processes, or call global_array and "
+        "the functions on that mesh only in processes that have some of its devices"
+    )
+
+
+def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
+    return RuntimeError(f"xmap backend {backend!r} is not available. Available backends: {', '.join(known)}")
+
+
+def malformed_einsum(spec: str, position: int, reason: str) -> ValueError:
+    position = min(position, len(spec))
+    return ValueError(f"Malformed einsum specification: {reason}\n  {spec}\n  {' ' * position}^")
+
+
+def einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
+    return ValueError(f"The einsum specification {spec!r} describes {expected} operands, but {given} were given")
+
+
+def einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
+        f"but its positional shape is {tuple(shape)}. Named axes belong in braces"
+    )
+
+
+def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
+    which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
+    return ValueError(f"In the einsum {spec!r}, {which} has size {known} in one place and {size} in operand {index}")
+
+
+def einsum_path(optimize: Any, count: int) -> ValueError:
+    return ValueError(
+        f"optimize={optimize!r} is not a path for {count} operands. A path is a list of steps, each of them a tuple of "
+        "positions among the operands that are left; what it gives comes last, and one operand is left in the end"
+    )
+
+
+def einsum_strategy(optimize: Any) -> ValueError:
+    return ValueError(
+        f"optimize={optimize!r} is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or "
+        "'optimal'"
+    )
+
+
+def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
+    names = [str(axis) for axis in scope if not hasattr(axis, "mesh_axis")]
+    listed = ", ".join(names) or "none"
+    return NameError(
+        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. "
+        f"Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"
+    )
+
+
+def lost_axis(fun: str, axis: Hashable, size: int, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"{fun} was applied along the named axis `{axis}` of size {size} with keep=True, but returned an array of "
+        f"shape {tuple(shape)}: its first dimension should be that axis. Use keep=False if it reduces the axis"
+    )
+
+
+def mixed_axes(fun: str, axis: Any) -> Exception:
+    return should_be(f"The axis of {fun}", "one named axis, or one positional axis", axis)
+
+
+def bad_weights(weights: Sequence[int], shape: Sequence[int], positions: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"average got weights of the positional shape {tuple(weights)} for an array of the positional shape "
+        f"{tuple(shape)}. Give them that shape, or {tuple(shape[p] for p in positions)}: the sizes of the positional "
+        "axes to average over"
+    )
+
+
+def axis_name_type(fun: str, name: Any) -> Exception:
+    return should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
+
+
+def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
+    return ValueError(
+        f"{fun} was given the positional dimension {dim} of {what}, which has rank {len(shape)} (shape "
+        f"{tuple(shape)}; named axes are not part of it)"
+    )
+
+
+def repeated_axis(fun: str, axes: Sequence[Any]) -> ValueError:
+    return ValueError(f"{fun} names an axis more than once: {', '.join(map(repr, axes))}. Name each axis once")
+
+
+def shifts_for_axes(shifts: Sequence[Any], axes: Sequence[Any]) -> ValueError:
+    return ValueError(f"roll expects one shift, or one for each axis, but got {len(shifts)} shifts for axis={axes!r}")
+
+
+def bad_dot_dimensions(option: str, value: Any) -> Exception:
+    wanted = "a pair of sequences of as many dimensions of x as of y, e.g. ((0,), (1,))"
+    return should_be(f"{option} of pdot", wanted, value)
+
+
+def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:
+    return TypeError(
+        f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} of y (shape "
+        f"{tuple(y)}), but they have different sizes"
+    )
+
+
+def dot_overlap(operand: str, dim: int) -> TypeError:
+    return TypeError(
+        f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name each once"
+    )
+
+
+def bad_array_type(key: Any) -> TypeError:
+    return TypeError(
+        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, but got the "
+        f"brackets [{key!r}]"
+    )
+
+
+def type_of_no_array(what: str, expected: Any, x: Any) -> TypeError:
+    return TypeError(f"{what} should have the type {expected}, but is a {type(x).__name__}, not an array")
+
+
+def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:
+    return TypeError(f"{what} should have the type {expected}, but has the type {found}")
+
+
+def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
+    return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
+
+
+def no_fan(shape: Any) -> ValueError:
+    return ValueError(
+        f"Can't compute input and output sizes of a {shape.rank}-dimensional weights tensor. Must be at least 2D, "
+        f"named dimensions included, but the shape is {shape}"
+    )
+
+
+def initializer_of_named_shape(dtype: Any) -> TypeError:
+    return TypeError(
+        f"variance_scaling of a NamedShape makes real floating point numbers, but the dtype is {dtype}. Initialize the "
+        "real and the imaginary part by themselves"
+    )
+
+
+def no_part_here(path: str, process: int) -> ValueError:
+    return ValueError(
+        f"{path} has no part on devices of process {process}: ask for it in the processes of its mesh only"
+    )
+
+
+def parts_are_no_block(path: str, sharding: Any) -> ValueError:
+    return ValueError(
+        f"What this process has of {path} ({sharding}) is no block of rows and columns. Take the parts one by one, "
+        "from array.addressable_shards, or the whole array on every process: process_array(array, whole=True)"
+    )
+
+
+def no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
+    return ValueError(
+        f"process_array(whole=True) gathers arrays that lie on a mesh, but {path} has {sharding}. Put it on one first: "
+        "jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()))(array) is whole "
+        "everywhere"
+    )

@@ -1,0 +1,27 @@
+"""Messages of names that JAX removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def vectorized_and_vmap_method(vectorized: Any, vmap_method: Any) -> ValueError:
+    return ValueError(
+        f"jax.pure_callback got vectorized={vectorized!r} and vmap_method={vmap_method!r}, which both say how the "
+        "callback is mapped. Give one of them: vmap_method, or vectorized as old programs do"
+    )
+
+
+def removed_name(name: str, now: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} is no longer in JAX, and nothing of the same meaning takes its place: under xmap_compat.install() it "
+        f"can be imported, but not used. Today, write {now}."
+    )
+
+
+def assigned_loops(loops: Sequence[Any]) -> ValueError:
+    return ValueError(
+        f"A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has the loops "
+        f"{tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
+    )

@@ -1,0 +1,75 @@
+"""Messages of plans, of the search and of generated programs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from xmap_compat.core.errors import as_set, described, did_you_mean
+
+
+def no_source(function: str, reasons: Iterable[str]) -> NotImplementedError:
+    listed = "".join(f"\n- {reason}" for reason in dict.fromkeys(reasons))
+    return NotImplementedError(f"The program of {function} cannot be written as source:{listed}")
+
+
+def no_array_for_step(path: str, value: Any) -> TypeError:
+    return TypeError(
+        f"The arguments of a step are arrays, their types, scalars, or pytrees of them, but {path} is "
+        f"{described(value)}. Bind what is static with functools.partial"
+    )
+
+
+def search_without_mesh() -> ValueError:
+    return ValueError(
+        "search needs a mesh to assign axes to, but there is none in scope. Pass mesh=Mesh(devices, names), or search "
+        "inside `with Mesh(devices, names):`"
+    )
+
+
+def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
+    """A note on whatever the user's function raises."""
+    return f"search called make({dict(axis_resources)!r}): make takes axis_resources, and returns the step"
+
+
+def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
+    return ValueError(
+        f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
+        f"{as_set(known)}. Name these only{did_you_mean(unknown, known)}"
+    )
+
+
+def ignored_resources(got: Mapping[Hashable, Any]) -> str:
+    each = ", ".join(f"{name} the resources {axes}" for name, axes in got.items())
+    return (
+        f"the step that make(axis_resources) returned gave axis {each} instead. Let it pass axis_resources on to xmap, "
+        "or pin the axis by fixed="
+    )
+
+
+def not_compiled(error: Exception) -> str:
+    return f"it cannot be compiled or run: {type(error).__name__}: {error}"
+
+
+def unpriced_step() -> ValueError:
+    return ValueError(
+        "search found no call of an xmapped function in the step, so there are no named axes to assign. Let "
+        "make(axis_resources) return a function that calls xmap(..., axis_resources=axis_resources)"
+    )
+
+
+def too_many_candidates(count: int, limit: int, choices: Mapping[Any, int]) -> ValueError:
+    each = ", ".join(f"{n} for {name}" for name, n in choices.items())
+    return ValueError(
+        f"There are {count} assignments to price ({each}), more than limit={limit}. Pin some axes, for example "
+        f"fixed={{{next(iter(choices))!r}: ()}}, or raise the limit"
+    )
+
+
+def nothing_found(reasons: Sequence[str | None]) -> ValueError:
+    kinds = "; ".join(dict.fromkeys(filter(None, reasons)))
+    return ValueError(f"No assignment can be used. Reasons: {kinds or 'there is none to try'}")
+
+
+def too_much_memory(needed: str, given: str) -> str:
+    return f"it needs about {needed} on each device, more than memory, {given}"
