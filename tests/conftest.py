@@ -10,6 +10,7 @@ import collections
 import faulthandler
 import gc
 import os
+import pathlib
 
 import jaxlib
 
@@ -23,6 +24,13 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["COLUMNS"] = "100"  # plans fit the terminal
+
+# Compiling takes most of the time of a run, so what an earlier run has compiled is read.  Keys hold the program, the
+# flags and the versions.
+_CACHE = {"COMPILATION_CACHE_DIR": pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"}
+_CACHE |= {"PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.05, "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1}
+for _name, _value in _CACHE.items():
+    os.environ.setdefault(f"JAX_{_name}", str(_value))
 
 import jax
 import numpy as np

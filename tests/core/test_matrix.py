@@ -30,8 +30,8 @@ from sampling import covering
 from xmap_compat import Mesh, SerialLoop, compiler_axes, xmap
 from xmap_compat import lax as xlax
 from xmap_compat import numpy as xnp
-from xmap_compat.core import batch
-from xmap_compat.core.rules import parameters, table
+from xmap_compat.core import batch, parameters
+from xmap_compat.core.rules import table
 
 # ------------------------------------------------------------------------------- placements
 
@@ -980,11 +980,11 @@ def spied(monkeypatch):
     def spy(name, rule):
         def translate(*args):
             used.add(name)
-            return rule.translate(*args)
+            return rule.apply(*args)
 
-        monkeypatch.setitem(table.RULES, name, rule._replace(translate=translate))
+        monkeypatch.setitem(table.TRANSLATIONS, name, rule._replace(apply=translate))
 
-    for name, rule in list(table.RULES.items()):
+    for name, rule in list(table.TRANSLATIONS.items()):
         spy(name, rule)
     return used
 
@@ -992,20 +992,20 @@ def spied(monkeypatch):
 def test_every_rule_is_used(spied):
     cells = tuple(Cell(operation, ("a",), "varying") for operation in [*COLLECTIVES, *VOCABULARY])
     results_of(PLACEMENTS["partial"], ("inner xmap over both", "vjp"), "f", cells)
-    assert set(table.RULES) - spied == set()
+    assert set(table.TRANSLATIONS) - spied == set()
 
 
 @pytest.mark.parametrize("primitive", ["psum", "ppermute", "all_gather"])
 def test_a_wrong_rule_is_found(primitive, monkeypatch):
     """The matrix sees a collective that errs where its axis is split, and names the cells."""
-    rule = table.RULES[primitive]
+    rule = table.TRANSLATIONS[primitive]
 
     def translate(loc, params, *operands):
-        right = rule.translate(loc, params, *operands)
+        right = rule.apply(loc, params, *operands)
         split = loc.mesh_axes_of(parameters.axis_names(params))
         return batch.apply_positional(loc, lambda x: x * 2, right) if split else right
 
-    monkeypatch.setitem(table.RULES, primitive, rule._replace(translate=translate))
+    monkeypatch.setitem(table.TRANSLATIONS, primitive, rule._replace(apply=translate))
     cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])
     wrong = wrong_cells(PLACEMENTS["partial"], ("plain", "value"), "f", cells)
     assert [text.partition(" over ")[0] for text in wrong] == [f"lax.{primitive}"]

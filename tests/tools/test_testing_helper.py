@@ -15,8 +15,8 @@ import pytest
 from jax import lax
 
 from xmap_compat import Mesh, SerialLoop, testing, xmap
-from xmap_compat.core import batch
-from xmap_compat.core.rules import parameters, table
+from xmap_compat.core import batch, parameters
+from xmap_compat.core.rules import table
 
 DEVICES = np.array(jax.devices())
 MESH42 = Mesh(DEVICES.reshape(4, 2), ("x", "y"))
@@ -37,15 +37,15 @@ def wrong_on_devices(monkeypatch):
     """Plant an error in a collective where its axis is split over devices: ``wrong_on_devices('psum', change)``."""
 
     def plant(primitive, change):
-        rule = table.RULES[primitive]
+        rule = table.TRANSLATIONS[primitive]
 
         def translate(loc, params, *operands):
-            right = rule.translate(loc, params, *operands)
+            right = rule.apply(loc, params, *operands)
             if not loc.mesh_axes_of(parameters.axis_names(params)):
                 return right
             return batch.apply_positional(loc, change, right)
 
-        monkeypatch.setitem(table.RULES, primitive, rule._replace(translate=translate))
+        monkeypatch.setitem(table.TRANSLATIONS, primitive, rule._replace(apply=translate))
 
     return plant
 
