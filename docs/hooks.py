@@ -3,6 +3,7 @@
 - The migration guide and the changelog, which lie at the top of the repository, are pages too.
 - Links to files that are no pages (``../xmap_compat/api.py``) become their paths: the site has no copy of them.
 - ``python raises`` and the like, which tell the tests what to expect, become plain ``python``.
+- The table of ``errors.md`` becomes a section for each message.
 - ``sources/README.md`` gets the programs that it speaks of.
 """
 
@@ -17,6 +18,8 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 AT_THE_TOP = ("migration_guide.md", "CHANGELOG.md")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:)([^)#\s]+)((?:#[^)\s]*)?)\)")
+# The table of messages: each row becomes a section, for search finds sections.
+TABLE, ROWS = re.compile(r"^\| message \|.*\n\|[-|]*\|\n", re.MULTILINE), re.compile(r"^\| (`.*?) \| (.*) \|$", re.MULTILINE)
 FENCES = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -30,6 +33,9 @@ def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
     # Seen from docs/, for the files that lie above it.
     folder = "" if uri in AT_THE_TOP else posixpath.join("docs", posixpath.dirname(uri))
+    if uri == "errors.md":
+        page.meta["search"] = {"boost": 3}  # who pastes a message wants its section, not a page that speaks of it
+        markdown = ROWS.sub(r"#### \1\n\n\2\n", TABLE.sub("", markdown))
     if uri == "sources/README.md":
         markdown += before_and_after()
     parts = FENCES.split(markdown)
