@@ -27,8 +27,11 @@ import subprocess
 import sys
 import textwrap
 import warnings
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import xmap_compat
@@ -317,7 +320,28 @@ def test_the_readme_of_a_package_index_has_no_link_that_leads_nowhere(home, monk
     relative = re.findall(r"\]\((?!https?:)", readme)
     assert relative and not re.findall(r"\]\((?!https?:)", made)
     assert made.count(f"]({home}/") == (len(relative) if home else 0)
-    assert "![24 rows, split over" not in made or f"({home}/raw/main/docs/plans/centred.svg)" in made
+    assert (f"]({home}/raw/main/docs/plans/one_function.svg)" in made) == ("![" in made) == (home is not None)
+
+
+def test_the_first_figure_shows_what_its_function_does():
+    """Its numbers are those of the call, under the two assignments that it names."""
+    texts = list(
+        ElementTree.parse(ROOT / "docs" / "plans" / "one_function.svg").iter("{http://www.w3.org/2000/svg}text")
+    )
+    numbers = {
+        kind: np.float32([t.text.replace("−", "-") for t in texts if t.get("class") == f"on {kind}"]).reshape(-1, 8)
+        for kind in ("in", "out")
+    }
+    names = {"lax": jax.lax}
+    exec("\n".join(t.text for t in texts if "source" in t.get("class", "")), names)
+    assignments = [eval(t.text.removeprefix("axis_resources=")) for t in texts if t.text.startswith("axis_resources=")]
+    batch = numbers["in"][0]
+    assert (numbers["in"] == batch).all() and len(assignments) == 2
+    for resources in assignments:
+        centred = xmap_compat.xmap(names["centred"], ["batch"], ["batch"], axis_resources=resources)
+        with xmap_compat.mesh(np.array(jax.devices()[:4]), ("x",)):
+            assert (numbers["out"] == centred(batch)).all()
+    assert (numbers["out"] == batch - batch.mean()).all()
 
 
 def test_every_page_has_its_place_on_the_site():

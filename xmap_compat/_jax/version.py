@@ -46,8 +46,8 @@ def warn_if_untested() -> None:
     """Warn of a JAX that is newer than what was tested; ``XMAP_COMPAT_UNTESTED_JAX=1`` is the switch."""
     if VERSION[:3] > parse_version(NEWEST_TESTED)[:3] and os.environ.get("XMAP_COMPAT_UNTESTED_JAX", "0") in ("", "0"):
         warnings.warn(
-            f"Found jax {RELEASE}; this xmap_compat is tested up to jax {NEWEST_TESTED}. Look for a newer xmap_compat, or "
-            "set XMAP_COMPAT_UNTESTED_JAX=1 in the environment to turn this warning off",
+            f"Found jax {RELEASE}; this xmap_compat is tested up to jax {NEWEST_TESTED}. Upgrade xmap_compat, or set "
+            "XMAP_COMPAT_UNTESTED_JAX=1 in the environment to turn this warning off",
             RuntimeWarning,
             stacklevel=2,
         )
