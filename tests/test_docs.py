@@ -302,7 +302,7 @@ def prose(document):
     return re.sub(r"^ *```.*?^ *```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md"])
 def test_links_between_files_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", prose(document))
     assert links or document in (*PAGES, "README.md")  # that of an archive has absolute ones, or none
