@@ -1,6 +1,7 @@
 // Pastes the messages of the errors page into the search of the built site, as a reader would, by the site's own worker:
 // `node docs/search_check.js site` fails unless a heading leads to its section, and a whole message to one of the
-// first three that are found.
+// first three that are found. Opened as files, pages may have no network: they must load nothing from elsewhere, and
+// find the index as a script.
 const fs = require("fs"), path = require("path"), vm = require("vm")
 
 const site = path.resolve(process.argv[2])
@@ -38,7 +39,10 @@ async function main() {
     const is_there = ({ location, title }) => location.startsWith("errors.html#") && words(title) === words(heading)
     if (!found.some(is_there)) lost.push(`${text}\n    -> ${found.map(({ location }) => location)}`)
   }
-  console.log(`${pasted.length - lost.length} of ${pasted.length} messages are found by pasting them`)
+  const first = fs.readFileSync(path.join(site, "index.html"), "utf8")
+  lost.push(...(first.match(/<(script|img|link rel="stylesheet")[^>]*(src|href)="https?:[^"]*"/g) || []))
+  if (!fs.existsSync(path.join(site, "search/search_index.js"))) lost.push("search/search_index.js is not there")
+  console.log(`${pasted.length} messages pasted into search, ${lost.length} faults`)
   lost.forEach((line) => console.log(line))
   process.exit(pasted.length && !lost.length ? 0 : 1)
 }

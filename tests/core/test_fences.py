@@ -328,6 +328,8 @@ def test_only_a_newer_jax_is_warned_of(tested, warned, monkeypatch):
 def test_the_newest_tested_jax_is_the_one_that_ci_pins():
     pins = dict(line.split("==") for line in (ROOT / ".ci" / "newest.txt").read_text().splitlines() if "==" in line)
     assert {pins["jax"], pins["jaxlib"]} == {version.NEWEST_TESTED}
+    assert "-c .ci/newest.txt" in (ROOT / ".ci" / "run").read_text()
+    assert '".ci" / "newest.txt"' in (ROOT / "noxfile.py").read_text()
 
 
 # ------------------------------------------------------------------------------ the folders

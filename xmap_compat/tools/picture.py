@@ -146,6 +146,7 @@ class _Canvas:
     def __init__(self, mesh: jax.sharding.Mesh | None):
         self.elements: list[str] = []
         self.colours, self.ids = colours(mesh), device_ids(mesh)
+        self.size = 1 if mesh is None else mesh.size
         self.right = self.bottom = 0.0
 
     def rect(self, x, y, w, h, title="", radius=0.0, **attributes):
@@ -167,7 +168,7 @@ class _Canvas:
 
     def label(self, holders: Sequence[int]) -> str:
         """The numbers of devices; of all of them, how many they are."""
-        return f"x{len(holders)}" if len(holders) == len(self.ids) > 1 else ranges(self.ids[k] for k in holders)
+        return f"x{self.size}" if len(holders) == len(self.ids) > 1 else ranges(self.ids[k] for k in holders)
 
     def block(self, x, y, w, h, holders, title):
         """A rectangle in the colour that devices share, with their numbers where there is room."""
