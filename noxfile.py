@@ -75,7 +75,7 @@ def mutants(session):
 @nox.session(python="3.12")
 def newest(session):
     """The quick tests on the newest of everything; if they are green, .ci/newest.txt and the package say so."""
-    session.install("-e", ".[test,docs]", "--upgrade", "--upgrade-strategy", "eager", "nox")
+    session.install("-e", ".[test,docs,lint]", "--upgrade", "--upgrade-strategy", "eager", "nox")
     session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
     packages = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True)
     head = "".join(line for line in NEWEST.read_text().splitlines(True) if line.startswith("#"))
