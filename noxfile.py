@@ -33,8 +33,13 @@ PAIRS = [
 SMOKE = ["tests/core/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/core/test_mesh.py"]
 
 
+# What "newest" was when the tests were last green; the session `newest` moves it.  Older Pythons have older releases.
+NEWEST = Path(__file__).parent / ".ci" / "newest.txt"
+PINNED = ["-c", str(NEWEST)] if sys.version_info >= (3, 12) else []
+
+
 def install_and_test(session, jax, *args, **environment):
-    release = ["--upgrade", "jax", "jaxlib"] if jax == "newest" else [f"jax=={jax}", f"jaxlib=={jax}"]
+    release = ["-c", str(NEWEST)] if jax == "newest" else [f"jax=={jax}", f"jaxlib=={jax}"]
     session.install("-e", ".[test]", *release)
     session.run("python", "-m", "pytest", "-n", "2", *args, *session.posargs, env=environment)
 
@@ -63,8 +68,21 @@ def full(session, jax):
 @nox.session(python="3.12")
 def mutants(session):
     """Edits of the package that a test must find, on the newest JAX (an hour); ``-- 3/8`` tries a part of them."""
-    session.install("-e", ".[test]", "--upgrade", "jax", "jaxlib")
+    session.install("-e", ".[test]", "-c", str(NEWEST))
     session.run("python", "tests/mutants.py", *session.posargs)
+
+
+@nox.session(python="3.12")
+def newest(session):
+    """The quick tests on the newest of everything; if they are green, .ci/newest.txt and the package say so."""
+    session.install("-e", ".[test,docs,lint]", "--upgrade", "--upgrade-strategy", "eager", "nox")
+    session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
+    packages = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True)
+    head = "".join(line for line in NEWEST.read_text().splitlines(True) if line.startswith("#"))
+    NEWEST.write_text(head + packages)
+    release = re.search(r"^jax==(.*)$", packages, re.MULTILINE)[1]
+    version = Path("xmap_compat/_jax/version.py")
+    version.write_text(re.sub('(?<=^NEWEST_TESTED = ")[^"]*', release, version.read_text(), flags=re.MULTILINE))
 
 
 @nox.session(python="3.12")
@@ -88,13 +106,35 @@ def lint(session):
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("pyright")
+    # From elsewhere, they find the installed package by its metadata alone, as for a user.
+    program = Path(session.create_tmp()).resolve() / "user_program.py"
+    shutil.copy2("tests/typed/user_program.py", program)
+    with session.chdir(program.parent):
+        session.run("mypy", "--ignore-missing-imports", "--config-file=", program.name)
+        session.run("pyright", "--pythonpath", shutil.which("python", path=session.bin), program.name)
+
+
+def given_home(session):
+    """What ``-- --home URL`` gives, or the package's metadata: see ``docs/for_index.py``."""
+    given = dict(zip(session.posargs[::2], session.posargs[1::2])).get("--home")
+    if given:
+        os.environ["XMAP_COMPAT_HOME"] = given
+    return home()
 
 
 @nox.session
 def docs(session):
-    """The documentation in site/, with warnings as errors (a minute); the code of its pages runs among the tests."""
-    session.install("-e", ".[docs]")
+    """The documentation in site/, with warnings as errors (a minute); the code of its pages runs among the tests.
+
+    ``-- --home URL`` is where links to other files of the repository lead.
+    """
+    session.install("-e", ".[docs]", *PINNED)
+    given_home(session)
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+    if shutil.which("node"):
+        session.run("node", "docs/search_check.js", "site", external=True)
+    else:
+        session.log("no node found: whether search finds the messages is not checked")
 
 
 # A few tests that need pytest alone, with helpers, and documents; what else the archive holds is compared with git.
@@ -120,9 +160,10 @@ def release(session):
     for name in session.run("git", "ls-files", external=True, silent=True).splitlines():
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(name, checkout / name)
-    given = dict(zip(session.posargs[::2], session.posargs[1::2])).get("--home")
-    readme = checkout / "README.md"
-    readme.write_text(for_index(readme.read_text(), given or home()))
+    public, readme, settings = given_home(session), checkout / "README.md", checkout / "setup.cfg"
+    readme.write_text(for_index(readme.read_text(), public))
+    if public and "\nurl = " not in settings.read_text():
+        settings.write_text(settings.read_text().replace("[metadata]\n", f"[metadata]\nurl = {public}\n", 1))
     session.run("python", "-m", "build", "--outdir", str(made), str(checkout))
     (archive,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
     with tarfile.open(archive) as file:
@@ -131,13 +172,13 @@ def release(session):
     tracked = session.run("git", "ls-files", external=True, silent=True).splitlines()
     if missing := [name for name in tracked if not (tree / name).exists()]:
         session.error(f"not in the archive: {', '.join(missing)}")
-    session.install(str(tree), "pytest")
+    session.install(str(tree), "pytest", *PINNED)
     with session.chdir(tree):
         session.run("python", "-m", "pytest", "-q", *FROM_THE_ARCHIVE)
     # The wheel, and nothing else, in an environment of its own.
     session.run("python", "-m", "venv", "--clear", str(made / "bare"))
     python = str(made / "bare" / "bin" / "python")
-    session.run(python, "-m", "pip", "install", "-q", str(wheel), external=True)
+    session.run(python, "-m", "pip", "install", "-q", str(wheel), *PINNED, external=True)
     example = re.search("^```python\n(.*?)^```", (tree / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
     (made / "example.py").write_text(example)
     with session.chdir(made):

@@ -18,6 +18,9 @@ class Examples(griffe.Extension):
         if obj.docstring:
             text = ROLE.sub(r"`\1`", inspect.cleandoc(obj.docstring.value))
             obj.docstring.value = with_blocks(text)
+        if obj.is_function and obj.overloads:  # users see these types, not those of the code below them
+            first, *_ = obj.overloads
+            obj.parameters, obj.returns = first.parameters, first.returns
 
 
 def with_blocks(text: str) -> str:

@@ -1,12 +1,14 @@
 """README.md for a package index, which has no other files of the repository: its links and pictures lead to a home.
 
-The home is the ``url`` in ``setup.cfg``, or an option of the build (``nox -s release -- --home URL``).  Until there is
-one, links become their text, and pictures go: a link that leads nowhere is worse than none.
+The home is the ``url`` in ``setup.cfg``, or an option of the build (``nox -s docs release -- --home URL``), which nox
+hands on in the environment.  Until there is one, links become their text, and pictures go: a link that leads nowhere is
+worse than none.
 """
 
 from __future__ import annotations
 
 import configparser
+import os
 import re
 from pathlib import Path
 
@@ -15,10 +17,15 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:)([^)\s]+)\)")
 
 
 def home() -> str | None:
-    """The public address of the repository, if the package's metadata has one."""
+    """The public address of the repository, if the build or the package's metadata gives one."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
-    return settings.get("metadata", "url", fallback=None)
+    return os.environ.get("XMAP_COMPAT_HOME") or settings.get("metadata", "url", fallback=None)
+
+
+def blob(home: str, path: str, kind: str = "blob") -> str:
+    """Where the repository shows a file (a picture is ``raw``)."""
+    return f"{home.rstrip('/')}/{kind}/main/{path}"
 
 
 def for_index(text: str, home: str | None) -> str:
@@ -28,6 +35,6 @@ def for_index(text: str, home: str | None) -> str:
         picture, shown, target = match.groups()
         if home is None:
             return "" if picture else shown
-        return f"{picture}[{shown}]({home.rstrip('/')}/{'raw' if picture else 'blob'}/main/{target})"
+        return f"{picture}[{shown}]({blob(home, target, 'raw' if picture else 'blob')})"
 
     return _LINK.sub(link, text)

@@ -1,8 +1,10 @@
 """What mkdocs does to the pages before it renders them, so that they also read well in the repository.
 
 - The migration guide and the changelog, which lie at the top of the repository, are pages too.
-- Links to files that are no pages (``../xmap_compat/api.py``) become their paths: the site has no copy of them.
+- Links to files that are no pages (``../xmap_compat/api.py``) lead to the repository, if it has a public address, and
+  become their paths if not: the site has no copy of them.
 - ``python raises`` and the like, which tell the tests what to expect, become plain ``python``.
+- The table of ``errors.md`` becomes a section for each message.
 - ``sources/README.md`` gets the programs that it speaks of.
 """
 
@@ -10,14 +12,26 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+from for_index import ROOT, blob, home
+
 AT_THE_TOP = ("migration_guide.md", "CHANGELOG.md")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:)([^)#\s]+)((?:#[^)\s]*)?)\)")
+# The table of messages: each row becomes a section, for search finds sections.
+TABLE, ROWS = (
+    re.compile(r"^\| message \|.*\n\|[-|]*\|\n", re.MULTILINE),
+    re.compile(r"^\| (`.*?) \| (.*) \|$", re.MULTILINE),
+)
 FENCES = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+
+
+def on_config(config):
+    config.repo_url, config.repo_name = home(), config.site_name
 
 
 def on_files(files, config):
@@ -30,6 +44,9 @@ def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
     # Seen from docs/, for the files that lie above it.
     folder = "" if uri in AT_THE_TOP else posixpath.join("docs", posixpath.dirname(uri))
+    if uri == "errors.md":
+        page.meta["search"] = {"boost": 3}  # who pastes a message wants its section, not a page that speaks of it
+        markdown = ROWS.sub(r"#### \1\n\n\2\n", TABLE.sub("", markdown))
     if uri == "sources/README.md":
         markdown += before_and_after()
     parts = FENCES.split(markdown)
@@ -47,6 +64,8 @@ def _link(match, folder, uri, files):
         return f"[{text}]({posixpath.relpath(own, posixpath.dirname(uri) or '.')}{anchor})"
     if not (ROOT / path).exists():
         return match[0]  # mkdocs says that it leads nowhere
+    if home():
+        return f"[{text}]({blob(home(), path)}{anchor})"
     plain = text.replace("`", "")
     return f"`{path}`" if path.endswith(plain) else f"{text} (`{path}`)"
 

@@ -23,6 +23,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [*_QUICKLY, os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XMAP_COMPAT_UNTESTED_JAX"] = "1"  # which is what a run on a newer JAX finds out
 os.environ["COLUMNS"] = "100"  # plans fit the terminal
 
 # Compiling takes most of the time of a run, so what an earlier run has compiled is read.  Keys hold the program, the

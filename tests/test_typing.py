@@ -32,6 +32,7 @@ def test_the_lint_checks_its_types():
     assert setup["mypy-user_program"]["warn_unused_ignores"] == "True" and pyright["reportUnnecessaryTypeIgnoreComment"]
     lint = (ROOT / "noxfile.py").read_text().partition("def lint(")[2]
     assert 'session.run("mypy")' in lint and 'session.run("pyright")' in lint
+    assert "session.chdir(program.parent)" in lint  # and from elsewhere, where only the installed package can be found
     assert (Path(xmap_compat.__file__).parent / "py.typed").exists()
 
 

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import textwrap
 import types
+import warnings
 from pathlib import Path
 
 import pytest
 
 import xmap_compat
 from xmap_compat import _jax
+from xmap_compat._jax import version
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "xmap_compat"
@@ -289,6 +291,45 @@ def test_a_jax_that_is_too_old_is_refused_clearly(version, missing, statement):
         f"ImportError: xmap_compat needs jax >= 0.9.0, but found jax {version}. "
         "Upgrade it with: pip install -U 'jax>=0.9.0'"
     )
+
+
+def imports_under(version, switch):
+    """What Python prints when the package is imported and used, twice, under a JAX of this version."""
+    program = (
+        f"import jax; jax.__version__ = {version!r}\nfor _ in range(2):\n"
+        "    from xmap_compat import xmap; print(xmap(lambda x: 2 * x, ['i'], ['i'])(jax.numpy.ones(1)))"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XMAP_COMPAT_UNTESTED_JAX": switch}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[2.]\n[2.]\n", done.stderr
+    return done.stderr
+
+
+@pytest.mark.skipif(
+    _jax.parse_version(version.NEWEST_TESTED)[:3] > _jax.VERSION, reason="branches on versions would be taken"
+)
+@pytest.mark.parametrize(("found", "switch", "times"), [("99.1.0.dev20990101", "", 1), ("99.1.0", "1", 0)])
+def test_a_jax_that_is_newer_than_what_was_tested_is_met_with_one_warning(found, switch, times):
+    printed = imports_under(found, switch)
+    text = f"RuntimeWarning: Found jax {found}; this xmap_compat is tested up to jax {version.NEWEST_TESTED}."
+    assert (printed.count(text), printed.count("Warning")) == (times, times)
+
+
+@pytest.mark.parametrize(("tested", "warned"), [("0.8.99", True), (_jax.RELEASE, False), ("99.0", False)])
+def test_only_a_newer_jax_is_warned_of(tested, warned, monkeypatch):
+    monkeypatch.delenv("XMAP_COMPAT_UNTESTED_JAX")
+    monkeypatch.setattr(version, "NEWEST_TESTED", tested)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        version.warn_if_untested()
+    assert [w.category for w in caught] == [RuntimeWarning] * warned
+
+
+def test_the_newest_tested_jax_is_the_one_that_ci_pins():
+    pins = dict(line.split("==") for line in (ROOT / ".ci" / "newest.txt").read_text().splitlines() if "==" in line)
+    assert {pins["jax"], pins["jaxlib"]} == {version.NEWEST_TESTED}
+    assert "-c .ci/newest.txt" in (ROOT / ".ci" / "run").read_text()
+    assert '".ci" / "newest.txt"' in (ROOT / "noxfile.py").read_text()
 
 
 # ------------------------------------------------------------------------------ the folders

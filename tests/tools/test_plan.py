@@ -832,20 +832,31 @@ def drawn(plan):
 
 @pytest.mark.parametrize("mesh_shape, shape, spec", LAYOUTS, ids=map(str, LAYOUTS))
 def test_blocks_have_the_colours_of_their_devices(mesh_shape, shape, spec):
-    tree, tips = drawn(identity_plan(mesh_shape, shape, spec))
+    _, tips = drawn(identity_plan(mesh_shape, shape, spec))
     colour = {int(m[1]): fill for tip, fill in tips if (m := re.match(r"device (\d+):", tip))}
     assert len(set(colour.values())) == 8
     blocks = [(m[1], fill) for tip, fill in tips if (m := re.search(r" on device (.*)$", tip))]
     assert blocks
-    stripes = {p.get("id"): [bar.get("fill") for bar in p] for p in tree.iter(f"{SVG}pattern")}
     for devices, fill in blocks:
-        if devices.isdigit():
-            assert fill == colour[int(devices)]
+        if devices == "0-7":
+            assert fill is None  # a plain sheet
             continue
-        bars = stripes[re.fullmatch(r"url\(#(.*)\)", fill)[1]]
-        holders = {d for d, c in colour.items() if c in bars}
-        assert ranges(holders) == devices
-        assert len(bars) == len(holders)
+        held = [re.fullmatch(r"hsl\((\d+),60%,(\d+)%\)", colour[int(d)]).groups() for d in devices.split()]
+        hues, mean = {hue for hue, _ in held}, np.mean([int(shade) for _, shade in held])
+        hue, saturation, lightness = re.fullmatch(r"hsl\((\d+),(\d+)%,(\d+)%\)", fill).groups()
+        assert (saturation, hue in hues) == ("60", True) if len(hues) == 1 else saturation == "0"
+        assert int(lightness) == pytest.approx(mean if len(hues) == 1 else 50 + mean / 2, abs=1)
+    assert len({fill for _, fill in blocks}) == len({devices for devices, _ in blocks})
+
+
+def test_what_all_devices_hold_is_plain_and_says_how_many_they_are(mesh42):
+    scaled = xmap(lambda v, w: v * w, (["i"], [...]), ["i"], axis_resources={"i": "x"})
+    with mesh42:
+        tree, tips = drawn(scaled.plan(shaped(8), shaped()))
+    texts = [t.text for t in tree.iter(f"{SVG}text")]
+    assert (texts.count("x8"), texts.count("0 1"), texts.count("0-7")) == (1, 2, 0)
+    assert [fill for tip, fill in tips if tip.endswith("0-7")] == [None]
+    assert not list(tree.iter(f"{SVG}pattern"))
 
 
 def test_the_picture_stands_alone(mesh42, tmp_path):
@@ -854,9 +865,7 @@ def test_the_picture_stands_alone(mesh42, tmp_path):
     written = (tmp_path / "plan.svg").read_text(encoding="utf-8")
     assert written == plan.svg()
     tree = ElementTree.fromstring(written)
-    assert {e.tag.removeprefix(SVG) for e in tree.iter()} <= {
-        *("svg", "title", "style", "defs", "pattern", "rect", "text", "path")
-    }
+    assert {e.tag.removeprefix(SVG) for e in tree.iter()} <= {*("svg", "title", "style", "rect", "text", "path")}
     width, height = float(tree.get("width")), float(tree.get("height"))
     for text in tree.iter(f"{SVG}text"):
         assert 0 <= float(text.get("x")) <= width

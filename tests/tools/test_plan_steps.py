@@ -482,6 +482,20 @@ def test_the_picture_has_an_arrow_for_each_transfer(mesh42, tmp_path):
     assert found.svg() in found._repr_html_()
 
 
+def test_the_picture_of_a_step_has_the_arrays_of_its_calls(mesh42):
+    """As the pictures of these calls have them; a call that uses no mesh is named, and not drawn."""
+    alone = xmap(lambda v: 2 * v, ["i"], ["i"])
+    split = network_step({"batch": "x", "hidden": "y"})
+    with mesh42:
+        found = plan(lambda v, *args: (alone(v), split(*args)), shaped(8), *NETWORK_ARGS)
+    blocks = lambda svg: re.findall(r"<rect [^>]*><title>([^<]* on device [^<]*)</title>", svg)
+    (call,) = [call for call in found.calls if call.mesh is not None]
+    assert blocks(found.svg()) == blocks(call.svg()) != []
+    texts = [t.text for t in ElementTree.fromstring(found.svg()).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"arguments of network_loss", "results of network_loss", "not drawn: the arrays of <lambda>"} <= {*texts}
+    assert "w1" in texts and "f32[32,16], f32[32,8] on each device" in texts
+
+
 def test_a_partial_step_has_the_name_of_its_function(mesh42):
     def named_step(scale, v):
         return xmap(lambda v: v * 2, ["i"], ["i"], axis_resources={"i": ("x", SerialLoop(2))})(v) * scale

@@ -8,9 +8,10 @@ release is older than the supported floor.
 import os
 from typing import TYPE_CHECKING
 
-from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, parse_version
+from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, parse_version, warn_if_untested
 
 check_release()
+warn_if_untested()
 
 from xmap_compat._jax.dispatch import explaining, jit
 from xmap_compat._jax.equations import (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+import warnings
 from typing import Any
 
 import jax
 
 FLOOR = (0, 9, 0)
+NEWEST_TESTED = "0.12.0.1"  # `nox -s newest` moves it, together with .ci/newest.txt
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -36,4 +39,15 @@ def check_release() -> None:
         raise ImportError(
             f"xmap_compat needs jax >= {'.'.join(map(str, FLOOR))}, but found jax {jax.__version__}. "
             "Upgrade it with: pip install -U 'jax>=0.9.0'"
+        )
+
+
+def warn_if_untested() -> None:
+    """Warn of a JAX that is newer than what was tested; ``XMAP_COMPAT_UNTESTED_JAX=1`` is the switch."""
+    if VERSION[:3] > parse_version(NEWEST_TESTED)[:3] and os.environ.get("XMAP_COMPAT_UNTESTED_JAX", "0") in ("", "0"):
+        warnings.warn(
+            f"Found jax {RELEASE}; this xmap_compat is tested up to jax {NEWEST_TESTED}. Upgrade xmap_compat, or set "
+            "XMAP_COMPAT_UNTESTED_JAX=1 in the environment to turn this warning off",
+            RuntimeWarning,
+            stacklevel=2,
         )

@@ -1,8 +1,9 @@
 """Pictures of a plan: how each argument and result lies on the devices, and what moves between them.
 
 An array is a grid of the blocks that devices hold, coloured by device; the mesh stands beside it in the same
-colours.  A block with several holders is striped in their colours, and the array is drawn as a stack.  Below stands
-an arrow for each transfer, in the order of the program.  :func:`svg` draws it, :func:`text` writes it for a terminal.
+colours.  A block that several devices hold has what their colours share (the hue, or grey), and its array is drawn as
+a stack; a block that all devices hold is plain, and says how many they are.  Below stands an arrow for each transfer,
+in the order of the program.  :func:`svg` draws it, :func:`text` writes it for a terminal.
 """
 
 from __future__ import annotations
@@ -102,19 +103,27 @@ def _elided(items: Sequence[Any], most: int, gap: Any) -> list[Any]:
 # ------------------------------------------------------------------------------ colours
 
 
-def colours(mesh: jax.sharding.Mesh | None) -> list[str]:
+Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
+
+
+def colours(mesh: jax.sharding.Mesh | None) -> list[Colour]:
     """A colour for each device: the hue runs along the longest mesh axis, the lightness over the others."""
     if mesh is None:
-        return ["hsl(215,20%,82%)"]
+        return [(215, 82)]
     shape = mesh.devices.shape
     longest = int(np.argmax(shape))
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
     found = []
     for coordinates in np.ndindex(*shape):
         shade = row_major((c, n) for k, (c, n) in enumerate(zip(coordinates, shape)) if k != longest)
-        lightness = 72 if shades == 1 else 82 - 26 * shade / (shades - 1)
-        found.append(f"hsl({360 * coordinates[longest] / hues:.0f},60%,{lightness:.0f}%)")
+        found.append((360 * coordinates[longest] / hues, 72 if shades == 1 else 82 - 26 * shade / (shades - 1)))
     return found
+
+
+def shared(some: Sequence[Colour]) -> str:
+    """What colours have in common: their hue and mean lightness; where hues differ, a pale grey of that lightness."""
+    hues, lightness = {hue for hue, _ in some}, sum(light for _, light in some) / len(some)
+    return f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)" if len(hues) == 1 else f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
 
 
 # ---------------------------------------------------------------------------------- SVG
@@ -128,17 +137,16 @@ STYLE = (
     ".edge{stroke:#9ca3af}.sheet{fill:#2a2e37}.sent{stroke:#60a5fa;fill:#60a5fa}.back{stroke:#fb923c;fill:#fb923c}}"
 )
 PAGE, MARGIN, GAP, SHEET = 1000.0, 24.0, 30.0, 5.0
-MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 60, 30, 720.0, 480.0
+MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 8, 60, 30, 720.0, 480.0
 
 
 class _Canvas:
     """SVG elements in the order of their painting, and how far they reach."""
 
-    def __init__(self, mesh: jax.sharding.Mesh | None, prefix: str = ""):
+    def __init__(self, mesh: jax.sharding.Mesh | None):
         self.elements: list[str] = []
-        self.patterns: dict[tuple[tuple[int, ...], int], str] = {}
         self.colours, self.ids = colours(mesh), device_ids(mesh)
-        self.prefix = prefix
+        self.size = 1 if mesh is None else mesh.size
         self.right = self.bottom = 0.0
 
     def rect(self, x, y, w, h, title="", radius=0.0, **attributes):
@@ -158,40 +166,24 @@ class _Canvas:
         marks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
         self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{marks}>{escape(content)}</text>')
 
-    def fill(self, holders: Sequence[int], extent: float = 0.0) -> str:
-        """The colour of a device, or stripes in the colours of several, all seen within ``extent``."""
-        if len(holders) == 1:
-            return self.colours[holders[0]]
-        key = tuple(holders), round(min(max(extent / len(holders) * 0.9, 3), 12))
-        name = self.patterns.setdefault(key, f"{self.prefix}-stripes-{len(self.patterns)}")
-        return f"url(#{name})"
+    def label(self, holders: Sequence[int]) -> str:
+        """The numbers of devices; of all of them, how many they are."""
+        return f"x{self.size}" if len(holders) == len(self.ids) > 1 else ranges(self.ids[k] for k in holders)
 
     def block(self, x, y, w, h, holders, title):
-        """A rectangle in the colours of devices, with their numbers where there is room."""
-        label = ranges(self.ids[k] for k in holders)
-        self.rect(x, y, w, h, title, fill=self.fill(holders, (w + h) * 0.7), stroke="#374151")
-        room = _text_width(label, 11.5)
-        if len(self.colours) > 1 and room <= w and h >= 13:
-            if len(holders) > 1:
-                self.rect(x + w / 2 - room / 2 - 4, y + h / 2 - 8, room + 8, 16, radius=4, fill="#ffffff", opacity=0.85)
-            self.text(x + w / 2, y + h / 2 + 4, label, 11.5, "on", "middle")
+        """A rectangle in the colour that devices share, with their numbers where there is room."""
+        everywhere, label = len(holders) == len(self.ids) > 1, self.label(holders)
+        fill = {"class_": "sheet"} if everywhere else {"fill": shared([self.colours[k] for k in holders])}
+        self.rect(x, y, w, h, title, stroke="#374151", **fill)
+        if len(self.ids) > 1 and _text_width(label, 11.5) <= w and h >= 13:
+            self.text(x + w / 2, y + h / 2 + 4, label, 11.5, "" if everywhere else "on", "middle")
 
     def document(self, title: str) -> str:
-        drawn = []
-        for (holders, stripe), name in self.patterns.items():
-            bars = "".join(
-                f'<rect x="{k * stripe}" width="{stripe + 0.5}" height="40" fill="{self.colours[d]}"/>'
-                for k, d in enumerate(holders)
-            )
-            drawn.append(
-                f'<pattern id="{name}" width="{stripe * len(holders)}" height="40" patternUnits="userSpaceOnUse"'
-                f' patternTransform="rotate(45)">{bars}</pattern>'
-            )
         size = f"{self.right + MARGIN:.0f}", f"{self.bottom + MARGIN:.0f}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}"'
             f' viewBox="0 0 {size[0]} {size[1]}" role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
-            f'<defs>{"".join(drawn)}</defs><rect width="{size[0]}" height="{size[1]}" class="paper" rx="8"/>'
+            f'<rect width="{size[0]}" height="{size[1]}" class="paper" rx="8"/>'
             f"{''.join(self.elements)}</svg>\n"
         )
 
@@ -204,26 +196,33 @@ def _text_width(content: str, size: float) -> float:
 @functools.singledispatch
 def svg(plan: Any) -> str:
     """The picture of a call's plan as a self-contained SVG document; steps and searches are registered below."""
-    canvas = _Canvas(plan.mesh, f"xmap-{abs(hash((plan.function, plan.arguments, plan.results))) % 16**8:08x}")
-    canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
-    left = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36
-    y = MARGIN + 40
-    for title, arrays in (("arguments", plan.arguments), ("results", plan.results)):
-        if arrays:
-            canvas.text(left, y + 12, title, 13, "faint bold")
-            y = _draw_arrays(canvas, arrays, plan.mesh, left, y + 28) + 20
-    _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, max(y, canvas.bottom + 24))
-    return canvas.document(f"{plan.function}: arrays on devices")
+    return _drawn(plan, [plan], "arrays on devices")
 
 
 @svg.register
 def _(plan: StepPlan) -> str:
-    """What moves in a step: an arrow for each transfer, in the order of the program."""
+    """The arrays of the calls of a step, and an arrow for each of its transfers, in the order of the program."""
+    return _drawn(plan, plan.calls, "what moves between devices")
+
+
+def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> str:
+    """The mesh, beside it the arguments and results of calls that use it, and below it what moves."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
-    _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40)
-    _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, canvas.bottom + 24)
-    return canvas.document(f"{plan.function}: what moves between devices")
+    left, y = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36, MARGIN + 40
+    placed = [call for call in calls if call.mesh == plan.mesh]
+    for call in placed[:MAX_CALLS]:
+        of = "" if call is plan else f" of {call.function}"
+        for title, arrays in (("arguments", call.arguments), ("results", call.results)):
+            if arrays:
+                canvas.text(left, y + 12, title + of, 13, "faint bold")
+                y = _draw_arrays(canvas, arrays, plan.mesh, left, y + 28) + 20
+    rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
+    if rest:
+        y += 20
+        canvas.text(left, y - 10, f"not drawn: the arrays of {listed(dict.fromkeys(rest))}", 12, "faint")
+    _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, max(y, canvas.bottom + 24))
+    return canvas.document(f"{plan.function}: {what}")
 
 
 def _draw_mesh(canvas, mesh, x, y) -> float:
@@ -231,7 +230,7 @@ def _draw_mesh(canvas, mesh, x, y) -> float:
     canvas.text(x, y + 12, "devices" if mesh is None else "mesh", 13, "faint bold")
     y += 28
     if mesh is None:
-        canvas.rect(x, y, 96, 32, radius=4, fill=canvas.colours[0])
+        canvas.rect(x, y, 96, 32, radius=4, fill=shared(canvas.colours))
         canvas.text(x + 48, y + 21, "one device", 12, "on", "middle")
         return x + 96
     names, shape = mesh.axis_names, mesh.devices.shape
@@ -266,7 +265,7 @@ def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
         each = "" if array.spec is None else f", {array.device_type} on each device"
         heads = [name, f"{array.type}{each}", "" if array.spec is None else show_spec(array.spec), grid.columns]
         cells = grid.panels[0][1]
-        labels = [ranges(canvas.ids[k] for k in held) for _, rows in grid.panels for row in rows for held in row]
+        labels = [canvas.label(held) for _, rows in grid.panels for row in rows for held in row]
         w = min(max(*(_text_width(label, 11.5) + 14 for label in labels), 34), MAX_WIDE / len(cells[0]))
         h = min(26.0, MAX_TALL / len(cells))
         indent = _text_width(grid.rows, 11.5) + 8 if grid.rows else 0.0
