@@ -14,6 +14,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from xmap_compat.legacy import removed
 from xmap_compat.tools.check.names import (
     Bindings,
     ScopedVisitor,
@@ -29,13 +30,8 @@ from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
 from xmap_compat.tools.check.uses import is_of_jax
 
 PJIT = "jax.experimental.pjit.pjit"
-KEYWORDS = {
-    (PJIT, "in_axis_resources"): "in_shardings",
-    (PJIT, "out_axis_resources"): "out_shardings",
-    (CONSTRAINT, "axis_resources"): "shardings",
-    ("jax.numpy.clip", "a_min"): "min",
-    ("jax.numpy.clip", "a_max"): "max",
-}
+_OF_FUNCTIONS = [row for row in removed.KEYWORDS if row.function in (PJIT, CONSTRAINT, "jax.numpy.clip")]
+KEYWORDS = {(row.function, row.keyword): row.now for row in _OF_FUNCTIONS if row.now.isidentifier()}
 # Modules that `import jax` does not import.
 APART = ("jax.extend", "jax.example_libraries")
 
