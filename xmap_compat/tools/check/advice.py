@@ -97,15 +97,11 @@ OTHER_OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "What in
 AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
-ADVICES = (BRACES, NAMED_SHAPE, TYPE_NAMED_SHAPE, OPTION, SPMD_LOWERING, OTHER_OPTION, AXIS_STRING, GRADIENT, IGNORED)
 
 
 def xmap_option(name: str) -> Advice:
     return SPMD_LOWERING if name == removed.SPMD_LOWERING else OPTION
 
-
-# All sections of the guide that are referred to.
-HEADINGS = sorted({a.heading for a in (*FAMILY.values(), *ADVICES) if a.heading})
 
 # ------------------------------------------------------------------- what else JAX has removed
 

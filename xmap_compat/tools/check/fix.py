@@ -11,16 +11,14 @@ import os
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check.names import (
     Bindings,
     ScopedVisitor,
-    assignments,
+    assigned_once,
     bound_anywhere,
-    bound_by,
     file_names,
     text_of,
 )
@@ -58,7 +56,7 @@ class _Finder(ScopedVisitor):
         self.program = program
         self.bindings = _bindings_of(program)
         self.renaming = Renaming(program.tree, self.bindings, program.path, others)
-        self._values = _values_by_name(program.tree)
+        self._values = assigned_once(ast.walk(program.tree), lambda name, value: not _mentions(value, name))
         self._bound = bound_anywhere(program.tree)
         self._sure = True  # of each call of with_sharding_constraint, that it has a spec
         self._added: set[str] = set()
@@ -226,16 +224,6 @@ def _nones(node: ast.expr) -> Iterator[ast.expr]:
         yield node
     for part in _parts(node):
         yield from _nones(part)
-
-
-def _values_by_name(tree: ast.AST) -> dict[str, ast.expr]:
-    """Names that are assigned once in a program, with their values."""
-    found: dict[str, ast.expr] = {}
-    bound: Counter[str] = Counter()
-    for node in ast.walk(tree):
-        bound.update(bound_by(node))
-        found.update((name, value) for name, value in assignments(node) if not _mentions(value, name))
-    return {name: value for name, value in found.items() if bound[name] == 1}
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
