@@ -596,6 +596,33 @@ def test_the_fence_around_documented_names_holds():
     assert [resolves(*mention) for mention in found] == [True, False, False]
 
 
+def docstrings(tree):
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def unknown_in_docstrings(tree):
+    """What docstrings refer to, and what is not there: names after a role of Sphinx, and files of a folder."""
+    own = {*names_defined_in(tree), *bindings(tree)}
+    for text in docstrings(tree):
+        for name in re.findall(r":\w+:`~?([\w.]+)`", text):
+            package, _, last = name.rpartition(".")
+            known = resolves(package, last) if package else name in own or name in OWN_NAMES
+            yield from [] if known else [name]
+        files = re.findall(r"`((?:\w+/)+\w+\.\w+)`", text)
+        yield from (name for name in files if not any((folder / name).exists() for folder in (ROOT, PACKAGE)))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_docstrings_refer_to_is_there(name):
+    assert list(unknown_in_docstrings(TREES[name])) == []
+
+
+def test_the_fence_around_docstrings_holds():
+    text = "def f():\n    '''See :mod:`xmap_compat.undeclared`, :func:`f`, :func:`g_of_f`, ``tests/x.py``.'''"
+    assert list(unknown_in_docstrings(ast.parse(text))) == ["xmap_compat.undeclared", "g_of_f", "tests/x.py"]
+
+
 # -------------------------------------------------------------------------------- messages
 
 

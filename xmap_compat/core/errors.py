@@ -1,7 +1,7 @@
 """One function per message.  Legacy's wording is kept where legacy had the message.
 
-Every function returns an exception for the caller to raise, so that the
-traceback ends where the mistake was found.
+A function returns an exception for the caller to raise, so that the traceback ends where the mistake was found;
+or, if its name ends in ``_text`` or ``_note``, the words of a warning or a note.
 """
 
 from __future__ import annotations
