@@ -7,6 +7,7 @@ The family of xmap itself is not in here: that is :mod:`xmap_compat.legacy.maps`
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,16 +167,18 @@ alias   0.4.20  jax.scipy.linalg.{tril triu} -> jax.numpy.{}
 """
 
 
-def _removed(row: str) -> Iterator[Removed]:
-    names, _, now = row.partition(" -> ")
-    kind, until, pattern = names.split(maxsplit=2)
-    module, _, several = pattern.removesuffix("}").partition("{")
-    for name in several.split() or [""]:
-        yield Removed(module + name, until, kind, _TEXTS.get(now, now).replace("{}", name))
-
-
 _TEXTS = {"INSIDE": INSIDE, "CALLBACK": CALLBACK, "GLOBAL_ARRAY": GLOBAL_ARRAY}
-TABLE = [removed for row in _ROWS.strip().splitlines() for removed in _removed(row)]
+_ROW = re.compile(r"(\w+) +([\d.]*) *([\w.]*)(?:\{([^}]*)\})? *(.*?) -> (.*)")
+
+
+def _read(rows: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """The name, the keyword, the release, the kind and what to write, of each name in a table."""
+    for kind, until, module, several, keyword, now in _ROW.findall(rows):
+        for name in several.split() or [""]:
+            yield module + name, keyword, until, kind, _TEXTS.get(now, now).replace("{}", name)
+
+
+TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in _read(_ROWS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,30 +191,26 @@ class Keyword:
     now: str
 
 
-QUANTILES = ("quantile", "nanquantile", "percentile", "nanpercentile")
-_PJIT, _CLIP = "jax.experimental.pjit.pjit", "jax.numpy.clip"
 KEYWORDS = [
-    Keyword(_PJIT, "in_axis_resources", ADAPTER, "in_shardings"),
-    Keyword(_PJIT, "out_axis_resources", ADAPTER, "out_shardings"),
-    Keyword("jax.experimental.pjit.with_sharding_constraint", "axis_resources", ADAPTER, "shardings"),
-    Keyword("jax.pure_callback", "vectorized", ADAPTER, "vmap_method='broadcast_all' for True, 'sequential' for False"),
-    Keyword("jax.pure_callback", "without vmap_method", ADAPTER, "vmap_method='sequential'"),
-    Keyword("jax.ShapeDtypeStruct", "named_shape", ADAPTER, "nothing: names are read from in_axes"),
-    Keyword("jax.core.ShapedArray", "named_shape", ADAPTER, "nothing: names are those of the operands"),
-    Keyword("jax.numpy.reshape", "newshape", ADAPTER, "shape"),
-    *(Keyword(f"jax.numpy.{name}", "interpolation", ADAPTER, "method") for name in QUANTILES),
-    Keyword(_CLIP, "a", ADAPTER, "the array as the first argument"),
-    Keyword(_CLIP, "a_min", ADAPTER, "min"),
-    Keyword(_CLIP, "a_max", ADAPTER, "max"),
-    *(
-        Keyword(f"jax.{function}", "concrete", REFUSED, "static_argnums, or leave it out")
-        for function in ("checkpoint", "remat", "ad_checkpoint.checkpoint")
-    ),
-    *(
-        Keyword(f"jax.{function}", "reduce_axes", REFUSED, "jax.grad(xmap(loss, ...)): from outside it is exact")
-        for function in ("grad", "value_and_grad", "vjp")
-    ),
+    Keyword(function, keyword, kind, now)
+    for function, keyword, _, kind, now in _read("""
+adapter jax.experimental.pjit.pjit in_axis_resources -> in_shardings
+adapter jax.experimental.pjit.pjit out_axis_resources -> out_shardings
+adapter jax.experimental.pjit.with_sharding_constraint axis_resources -> shardings
+adapter jax.pure_callback vectorized -> vmap_method='broadcast_all' for True, 'sequential' for False
+adapter jax.pure_callback without vmap_method -> vmap_method='sequential'
+adapter jax.ShapeDtypeStruct named_shape -> nothing: names are read from in_axes
+adapter jax.core.ShapedArray named_shape -> nothing: names are those of the operands
+adapter jax.numpy.reshape newshape -> shape
+adapter jax.numpy.{quantile nanquantile percentile nanpercentile} interpolation -> method
+adapter jax.numpy.clip a -> the array as the first argument
+adapter jax.numpy.clip a_min -> min
+adapter jax.numpy.clip a_max -> max
+refused jax.{checkpoint remat ad_checkpoint.checkpoint} concrete -> static_argnums, or leave it out
+refused jax.{grad value_and_grad vjp} reduce_axes -> jax.grad(xmap(loss, ...)): from outside it is exact
+""")
 ]
+QUANTILES = tuple(row.function.removeprefix("jax.numpy.") for row in KEYWORDS if row.keyword == "interpolation")
 
 # Options that can be set.  Those of xmap: the first one leaves mesh axes to the compiler, others have no effect.
 SPMD_LOWERING = "experimental_xmap_spmd_lowering"
@@ -240,19 +239,7 @@ KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {
-    "jax.abstract_arrays",
-    "jax.api",
-    "jax.experimental.array",
-    "jax.experimental.global_device_array",
-    "jax.experimental.host_callback",
-    "jax.experimental.loops",
-    "jax.experimental.sharding",
-    "jax.experimental.x64_context",
-    "jax.interpreters.sharded_jit",
-    "jax.lib.xla_bridge",
-    "jax.lib.xla_client",
-    "jax.lib.xla_extension",
-    "jax.linear_util",
-    "jax.prng",
-    "jax.util",
+    *(f"jax.{name}" for name in ("abstract_arrays", "api", "interpreters.sharded_jit", "linear_util", "prng", "util")),
+    *(f"jax.experimental.{name}" for name in ("array", "global_device_array", "host_callback", "loops", "sharding")),
+    *("jax.experimental.x64_context", "jax.lib.xla_bridge", "jax.lib.xla_client", "jax.lib.xla_extension"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -166,10 +167,6 @@ def _is_shared(x):
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and not x.is_fully_addressable
 
 
-_warned = threading.Event()
-
-
+@functools.cache
 def _warn_once_that_nothing_is_compared():
-    if not _warned.is_set():
-        _warned.set()
-        warnings.warn(errors.nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())
+    warnings.warn(errors.nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())
