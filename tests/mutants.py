@@ -156,7 +156,9 @@ found_by(
     edits={
         '"axis_resources": _resources(declared),': '"axis_resources": "",',
         '"arguments": ", ".join(_type(jax.typeof(leaf)) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        "sorted(map(text, value))": "map(text, value)",
+        "sorted(map(self.text, value))": "map(self.text, value)",
+        "_jax.CustomVmap: _under_vmap,": "",
+        "ORDERS = 2  #": "ORDERS = 1  #",
         'OWN = ("callback", "fmt", "logging_record")': "OWN = ()",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or value.size * value.dtype.itemsize > LARGEST_CONSTANT:": "if not here:",

@@ -11,7 +11,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat import api
-from xmap_compat.core import comparison
+from xmap_compat.core.processes import comparison
 
 NAMESPACES = ["xmap_compat", *(f"xmap_compat.{name}" for name in xmap_compat._MODULES)]
 

@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat import testing as testing
     from xmap_compat.api import Xmapped as Xmapped
     from xmap_compat.api import xmap as xmap
-    from xmap_compat.core.comparison import compare_processes as compare_processes
     from xmap_compat.core.compiler import compiler_axes as compiler_axes
     from xmap_compat.core.mesh import Mesh as Mesh
     from xmap_compat.core.mesh import SerialLoop as SerialLoop
     from xmap_compat.core.mesh import mesh as mesh
     from xmap_compat.core.mesh import serial_loop as serial_loop
     from xmap_compat.core.named_shape import named_shape as named_shape
+    from xmap_compat.core.processes.comparison import compare_processes as compare_processes
     from xmap_compat.lax import pargmax as pargmax
     from xmap_compat.lax import pargmin as pargmin
     from xmap_compat.lax import pdot as pdot
@@ -62,7 +62,7 @@ _HOMES = {
     "Rates": "tools.hardware",
     "SerialLoop": "core.mesh",
     "Xmapped": "api",
-    "compare_processes": "core.comparison",
+    "compare_processes": "core.processes.comparison",
     "compiler_axes": "core.compiler",
     "einsum": "numpy",
     "global_array": "processes",

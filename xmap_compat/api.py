@@ -15,10 +15,11 @@ import jax
 
 from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
-from xmap_compat.core import comparison, execute
+from xmap_compat.core import execute
 from xmap_compat.core.errors import committed_elsewhere_note, no_results, note_once, should_be
 from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.placement import known_axes, parse_axis_resources
+from xmap_compat.core.processes import comparison
 from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def make(
     backend: str | None = None,
     undeclared: bool = False,
 ) -> Any:
-    """What :func:`xmap` does; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.undeclared`."""
+    """What :func:`xmap` does; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.core.undeclared`."""
     if not callable(fun):
         raise errors.not_callable(fun)
     check_backend(backend)

@@ -197,8 +197,4 @@ def _block(parts: Mapping[tuple[tuple[int, int], ...], Any], leaf: jax.Array, wh
     blocks = np.empty([len(e) for e in edges], dtype=object)
     for bounds, data in parts.items():
         blocks[tuple(e.index(b) for e, b in zip(edges, bounds))] = np.asarray(data)
-    return _joined(blocks.tolist(), 0)
-
-
-def _joined(blocks, dim):
-    return np.concatenate([_joined(b, dim + 1) for b in blocks], dim) if isinstance(blocks, list) else blocks
+    return np.block(blocks.tolist())

@@ -17,9 +17,9 @@ from jax import lax
 
 from xmap_compat import _jax, compare_processes, compiler_axes, mesh, serial_loop, xmap
 from xmap_compat.api import declare
-from xmap_compat.core import comparison, exchange
 from xmap_compat.core.call import place_call
-from xmap_compat.core.fingerprint import LARGEST_CONSTANT, fingerprint
+from xmap_compat.core.processes import comparison, exchange
+from xmap_compat.core.processes.fingerprint import LARGEST_CONSTANT, fingerprint
 
 X = np.ones((8, 4), np.float32)
 ROWS = ["i", ...]
@@ -158,7 +158,69 @@ def test_rules_that_use_equal_values_are_the_same():
     assert made_of(with_a_method(Steep().backward)).digest == made_of(with_a_method(Steep().backward)).digest
 
 
+def with_a_jvp_rule(factor):
+    """A rule that closes over a value, or over an object that has one, through functions."""
+    scaled = lambda t: t * (factor.others if isinstance(factor, types.SimpleNamespace) else factor)
+    doubled = jax.custom_jvp(lambda v: v * 2)
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), jax.jit(scaled)(tangents[0])))
+    return doubled
+
+
+def with_a_rule_of_a_rule(factor):
+    """The derivative of the derivative."""
+    slope = jax.custom_jvp(lambda v: 2 * v)
+    slope.defjvp(lambda primals, tangents: (slope(*primals), factor * tangents[0]))
+    square = jax.custom_jvp(lambda v: v**2)
+    square.defjvp(lambda primals, tangents: (square(*primals), slope(*primals) * tangents[0]))
+    return square
+
+
+def with_a_forward_rule(residual):
+    doubled = jax.custom_vjp(lambda v: v * 2)
+    doubled.defvjp(lambda v: (v * 2, residual(v)), lambda r, ct: (ct * r,))
+    return doubled
+
+
+def with_a_collective_in_its_rule(collective):
+    """What would hang: devices that wait for each other in different collectives of a gradient."""
+    doubled = jax.custom_vjp(lambda v: v * 2)
+    doubled.defvjp(lambda v: (v * 2, None), lambda _, ct: (collective(ct, "i"),))
+    return doubled
+
+
+def with_a_batching_rule(change):
+    doubled = jax.custom_batching.custom_vmap(lambda v: v * 2)
+    doubled.def_vmap(lambda size, batched, v: (change(v), True))
+    return doubled
+
+
+def with_a_callback_in_its_rule(word):
+    doubled = jax.custom_jvp(lambda v: v * 2)
+
+    @doubled.defjvp
+    def rule(primals, tangents):
+        jax.debug.print(word + " {}", primals[0][0])
+        return doubled(*primals), tangents[0] * 2
+
+    return doubled
+
+
 BODIES = {
+    "a jvp rule with another number": (with_a_jvp_rule(2.0), with_a_jvp_rule(3.0)),
+    "a jvp rule with another array": (with_a_jvp_rule(X[0]), with_a_jvp_rule(X[0] * 2)),
+    "a jvp rule with another attribute": tuple(
+        with_a_jvp_rule(types.SimpleNamespace(others=number)) for number in (2.0, 3.0)
+    ),
+    "another rule of a rule": (with_a_rule_of_a_rule(2.0), with_a_rule_of_a_rule(3.0)),
+    "another forward rule": (with_a_forward_rule(jnp.sin), with_a_forward_rule(jnp.cos)),
+    "another collective in a rule": tuple(map(with_a_collective_in_its_rule, (lax.psum, lax.pmean))),
+    "another batching rule": tuple(map(with_a_batching_rule, (lambda v: v * 2, lambda v: v + v))),
+    "another rule within a loop": tuple(
+        lambda v, f=with_a_jvp_rule(number): lax.fori_loop(0, 3, lambda _, u: f(u), v) for number in (2.0, 3.0)
+    ),
+    "a rule with a function that is given": tuple(
+        with_a_method(functools.partial(lambda number, _, ct: (ct * number,), number)) for number in (2.0, 3.0)
+    ),
     "a rule with another number": (with_a_rule(2.0, X[0]), with_a_rule(3.0, X[0])),
     "a rule with another array": (with_a_rule(2.0, X[0]), with_a_rule(2.0, X[0] * 2)),
     "another method as a rule": (with_a_method(Steep().backward), with_a_method(Flat().backward)),
@@ -203,7 +265,7 @@ class Options:
 
 
 def test_the_order_of_sets_and_addresses_stay_out():
-    from xmap_compat.core.fingerprint import _Programs
+    from xmap_compat.core.processes.fingerprint import _Programs
 
     text = _Programs().text
     assert text(frozenset("abc")) == text(frozenset("cba")) == "{'a', 'b', 'c'}"
@@ -225,6 +287,14 @@ def test_callbacks_stay_out():
         return body
 
     assert made_of(printing("one")).program == made_of(printing("other")).program
+    rules = [made_of(with_a_callback_in_its_rule(word)).program for word in ("one", "other")]
+    assert rules[0] == rules[1]
+
+
+def test_a_rule_that_cannot_be_differentiated_is_told_by_its_error():
+    refused = jax.custom_vjp(lambda v: v * 2)
+    refused.defvjp(lambda v: (v * 2, None), lambda _, ct: ct.nonsense)
+    assert sum("rules=<class 'AttributeError'>" in line for line in made_of(refused).program) == 1
 
 
 def test_a_program_that_is_called_often_is_written_once():

@@ -19,7 +19,7 @@ from jax import lax
 
 import xmap_compat
 from xmap_compat import SerialLoop, _jax, compare_processes, compiler_axes, mesh, process_array, xmap
-from xmap_compat.core import exchange
+from xmap_compat.core.processes import exchange
 
 TIMEOUT = 100.0  # seconds, on a busy machine, for what is not about time
 

@@ -1,7 +1,7 @@
 """The only package that touches private JAX names or asks which JAX this is, by subject.
 
-Everything else uses public JAX, and this package by the names below; ``tests/test_fences.py`` holds that
-line.  Each branch on a version names the release that made it necessary, and a test fails when such a
+Everything else uses public JAX, and this package by the names below; ``tests/core/test_fences.py``
+holds that line.  Each branch on a version names the release that made it necessary, and a test fails when such a
 release is older than the supported floor.
 """
 

@@ -101,30 +101,29 @@ def pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
 # ------------------------------------------------------------------- numbers, trees and types
 
 
-def clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
-    """``jnp.clip`` that takes ``a``, ``a_min`` and ``a_max`` as well."""
-    new = {"a_min": "min", "a_max": "max"}
-
-    @functools.wraps(clip)
-    def clip_by_old_names(*args, **kwargs):
-        if "a" in kwargs:
-            args = (kwargs.pop("a"), *args)
-        return clip(*args, **{new.get(name, name): value for name, value in kwargs.items()})
-
-    return clip_by_old_names
-
-
-def renamed(old: str, new: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What gives a function an old name for a keyword."""
+def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What gives a function old names for keywords; each stands for the one of today."""
 
     def extend(function):
         @functools.wraps(function)
-        def by_old_name(*args, **kwargs):
-            return function(*args, **{new if name == old else name: value for name, value in kwargs.items()})
+        def by_old_names(*args, **kwargs):
+            return function(*args, **{names.get(name, name): value for name, value in kwargs.items()})
 
-        return by_old_name
+        return by_old_names
 
     return extend
+
+
+def clip_or(clip: Callable[..., Any]) -> Callable[..., Any]:
+    """``jnp.clip`` that takes ``a``, ``a_min`` and ``a_max`` as well."""
+    by_old_names = renamed(a_min="min", a_max="max")(clip)
+
+    @functools.wraps(clip)
+    def clip_with_a(*args, **kwargs):
+        given = [kwargs.pop("a")] if "a" in kwargs else []
+        return by_old_names(*given, *args, **kwargs)
+
+    return clip_with_a
 
 
 def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,6 +183,7 @@ def without_names(constructor: Callable[..., Any], position: int) -> Callable[..
     return construct
 
 
+_X64 = ("jax.experimental", "jax.experimental.x64_context")
 # By the names under which programs find them.
 ADAPTERS: dict[str, Any] = {
     "jax.experimental.pjit.with_sharding_constraint": with_sharding_constraint,
@@ -192,16 +192,12 @@ ADAPTERS: dict[str, Any] = {
     "jax.core.raise_to_shaped": raise_to_shaped,
     "jax.abstract_arrays.raise_to_shaped": raise_to_shaped,
     "jax.linear_util.wrap_init": wrap_init,
-    "jax.experimental.enable_x64": lambda new_val=True: jax.enable_x64(new_val),
-    "jax.experimental.disable_x64": lambda: jax.enable_x64(False),
-    "jax.experimental.x64_context.enable_x64": lambda new_val=True: jax.enable_x64(new_val),
-    "jax.experimental.x64_context.disable_x64": lambda: jax.enable_x64(False),
+    **{f"{module}.enable_x64": lambda new_val=True: jax.enable_x64(new_val) for module in _X64},
+    **{f"{module}.disable_x64": lambda: jax.enable_x64(False) for module in _X64},
     "jax.ops.index": np.s_,
     "jax.ops.index_update": _update("set"),
-    "jax.ops.index_add": _update("add"),
     "jax.ops.index_mul": _update("multiply"),
-    "jax.ops.index_min": _update("min"),
-    "jax.ops.index_max": _update("max"),
+    **{f"jax.ops.index_{operation}": _update(operation) for operation in ("add", "min", "max")},
     "jax.lax.tie_in": lambda x, y: y,
     "jax.random.shuffle": lambda key, x, axis=0: jax.random.permutation(key, x, axis, independent=True),
     "jax.numpy.in1d": lambda ar1, ar2, *args, **kwargs: jnp.isin(jnp.ravel(ar1), ar2, *args, **kwargs),
@@ -219,8 +215,8 @@ EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("jax", "host_ids", lambda host_ids: jax.process_indices),
     ("jax", "pure_callback", pure_callback_or),
     ("jax.numpy", "clip", clip_or),
-    ("jax.numpy", "reshape", renamed("newshape", "shape")),
-    *(("jax.numpy", name, renamed("interpolation", "method")) for name in removed.QUANTILES),
+    ("jax.numpy", "reshape", renamed(newshape="shape")),
+    *(("jax.numpy", name, renamed(interpolation="method")) for name in removed.QUANTILES),
     ("jax.numpy", "array", array_or),
     ("jax.numpy", "asarray", array_or),
 ]

@@ -82,7 +82,7 @@ def find(row: removed.Removed) -> Any:
         return _refused(row)
     if row.kind == removed.ADAPTER:
         return adapters.ADAPTERS[row.name]
-    return _at(row.now) if row.public else _jax.inside(row.name)
+    return at(row.now) if row.public else _jax.inside(row.name)
 
 
 @functools.cache
@@ -90,8 +90,8 @@ def _refused(row: removed.Removed) -> Any:
     return adapters.refused(row.name, row.now)
 
 
-def _at(name: str) -> Any:
-    """The object at a dotted name."""
+def at(name: str, imports: bool = True) -> Any:
+    """The object at a dotted name.  Modules on the way are imported, if they may be."""
     root, *parts = name.split(".")
     found, path = importlib.import_module(root), root
     for part in parts:
@@ -99,6 +99,8 @@ def _at(name: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
+            if not imports or not isinstance(found, types.ModuleType):
+                raise
             found = importlib.import_module(path)
     return found
 

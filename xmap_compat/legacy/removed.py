@@ -7,6 +7,8 @@ The family of xmap itself is not in here: that is :mod:`xmap_compat.legacy.maps`
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterator
 from typing import Any
 
 ALIAS, MODULE, ADAPTER, REFUSED = "alias", "module", "adapter", "refused"
@@ -22,248 +24,161 @@ class Removed:
       kind: ALIAS, the same object under its old name; MODULE, a module that moved; ADAPTER, a function of the old
         signature that calls the new one; or REFUSED, what meant something else: it can be imported, and raises at use.
       now: what to write today.
-      public: whether ``now`` is a dotted name at which everyone finds the object; otherwise JAX has it, if at all,
-        inside.
     """
 
     name: str
     until: str
     kind: str
     now: str
-    public: bool = True
+
+    @property
+    def public(self) -> bool:
+        """Whether everyone finds the object at ``now``; otherwise JAX has it, if at all, inside."""
+        return self.now != INSIDE
 
 
-def _moved(kind: str, until: str, module: str, names: dict[str, str], public: bool = True) -> list[Removed]:
-    return [Removed(f"{module}.{name}", until, kind, now, public) for name, now in names.items()]
-
-
-def _each(names: str, now: str) -> dict[str, str]:
-    """The same advice for several names; ``{}`` stands for the name."""
-    return {name: now.replace("{}", name) for name in names.split()}
-
-
-ARRAY, SPEC, SHARDING = "jax.Array", "jax.sharding.PartitionSpec", "jax.sharding.NamedSharding"
-EXTEND = "jax.extend.core.{}"
 INSIDE = "something else: it is an inside of JAX, without a public place"
 CALLBACK = "jax.debug.callback, jax.pure_callback or jax.experimental.io_callback"
-HOSTS = {"host_id": "jax.process_index", "host_count": "jax.process_count", "host_ids": "jax.process_indices"}
 GLOBAL_ARRAY = "jax.Array with jax.make_array_from_callback, or xmap_compat.global_array"
+SPEC, SHARDING = "jax.sharding.PartitionSpec", "jax.sharding.NamedSharding"
 
-# By module, and by the last release looked at (0.2.10 to 0.10.2) that has the names.
-TABLE = [
-    *_moved(
-        ALIAS,
-        "0.5.0",
-        "jax",
-        {
-            "tree_map": "jax.tree.map",
-            "tree_leaves": "jax.tree.leaves",
-            "tree_flatten": "jax.tree.flatten",
-            "tree_unflatten": "jax.tree.unflatten",
-            "tree_structure": "jax.tree.structure",
-            "tree_transpose": "jax.tree.transpose",
-            "treedef_is_leaf": "jax.tree_util.treedef_is_leaf",
-        },
-    ),
-    *_moved(ALIAS, "0.3.15", "jax", {"tree_multimap": "jax.tree.map"}),
-    *_moved(ADAPTER, "0.9.0", "jax", _each("device_put_replicated device_put_sharded", "jax.device_put")),
-    *_moved(REFUSED, "0.4.35", "jax", {"clear_backends": "jax.clear_caches"}),
-    *_moved(REFUSED, "0.4.33", "jax", {"xla_computation": "jax.jit(f).lower(*args)"}),
-    *_moved(ALIAS, "0.2.10", "jax", {"partial": "functools.partial"}),
-    *_moved(
-        REFUSED, "0.3.15", "jax", {**_each("mask shapecheck", "code for each shape"), "soft_pmap": "xmap_compat.xmap"}
-    ),
-    *_moved(REFUSED, "0.3.1", "jax", {"invertible": "a jax.custom_vjp"}),
-    *_moved(
-        REFUSED,
-        "0.2.10",
-        "jax",
-        {
-            "custom_transforms": "jax.custom_jvp or jax.custom_vjp",
-            "defvjp": "jax.custom_vjp",
-            "defjvp": "jax.custom_jvp",
-        },
-    ),
-    *_moved(ALIAS, "0.9.2", "jax.ad_checkpoint", _each("checkpoint remat", "jax.{}")),
-    *_moved(
-        ALIAS,
-        "0.2.20",
-        "jax.api",
-        {
-            **_each(
-                "ShapeDtypeStruct custom_jvp device_count device_get device_put devices eval_shape grad jacfwd "
-                "jacobian jacrev jit jvp linear_transpose local_device_count make_jaxpr pmap vjp vmap",
-                "jax.{}",
-            ),
-            **{f"tree_{name}": f"jax.tree.{name}" for name in ("map", "flatten")},
-            "tree_multimap": "jax.tree.map",
-            "FLAGS": "jax.config",
-        },
-    ),
-    *_moved(ALIAS, "0.4.14", "jax.prng", _each("seed_with_impl threefry_2x32 threefry2x32_p", "jax.extend.random.{}")),
-    *_moved(ALIAS, "0.4.14", "jax.random", _each("threefry_2x32 threefry2x32_p", "jax.extend.random.{}")),
-    *_moved(ALIAS, "0.4.30", "jax.core", {"ConcretizationTypeError": "jax.errors.ConcretizationTypeError"}),
-    *_moved(
-        ALIAS,
-        "0.4.14",
-        "jax.core",
-        _each("TracerArrayConversionError TracerIntegerConversionError UnexpectedTracerError", "jax.errors.{}"),
-    ),
-    *_moved(ALIAS, "0.3.15", "jax.tree_util", {"tree_multimap": "jax.tree.map"}),
-    *_moved(ALIAS, "0.4.8", "jax.experimental", {"PartitionSpec": SPEC}),
-    *_moved(
-        ADAPTER,
-        "0.8.0",
-        "jax.experimental",
-        {"enable_x64": "jax.enable_x64(True)", "disable_x64": "jax.enable_x64(False)"},
-    ),
-    *_moved(MODULE, "0.3.15", "jax.experimental", _each("stax optimizers", "jax.example_libraries.{}")),
-    *_moved(ALIAS, "0.4.8", "jax.experimental.pjit", {"PartitionSpec": SPEC}),
-    *_moved(
-        ADAPTER, "0.4.20", "jax.experimental.pjit", {"with_sharding_constraint": "jax.lax.with_sharding_constraint"}
-    ),
-    *_moved(REFUSED, "0.3.25", "jax.experimental.pjit", {"FROM_GDA": GLOBAL_ARRAY}),
-    *_moved(ALIAS, "0.4.8", "jax.interpreters.pxla", {"PartitionSpec": SPEC}),
-    *_moved(ALIAS, "0.4.11", "jax.interpreters.pxla", {"ShardedDeviceArray": ARRAY}),
-    *_moved(ALIAS, "0.4.2", "jax.sharding", {"MeshPspecSharding": SHARDING}),
-    *_moved(ALIAS, "0.4.33", "jax.sharding", {"XLACompatibleSharding": "jax.sharding.Sharding"}),
-    *_moved(REFUSED, "0.6.0", "jax.sharding", {"PositionalSharding": SHARDING}),
-    *_moved(ALIAS, "0.3.15", "jax.experimental.sharding", {"MeshPspecSharding": SHARDING}),
-    *_moved(REFUSED, "0.4.2", "jax.experimental.global_device_array", _each("GlobalDeviceArray Shard", GLOBAL_ARRAY)),
-    *_moved(
-        REFUSED,
-        "0.3.15",
-        "jax.interpreters.sharded_jit",
-        {"sharded_jit": "jax.jit", "with_sharding_constraint": "jax.lax.with_sharding_constraint"},
-    ),
-    *_moved(ALIAS, "0.3.15", "jax.interpreters.sharded_jit", {"PartitionSpec": SPEC}),
-    *_moved(ALIAS, "0.4.20", "jax.random", _each("KeyArray PRNGKeyArray", ARRAY)),
-    *_moved(ADAPTER, "0.4.30", "jax.random", {"shuffle": "jax.random.permutation(key, x, independent=True)"}),
-    *_moved(ALIAS, "0.4.11", "jax.numpy", {"DeviceArray": ARRAY}),
-    *_moved(ALIAS, "0.4.20", "jax.numpy", {"trapz": "jax.numpy.trapezoid", "row_stack": "jax.numpy.vstack"}),
-    *_moved(
-        ALIAS,
-        "0.4.14",
-        "jax.numpy",
-        {
-            "product": "jax.numpy.prod",
-            "cumproduct": "jax.numpy.cumprod",
-            "alltrue": "jax.numpy.all",
-            "sometrue": "jax.numpy.any",
-        },
-    ),
-    *_moved(ALIAS, "0.4.36", "jax.numpy", {"round_": "jax.numpy.round"}),
-    *_moved(ALIAS, "0.9.0", "jax.numpy", {"fix": "jax.numpy.trunc"}),
-    *_moved(ADAPTER, "0.4.20", "jax.numpy", {"in1d": "jax.numpy.isin(x, y).ravel()", "NINF": "-jax.numpy.inf"}),
-    *_moved(ADAPTER, "0.4.14", "jax.numpy", {"PZERO": "0.0", "NZERO": "-0.0"}),
-    *_moved(ALIAS, "0.4.14", "jax.numpy", {"issubsctype": "jax.numpy.issubdtype"}),
-    *_moved(ALIAS, "0.4.30", "jax.lax", {"zeros_like_array": "jax.numpy.zeros_like"}),
-    *_moved(ADAPTER, "0.4.8", "jax.numpy", {"msort": "jax.numpy.sort(x, axis=0)"}),
-    *_moved(ALIAS, "0.4.8", "jax.interpreters.xla", _each("DeviceArray _DeviceArray", ARRAY)),
-    *_moved(ALIAS, "0.7.0", "jax.interpreters.xla", {"canonicalize_dtype": "jax.dtypes.canonicalize_dtype"}),
-    *_moved(ALIAS, "0.6.0", "jax.interpreters.xla", {"abstractify": "jax.typeof"}),
-    *_moved(ALIAS, "0.3.15", "jax.experimental.array", {"Array": ARRAY}),
-    *_moved(ALIAS, "0.7.0", "jax.lib.xla_bridge", _each("get_backend get_compile_options", "jax.extend.backend.{}")),
-    *_moved(ALIAS, "0.4.36", "jax.lib.xla_bridge", {"default_backend": "jax.default_backend"}),
-    *_moved(ALIAS, "0.2.10", "jax.lib.xla_bridge", {**_each("devices local_devices", "jax.{}"), **HOSTS}),
-    *_moved(ALIAS, "0.4.2", "jax.lib.xla_bridge", _each("device_count local_device_count process_index", "jax.{}")),
-    *_moved(
-        ALIAS, "0.4.38", "jax.lib.xla_client", {"Device": "jax.Device", "XlaRuntimeError": "jax.errors.JaxRuntimeError"}
-    ),
-    *_moved(ALIAS, "0.5.0", "jax.lib.xla_client", {"ArrayImpl": ARRAY}),
-    *_moved(REFUSED, "0.5.0", "jax.lib.xla_client", {"register_custom_call_target": "jax.ffi.register_ffi_target"}),
-    *_moved(ALIAS, "0.6.0", "jax.lib.xla_extension", {"Device": "jax.Device"}),
-    *_moved(
-        ALIAS, "0.5.0", "jax.lib.xla_extension", {"ArrayImpl": ARRAY, "XlaRuntimeError": "jax.errors.JaxRuntimeError"}
-    ),
-    *_moved(
-        ALIAS, "0.5.0", "jax.core", _each("Primitive Jaxpr ClosedJaxpr JaxprEqn Literal Var Token jaxpr_as_fun", EXTEND)
-    ),
-    *_moved(
-        ALIAS,
-        "0.10.0",
-        "jax.core",
-        _each(
-            "DropVar Effect Effects InconclusiveDimensionOperation JaxprTypeError CallPrimitive check_jaxpr "
-            "concrete_or_error find_top_trace gensym jaxprs_in_params new_jaxpr_eqn no_effects "
-            "primal_dtype_to_tangent_dtype valid_jaxtype",
-            EXTEND,
-        ),
-    ),
-    *_moved(
-        ALIAS, "0.9.0", "jax.core", {**_each("subjaxprs mapped_aval unmapped_aval", EXTEND), "get_aval": "jax.typeof"}
-    ),
-    *_moved(ADAPTER, "0.5.0", "jax.core", {"raise_to_shaped": "the type as it is: jax.typeof(x)"}),
-    *_moved(ALIAS, "0.6.0", "jax.core", {"trace_state_clean": INSIDE}, public=False),
-    *_moved(
-        REFUSED,
-        "0.4.35",
-        "jax.core",
-        {
-            "ConcreteArray": "jax.core.Tracer: what is no tracer is concrete",
-            **_each("thread_local_state new_base_main cur_sublevel", INSIDE),
-        },
-    ),
-    *_moved(REFUSED, "0.6.0", "jax.core", {"axis_frame": "jax.lax.axis_size(name)"}),
-    *_moved(ALIAS, "0.4.14", "jax.abstract_arrays", {"ShapedArray": "jax.core.ShapedArray"}),
-    *_moved(ADAPTER, "0.4.14", "jax.abstract_arrays", {"raise_to_shaped": "the type as it is: jax.typeof(x)"}),
-    *_moved(
-        REFUSED, "0.2.10", "jax.abstract_arrays", {"ConcreteArray": "jax.core.Tracer: what is no tracer is concrete"}
-    ),
-    *_moved(ADAPTER, "0.4.20", "jax.linear_util", {"wrap_init": "jax.extend.linear_util.wrap_init(f, debug_info=...)"}),
-    *_moved(
-        ALIAS,
-        "0.4.20",
-        "jax.linear_util",
-        _each("transformation transformation_with_aux merge_linear_aux WrappedFun", "jax.extend.linear_util.{}"),
-    ),
-    *_moved(
-        ALIAS,
-        "0.6.0",
-        "jax.util",
-        _each("safe_map safe_zip unzip2 split_list subvals toposort wrap_name wraps cache HashableFunction", INSIDE),
-        public=False,
-    ),
-    *_moved(ALIAS, "0.2.10", "jax.util", {"partial": "functools.partial"}),
-    *_moved(ALIAS, "0.4.20", "jax.config", {"config": "jax.config"}),
-    *_moved(ALIAS, "0.2.10", "jax.config", {"FLAGS": "jax.config"}),
-    *_moved(
-        ADAPTER,
-        "0.8.0",
-        "jax.experimental.x64_context",
-        {"enable_x64": "jax.enable_x64(True)", "disable_x64": "jax.enable_x64(False)"},
-    ),
-    *_moved(REFUSED, "0.7.0", "jax.experimental.host_callback", _each("call id_tap", CALLBACK)),
-    *_moved(
-        REFUSED,
-        "0.4.33",
-        "jax.experimental.host_callback",
-        _each("id_print barrier_wait stop_outfeed_receiver CallbackException", CALLBACK),
-    ),
-    *_moved(REFUSED, "0.3.15", "jax.experimental.loops", {"Scope": "jax.lax.fori_loop, scan or cond"}),
-    *_moved(
-        ADAPTER,
-        "0.3.1",
-        "jax.ops",
-        {
-            "index": "x.at[...]",
-            "index_update": "x.at[index].set(values)",
-            "index_add": "x.at[index].add(values)",
-            "index_mul": "x.at[index].multiply(values)",
-            "index_min": "x.at[index].min(values)",
-            "index_max": "x.at[index].max(values)",
-        },
-    ),
-    *_moved(ADAPTER, "0.4.28", "jax.lax", {"tie_in": "the second argument alone"}),
-    *_moved(
-        ALIAS,
-        "0.3.1",
-        "jax.profiler",
-        {"TraceContext": "jax.profiler.TraceAnnotation", "StepTraceContext": "jax.profiler.StepTraceAnnotation"},
-    ),
-    *_moved(ALIAS, "0.4.28", "jax.nn", {"normalize": "jax.nn.standardize"}),
-    *_moved(ALIAS, "0.4.20", "jax.scipy.linalg", _each("tril triu", "jax.numpy.{}")),
-]
+# The kind, the last release looked at (0.2.10 to 0.10.2) that has the names, the names, and what to write today:
+# one text for all names in braces, in which ``{}`` is the name.
+_ROWS = """
+alias   0.5.0   jax.tree_{map leaves flatten unflatten structure transpose} -> jax.tree.{}
+alias   0.5.0   jax.treedef_is_leaf -> jax.tree_util.treedef_is_leaf
+alias   0.3.15  jax.tree_multimap -> jax.tree.map
+adapter 0.9.0   jax.{device_put_replicated device_put_sharded} -> jax.device_put
+refused 0.4.35  jax.clear_backends -> jax.clear_caches
+refused 0.4.33  jax.xla_computation -> jax.jit(f).lower(*args)
+alias   0.2.10  jax.partial -> functools.partial
+refused 0.3.15  jax.{mask shapecheck} -> code for each shape
+refused 0.3.15  jax.soft_pmap -> xmap_compat.xmap
+refused 0.3.1   jax.invertible -> a jax.custom_vjp
+refused 0.2.10  jax.custom_transforms -> jax.custom_jvp or jax.custom_vjp
+refused 0.2.10  jax.defvjp -> jax.custom_vjp
+refused 0.2.10  jax.defjvp -> jax.custom_jvp
+alias   0.9.2   jax.ad_checkpoint.{checkpoint remat} -> jax.{}
+alias   0.2.20  jax.api.{ShapeDtypeStruct custom_jvp device_count device_get device_put devices eval_shape} -> jax.{}
+alias   0.2.20  jax.api.{grad jacfwd jacobian jacrev jit jvp linear_transpose local_device_count make_jaxpr} -> jax.{}
+alias   0.2.20  jax.api.{pmap vjp vmap} -> jax.{}
+alias   0.2.20  jax.api.tree_{map flatten} -> jax.tree.{}
+alias   0.2.20  jax.api.tree_multimap -> jax.tree.map
+alias   0.2.20  jax.api.FLAGS -> jax.config
+alias   0.4.14  jax.prng.{seed_with_impl threefry_2x32 threefry2x32_p} -> jax.extend.random.{}
+alias   0.4.14  jax.random.{threefry_2x32 threefry2x32_p} -> jax.extend.random.{}
+alias   0.4.30  jax.core.ConcretizationTypeError -> jax.errors.ConcretizationTypeError
+alias   0.4.14  jax.core.{TracerArrayConversionError TracerIntegerConversionError} -> jax.errors.{}
+alias   0.4.14  jax.core.UnexpectedTracerError -> jax.errors.UnexpectedTracerError
+alias   0.3.15  jax.tree_util.tree_multimap -> jax.tree.map
+alias   0.4.8   jax.experimental.PartitionSpec -> jax.sharding.PartitionSpec
+adapter 0.8.0   jax.experimental.enable_x64 -> jax.enable_x64(True)
+adapter 0.8.0   jax.experimental.disable_x64 -> jax.enable_x64(False)
+module  0.3.15  jax.experimental.{stax optimizers} -> jax.example_libraries.{}
+alias   0.4.8   jax.experimental.pjit.PartitionSpec -> jax.sharding.PartitionSpec
+adapter 0.4.20  jax.experimental.pjit.with_sharding_constraint -> jax.lax.with_sharding_constraint
+refused 0.3.25  jax.experimental.pjit.FROM_GDA -> GLOBAL_ARRAY
+alias   0.4.8   jax.interpreters.pxla.PartitionSpec -> jax.sharding.PartitionSpec
+alias   0.4.11  jax.interpreters.pxla.ShardedDeviceArray -> jax.Array
+alias   0.4.2   jax.sharding.MeshPspecSharding -> jax.sharding.NamedSharding
+alias   0.4.33  jax.sharding.XLACompatibleSharding -> jax.sharding.Sharding
+refused 0.6.0   jax.sharding.PositionalSharding -> jax.sharding.NamedSharding
+alias   0.3.15  jax.experimental.sharding.MeshPspecSharding -> jax.sharding.NamedSharding
+refused 0.4.2   jax.experimental.global_device_array.{GlobalDeviceArray Shard} -> GLOBAL_ARRAY
+refused 0.3.15  jax.interpreters.sharded_jit.sharded_jit -> jax.jit
+refused 0.3.15  jax.interpreters.sharded_jit.with_sharding_constraint -> jax.lax.with_sharding_constraint
+alias   0.3.15  jax.interpreters.sharded_jit.PartitionSpec -> jax.sharding.PartitionSpec
+alias   0.4.20  jax.random.{KeyArray PRNGKeyArray} -> jax.Array
+adapter 0.4.30  jax.random.shuffle -> jax.random.permutation(key, x, independent=True)
+alias   0.4.11  jax.numpy.DeviceArray -> jax.Array
+alias   0.4.20  jax.numpy.trapz -> jax.numpy.trapezoid
+alias   0.4.20  jax.numpy.row_stack -> jax.numpy.vstack
+alias   0.4.14  jax.numpy.product -> jax.numpy.prod
+alias   0.4.14  jax.numpy.cumproduct -> jax.numpy.cumprod
+alias   0.4.14  jax.numpy.alltrue -> jax.numpy.all
+alias   0.4.14  jax.numpy.sometrue -> jax.numpy.any
+alias   0.4.36  jax.numpy.round_ -> jax.numpy.round
+alias   0.9.0   jax.numpy.fix -> jax.numpy.trunc
+adapter 0.4.20  jax.numpy.in1d -> jax.numpy.isin(x, y).ravel()
+adapter 0.4.20  jax.numpy.NINF -> -jax.numpy.inf
+adapter 0.4.14  jax.numpy.PZERO -> 0.0
+adapter 0.4.14  jax.numpy.NZERO -> -0.0
+alias   0.4.14  jax.numpy.issubsctype -> jax.numpy.issubdtype
+alias   0.4.30  jax.lax.zeros_like_array -> jax.numpy.zeros_like
+adapter 0.4.8   jax.numpy.msort -> jax.numpy.sort(x, axis=0)
+alias   0.4.8   jax.interpreters.xla.{DeviceArray _DeviceArray} -> jax.Array
+alias   0.7.0   jax.interpreters.xla.canonicalize_dtype -> jax.dtypes.canonicalize_dtype
+alias   0.6.0   jax.interpreters.xla.abstractify -> jax.typeof
+alias   0.3.15  jax.experimental.array.Array -> jax.Array
+alias   0.7.0   jax.lib.xla_bridge.{get_backend get_compile_options} -> jax.extend.backend.{}
+alias   0.4.36  jax.lib.xla_bridge.default_backend -> jax.default_backend
+alias   0.2.10  jax.lib.xla_bridge.{devices local_devices} -> jax.{}
+alias   0.2.10  jax.lib.xla_bridge.host_id -> jax.process_index
+alias   0.2.10  jax.lib.xla_bridge.host_count -> jax.process_count
+alias   0.2.10  jax.lib.xla_bridge.host_ids -> jax.process_indices
+alias   0.4.2   jax.lib.xla_bridge.{device_count local_device_count process_index} -> jax.{}
+alias   0.4.38  jax.lib.xla_client.Device -> jax.Device
+alias   0.4.38  jax.lib.xla_client.XlaRuntimeError -> jax.errors.JaxRuntimeError
+alias   0.5.0   jax.lib.xla_client.ArrayImpl -> jax.Array
+refused 0.5.0   jax.lib.xla_client.register_custom_call_target -> jax.ffi.register_ffi_target
+alias   0.6.0   jax.lib.xla_extension.Device -> jax.Device
+alias   0.5.0   jax.lib.xla_extension.ArrayImpl -> jax.Array
+alias   0.5.0   jax.lib.xla_extension.XlaRuntimeError -> jax.errors.JaxRuntimeError
+alias   0.5.0   jax.core.{Primitive Jaxpr ClosedJaxpr JaxprEqn Literal Var Token jaxpr_as_fun} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{DropVar Effect Effects InconclusiveDimensionOperation JaxprTypeError} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{CallPrimitive check_jaxpr concrete_or_error find_top_trace gensym} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{jaxprs_in_params new_jaxpr_eqn no_effects} -> jax.extend.core.{}
+alias   0.10.0  jax.core.{primal_dtype_to_tangent_dtype valid_jaxtype} -> jax.extend.core.{}
+alias   0.9.0   jax.core.{subjaxprs mapped_aval unmapped_aval} -> jax.extend.core.{}
+alias   0.9.0   jax.core.get_aval -> jax.typeof
+adapter 0.5.0   jax.core.raise_to_shaped -> the type as it is: jax.typeof(x)
+alias   0.6.0   jax.core.trace_state_clean -> INSIDE
+refused 0.4.35  jax.core.ConcreteArray -> jax.core.Tracer: what is no tracer is concrete
+refused 0.4.35  jax.core.{thread_local_state new_base_main cur_sublevel} -> INSIDE
+refused 0.6.0   jax.core.axis_frame -> jax.lax.axis_size(name)
+alias   0.4.14  jax.abstract_arrays.ShapedArray -> jax.core.ShapedArray
+adapter 0.4.14  jax.abstract_arrays.raise_to_shaped -> the type as it is: jax.typeof(x)
+refused 0.2.10  jax.abstract_arrays.ConcreteArray -> jax.core.Tracer: what is no tracer is concrete
+adapter 0.4.20  jax.linear_util.wrap_init -> jax.extend.linear_util.wrap_init(f, debug_info=...)
+alias   0.4.20  jax.linear_util.{transformation transformation_with_aux merge_linear_aux} -> jax.extend.linear_util.{}
+alias   0.4.20  jax.linear_util.WrappedFun -> jax.extend.linear_util.WrappedFun
+alias   0.6.0   jax.util.{safe_map safe_zip unzip2 split_list subvals toposort wrap_name wraps cache} -> INSIDE
+alias   0.6.0   jax.util.HashableFunction -> INSIDE
+alias   0.2.10  jax.util.partial -> functools.partial
+alias   0.4.20  jax.config.config -> jax.config
+alias   0.2.10  jax.config.FLAGS -> jax.config
+adapter 0.8.0   jax.experimental.x64_context.enable_x64 -> jax.enable_x64(True)
+adapter 0.8.0   jax.experimental.x64_context.disable_x64 -> jax.enable_x64(False)
+refused 0.7.0   jax.experimental.host_callback.{call id_tap} -> CALLBACK
+refused 0.4.33  jax.experimental.host_callback.{id_print barrier_wait stop_outfeed_receiver} -> CALLBACK
+refused 0.4.33  jax.experimental.host_callback.CallbackException -> CALLBACK
+refused 0.3.15  jax.experimental.loops.Scope -> jax.lax.fori_loop, scan or cond
+adapter 0.3.1   jax.ops.index -> x.at[...]
+adapter 0.3.1   jax.ops.index_update -> x.at[index].set(values)
+adapter 0.3.1   jax.ops.index_add -> x.at[index].add(values)
+adapter 0.3.1   jax.ops.index_mul -> x.at[index].multiply(values)
+adapter 0.3.1   jax.ops.index_min -> x.at[index].min(values)
+adapter 0.3.1   jax.ops.index_max -> x.at[index].max(values)
+adapter 0.4.28  jax.lax.tie_in -> the second argument alone
+alias   0.3.1   jax.profiler.TraceContext -> jax.profiler.TraceAnnotation
+alias   0.3.1   jax.profiler.StepTraceContext -> jax.profiler.StepTraceAnnotation
+alias   0.4.28  jax.nn.normalize -> jax.nn.standardize
+alias   0.4.20  jax.scipy.linalg.{tril triu} -> jax.numpy.{}
+"""
+
+
+_TEXTS = {"INSIDE": INSIDE, "CALLBACK": CALLBACK, "GLOBAL_ARRAY": GLOBAL_ARRAY}
+_ROW = re.compile(r"(\w+) +([\d.]*) *([\w.]*)(?:\{([^}]*)\})? *(.*?) -> (.*)")
+
+
+def _read(rows: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """The name, the keyword, the release, the kind and what to write, of each name in a table."""
+    for kind, until, module, several, keyword, now in _ROW.findall(rows):
+        for name in several.split() or [""]:
+            yield module + name, keyword, until, kind, _TEXTS.get(now, now).replace("{}", name)
+
+
+TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in _read(_ROWS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,30 +191,26 @@ class Keyword:
     now: str
 
 
-QUANTILES = ("quantile", "nanquantile", "percentile", "nanpercentile")
-_PJIT, _CLIP = "jax.experimental.pjit.pjit", "jax.numpy.clip"
 KEYWORDS = [
-    Keyword(_PJIT, "in_axis_resources", ADAPTER, "in_shardings"),
-    Keyword(_PJIT, "out_axis_resources", ADAPTER, "out_shardings"),
-    Keyword("jax.experimental.pjit.with_sharding_constraint", "axis_resources", ADAPTER, "shardings"),
-    Keyword("jax.pure_callback", "vectorized", ADAPTER, "vmap_method='broadcast_all' for True, 'sequential' for False"),
-    Keyword("jax.pure_callback", "without vmap_method", ADAPTER, "vmap_method='sequential'"),
-    Keyword("jax.ShapeDtypeStruct", "named_shape", ADAPTER, "nothing: names are read from in_axes"),
-    Keyword("jax.core.ShapedArray", "named_shape", ADAPTER, "nothing: names are those of the operands"),
-    Keyword("jax.numpy.reshape", "newshape", ADAPTER, "shape"),
-    *(Keyword(f"jax.numpy.{name}", "interpolation", ADAPTER, "method") for name in QUANTILES),
-    Keyword(_CLIP, "a", ADAPTER, "the array as the first argument"),
-    Keyword(_CLIP, "a_min", ADAPTER, "min"),
-    Keyword(_CLIP, "a_max", ADAPTER, "max"),
-    *(
-        Keyword(f"jax.{function}", "concrete", REFUSED, "static_argnums, or leave it out")
-        for function in ("checkpoint", "remat", "ad_checkpoint.checkpoint")
-    ),
-    *(
-        Keyword(f"jax.{function}", "reduce_axes", REFUSED, "jax.grad(xmap(loss, ...)): from outside it is exact")
-        for function in ("grad", "value_and_grad", "vjp")
-    ),
+    Keyword(function, keyword, kind, now)
+    for function, keyword, _, kind, now in _read("""
+adapter jax.experimental.pjit.pjit in_axis_resources -> in_shardings
+adapter jax.experimental.pjit.pjit out_axis_resources -> out_shardings
+adapter jax.experimental.pjit.with_sharding_constraint axis_resources -> shardings
+adapter jax.pure_callback vectorized -> vmap_method='broadcast_all' for True, 'sequential' for False
+adapter jax.pure_callback without vmap_method -> vmap_method='sequential'
+adapter jax.ShapeDtypeStruct named_shape -> nothing: names are read from in_axes
+adapter jax.core.ShapedArray named_shape -> nothing: names are those of the operands
+adapter jax.numpy.reshape newshape -> shape
+adapter jax.numpy.{quantile nanquantile percentile nanpercentile} interpolation -> method
+adapter jax.numpy.clip a -> the array as the first argument
+adapter jax.numpy.clip a_min -> min
+adapter jax.numpy.clip a_max -> max
+refused jax.{checkpoint remat ad_checkpoint.checkpoint} concrete -> static_argnums, or leave it out
+refused jax.{grad value_and_grad vjp} reduce_axes -> jax.grad(xmap(loss, ...)): from outside it is exact
+""")
 ]
+QUANTILES = tuple(row.function.removeprefix("jax.numpy.") for row in KEYWORDS if row.keyword == "interpolation")
 
 # Options that can be set.  Those of xmap: the first one leaves mesh axes to the compiler, others have no effect.
 SPMD_LOWERING = "experimental_xmap_spmd_lowering"
@@ -328,19 +239,7 @@ KEYWORDS_BY_NAME = {(row.function, row.keyword): row for row in KEYWORDS}
 MODULES = sorted({row.name.rpartition(".")[0] for row in TABLE})
 # Modules of the table that are gone as a whole.
 GONE_MODULES = {
-    "jax.abstract_arrays",
-    "jax.api",
-    "jax.experimental.array",
-    "jax.experimental.global_device_array",
-    "jax.experimental.host_callback",
-    "jax.experimental.loops",
-    "jax.experimental.sharding",
-    "jax.experimental.x64_context",
-    "jax.interpreters.sharded_jit",
-    "jax.lib.xla_bridge",
-    "jax.lib.xla_client",
-    "jax.lib.xla_extension",
-    "jax.linear_util",
-    "jax.prng",
-    "jax.util",
+    *(f"jax.{name}" for name in ("abstract_arrays", "api", "interpreters.sharded_jit", "linear_util", "prng", "util")),
+    *(f"jax.experimental.{name}" for name in ("array", "global_device_array", "host_callback", "loops", "sharding")),
+    *("jax.experimental.x64_context", "jax.lib.xla_bridge", "jax.lib.xla_client", "jax.lib.xla_extension"),
 }

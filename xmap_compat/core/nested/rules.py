@@ -19,7 +19,7 @@ from xmap_compat.core.values import NamedValue
 
 
 def _over_devices(primitive: Any, translate: Callable) -> Callable:
-    """The four primitives of nested xmaps: translated by the outermost xmap, passed on by those between."""
+    """One of :mod:`xmap_compat.core.nested.primitives`: the outermost xmap translates it, those between pass it on."""
 
     def rule(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
         if not all(loc.is_own(axis) for axis in params["axes"]):

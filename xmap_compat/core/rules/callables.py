@@ -100,22 +100,37 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
 
 
 def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
-    """An equation and its derivative: a jaxpr of its operands, which makes results and tangents, or cotangents."""
-    smooth = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
+    """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results, *tangents)``.
+
+    Of a function with a backward rule it is ``(*operands, *cotangents) -> (*results, *cotangents)``.  Tangents of
+    integers are left out.
+    """
+    backward = isinstance(_jax.read(eqn), _jax.CustomVjp)
+    operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
+    smooth = list(map(is_smooth, operands))
 
     def apply(*args):
-        def fun(*given):
-            rest = iter(given)
-            outs = _jax.bind(eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, args)], eqn.params)
-            return [out for out in outs if jnp.issubdtype(out.dtype, jnp.inexact)]
+        own, given = args[: len(smooth)], args[len(smooth) :]
 
-        given = tuple(itertools.compress(args, smooth))
-        if not isinstance(_jax.read(eqn), _jax.CustomVjp):
-            return jax.jvp(fun, given, given)
-        outs, pull = jax.vjp(fun, *given)
-        return pull(outs)
+        def fun(*primals):
+            rest = iter(primals)
+            outs = _jax.bind(eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, own)], eqn.params)
+            return tuple(filter(is_smooth, outs)), outs
 
-    return trace(apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+        primals = tuple(itertools.compress(own, smooth))
+        if not backward:
+            _, tangents, outs = jax.jvp(fun, primals, given, has_aux=True)
+            return outs, tangents
+        _, pull, outs = jax.vjp(fun, *primals, has_aux=True)
+        return outs, pull(given)
+
+    avals = [*operands, *filter(is_smooth, results if backward else operands)]
+    return trace(apply, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
+
+
+def is_smooth(x: Any) -> bool:
+    """Whether a value, or one of a type, has a derivative: integers have none."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def is_no_array(value: NamedValue) -> bool:

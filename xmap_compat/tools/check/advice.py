@@ -50,25 +50,18 @@ def written(replacement: str) -> Advice:
 
 MAPS = "jax.experimental.maps"
 REFUSED_NAME = Advice(CHANGE, f"it can be imported {UNDER}, and raises at use", "What install changes")
-# Every public name of jax.experimental.maps.
+# Every public name of jax.experimental.maps: those that are names of ours, and the others.
+OURS = {name: name for name in ("xmap", "mesh", "Mesh", "SerialLoop", "serial_loop")}
+OURS["AnonymousSerialLoop"] = "SerialLoop"
+HASHABLE, HASHABLES = "collections.abc.Hashable", ("AxisName", "MeshAxisName", "ResourceAxisName")
 MAPS_NAMES = {
-    "xmap": _imported("xmap"),
-    "mesh": _imported("mesh"),
+    **{name: _imported(now) for name, now in OURS.items()},
     "Mesh": Advice(WORKS, _imported("Mesh").text, "Mesh, the object and the context"),
-    "SerialLoop": _imported("SerialLoop"),
-    "AnonymousSerialLoop": _imported("SerialLoop"),
-    "serial_loop": _imported("serial_loop"),
-    "Loop": Advice(WORKS, INSTALLED),
-    "ResourceEnv": Advice(WORKS, INSTALLED),
-    "EMPTY_ENV": Advice(WORKS, INSTALLED),
-    "thread_resources": Advice(WORKS, INSTALLED),
-    "AxisName": Advice(WORKS, f"{INSTALLED}, or write collections.abc.Hashable"),
-    "MeshAxisName": Advice(WORKS, f"{INSTALLED}, or write collections.abc.Hashable"),
-    "ResourceAxisName": Advice(WORKS, f"{INSTALLED}, or write collections.abc.Hashable"),
-    "Resource": Advice(WORKS, INSTALLED),
-    "ResourceSet": Advice(WORKS, INSTALLED),
-    "make_xmap_callable": REFUSED_NAME,
-    "xmap_p": REFUSED_NAME,
+    **dict.fromkeys(HASHABLES, Advice(WORKS, f"{INSTALLED}, or write {HASHABLE}")),
+    **dict.fromkeys(
+        ("Loop", "ResourceEnv", "EMPTY_ENV", "thread_resources", "Resource", "ResourceSet"), Advice(WORKS, INSTALLED)
+    ),
+    **dict.fromkeys(("make_xmap_callable", "xmap_p"), REFUSED_NAME),
 }
 PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its place")
 PRIVATE_MODULES = (MAPS, "jax._src.maps")  # as programs spell it: nothing here imports it
@@ -104,25 +97,11 @@ OTHER_OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "What in
 AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
-ADVICES = (
-    BRACES,
-    NAMED_SHAPE,
-    TYPE_NAMED_SHAPE,
-    OPTION,
-    SPMD_LOWERING,
-    OTHER_OPTION,
-    AXIS_STRING,
-    GRADIENT,
-    IGNORED,
-)
 
 
 def xmap_option(name: str) -> Advice:
     return SPMD_LOWERING if name == removed.SPMD_LOWERING else OPTION
 
-
-# All sections of the guide that are referred to.
-HEADINGS = sorted({a.heading for a in (*FAMILY.values(), *ADVICES) if a.heading})
 
 # ------------------------------------------------------------------- what else JAX has removed
 

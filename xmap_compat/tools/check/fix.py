@@ -11,15 +11,14 @@ import os
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from xmap_compat.legacy import removed
 from xmap_compat.tools.check.names import (
     Bindings,
     ScopedVisitor,
-    assignments,
+    assigned_once,
     bound_anywhere,
-    bound_by,
     file_names,
     text_of,
 )
@@ -29,13 +28,8 @@ from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
 from xmap_compat.tools.check.uses import is_of_jax
 
 PJIT = "jax.experimental.pjit.pjit"
-KEYWORDS = {
-    (PJIT, "in_axis_resources"): "in_shardings",
-    (PJIT, "out_axis_resources"): "out_shardings",
-    (CONSTRAINT, "axis_resources"): "shardings",
-    ("jax.numpy.clip", "a_min"): "min",
-    ("jax.numpy.clip", "a_max"): "max",
-}
+_OF_FUNCTIONS = [row for row in removed.KEYWORDS if row.function in (PJIT, CONSTRAINT, "jax.numpy.clip")]
+KEYWORDS = {(row.function, row.keyword): row.now for row in _OF_FUNCTIONS if row.now.isidentifier()}
 # Modules that `import jax` does not import.
 APART = ("jax.extend", "jax.example_libraries")
 
@@ -62,7 +56,7 @@ class _Finder(ScopedVisitor):
         self.program = program
         self.bindings = _bindings_of(program)
         self.renaming = Renaming(program.tree, self.bindings, program.path, others)
-        self._values = _values_by_name(program.tree)
+        self._values = assigned_once(ast.walk(program.tree), lambda name, value: not _mentions(value, name))
         self._bound = bound_anywhere(program.tree)
         self._sure = True  # of each call of with_sharding_constraint, that it has a spec
         self._added: set[str] = set()
@@ -230,16 +224,6 @@ def _nones(node: ast.expr) -> Iterator[ast.expr]:
         yield node
     for part in _parts(node):
         yield from _nones(part)
-
-
-def _values_by_name(tree: ast.AST) -> dict[str, ast.expr]:
-    """Names that are assigned once in a program, with their values."""
-    found: dict[str, ast.expr] = {}
-    bound: Counter[str] = Counter()
-    for node in ast.walk(tree):
-        bound.update(bound_by(node))
-        found.update((name, value) for name, value in assignments(node) if not _mentions(value, name))
-    return {name: value for name, value in found.items() if bound[name] == 1}
 
 
 def _mentions(node: ast.AST, name: str) -> bool:

@@ -11,7 +11,7 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from xmap_compat.tools.check.names import Bindings, assignments, imported_names, text_of
+from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, text_of
 from xmap_compat.tools.check.uses import is_of_jax
 
 Condition = tuple[str, bool]  # a name, or a comparison of versions, and whether it is there, or holds
@@ -99,7 +99,8 @@ class Guards:
                 self.instead[name].append(str(second[local]))
         done, failed = [*node.body, *node.orelse], [part for handler in node.handlers for part in handler.body]
         for body, flag in ((done, True), (failed, False)):
-            for local in (local for local, value in _constants(body) if value is flag and imported):
+            values = [pair for part in _parts(body) for pair in assignments(part) if imported]
+            for local in (local for local, value in values if getattr(value, "value", None) is flag):
                 self._flags[local] = tuple((name, True) for name in imported.values())
                 self._since.setdefault(local, node.lineno)
 
@@ -107,8 +108,8 @@ class Guards:
         """The names that a handler binds, with what they stand for; None for None and the like."""
         for part in _parts(body):
             if isinstance(part, (ast.Import, ast.ImportFrom)):
-                names = _own_names(part) if isinstance(part, ast.ImportFrom) and part.level else imported_names(part)
-                yield from ((local, name if is_of_jax(name) else OTHERWISE) for local, name in names)
+                names = dict(imported_names(part)) or dict.fromkeys(bound_by(part), OTHERWISE)  # of a relative one
+                yield from ((local, name if is_of_jax(name) else OTHERWISE) for local, name in names.items())
             elif isinstance(part, LATER) and not isinstance(part, ast.Lambda):
                 yield part.name, OTHERWISE
             for local, value in assignments(part):
@@ -239,15 +240,6 @@ def _imported(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
             yield from ((alias.asname or alias.name, alias.name) for alias in part.names)
         elif isinstance(part, ast.ImportFrom):
             yield from (pair for pair in imported_names(part) if not pair[1].endswith("*"))
-
-
-def _own_names(node: ast.ImportFrom) -> list[tuple[str, str]]:
-    return [(alias.asname or alias.name, OTHERWISE) for alias in node.names]
-
-
-def _constants(body: Iterable[ast.AST]) -> Iterator[tuple[str, object]]:
-    for part in _parts(body):
-        yield from ((name, value.value) for name, value in assignments(part) if isinstance(value, ast.Constant))
 
 
 def _is_falsy(node: ast.expr) -> bool:

@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
 from xmap_compat.tools.check.neighbours import OWN, NamesOf, Neighbours, leads_on
@@ -44,7 +44,7 @@ class Bindings:
         self.modules: set[str] = set()
         self.stars: list[str] = []
         self._partials: dict[str, str] = {}
-        self._displays = _displays(nodes)
+        self._displays = assigned_once(nodes, lambda name, value: _is_display(value))  # dictionaries written out
         self._scopes = [Scope()]
         # Of functions: imports there are found from elsewhere too, for they may be global.
         self._anywhere: dict[str, str] = {}
@@ -263,13 +263,20 @@ class ScopedVisitor(ast.NodeVisitor):
         if not isinstance(node, FUNCTIONS):
             super().visit(node)
             return
-        for outer in (*getattr(node, "decorator_list", ()), node.args, getattr(node, "returns", None)):
+        self.visit_head(node)
+        self.bindings.enter(node)
+        self.visit_body([node.body] if isinstance(node, ast.Lambda) else node.body)
+        self.bindings.leave()
+
+    def visit_head(self, function: Any) -> None:
+        """Visit what of a function is evaluated where it is defined."""
+        for outer in (*getattr(function, "decorator_list", ()), function.args, getattr(function, "returns", None)):
             if outer is not None:
                 self.visit(outer)
-        self.bindings.enter(node)
-        for part in [node.body] if isinstance(node, ast.Lambda) else node.body:
+
+    def visit_body(self, body: Iterable[ast.AST]) -> None:
+        for part in body:
             self.visit(part)
-        self.bindings.leave()
 
 
 def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -305,24 +312,22 @@ def _is_display(node: ast.expr) -> bool:
     return isinstance(node, ast.Dict) or made
 
 
-def _displays(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
-    """Names that are assigned a dictionary that is written out, and nothing else."""
+def assigned_once(nodes: Iterable[ast.AST], wanted: Callable[[str, ast.expr], bool]) -> dict[str, ast.expr]:
+    """Names that are bound once in a program, by an assignment of a value that is wanted, with it."""
     found: dict[str, ast.expr] = {}
     bound: Counter[str] = Counter()
     for node in nodes:
         bound.update(bound_by(node))
-        found.update((name, value) for name, value in assignments(node) if _is_display(value))
+        found.update((name, value) for name, value in assignments(node) if wanted(name, value))
     return {name: value for name, value in found.items() if bound[name] == 1}
 
 
 def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
     """Parameters that have a default, with it."""
     positional = [*arguments.posonlyargs, *arguments.args]
-    for argument, default in zip(reversed(positional), reversed(arguments.defaults)):
-        yield argument.arg, default
-    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults):
-        if value is not None:
-            yield argument.arg, value
+    values = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    pairs = zip([*positional, *arguments.kwonlyargs], values, strict=True)
+    yield from ((argument.arg, value) for argument, value in pairs if value is not None)
 
 
 def _second_choices(nodes: Iterable[ast.AST]) -> set[int]:
@@ -336,21 +341,16 @@ def _second_choices(nodes: Iterable[ast.AST]) -> set[int]:
     return {id(part) for branch in branches for part in ast.walk(branch)}
 
 
-def _locals(function: ast.AST, nodes: Iterable[ast.AST]) -> frozenset[str]:
+def _locals(function: ast.AST, nodes: Sequence[ast.AST]) -> frozenset[str]:
     """The names that a function binds by itself, other than by imports."""
     assert isinstance(function, FUNCTIONS)
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     names = {argument.arg for argument in every if argument is not None}
-    imported: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            imported |= set(node.names)
-    return frozenset(names - imported)
+    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    imports = (bound_by(n) for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom)))
+    outer = (n.names for n in nodes if isinstance(n, (ast.Global, ast.Nonlocal)))
+    return frozenset(names.difference(*imports, *outer))
 
 
 def _own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.AST]:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check import advice as known
@@ -21,7 +22,7 @@ from xmap_compat.tools.check.guards import (
     gives_up,
     is_about_versions,
 )
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, bound_anywhere, constant_text, file_names, text_of
+from xmap_compat.tools.check.names import Bindings, ScopedVisitor, bound_anywhere, constant_text, file_names, text_of
 from xmap_compat.tools.check.neighbours import NamesOf, Neighbours
 from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
 from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap, unused_resources
@@ -57,7 +58,7 @@ def read(source: str | bytes, path: str, names_of: NamesOf | None = None) -> Rea
     return reading
 
 
-class _Reader(ast.NodeVisitor):
+class _Reader(ScopedVisitor):
     def __init__(self, program: Program, reading: Reading, names_of: NamesOf):
         self.program, self.reading = program, reading
         self.bindings = Bindings(program.tree, Neighbours(program.path, names_of))
@@ -106,21 +107,25 @@ class _Reader(ast.NodeVisitor):
 
     # Scopes, and code that runs only where a name is there
 
-    def visit(self, node: ast.AST) -> None:
-        if not isinstance(node, FUNCTIONS):
-            super().visit(node)
-            return
-        for outer in (*getattr(node, "decorator_list", ()), node.args):
-            super().visit(outer)
-        if getattr(node, "returns", None) is not None and not self._late_annotations:
-            self._visit_asked(node.returns)  # type: ignore[union-attr, arg-type]
-        for decorator in getattr(node, "decorator_list", ()):
-            self._derivative_of(decorator, node)
-        self.bindings.enter(node)
-        caught, self._caught = self._caught, set()  # it runs later
-        self._visit_all([node.body] if isinstance(node, ast.Lambda) else node.body)
-        self._caught = caught
-        self.bindings.leave()
+    def visit_head(self, function: Any) -> None:
+        for outer in (*getattr(function, "decorator_list", ()), function.args):
+            self.visit(outer)
+        if getattr(function, "returns", None) is not None and not self._late_annotations:
+            self._visit_asked(function.returns)
+        for decorator in getattr(function, "decorator_list", ()):
+            self._derivative_of(decorator, function)
+
+    def visit_body(self, body: Iterable[ast.AST]) -> None:
+        with self._within(_caught=set()):  # it runs later
+            self._visit_all(body)
+
+    @contextlib.contextmanager
+    def _within(self, **state: Any) -> Iterator[None]:
+        """Visit something in another state: where exceptions are caught, or conditions known."""
+        before = {name: getattr(self, name) for name in state}
+        vars(self).update(state)
+        yield
+        vars(self).update(before)
 
     def visit_arg(self, node: ast.arg) -> None:
         if node.annotation is not None and not self._late_annotations:
@@ -128,9 +133,8 @@ class _Reader(ast.NodeVisitor):
 
     def _visit_asked(self, node: ast.AST, asked: bool = True) -> None:
         """Visit an expression that asks about names, and does not use them: a type."""
-        self._asked, before = asked, self._asked
-        self.visit(node)
-        self._asked = before
+        with self._within(_asked=asked):
+            self.visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._follow_assignment(node)
@@ -157,12 +161,8 @@ class _Reader(ast.NodeVisitor):
         with self._catching(caught_names(arg for call in calls for arg in call.args)):
             self._visit_all(node.body)
 
-    @contextlib.contextmanager
-    def _catching(self, caught: set[str]) -> Iterator[None]:
-        before = self._caught
-        self._caught = before | caught
-        yield
-        self._caught = before
+    def _catching(self, caught: set[str]) -> contextlib.AbstractContextManager[None]:
+        return self._within(_caught=self._caught | caught)
 
     def visit_If(self, node: ast.If | ast.IfExp) -> None:
         self.visit(node.test)
@@ -174,29 +174,23 @@ class _Reader(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         """``hasattr(jax, 'x') and jax.x``, or ``not hasattr(jax, 'x') or jax.x``."""
-        before = self._conditions
-        for value in node.values:
-            self.visit(value)
-            self._conditions += self.guards.conditions(value, isinstance(node.op, ast.And))
-        self._conditions = before
+        with self._where(()):
+            for value in node.values:
+                self.visit(value)
+                self._conditions += self.guards.conditions(value, isinstance(node.op, ast.And))
 
-    @contextlib.contextmanager
-    def _where(self, conditions: Conditions) -> Iterator[None]:
-        before = self._conditions
-        self._conditions = before + conditions
-        yield
-        self._conditions = before
+    def _where(self, conditions: Conditions) -> contextlib.AbstractContextManager[None]:
+        return self._within(_conditions=self._conditions + conditions)
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         """Visit statements in order; those after ``if x is None: return`` are reached where that is not so."""
-        before = self._conditions
-        for node in nodes:
-            self.visit(node)
-            if "import" in self._caught or not isinstance(node, (ast.Import, ast.ImportFrom)):
-                self._conditions += self.guards.known_after(node)
-            if isinstance(node, ast.If) and gives_up(node.body[-1], self.bindings):
-                self._need(node.body[-1], node.test, False)
-        self._conditions = before
+        with self._where(()):
+            for node in nodes:
+                self.visit(node)
+                if "import" in self._caught or not isinstance(node, (ast.Import, ast.ImportFrom)):
+                    self._conditions += self.guards.known_after(node)
+                if isinstance(node, ast.If) and gives_up(node.body[-1], self.bindings):
+                    self._need(node.body[-1], node.test, False)
 
     def _need(self, node: ast.AST, test: ast.expr, holds: bool) -> None:
         """The program ends at a node where a test does not hold, or does: ``assert hasattr(jax, 'x')``."""

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check.advice import LAX_NAMES, MAPS
+from xmap_compat.tools.check.advice import HASHABLE, HASHABLES, LAX_NAMES, MAPS, OURS
 from xmap_compat.tools.check.names import Bindings, ScopedVisitor, constant_text
 from xmap_compat.tools.check.undeclared import may_be_undeclared
 from xmap_compat.tools.check.uses import is_of_jax
@@ -17,13 +17,11 @@ from xmap_compat.tools.check.uses import is_of_jax
 PACKAGE, SPEC, CONSTRAINT = "xmap_compat", removed.SPEC, "jax.experimental.pjit.with_sharding_constraint"
 MESH, SHARDING = "jax.sharding.Mesh", removed.SHARDING
 MESHES = (f"{MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
-OURS = {f"{MAPS}.{name}": f"{PACKAGE}.{name}" for name in ("xmap", "mesh", "SerialLoop", "serial_loop")}
 # Of the table, names of the same objects or modules; those that some supported JAX still has are left alone.
 _SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE) and row.public]
 RENAMED = {
-    **OURS,
-    f"{MAPS}.AnonymousSerialLoop": f"{PACKAGE}.SerialLoop",
-    **{f"{MAPS}.{name}": "collections.abc.Hashable" for name in ("AxisName", "MeshAxisName", "ResourceAxisName")},
+    **{f"{MAPS}.{name}": f"{PACKAGE}.{now}" for name, now in OURS.items()},
+    **{f"{MAPS}.{name}": HASHABLE for name in HASHABLES},
     **dict.fromkeys(MESHES, f"{PACKAGE}.Mesh"),
     **{f"jax.lax.{name}": f"{PACKAGE}.{name}" for name in LAX_NAMES},
     **{row.name: row.now for row in _SAME if row.until != "0.10.0"},

@@ -123,25 +123,12 @@ def _classify(kinds: dict[str, str], kind: str, imports: bool) -> None:
 
 def _find(name: str, imports: bool) -> list[Any] | None:
     """The object at a dotted name, in a list; None if it is not there.  Modules on the way are imported."""
-    root, *parts = name.split(".")
     try:
-        found, path = importlib.import_module(root), root
-    except ImportError:
+        return [importlib.import_module("xmap_compat.legacy.old_names").at(name, imports)]
+    except (AttributeError, ImportError):
         return None
-    for part in parts:
-        path = f"{path}.{part}"
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            if not imports or not inspect.ismodule(found):
-                return None
-            try:
-                found = importlib.import_module(path)
-            except ImportError:
-                return None
-        except NotImplementedError:  # of what raises at use
-            return [None]
-    return [found]
+    except NotImplementedError:  # of what raises at use
+        return [None]
 
 
 def _takes(function: str, keyword: str) -> bool:

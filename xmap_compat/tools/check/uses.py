@@ -52,7 +52,7 @@ class Reading:
       references: its names of JAX.
       keywords: its calls of functions of JAX, one for each keyword, with the conditions that they are under.
       options: what it sets in ``jax.config``.
-      packages: the packages and modules that it imports.
+      modules: the packages and modules that it imports.
     """
 
     path: str

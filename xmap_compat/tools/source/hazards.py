@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,12 +17,12 @@ from xmap_compat.core.collectives import COLLECTIVES, collectives_in
 from xmap_compat.core.names import NONE, Checker, Names, while_names
 from xmap_compat.core.nested import marks
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.core.placement import Placement
+from xmap_compat.core.placement import Body, Placement
+from xmap_compat.core.rules.callables import is_smooth
 from xmap_compat.core.rules.cotangents import collectives_of_results
 from xmap_compat.core.rules.partitioned import fails_by_hand
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import COTANGENT
-from xmap_compat.tools.source.proof import vjp_rules
 from xmap_compat.tools.source.text import NotWritable, literal
 from xmap_compat.tools.source.user_code import Span, collectives
 
@@ -34,13 +35,10 @@ _BACKWARD = "transpose("  # in the name stacks of the backward pass of a derivat
 _TOGETHER = COLLECTIVES.keys() - {"axis_index"} | {"psum_invariant", "all_gather_invariant"}
 
 
-def _operations(jaxpr: Any, around: str = "") -> Iterator[tuple[Any, str]]:
+def _operations(jaxpr: Any) -> Iterator[tuple[Any, str]]:
     """The equations of a program at any depth, each with the name stacks of those around it and its own."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        stack = f"{around}/{_jax.name_stack(eqn)}"
-        yield eqn, stack
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from _operations(sub, stack)
+    for eqn, around in _jax.walk(jaxpr):
+        yield eqn, "/".join(["", *map(_jax.name_stack, (*around, eqn))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +143,30 @@ def _draws_from_rbg(eqn: Any) -> bool:
 # ---------------------------------------------------------------------------------- backward rules
 
 
-def _is_inexact(v: Any) -> bool:
-    return jnp.issubdtype(v.aval.dtype, np.inexact)
+def _vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
+    """The rules of a ``custom_vjp_call``, traced over the axes of a body, without what integers take part in.
+
+    Returns:
+      The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
+      ``(*operands) -> (*residuals, *results)``; the backward rule ``(*residuals, *cotangents) -> cotangents``.
+    """
+    call = _jax.read(eqn)
+    assert isinstance(call, _jax.CustomVjp)
+    run_fwd, run_bwd, layout = call.rules()
+    avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+    differentiated = [k >= call.num_consts for k in range(len(avals))]
+    fwd = trace_flat(functools.partial(run_fwd, differentiated), avals, body)
+    _, _, forwarded = layout()
+    made = iter(fwd.out_avals)
+    residuals = [next(made) if k is None else avals[k] for k in forwarded]
+
+    def backward(*args):
+        rest = iter(args[len(residuals) :])
+        cotangents = [next(rest) if is_smooth(a) else np.zeros(a.shape, _jax.float0) for a in out_avals]
+        results = run_bwd(*args[: len(residuals)], *cotangents)
+        return [r for r, a in zip(results, avals, strict=True) if is_smooth(a)]
+
+    return forwarded, fwd, trace_flat(backward, [*residuals, *filter(is_smooth, out_avals)], body)
 
 
 def _check_linear(plan: CallPlan) -> None:
@@ -154,8 +174,8 @@ def _check_linear(plan: CallPlan) -> None:
     body = plan.staged.placed.body
     for eqn, _ in _operations(plan.staged.placed.program.jaxpr):
         if isinstance(_jax.read(eqn), _jax.CustomVjp):
-            _, _, backward = vjp_rules(eqn, body)
-            count = len(backward.in_avals) - sum(map(_is_inexact, eqn.outvars))
+            _, _, backward = _vjp_rules(eqn, body)
+            count = len(backward.in_avals) - sum(is_smooth(v.aval) for v in eqn.outvars)
 
             def transposed(*given, rule=jaxpr_as_fun(backward), count=count, outs=backward.out_avals):
                 transpose = jax.linear_transpose(lambda *cotangents: rule(*given[:count], *cotangents), *given[count:])
@@ -212,7 +232,7 @@ def rules_over(plan: CallPlan) -> list[RuleOver]:
 
 def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names]) -> RuleOver | None:
     placements = plan.staged.placed.placements
-    forwarded, forward, backward = vjp_rules(eqn, plan.staged.placed.body)
+    forwarded, forward, backward = _vjp_rules(eqn, plan.staged.placed.body)
     parts = (function, forward, backward)
     over = NONE.union(*map(collectives_in, parts)).intersection(placements)
     if not over:
@@ -220,7 +240,7 @@ def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names
     checker = Checker(placements, plan.function)
     made = iter(checker.results(forward, operands))
     residuals = [next(made) if k is None else operands[k] for k in forwarded]
-    smooth = list(map(_is_inexact, eqn.outvars))
+    smooth = [is_smooth(v.aval) for v in eqn.outvars]
     results = [names for names, is_smooth in zip(checker.results(function, operands), smooth) if is_smooth]
     by = [names for names, is_smooth in zip(collectives_of_results(function), smooth) if is_smooth]
     kinds = {(NONE, NONE): "", (over, NONE): "first", (over, over): "whole"}
@@ -228,7 +248,7 @@ def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names
     if kind == "whole":
         _refuse_repeated_sums(checker, backward, residuals, results)
     cotangents = [names | over if kind == "first" else names for names in results]
-    given = [names for v, names in zip(eqn.invars, operands) if _is_inexact(v)]
+    given = [names for v, names in zip(eqn.invars, operands) if is_smooth(v.aval)]
     pairs = list(zip(given, checker.results(backward, [*residuals, *cotangents])))
     kinds = {(NONE, NONE): "", (over, NONE): "equal", (NONE, over): "vary"}
     return RuleOver(

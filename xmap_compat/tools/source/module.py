@@ -269,7 +269,7 @@ class Module:
 
     def _callable(self, value: Any, wanted: str) -> str | None:
         if is_xmapped(value):
-            declared = value.plan.args[0] if isinstance(value.plan, functools.partial) else value.plan.declared
+            declared = value.plan.declared
             if declared.sizes or declared.backend is not None:
                 raise NotWritable("a nested call of xmap with other options")
             inner = self.expression(declared.fun, "body")

@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.fingerprint import closed_over, code_text, globals_of
 from xmap_compat.core.mesh import Mesh
 from xmap_compat.core.parameters import mentioned_names, positions
 from xmap_compat.core.placement import Body
+from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.trace import trace_flat
 
@@ -152,16 +152,12 @@ class Graph:
         return (*over, *(("position", k) for k in (positions(params) if "axes" in params else ())))
 
     def _derivative(self, eqn: Any, held: Any) -> Any:
-        """What a function and the rule for its derivative compute."""
+        """What a function and its derivative compute."""
         own = self.function(held.body)
         if own in self._open:
             return own  # a rule calls its function
         self._open.append(own)
-        if isinstance(held, _jax.CustomVjp):
-            forwarded, *rules = vjp_rules(eqn, self.body)
-        else:
-            forwarded, rules = [], [_jvp_rule(eqn, held, self.body)]
-        made = own, held.symbolic_zeros, tuple(forwarded), *map(self.function, rules)
+        made = own, held.symbolic_zeros, self.function(derivative(functools.partial(trace_flat, body=self.body), eqn))
         self._open.pop()
         return made
 
@@ -184,8 +180,11 @@ class Graph:
         if isinstance(value, functools.partial):
             return self._value((value.func, value.args, value.keywords))
         if isinstance(value, types.FunctionType):  # of a callback
-            given = closed_over(value), globals_of(value), value.__defaults__, value.__kwdefaults__
-            return code_text(value.__code__), self._value(given)
+            used = inspect.getclosurevars(value)
+            data = {name: v for name, v in used.globals.items() if isinstance(v, _DATA)}
+            return self._value((value.__code__, used.nonlocals, data, value.__defaults__, value.__kwdefaults__))
+        if isinstance(value, types.CodeType):
+            return value.co_code, value.co_names, self._value(value.co_consts)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return type(value), self._value([getattr(value, f.name) for f in dataclasses.fields(value)])
         if isinstance(value, set):
@@ -193,55 +192,11 @@ class Graph:
         return type(value), repr(value) if isinstance(value, (float, complex)) else value
 
 
-def vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
-    """The rules of a ``custom_vjp_call``, traced over the axes of a body, without what integers take part in.
-
-    Returns:
-      The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
-      ``(*operands) -> (*residuals, *results)``; the backward rule ``(*residuals, *cotangents) -> cotangents``.
-    """
-    call = _jax.read(eqn)
-    assert isinstance(call, _jax.CustomVjp)
-    run_fwd, run_bwd, layout = call.rules()
-    avals, out_avals = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    differentiated = [k >= call.num_consts for k in range(len(avals))]
-    fwd = trace_flat(functools.partial(run_fwd, differentiated), avals, body)
-    _, _, forwarded = layout()
-    made = iter(fwd.out_avals)
-    residuals = [next(made) if k is None else avals[k] for k in forwarded]
-
-    def backward(*args):
-        results = run_bwd(*args[: len(residuals)], *_with_float0(out_avals, args[len(residuals) :]))
-        return [r for r, a in zip(results, avals, strict=True) if _has_derivative(a)]
-
-    return forwarded, fwd, trace_flat(backward, [*residuals, *filter(_has_derivative, out_avals)], body)
-
-
-def _jvp_rule(eqn: Any, call: _jax.CustomJvp, body: Body) -> Any:
-    """The rule, traced: ``(*operands, *tangents) -> (*results, *tangents)``; tangents of integers are left out."""
-    avals = [v.aval for v in eqn.invars]
-
-    def flat(*args):
-        outs = call.rule(*args[: len(avals)], *_with_float0(avals, args[len(avals) :]))
-        return [x for x in outs if x is not None and getattr(x, "dtype", None) != _jax.float0]
-
-    return trace_flat(flat, [*avals, *filter(_has_derivative, avals)], body)
-
-
-def _with_float0(avals, given):
-    """Tangents or cotangents, with those of integers."""
-    rest = iter(given)
-    return [next(rest) if _has_derivative(a) else np.zeros(a.shape, _jax.float0) for a in avals]
-
-
-def _has_derivative(aval) -> bool:
-    return jnp.issubdtype(aval.dtype, np.inexact)
-
-
 def _type(v) -> tuple[Any, ...]:
     return v.aval.shape, str(v.aval.dtype)
 
 
+_DATA = (int, float, complex, np.ndarray, np.generic, jax.Array)
 _NEUTRAL = {"add": 0, "mul": 1}  # commutative; the neutral element is dropped from indices
 _INDICES = (((), "int32"), ((), "int64"))
 _IN_ANY_ORDER = ("psum", "pmax", "pmin", "pdot")

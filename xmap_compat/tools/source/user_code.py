@@ -65,14 +65,12 @@ class AxisNames:
         return all(self.parts(n) == (n,) for n in self.mesh)
 
 
-def collectives(jaxpr: Any, outer: Sequence[Span] = ()) -> Iterator[tuple[Any, list[Span]]]:
+def collectives(jaxpr: Any) -> Iterator[tuple[Any, list[Span]]]:
     """Each collective of a program, with the spans of the user's calls that it came from, innermost first."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        spans = [(file, *span) for file, _, *span in _jax.user_frames(eqn)] or list(outer)
+    for eqn, around in _jax.walk(jaxpr):
         if eqn.primitive.name in COLLECTIVES:
-            yield eqn, spans
-        for sub in _jax.subjaxprs(eqn.params):
-            yield from collectives(sub, spans)
+            spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
+            yield eqn, next(filter(None, spans), [])
 
 
 # ------------------------------------------------------------------------------- pieces of files

@@ -1,13 +1,9 @@
-"""The processes of a mesh compare what they call before they compute: the same call everywhere, or an error everywhere.
-
-Each process posts the digest of a call (:mod:`xmap_compat.core.fingerprint`) under the next number of its mesh's
-processes, in the store of ``jax.distributed``, and waits for the digests of the others.  This happens once for each
-program, when it is about to run for the first time; with one process nothing happens.
-"""
+"""Which calls the processes of a mesh compare, and when: once for each program, when it is about to run first."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -22,10 +18,10 @@ from xmap_compat import _jax
 from xmap_compat.core.call import Declaration, PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.placement import Scope, current_scope
-from xmap_compat.core.process_errors import nothing_to_compare_by_text
+from xmap_compat.core.processes.errors import nothing_to_compare_by_text
 
 if TYPE_CHECKING:
-    from xmap_compat.core.fingerprint import Fingerprint
+    from xmap_compat.core.processes.fingerprint import Fingerprint
 
 TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
@@ -134,7 +130,7 @@ class ComparedCalls:
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
         # What follows is not loaded on one process.
-        made = importlib.import_module("xmap_compat.core.fingerprint").fingerprint(declared, placed, args)
+        made = importlib.import_module("xmap_compat.core.processes.fingerprint").fingerprint(declared, placed, args)
         caller, own_args, staged = _active.calls[-1] if _active.calls else (None, (), False)
         if caller is self:
             self._compare(made, own_args, staged)
@@ -153,7 +149,7 @@ class ComparedCalls:
         if store is None:
             _warn_once_that_nothing_is_compared()
             return
-        exchange = importlib.import_module("xmap_compat.core.exchange")
+        exchange = importlib.import_module("xmap_compat.core.processes.exchange")
         history = exchange.history_of(store, made.processes)
         if not (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
             history.tell(made)
@@ -176,10 +172,6 @@ def _is_shared(x):
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and not x.is_fully_addressable
 
 
-_warned = threading.Event()
-
-
+@functools.cache
 def _warn_once_that_nothing_is_compared():
-    if not _warned.is_set():
-        _warned.set()
-        warnings.warn(nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())
+    warnings.warn(nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())

@@ -1,8 +1,4 @@
-"""One comparison of what the processes of a mesh call, over the store of ``jax.distributed``.
-
-Each process posts the digest of its call under the next number of the mesh's processes, and waits for the others'.
-Details are posted when digests differ or lack.
-"""
+"""One comparison of what the processes of a mesh call, over the store of ``jax.distributed``."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from collections.abc import Mapping
 import jax
 
 from xmap_compat import _jax
-from xmap_compat.core import process_errors as errors
-from xmap_compat.core.fingerprint import Fingerprint
+from xmap_compat.core.processes import errors
+from xmap_compat.core.processes.fingerprint import Fingerprint
 
 WARNING_AFTER = 0.25  # of the time to wait, if it is not known whether the call will be made
 SECONDS_TO_TELL = 2.0  # for processes that have not come when two differ: they show which one is the odd one

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,8 @@ import xmap_compat
 from xmap_compat import _jax
 from xmap_compat.core.call import Declaration, PlacedCall
 from xmap_compat.core.mesh import SerialLoop
+from xmap_compat.core.rules.callables import derivative
+from xmap_compat.core.trace import trace_flat
 
 # Settings of JAX that change numbers and are not seen in a program.
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
@@ -30,6 +31,7 @@ LARGEST_CONSTANT = 2**24  # bytes
 
 # Parameters that may be each process's own: what is done with values outside of the computation.
 OWN = ("callback", "fmt", "logging_record")
+ORDERS = 2  # of so many rules, one in the other, programs are compared: many call their own function, without an end
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}")
 
@@ -74,19 +76,16 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
         "versions": f"jax {_jax.RELEASE}, xmap_compat {xmap_compat.__version__}",
         "settings": _mapping((name, getattr(jax.config, name)) for name in SETTINGS),
     }
-    program = _Programs().lines_of(placed.program.jaxpr, placed.program.consts)
+    programs = _Programs(functools.partial(trace_flat, body=placed.body))
+    program = programs.lines_of(placed.program.jaxpr, placed.program.consts)
     return Fingerprint(parts, tuple(program), processes, placed.uses_mesh)
 
 
 def _resources(declared):
-    """As the user wrote them: one resource without its tuple."""
+    """As the user wrote them, one resource without its tuple; their order does not depend on how they were made."""
     entries = {name: [_entry(r) for r in resources] for name, resources in declared.resources.items()}
-    return _mapping((name, _Verbatim(r[0] if len(r) == 1 else f"({', '.join(r)})")) for name, r in _by_name(entries))
-
-
-def _by_name(mapping):
-    """In an order that does not depend on how the mapping was made."""
-    return sorted(mapping.items(), key=lambda item: repr(item[0]))
+    shown = [(name, _Verbatim(r[0] if len(r) == 1 else f"({', '.join(r)})")) for name, r in entries.items()]
+    return _mapping(sorted(shown, key=lambda item: repr(item[0])))
 
 
 def _entry(resource):
@@ -125,11 +124,17 @@ def _type(aval):
 
 
 class _Programs:
-    """The lines of a program and of those that its equations call, each written once and then called by its number."""
+    """The lines of a program and of those that its equations call, each written once and then called by its number.
 
-    def __init__(self):
+    What custom rules will do is in no equation: it is the program of a function's derivative, or of the function under
+    a ``vmap``, and those that the rules in it make, up to ``ORDERS`` of one in the other.
+    """
+
+    def __init__(self, trace: Callable[..., Any] | None = None):
+        self.trace = trace
+        self.order = 0
         self.numbers: dict[tuple[str, ...], int] = {}
-        self.known: dict[int, tuple[int, Any]] = {}  # the programs are kept, so that no other gets their id
+        self.known: dict[tuple[int, int], tuple[int, Any]] = {}  # keeps the programs, so that no other gets their id
         self.lines: list[str] = []
 
     def lines_of(self, jaxpr: Any, consts: Sequence[Any]) -> list[str]:
@@ -137,10 +142,11 @@ class _Programs:
         return self.lines
 
     def _called(self, closed):
-        if id(closed) not in self.known:
+        key = id(closed), self.order
+        if key not in self.known:
             jaxpr, consts = _jax.open_jaxpr(closed)
-            self.known[id(closed)] = (self._number(jaxpr, consts), closed)
-        return f"program {self.known[id(closed)][0]}"
+            self.known[key] = (self._number(jaxpr, consts), closed)
+        return f"program {self.known[key][0]}"
 
     def _number(self, jaxpr, consts):
         own = tuple(self._own_lines(jaxpr, consts))
@@ -163,28 +169,60 @@ class _Programs:
         yield f"of {' '.join(map(new, _jax.input_vars(jaxpr)))} with constants {self.text(tuple(consts))}"
         for eqn in jaxpr.eqns:
             operands = " ".join(map(use, eqn.invars))
-            params = " ".join(
-                f"{key}={self.text(value)}" for key, value in sorted(eqn.params.items()) if key not in OWN
-            )
+            given = {key: value for key, value in sorted(eqn.params.items()) if key not in OWN}
+            params = " ".join(f"{key}={self.text(value)}" for key, value in (given | self._rules(eqn)).items())
             yield f"{' '.join(map(new, eqn.outvars))} = {eqn.primitive.name} {operands} {params}".rstrip()
         yield f"returns {' '.join(map(use, jaxpr.outvars))}"
+
+    def _rules(self, eqn):
+        """The program that the rules of an equation make, if it has rules."""
+        make = _RULES.get(type(_jax.read(eqn)))
+        if make is None or self.order == ORDERS:
+            return {}
+        self.order += 1
+        try:
+            return {"rules": _Verbatim(self._called(make(self.trace, eqn)))}
+        except Exception as error:  # it has no derivative, say
+            return {"rules": type(error)}
+        finally:
+            self.order -= 1
 
     def text(self, value: Any) -> str:
         """A parameter or constant."""
         if _jax.is_jaxpr(value):
             return self._called(value)
-        if isinstance(value, (type, enum.Enum)):
+        if isinstance(value, (type, enum.Enum, _Verbatim)):
             return str(value)
-        if isinstance(value, _CONTAINERS):
-            return _container(value, self.text)
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(sorted(f'{self.text(k)}: {self.text(v)}' for k, v in value.items()))}}}"
+        if isinstance(value, (set, frozenset)):
+            return f"{{{', '.join(sorted(map(self.text, value)))}}}"
+        if isinstance(value, (tuple, list)):
+            return f"({', '.join(map(self.text, value))})"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)) or hasattr(value, "__array__"):
             return _constant(value)
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value) if f.repr}
             return f"{type(value).__name__}{self.text(fields)}"
+        if isinstance(value, functools.partial):
+            return f"{self.text(value.func)} with {self.text((value.args, value.keywords))}"
         if callable(value) or hasattr(value, "f"):
-            return _callable(value)
+            code = getattr(value, "__code__", None)
+            own = f" of {_digest(code.co_code)[:16]}" if code is not None else ""
+            return f"{getattr(value, '__qualname__', type(value).__name__)}{own}"
         return " ".join(_without_addresses(repr(value)).split())
+
+
+def _under_vmap(trace, eqn):
+    """An equation under a ``vmap``, of two elements of each operand."""
+    mapped = jax.vmap(lambda *args: _jax.bind(eqn.primitive, args, eqn.params))
+    return trace(mapped, [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars])
+
+
+_RULES: dict[type, Callable[..., Any]] = {
+    **dict.fromkeys((_jax.CustomJvp, _jax.CustomVjp, _jax.Root), derivative),
+    _jax.CustomVmap: _under_vmap,
+}
 
 
 def _constant(value):
@@ -198,95 +236,3 @@ def _constant(value):
         return kind
     data = np.asarray(value)
     return f"{kind} {data.item()}" if data.ndim == 0 else f"{kind} of {_digest(data.tobytes())[:16]}"
-
-
-def _callable(fun: Any, seen: tuple[int, ...] = ()) -> str:
-    """A function by its name, its code and the values that it uses; other callables by their type.
-
-    JAX wraps the rules of custom derivatives in functions of its own: of those it is the functions inside.
-    """
-    given = []
-    while not isinstance(fun, types.FunctionType) and id(fun) not in seen:
-        seen = (*seen, id(fun))
-        if isinstance(fun, functools.partial):
-            given.extend([*fun.args, fun.keywords])
-            fun = fun.func
-        elif isinstance(fun, types.MethodType):
-            fun = fun.__func__
-        elif hasattr(fun, "f"):
-            fun = fun.f
-    if not isinstance(fun, types.FunctionType) or id(fun) in seen:
-        return type(fun).__name__
-    seen = (*seen, id(fun))
-    if (fun.__module__ or "").split(".")[0] != "jax":
-        defaults = {"defaults": fun.__defaults__, "keywords": fun.__kwdefaults__, "given": given or None}
-        used = {**globals_of(fun), **closed_over(fun), **{k: v for k, v in defaults.items() if v is not None}}
-        return f"{fun.__qualname__} of {_digest(code_text(fun.__code__).encode())[:16]} with {_value(used, seen)}"
-    inside = [cell for cell in closed_over(fun).values() if _has_code(cell)]
-    return f"{fun.__qualname__}({', '.join(_callable(f, seen) for f in inside)})"
-
-
-def closed_over(fun):
-    return dict(zip(fun.__code__.co_freevars, map(_content, fun.__closure__ or ())))
-
-
-def globals_of(fun):
-    """The numbers and arrays of its module that a function names."""
-    there = {name: fun.__globals__.get(name) for name in fun.__code__.co_names}
-    return {name: v for name, v in there.items() if isinstance(v, (int, float, complex, *_ARRAYS))}
-
-
-def _value(value: Any, seen: tuple[int, ...]) -> str:
-    """What a function uses: containers, numbers, texts, arrays and functions by what they are, all else by its type."""
-    if value is None or isinstance(value, (int, float, complex, str, bytes)):
-        return _without_addresses(repr(value))
-    if isinstance(value, _ARRAYS) and not (isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUmM"):
-        return _constant(value)
-    if _has_code(value):
-        return _callable(value, seen)
-    if id(value) in seen:
-        return "..."
-    inside = functools.partial(_value, seen=(*seen, id(value)))
-    return _container(value, inside) if isinstance(value, _CONTAINERS) else type(value).__name__
-
-
-_CONTAINERS = (Mapping, set, frozenset, tuple, list)
-
-
-def _container(value: Any, text: Callable[[Any], str]) -> str:
-    """By what it holds, in an order that does not depend on how it was made."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(sorted(f'{text(k)}: {text(v)}' for k, v in value.items()))}}}"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(map(text, value)))}}}"
-    return f"({', '.join(map(text, value))})"
-
-
-_ARRAYS = (np.ndarray, np.generic, jax.Array)
-
-
-def _has_code(value):
-    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) or hasattr(value, "f")
-
-
-def _content(cell):
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return None
-
-
-def code_text(code: types.CodeType) -> str:
-    """What Python code does; its constants in words, for sets among them are in any order."""
-    return f"{code.co_code.hex()} {code.co_names} {_constants(code.co_consts)}"
-
-
-def _constants(values):
-    return [
-        code_text(v)
-        if isinstance(v, types.CodeType)
-        else sorted(map(repr, v))
-        if isinstance(v, frozenset)
-        else _without_addresses(repr(v))
-        for v in values
-    ]
