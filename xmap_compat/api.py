@@ -290,12 +290,9 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
         if isinstance(error, TypeError):
             _check_values(args, kwargs, jax.typeof)
-        if not uses_mesh or not _jax.is_device_mismatch(error):
+        if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
             return None
-        others = calls.moved_to_mesh(declared, args)
-        if others is None:
-            errors.note_once(error, errors.committed_elsewhere_note())
-        return others
+        return calls.moved_to_mesh(declared, args, error)
 
     jitted = _jax.recovering(jitted, recovery, compared.calling)
     jitted.__wrapped__ = declared.fun

@@ -180,10 +180,10 @@ def _mesh_axes_of_nested(program, placements, device_axes):
     return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in device_axes.items()}
 
 
-def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:
     """The arguments of a call at top level, with those on one device moved to the mesh in scope.
 
-    None if there are no such arguments, or others that are committed to other devices.
+    None if there are no such arguments, or others that are committed to other devices; the error says so then.
     """
     leaves, tree = jax.tree.flatten(args)
     scope = current_scope()
@@ -192,6 +192,8 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ..
     homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
     on_one_device = [len(home) == 1 for home in homes]
     elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
+    if any(elsewhere):
+        error.add_note(errors.committed_elsewhere_note())
     if any(elsewhere) or not any(on_one_device):
         return None
     in_specs, sizes = _bind_arguments(declared, args)
