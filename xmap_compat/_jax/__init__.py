@@ -22,7 +22,7 @@ from xmap_compat._jax.equations import (
     CustomVmap,
     Expanded,
     LinearSolve,
-    Root,
+    Operation,
     Scan,
     ShardMap,
     While,
@@ -113,7 +113,6 @@ from xmap_compat._jax.types import (
 recovering = part("recovery").recovering
 axes_of_spmd_vmap, no_spmd_names = spmd.axes_of_spmd_vmap, spmd.no_spmd_names
 process_store = part("processes").process_store
-inside = part("insides").inside
 tracer_origin = part("origins").tracer_origin
 transformation_of = part("transformations").transformation_of
 user_frames = part("frames").user_frames

@@ -114,7 +114,9 @@ class _Comparison:
                 self.warns = False
                 text = errors.processes_late_text(missing, now - began, until - now, self.place)
                 warnings.warn(text, UserWarning, stacklevel=_jax.user_stacklevel())
-            self.store.wait(f"{self.folder}/digest", str(missing[0]), min(until - now, self.timeout * WARNING_AFTER, 1.0))
+            self.store.wait(
+                f"{self.folder}/digest", str(missing[0]), min(until - now, self.timeout * WARNING_AFTER, 1.0)
+            )
 
     def _differences(self, digests: Mapping[int, str]) -> list[str]:
         """For each digest that is not most processes', in which words they differ."""

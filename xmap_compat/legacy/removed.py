@@ -22,19 +22,16 @@ class Removed:
       kind: ALIAS, the same object under its old name; MODULE, a module that moved; ADAPTER, a function of the old
         signature that calls the new one; or REFUSED, what meant something else: it can be imported, and raises at use.
       now: what to write today.
-      public: whether ``now`` is a dotted name at which everyone finds the object; otherwise JAX has it, if at all,
-        inside.
     """
 
     name: str
     until: str
     kind: str
     now: str
-    public: bool = True
 
 
-def _moved(kind: str, until: str, module: str, names: dict[str, str], public: bool = True) -> list[Removed]:
-    return [Removed(f"{module}.{name}", until, kind, now, public) for name, now in names.items()]
+def _moved(kind: str, until: str, module: str, names: dict[str, str]) -> list[Removed]:
+    return [Removed(f"{module}.{name}", until, kind, now) for name, now in names.items()]
 
 
 def _each(names: str, now: str) -> dict[str, str]:
@@ -194,7 +191,7 @@ TABLE = [
         ALIAS, "0.9.0", "jax.core", {**_each("subjaxprs mapped_aval unmapped_aval", EXTEND), "get_aval": "jax.typeof"}
     ),
     *_moved(ADAPTER, "0.5.0", "jax.core", {"raise_to_shaped": "the type as it is: jax.typeof(x)"}),
-    *_moved(ALIAS, "0.6.0", "jax.core", {"trace_state_clean": INSIDE}, public=False),
+    *_moved(ADAPTER, "0.6.0", "jax.core", {"trace_state_clean": "jax.sharding.get_mesh raises while JAX traces"}),
     *_moved(
         REFUSED,
         "0.4.35",
@@ -218,12 +215,18 @@ TABLE = [
         _each("transformation transformation_with_aux merge_linear_aux WrappedFun", "jax.extend.linear_util.{}"),
     ),
     *_moved(
-        ALIAS,
+        ADAPTER,
         "0.6.0",
         "jax.util",
-        _each("safe_map safe_zip unzip2 split_list subvals toposort wrap_name wraps cache HashableFunction", INSIDE),
-        public=False,
+        {
+            "safe_map": "list(map(f, *lists)), for lists of one length",
+            "safe_zip": "list(zip(*lists, strict=True))",
+            "unzip2": "zip(*pairs)",
+            "split_list": "slices of a list",
+            "wraps": "functools.wraps",
+        },
     ),
+    *_moved(REFUSED, "0.6.0", "jax.util", _each("subvals toposort wrap_name cache HashableFunction", INSIDE)),
     *_moved(ALIAS, "0.2.10", "jax.util", {"partial": "functools.partial"}),
     *_moved(ALIAS, "0.4.20", "jax.config", {"config": "jax.config"}),
     *_moved(ALIAS, "0.2.10", "jax.config", {"FLAGS": "jax.config"}),

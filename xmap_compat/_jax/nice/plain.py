@@ -58,14 +58,6 @@ class spmd:
         return contextlib.nullcontext()
 
 
-class insides:
-    """old names for insides of JAX are not put back"""
-
-    @staticmethod
-    def inside(name):
-        raise AttributeError(name)
-
-
 class processes:
     """processes do not compare their calls"""
 

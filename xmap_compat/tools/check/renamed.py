@@ -19,7 +19,7 @@ MESH, SHARDING = "jax.sharding.Mesh", removed.SHARDING
 MESHES = (f"{MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 OURS = {f"{MAPS}.{name}": f"{PACKAGE}.{name}" for name in ("xmap", "mesh", "SerialLoop", "serial_loop")}
 # Of the table, names of the same objects or modules; those that some supported JAX still has are left alone.
-_SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE) and row.public]
+_SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE)]
 RENAMED = {
     **OURS,
     f"{MAPS}.AnonymousSerialLoop": f"{PACKAGE}.SerialLoop",
