@@ -169,7 +169,7 @@ class Expanded(NamedTuple):
     """An operation of ``jax.experimental.hijax`` that is evaluated as what it stands for, derivatives included.
 
     It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given one), or its results
-    have no derivative.  One of those is ``searchsorted``, whose batching rule fails where axes are left to the compiler.
+    have no derivative: JAX's batching rule of ``searchsorted`` fails where axes are left to the compiler.
     """
 
     apply: Callable[..., Any]
@@ -278,11 +278,15 @@ def _operation(params):
     operation: Any = params["_prim"]
     if not isinstance(operation, HiPrim):
         return None
-    kind, holds = type(operation), map(_is_function, operation.params.values())
-    apply = _flat(operation.expand, operation.in_tree)
-    if not any(_is_inexact(aval) for aval in operation.out_avals_flat):
+    kind = type(operation)
+    in_tree, out_tree = map(jax.tree.structure, (operation.in_avals, operation.out_aval))
+
+    def apply(*leaves):
+        return jax.tree.leaves(operation.expand(*in_tree.unflatten(leaves)))
+
+    if not any(map(_is_inexact, jax.tree.leaves(operation.out_aval))):
         return Expanded(apply)
-    if not any(holds):
+    if not any(map(_is_function, operation.params.values())):
         return None
     if kind.transpose is not HiPrim.transpose:
         return Expanded(apply)
@@ -292,7 +296,6 @@ def _operation(params):
     def rule(*args):
         primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
         zeros = [ad.Zero(jax.typeof(t)) if jax.typeof(t).dtype == float0 else t for t in tangents]
-        in_tree, out_tree = operation.in_tree, operation.out_tree
         outs, moved = operation.jvp(in_tree.unflatten(primals), in_tree.unflatten(zeros))
         found = (None if isinstance(t, ad.Zero) else t for t in out_tree.flatten_up_to(moved))
         return [*out_tree.flatten_up_to(outs), *found]
@@ -312,10 +315,6 @@ def _shard_map(params):
     mapped = frozenset(params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"])
     mesh, specs = params["mesh"], (params["in_specs"], params["out_specs"])
     return ShardMap(params["jaxpr"], dict(mesh.shape), *specs, mapped, mesh)
-
-
-def _flat(fun, tree):
-    return lambda *leaves: jax.tree.leaves(fun(*tree.unflatten(leaves)))
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {

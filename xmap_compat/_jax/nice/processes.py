@@ -38,10 +38,10 @@ class ProcessStore:
     def wait(self, folder: str, name: str, seconds: float) -> str | None:
         """The value of a key in a folder as soon as it has one; None if that takes longer."""
         until, pause = time.monotonic() + seconds, 0.001
-        while (found := self.under(folder).get(name)) is None and time.monotonic() < until:
+        while name not in (found := self.under(folder)) and time.monotonic() < until:
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
-        return found
+        return found.get(name)
 
 
 def process_store() -> ProcessStore | None:
