@@ -16,7 +16,7 @@ import jax
 from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
 from xmap_compat.core import execute
-from xmap_compat.core.errors import committed_elsewhere_note, no_results, note_once, should_be
+from xmap_compat.core.errors import no_results, should_be
 from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.placement import known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
@@ -295,12 +295,9 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
         if isinstance(error, TypeError):
             _check_values(args, kwargs, jax.typeof)
-        if not uses_mesh or not _jax.is_device_mismatch(error):
+        if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
             return None
-        others = calls.moved_to_mesh(declared, args)
-        if others is None:
-            note_once(error, committed_elsewhere_note())
-        return others
+        return calls.moved_to_mesh(declared, args, error)
 
     jitted = _jax.recovering(jitted, recovery, compared.calling)
     jitted.__wrapped__ = declared.fun

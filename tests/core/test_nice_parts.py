@@ -54,8 +54,6 @@ USES = {
     "recovery": (lambda mesh: called(mesh, jax.device_put(X, jax.devices()[1])), "Received incompatible devices"),
     "contexts": (lambda mesh: called(mesh, X), None),
     "spmd": (lambda mesh: called(mesh, X), None),
-    "options": (lambda mesh: _jax.accept_options(_jax.Restoration(), {}), None),
-    "insides": (lambda mesh: _jax.inside("jax.util.safe_map"), "jax.util.safe_map"),
     "processes": (lambda mesh: _jax.process_store(), None),
     "origins": (lambda mesh: xmap(shape_of, ["i", ...], ["i", ...])(X), "cannot tell which named axes"),
     "frames": (lambda mesh: _jax.user_frames(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]), None),
@@ -115,14 +113,12 @@ def test_parts_and_stand_ins_agree():
         assert all(callable(getattr(module, name)) for name in names)
 
 
-REFERENCES = "xmap_compat._jax.nice.references"
 CALLS = {"contexts": ("innermost",), "processes": ("process_store",), "references": ("discharged", None)}
 GONE = [
     (part, home, attribute)
     for part in CALLS
     for home, _, attribute in (name.rpartition(".") for name in NICE[part])
     if home.startswith("jax._src") and hasattr(sys.modules.get(home), attribute)
-    if part != "references" or attribute == importlib.import_module(REFERENCES)._discharge_state.__name__
 ]
 
 

@@ -53,11 +53,11 @@ class Member:
         _jax.process_store().client.wait_at_barrier(name, int(TIMEOUT * 1000))
 
     def tell(self, name):
-        _jax.process_store().put(f"{name} {self.index}", "done")
+        _jax.process_store().put(f"members/{name} {self.index}", "done")
 
     def wait_for_the_others(self, name):
         for k in range(self.count - 1):
-            assert _jax.process_store().wait(f"{name} {k}", TIMEOUT) == "done"
+            assert _jax.process_store().wait("members", f"{name} {k}", TIMEOUT) == "done"
 
     def call(self, body=lambda v: v * 2, in_axes=ROWS, out_axes=ROWS, resources=None, args=(X,)):
         return xmap(body, in_axes, out_axes, axis_resources={"i": "x"} if resources is None else resources)(*args)

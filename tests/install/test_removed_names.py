@@ -84,7 +84,7 @@ def test_under_install_it_is_what_the_table_says(row):
         assert is_there(row.name) or row.name in NEVER_HAD
         if row.kind == removed.REFUSED and not BEFORE[row.name]:
             assert_refused(get(row.name), row)
-        elif row.kind in (removed.ALIAS, removed.MODULE) and row.public and row.name not in NEVER_HAD:
+        elif row.kind in (removed.ALIAS, removed.MODULE) and row.name not in NEVER_HAD:
             assert_same(get(row.name), row.now)
     assert is_there(row.name) == BEFORE[row.name]
 

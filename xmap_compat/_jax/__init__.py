@@ -23,7 +23,7 @@ from xmap_compat._jax.equations import (
     CustomVmap,
     Expanded,
     LinearSolve,
-    Root,
+    Operation,
     Scan,
     ShardMap,
     While,
@@ -63,6 +63,7 @@ from xmap_compat._jax.mesh import (
 )
 from xmap_compat._jax.nice import is_on as part_is_on
 from xmap_compat._jax.nice import part
+from xmap_compat._jax.options import accept_options, set_for_all_threads
 from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
 from xmap_compat._jax.patches import (
     Restoration,
@@ -97,6 +98,7 @@ from xmap_compat._jax.tracing import (
     TRACER_TYPE,
     bound_axis_names,
     current_trace,
+    is_staging,
     plain_context,
 )
 from xmap_compat._jax.types import (
@@ -109,11 +111,9 @@ from xmap_compat._jax.types import (
     with_weak_type,
 )
 
-is_device_mismatch, recovering = (recovery := part("recovery")).is_device_mismatch, recovery.recovering
-accept_options, set_for_all_threads = (options := part("options")).accept_options, options.set_for_all_threads
+recovering = part("recovery").recovering
 axes_of_spmd_vmap, no_spmd_names = spmd.axes_of_spmd_vmap, spmd.no_spmd_names
-is_staging, process_store = (processes := part("processes")).is_staging, processes.process_store
-inside = part("insides").inside
+process_store = part("processes").process_store
 tracer_origin = part("origins").tracer_origin
 transformation_of = part("transformations").transformation_of
 user_frames = part("frames").user_frames

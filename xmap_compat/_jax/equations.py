@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
-from xmap_compat._jax.jaxprs import subjaxprs
+from xmap_compat._jax.jaxprs import HiPrim, subjaxprs
 from xmap_compat._jax.types import float0
 from xmap_compat._jax.version import VERSION
 
@@ -151,30 +151,25 @@ class LinearSolve(NamedTuple):
     lengths: Sequence[int]
 
 
-class Root(NamedTuple):
-    """``lax.custom_root``, an operation of its own since 0.12 (before, a ``custom_jvp``).
+class Operation(NamedTuple):
+    """An operation of ``jax.experimental.hijax`` that holds functions, as ``lax.custom_root`` does since 0.12.
 
     Attributes:
-      lengths: how many operands are constants of ``solve``, the guess, constants of ``f``; the rest belong to
-        ``tangent_solve``.
-      f: ``f(*constants, *x) -> residuals``.
-      solve: ``solve(*constants, *guess) -> [*x, *aux]``.
-      tangent_solve: ``tangent_solve(*constants, *x, *b) -> y`` so that the derivative of f at x maps y to b.
-      body: the jaxpr of ``solve``.
+      apply: what it computes, of its operands.
+      rule: its derivative: ``(*primals, *tangents) -> [*outs, *out_tangents]``, where None is a tangent of zero.
+      bodies: the jaxprs that it holds.
     """
 
-    lengths: tuple[int, int, int]
-    f: Callable[..., Any]
-    solve: Callable[..., Any]
-    tangent_solve: Callable[..., Any]
-    body: Any
+    apply: Callable[..., Any]
+    rule: Callable[..., Any]
+    bodies: Sequence[Any]
 
 
 class Expanded(NamedTuple):
-    """An operation of its own since 0.12 that is evaluated as what it stands for.
+    """An operation of ``jax.experimental.hijax`` that is evaluated as what it stands for, derivatives included.
 
-    One is the linear map that ``tangent_solve`` of a ``lax.custom_root`` is given, of its operands.  The other is
-    ``searchsorted``, whose batching rule fails where axes are left to the compiler.
+    It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given one), or its results
+    have no derivative: JAX's batching rule of ``searchsorted`` fails where axes are left to the compiler.
     """
 
     apply: Callable[..., Any]
@@ -209,7 +204,7 @@ Structured = (
     | CustomVjp
     | CustomVmap
     | LinearSolve
-    | Root
+    | Operation
     | Expanded
     | ShardMap
 )
@@ -279,36 +274,47 @@ def _linear_solve(params):
 
 
 def _operation(params):
-    """Operations of ``jax.experimental.hijax``, of which JAX makes its roots since 0.12; of others None is known."""
+    """Operations of ``jax.experimental.hijax``, of which JAX makes its roots since 0.12."""
     operation: Any = params["_prim"]
-    kind = type(operation).__name__
-    if kind in ("_RootLinearMap", "SearchSorted"):
-        return Expanded(_flat(operation.expand, *map(jax.tree.structure, operation.in_avals)))
-    if kind != "CustomRoot":
+    if not isinstance(operation, HiPrim):
         return None
-    solve_tree, guess_tree, f_tree, tangent_tree = map(jax.tree.structure, operation.in_avals)
-    return Root(
-        (solve_tree.num_leaves, guess_tree.num_leaves, f_tree.num_leaves),
-        _flat(operation.f, f_tree, guess_tree),
-        _flat(operation.solve, solve_tree, guess_tree),
-        _flat(operation.tangent_solve, tangent_tree, guess_tree, guess_tree),
-        operation.solve_jaxpr,
-    )
+    kind = type(operation)
+    in_tree, out_tree = map(jax.tree.structure, (operation.in_avals, operation.out_aval))
+
+    def apply(*leaves):
+        return jax.tree.leaves(operation.expand(*in_tree.unflatten(leaves)))
+
+    if not any(map(_is_inexact, jax.tree.leaves(operation.out_aval))):
+        return Expanded(apply)
+    if not any(map(_is_function, operation.params.values())):
+        return None
+    if kind.transpose is not HiPrim.transpose:
+        return Expanded(apply)
+    if kind.jvp is HiPrim.jvp:
+        return None
+
+    def rule(*args):
+        primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
+        zeros = [ad.Zero(jax.typeof(t)) if jax.typeof(t).dtype == float0 else t for t in tangents]
+        outs, moved = operation.jvp(in_tree.unflatten(primals), in_tree.unflatten(zeros))
+        found = (None if isinstance(t, ad.Zero) else t for t in out_tree.flatten_up_to(moved))
+        return [*out_tree.flatten_up_to(outs), *found]
+
+    return Operation(apply, rule, list(subjaxprs(operation.params)))
+
+
+def _is_function(held):
+    return callable(held) and not isinstance(held, type)
+
+
+def _is_inexact(aval):
+    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
 
 
 def _shard_map(params):
     mapped = frozenset(params["newly_manual_axes" if VERSION >= (0, 10, 2) else "manual_axes"])
     mesh, specs = params["mesh"], (params["in_specs"], params["out_specs"])
     return ShardMap(params["jaxpr"], dict(mesh.shape), *specs, mapped, mesh)
-
-
-def _flat(fun, *trees):
-    def flat(*leaves):
-        rest = iter(leaves)
-        args = [jax.tree.unflatten(tree, [next(rest) for _ in range(tree.num_leaves)]) for tree in trees]
-        return jax.tree.leaves(fun(*args))
-
-    return flat
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {

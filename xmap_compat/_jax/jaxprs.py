@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.experimental import hijax
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -17,6 +18,8 @@ references = part("references")
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
 JaxprEqn = jex_core.JaxprEqn
+# Operations that JAX, or a user, defines as classes: since 0.12.
+HiPrim: Any = hijax.HiPrim if VERSION >= (0, 12, 0) else ()  # type: ignore[attr-defined]
 
 
 def _sample_collective(x):
@@ -63,8 +66,8 @@ def subjaxprs(params: Any) -> Iterator[Any]:
     elif isinstance(params, (tuple, list)):
         for value in params:
             yield from subjaxprs(value)
-    elif type(operation := params).__name__ == "CustomRoot":
-        yield operation.solve_jaxpr  # since 0.12
+    elif isinstance(params, HiPrim):
+        yield from subjaxprs(params.params)
 
 
 def walk(held: Any, once: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad
 
+from xmap_compat._jax.jaxprs import HiPrim
 from xmap_compat._jax.partial import of_compiler
 from xmap_compat._jax.types import varying_axes_of, varying_like
 from xmap_compat._jax.version import VERSION
@@ -65,5 +66,5 @@ def _varying_operation(operation, mesh_axes):
     vary = lambda avals: jax.tree.map(lambda aval: varying_like(aval, mesh_axes), avals)  # noqa: E731
     varying = copy.copy(operation)
     varying.in_avals, varying.out_aval = vary(operation.in_avals), vary(operation.out_aval)
-    varying.in_avals_flat, varying.out_avals_flat = map(vary, (operation.in_avals_flat, operation.out_avals_flat))
+    HiPrim.__init__(varying)
     return varying

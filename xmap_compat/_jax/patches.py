@@ -145,7 +145,8 @@ def _batching(primitive, own, rule):
         if (axis_data.name in axes) != own:
             return original(axis_data, operands, dims, **params)
         if own:
-            return rule(batching.bdim_at_front(x, d, axis_data.size), axis_data.name, **{**params, "axis_name": axes})
+            x = batching.bdim_at_front(x, d, jax.lax.axis_size(axis_data.name))
+            return rule(x, axis_data.name, **{**params, "axis_name": axes})
         return rule(x, d, **params) if d is not None else (primitive.bind(x, **params), None)
 
     return batch

@@ -121,8 +121,7 @@ def define_named_primitive(
       bind: binds the primitive, for its derivatives.
       cotangent: ``(cotangent, index, operands, **params)``: that of the operand at ``index``, of which only the
         type is given.
-      batch: ``(operands, dims, name=, size=, **params) -> (result, dim)`` for one vmap, which may bind the axis
-        ``name``.
+      batch: ``(operands, dims, name=, **params) -> (result, dim)`` for one vmap, which may bind the axis ``name``.
 
     It has no lowering: a collective exists only until its axes are resolved.
     """
@@ -158,7 +157,7 @@ def define_named_primitive(
     ad.primitive_transposes[primitive] = transpose
 
     def batch_named(axis_data, operands, dims, **params):
-        return batch(operands, dims, name=axis_data.name, size=axis_data.size, **params)
+        return batch(operands, dims, name=axis_data.name, **params)
 
     batching.fancy_primitive_batchers[primitive] = batch_named
     return primitive

@@ -31,6 +31,11 @@ def current_trace() -> Any:
     return trace_state.get_opaque_trace_state()
 
 
+def is_staging() -> bool:
+    """Whether what is called now is traced for an outer function, and runs later or never."""
+    return isinstance(jax.lax.full((), 0), jax.core.Tracer)
+
+
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
     return tuple(trace_state.unsafe_get_axis_names_DO_NOT_USE())

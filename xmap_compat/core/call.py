@@ -194,10 +194,10 @@ def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placemen
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
 
 
-def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:
     """The arguments of a call at top level, with those on one device moved to the mesh in scope.
 
-    None if there are no such arguments, or others that are committed to other devices.
+    None if there are no such arguments, or others that are committed to other devices; the error says so then.
     """
     scope = current_scope()
     if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
@@ -207,6 +207,8 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...]) -> tuple[Any, ..
     homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
     on_one_device = [len(home) == 1 for home in homes]
     elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
+    if any(elsewhere):
+        error.add_note(errors.committed_elsewhere_note())
     if any(elsewhere) or not any(on_one_device):
         return None
     placements = _placements(declared, arguments.sizes, scope)

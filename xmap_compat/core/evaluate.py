@@ -227,7 +227,7 @@ _STRUCTURED: dict[type, Rule] = {
     _jax.CustomVjp: custom_derivatives.custom_vjp,
     _jax.CustomVmap: custom_batching.custom_vmap,
     _jax.LinearSolve: solvers.linear_solve,
-    _jax.Root: solvers.root,
+    _jax.Operation: solvers.operation,
     _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
 }

@@ -74,8 +74,6 @@ class Mesh(jax.sharding.Mesh):
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         _jax.exit_mesh(self.physical_mesh)
-        if error is not None and _jax.is_device_mismatch(error):
-            errors.note_once(error, errors.committed_elsewhere_note())
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, jax.sharding.Mesh) and self.physical_mesh is mesh_of_jax(other)

@@ -100,7 +100,7 @@ def _names_of(x, checker, memo):
             pending.pop()
             continue
         kind, origin = _jax.tracer_origin(value)
-        operands = list(origin[2]) if kind == "equation" else [origin] if kind in ("same", "closure") else []
+        operands = list(origin[2]) if kind == "equation" else [origin] if kind == "same" else []
         missing = [v for v in operands if id(v) not in memo]
         if missing:
             pending.extend(missing)
@@ -113,7 +113,7 @@ def _names_of(x, checker, memo):
 def _step(value, kind, origin, operands, checker) -> Names:
     if kind == "constant":
         return frozenset()
-    if kind in ("same", "closure"):
+    if kind == "same":
         return operands[0]
     if kind == "equation":
         eqn, index, _ = origin

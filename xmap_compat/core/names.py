@@ -7,6 +7,7 @@ that would need one resource at once, and tells the evaluation what the carries 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -259,14 +260,11 @@ def linear_solve_names(inputs: Sequence[Names]) -> Names:
     return _union(inputs)
 
 
-def _root(checker: Checker, root: _jax.Root, inputs: Sequence[Names]) -> list[Names]:
-    return [root_names(checker, root, inputs)] * len(_jax.open_jaxpr(root.body)[0].outvars)
-
-
-def root_names(checker: Checker, root: _jax.Root, inputs: Sequence[Names]) -> Names:
+def _operation(checker: Checker, held: _jax.Operation, inputs: Sequence[Names]) -> list[Names]:
     """One set for all results: a root depends on all that its equation depends on."""
-    num_consts, num_roots, _ = root.lengths
-    return _union([*inputs, *checker.results(root.body, inputs[: num_consts + num_roots])])
+    union = _union(inputs)
+    found = [checker.results(body, [union] * len(body.in_avals)) for body in held.bodies]
+    return [_union([union, *itertools.chain(*found)])] * len(checker._around[-1].outvars)
 
 
 # Of others (custom_vmap, shard_map, linear maps of roots) the results vary over what the operands do.
@@ -279,5 +277,5 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] 
     _jax.While: _while,
     _jax.Cond: _cond,
     _jax.LinearSolve: _linear_solve,
-    _jax.Root: _root,
+    _jax.Operation: _operation,
 }

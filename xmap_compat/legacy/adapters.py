@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,7 +186,34 @@ def without_names(constructor: Callable[..., Any], position: int) -> Callable[..
 
 _X64 = ("jax.experimental", "jax.experimental.x64_context")
 # By the names under which programs find them.
+
+
+def trace_state_clean() -> bool:
+    """Whether nothing is traced or transformed now."""
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return False
+    return True
+
+
+def safe_zip(*lists: Any) -> list[Any]:
+    return list(zip(*map(list, lists), strict=True))
+
+
+def split_list(args: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Pieces of these lengths, and the rest."""
+    ends = [0, *itertools.accumulate(lengths), len(args)]
+    return [list(args[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
 ADAPTERS: dict[str, Any] = {
+    "jax.core.trace_state_clean": trace_state_clean,
+    "jax.util.safe_map": lambda f, *lists: [f(*items) for items in safe_zip(*lists)],
+    "jax.util.safe_zip": safe_zip,
+    "jax.util.unzip2": lambda pairs: tuple(zip(*pairs)) or ((), ()),
+    "jax.util.split_list": split_list,
+    "jax.util.wraps": functools.wraps,
     "jax.experimental.pjit.with_sharding_constraint": with_sharding_constraint,
     "jax.device_put_replicated": device_put_replicated,
     "jax.device_put_sharded": device_put_sharded,

@@ -82,7 +82,7 @@ def find(row: removed.Removed) -> Any:
         return _refused(row)
     if row.kind == removed.ADAPTER:
         return adapters.ADAPTERS[row.name]
-    return at(row.now) if row.public else _jax.inside(row.name)
+    return at(row.now)
 
 
 @functools.cache

@@ -31,11 +31,6 @@ class Removed:
     kind: str
     now: str
 
-    @property
-    def public(self) -> bool:
-        """Whether everyone finds the object at ``now``; otherwise JAX has it, if at all, inside."""
-        return self.now != INSIDE
-
 
 INSIDE = "something else: it is an inside of JAX, without a public place"
 CALLBACK = "jax.debug.callback, jax.pure_callback or jax.experimental.io_callback"
@@ -132,7 +127,7 @@ alias   0.10.0  jax.core.{primal_dtype_to_tangent_dtype valid_jaxtype} -> jax.ex
 alias   0.9.0   jax.core.{subjaxprs mapped_aval unmapped_aval} -> jax.extend.core.{}
 alias   0.9.0   jax.core.get_aval -> jax.typeof
 adapter 0.5.0   jax.core.raise_to_shaped -> the type as it is: jax.typeof(x)
-alias   0.6.0   jax.core.trace_state_clean -> INSIDE
+adapter 0.6.0   jax.core.trace_state_clean -> jax.sharding.get_mesh raises while JAX traces
 refused 0.4.35  jax.core.ConcreteArray -> jax.core.Tracer: what is no tracer is concrete
 refused 0.4.35  jax.core.{thread_local_state new_base_main cur_sublevel} -> INSIDE
 refused 0.6.0   jax.core.axis_frame -> jax.lax.axis_size(name)
@@ -142,8 +137,12 @@ refused 0.2.10  jax.abstract_arrays.ConcreteArray -> jax.core.Tracer: what is no
 adapter 0.4.20  jax.linear_util.wrap_init -> jax.extend.linear_util.wrap_init(f, debug_info=...)
 alias   0.4.20  jax.linear_util.{transformation transformation_with_aux merge_linear_aux} -> jax.extend.linear_util.{}
 alias   0.4.20  jax.linear_util.WrappedFun -> jax.extend.linear_util.WrappedFun
-alias   0.6.0   jax.util.{safe_map safe_zip unzip2 split_list subvals toposort wrap_name wraps cache} -> INSIDE
-alias   0.6.0   jax.util.HashableFunction -> INSIDE
+adapter 0.6.0   jax.util.safe_map -> list(map(f, *lists)), for lists of one length
+adapter 0.6.0   jax.util.safe_zip -> list(zip(*lists, strict=True))
+adapter 0.6.0   jax.util.unzip2 -> zip(*pairs)
+adapter 0.6.0   jax.util.split_list -> slices of a list
+adapter 0.6.0   jax.util.wraps -> functools.wraps
+refused 0.6.0   jax.util.{subvals toposort wrap_name cache HashableFunction} -> INSIDE
 alias   0.2.10  jax.util.partial -> functools.partial
 alias   0.4.20  jax.config.config -> jax.config
 alias   0.2.10  jax.config.FLAGS -> jax.config

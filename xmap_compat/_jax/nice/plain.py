@@ -21,10 +21,6 @@ class recovery:
     def recovering(jitted, recovery, calling):
         return jitted
 
-    @staticmethod
-    def is_device_mismatch(error):
-        return False
-
 
 class contexts:
     """`with jax.sharding.Mesh(...)` sets no mesh for xmap; bare PartitionSpecs do not mean the mesh of xmap_compat's"""
@@ -62,36 +58,12 @@ class spmd:
         return contextlib.nullcontext()
 
 
-class options:
-    """jax.config does not accept the options of old JAX"""
-
-    @staticmethod
-    def accept_options(restoration, defaults, heard=None):
-        return None
-
-    @staticmethod
-    def set_for_all_threads(context, value):
-        return None
-
-
-class insides:
-    """old names for insides of JAX are not put back"""
-
-    @staticmethod
-    def inside(name):
-        raise AttributeError(name)
-
-
 class processes:
     """processes do not compare their calls"""
 
     @staticmethod
     def process_store():
         return None
-
-    @staticmethod
-    def is_staging():
-        return False
 
 
 class origins:

@@ -1,4 +1,4 @@
-"""What joins the processes of a program: their store of keys and values, and whether a trace is run at once."""
+"""What joins the processes of a program: their store of keys and values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 from jax._src import distributed
-
-from xmap_compat._jax.version import trace_state
 
 
 class ProcessStore:
@@ -22,8 +20,12 @@ class ProcessStore:
         try:
             self.client.key_value_set(key, value)
             return value
-        except jax.errors.JaxRuntimeError:  # it has one, or the store is lost: then this fails too
-            return self.client.blocking_key_value_get(key, 10_000)
+        except jax.errors.JaxRuntimeError:
+            folder, _, name = key.rpartition("/")
+            found = self.under(folder)
+            if name not in found:  # the store is lost
+                raise
+            return found[name]
 
     def under(self, folder: str) -> dict[str, str]:
         """The keys directly or indirectly under ``folder/``, relative to it, with their values."""
@@ -33,27 +35,16 @@ class ProcessStore:
             return {}
         return {key.removeprefix(f"{folder}/"): value for key, value in found}
 
-    def wait(self, key: str, seconds: float) -> str | None:
-        """The value of a key as soon as it has one; None if that takes longer."""
-        began = time.monotonic()
-        try:
-            return self.client.blocking_key_value_get(key, max(int(seconds * 1000), 1))
-        except jax.errors.JaxRuntimeError:
-            # Whatever the coordinator says when the time is over; what it says before is a failure.
-            if time.monotonic() - began < seconds * 0.5:
-                raise
-            return None
-
-    def forget(self, key: str) -> None:
-        self.client.key_value_delete(key)
+    def wait(self, folder: str, name: str, seconds: float) -> str | None:
+        """The value of a key in a folder as soon as it has one; None if that takes longer."""
+        until, pause = time.monotonic() + seconds, 0.001
+        while name not in (found := self.under(folder)) and time.monotonic() < until:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        return found.get(name)
 
 
 def process_store() -> ProcessStore | None:
     """That of this process; None if it has not joined others."""
     client = distributed.global_state.client
     return None if client is None else ProcessStore(client)
-
-
-def is_staging() -> bool:
-    """Whether what is called now is traced for an outer function, and runs later or never."""
-    return trace_state.unsafe_am_i_under_a_jit_DO_NOT_USE()

@@ -41,8 +41,3 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
     made.__setstate__({**state, "cache_miss": cache_miss})
     made.__dict__.update(vars(jitted))
     return made
-
-
-def is_device_mismatch(error: BaseException) -> bool:
-    """Whether an error of JAX says that arrays or programs in one computation are on different devices."""
-    return isinstance(error, ValueError) and "Received incompatible devices" in str(error)

@@ -38,9 +38,6 @@ class History:
             number = self.count
             self.count += 1
         _Comparison(self, number, made, timeout, staged).run()
-        if number:
-            # All have come to this one, and so have done with the one before.
-            self.store.forget(f"{self.folder(number - 1)}/digest/{jax.process_index()}")
 
     def tell(self, made: Fingerprint) -> None:
         """Of a call that needs no other process: if they wait for another one meanwhile, they can say why."""
@@ -113,7 +110,9 @@ class _Comparison:
                 self.warns = False
                 text = errors.processes_late_text(missing, now - began, until - now, self.place)
                 warnings.warn(text, UserWarning, stacklevel=_jax.user_stacklevel())
-            self.store.wait(f"{self.folder}/digest/{missing[0]}", min(until - now, self.timeout * WARNING_AFTER, 1.0))
+            self.store.wait(
+                f"{self.folder}/digest", str(missing[0]), min(until - now, self.timeout * WARNING_AFTER, 1.0)
+            )
 
     def _differences(self, digests: Mapping[int, str]) -> list[str]:
         """For each digest that is not most processes', in which words they differ."""
@@ -132,7 +131,7 @@ class _Comparison:
         return json.dumps([self.place, dict(self.made.parts), lines])
 
     def _details_of(self, process):
-        found = self.store.wait(f"{self.folder}/details/{process}", min(self.timeout, 10.0))
+        found = self.store.wait(f"{self.folder}/details", str(process), min(self.timeout, 10.0))
         return json.loads(found) if found is not None else None
 
 

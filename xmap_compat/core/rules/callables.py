@@ -89,7 +89,7 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
     if (id(eqn), order) not in ev.rules:
         inner = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
         found = [collectives_of_rules(ev, e, order) for e in inner]
-        if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.Root)):
+        if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.Operation)):
             try:
                 made = _jax.open_jaxpr(derivative(ev.trace, eqn))[0].eqns
                 found += [collectives_of(e) | collectives_of_rules(ev, e, order + 1) for e in made]

@@ -204,7 +204,7 @@ def _replaced(values, index, value):
     return (*values[:index], value, *values[index + 1 :])
 
 
-def _batch(operands, dims, *, name, size, axes, subscripts, mentions, **options):
+def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
     """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else it is kept."""
     label = next(fresh_labels(subscripts.inputs))
     inputs = tuple(
@@ -214,7 +214,7 @@ def _batch(operands, dims, *, name, size, axes, subscripts, mentions, **options)
     if name in axes:
         rest = tuple(a for a in axes if a != name)
         out = bind_contraction(*operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options)
-        return out * np.asarray(size).astype(out.dtype) if inputs == subscripts.inputs else out, None
+        return out * np.asarray(lax.axis_size(name)).astype(out.dtype) if inputs == subscripts.inputs else out, None
     order = output_order(inputs, subscripts.output, [label])
     out = bind_contraction(*operands, axes=axes, subscripts=Subscripts(inputs, order), **options)
     return out, order.index(label) if label in order else None

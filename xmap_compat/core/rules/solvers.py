@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.device import vary_over
-from xmap_compat.core.names import linear_solve_names, root_names
-from xmap_compat.core.rules.callables import evaluate_callable
-from xmap_compat.core.values import NamedValue, is_inexact, split
+from xmap_compat.core.names import linear_solve_names
+from xmap_compat.core.rules.custom_derivatives import custom_jvp
+from xmap_compat.core.values import NamedValue, split
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
@@ -53,34 +51,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
     return [*outs[0], *outs[1]] if has_aux else outs
 
 
-def root(ev: Evaluator, root: _jax.Root, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Rebuilt around the evaluated functions: at the root x(p) of f, ``dx = -tangent_solve(D_p f dp)``."""
-    names = root_names(ev.checker, root, [v.names for v in operands])
-    num_roots = root.lengths[1]
-
-    def evaluated(fun, values):
-        outs = evaluate_callable(ev, fun, values)
-        return ev.conformed(outs, [names] * len(outs))
-
-    @jax.custom_jvp
-    def solve(*values):
-        consts, guess, _, _ = split(values, *root.lengths)
-        return evaluated(root.solve, [*consts, *guess])
-
-    @solve.defjvp
-    def jvp(primals, tangents):
-        _, _, consts, solve_consts = split(primals, *root.lengths)
-        _, _, consts_dot, _ = split(tangents, *root.lengths)
-        outs = solve(*primals)
-        x, aux = outs[:num_roots], outs[num_roots:]
-        _, residuals = jax.jvp(lambda *consts: evaluated(root.f, [*consts, *x]), consts, consts_dot)
-        x_dot = evaluated(root.tangent_solve, [*solve_consts, *x, *residuals])
-        negative = [dataclasses.replace(v, data=-v.data) for v in x_dot]
-        return outs, [*negative, *map(_no_tangent, aux)]
-
-    return solve(*operands)
-
-
-def _no_tangent(value):
-    exact = not is_inexact(value)
-    return dataclasses.replace(value, data=np.zeros(np.shape(value.data), _jax.float0) if exact else value.data * 0)
+def operation(ev: Evaluator, held: _jax.Operation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
+    body = ev.trace(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

@@ -110,7 +110,7 @@ def of_row(row: removed.Removed) -> Advice:
     """What becomes of a name of the table, where this JAX lacks it."""
     if row.kind == removed.REFUSED:
         return Advice(CHANGE, f"write {row.now}; it can be imported {UNDER}, and raises at use")
-    return Advice(WORKS, f"{INSTALLED}, or write {row.now}" if row.public else INSTALLED)
+    return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
 
 
 def of_module(name: str) -> Advice:

@@ -18,7 +18,7 @@ PACKAGE, SPEC, CONSTRAINT = "xmap_compat", removed.SPEC, "jax.experimental.pjit.
 MESH, SHARDING = "jax.sharding.Mesh", removed.SHARDING
 MESHES = (f"{MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 # Of the table, names of the same objects or modules; those that some supported JAX still has are left alone.
-_SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE) and row.public]
+_SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE)]
 RENAMED = {
     **{f"{MAPS}.{name}": f"{PACKAGE}.{now}" for name, now in OURS.items()},
     **{f"{MAPS}.{name}": HASHABLE for name in HASHABLES},

@@ -24,7 +24,7 @@ def new_name(module: str, name: str) -> str | None:
         if module in GONE_MODULES:
             raise NotWritable(f"a use of {module}, which JAX has no more")
         return None
-    if row.kind != ALIAS or not row.public:
+    if row.kind != ALIAS:
         raise NotWritable(f"a use of {row.name}, which JAX has no more: write {row.now}")
     return row.now
 
