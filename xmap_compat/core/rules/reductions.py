@@ -15,7 +15,7 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices, travel
 from xmap_compat.core.indices import index_of
-from xmap_compat.core.rules.groups import reduce_in_groups
+from xmap_compat.core.rules.groups import reduce_in_groups, sum_in_groups
 from xmap_compat.core.rules.parameters import Params, axis_names, check_source, positions
 from xmap_compat.core.rules.row import Rule, reduced
 from xmap_compat.core.specs import AxisName
@@ -110,7 +110,7 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
 
     def extremum(loc, x, mesh_axes):
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            return reduce(gather_devices(loc, x, mesh_axes), tuple(range(len(mesh_axes))))
+            return reduce(gather_devices(loc, lax.expand_dims(x, [0]), mesh_axes), (0,))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
         if jnp.finfo(x.dtype).bits < 8:  # no integers to compare it by; all its values are values of float32
@@ -157,13 +157,13 @@ def _over_axes(reduce: Callable) -> Callable:
     return lambda loc, params, value: reduce(loc, value, axis_names(params), positions(params))
 
 
-def _reduction(name: str, over: Callable, reduce: Callable) -> Rule:
-    return Rule(name, reduced, _over_axes(over), reduce_in_groups(reduce), reduces=True)
+def _reduction(name: str, over: Callable, in_groups: Callable) -> Rule:
+    return Rule(name, reduced, _over_axes(over), in_groups, reduces=True)
 
 
 RULES = {
-    "psum": _reduction("psum", sum_over, lax.reduce_sum),
-    "pmax": _reduction("pmax", max_over, lax.reduce_max),
-    "pmin": _reduction("pmin", min_over, lax.reduce_min),
+    "psum": _reduction("psum", sum_over, sum_in_groups),
+    "pmax": _reduction("pmax", max_over, reduce_in_groups(lax.reduce_max)),
+    "pmin": _reduction("pmin", min_over, reduce_in_groups(lax.reduce_min)),
     "pbroadcast": Rule("pbroadcast", reduced, _pbroadcast, check=check_source),
 }
