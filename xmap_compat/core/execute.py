@@ -165,10 +165,9 @@ def _without_loops(loc: Locality) -> Locality:
 def _enter(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    kept = [k for k in range(jnp.ndim(data)) if k not in named or loc.has_local_dim(named[k])]
-    # A reshape, and no squeeze: XLA copies what the transpose of that makes.
-    data = _jax.reshaped(data, [data.shape[k] for k in kept]) if len(kept) < jnp.ndim(data) else data
-    return NamedValue(data, tuple(map(named.get, kept)), frozenset(named.values()))
+    squeezed = [k for k, n in named.items() if not loc.has_local_dim(n)]
+    dims = tuple(named.get(k) for k in range(jnp.ndim(data)) if k not in squeezed)
+    return NamedValue(lax.squeeze(data, squeezed) if squeezed else data, dims, frozenset(named.values()))
 
 
 def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
