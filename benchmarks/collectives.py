@@ -146,6 +146,11 @@ def _backwards(n):
     return jnp.arange(n)[::-1]
 
 
+def _taken(x, axes):
+    everything = _gathered(x, axes)
+    return jnp.take(everything, _backwards(len(everything)), axis=0, mode="clip")
+
+
 PAIRS: dict[str, Pair] = {
     "psum": Pair(lambda v: lax.psum(v, "i"), lambda x, axes: lax.psum(x.sum(0), axes)),
     "pmean": Pair(lambda v: lax.pmean(v, "i"), _mean),
@@ -208,8 +213,8 @@ PAIRS: dict[str, Pair] = {
     "sort": Pair(lambda v: xnp.sort(v, "i"), _along(lambda x: jnp.sort(x, 0)), each=True),
     "flip": Pair(lambda v: xnp.flip(v, "i"), _along(lambda x: x[::-1]), each=True),
     "roll": Pair(lambda v: xnp.roll(v, 1, axis="i"), _rotated, each=True),
-    "take": Pair(lambda v: xnp.take(v, _backwards(len(v)), axis="i"), lambda x, axes: _gathered(x, axes)[::-1]),
-    "pgather": Pair(lambda v: pgather(v, _backwards(len(v)), "i"), lambda x, axes: _gathered(x, axes)[::-1]),
+    "take": Pair(lambda v: xnp.take(v, _backwards(len(v)), axis="i"), _taken),
+    "pgather": Pair(lambda v: pgather(v, _backwards(len(v)), "i"), _taken),
 }
 
 

@@ -20,6 +20,7 @@ GOALS = {
     "bytes": 1.0,
     "temps": 1.0,
 }
+MOVED = "same collectives, groups and bytes, or no more of them with no more bytes"
 TOLERANCE = 0.005
 NOISE = 1.5  # of two times on a busy machine
 TIMED_COLUMNS = {
@@ -184,11 +185,19 @@ def moved_verdicts(comparison: Comparison) -> Iterator[Verdict]:
     listed = [_listed(side) for side in (comparison.ours, comparison.theirs)]
     yield Verdict(
         name,
-        "same collectives, groups and bytes, or less of them",
+        MOVED,
         _moves_no_more(comparison),
         f"collectives {listed[0]}, by hand {listed[1]}",
     )
     yield Verdict(name, "same results", not comparison.difference, f"results differ {comparison.difference}")
+
+
+def scratch_verdict(comparison: Comparison) -> Verdict:
+    """Whether no more scratch memory is taken, to the byte."""
+    ours, theirs = comparison.ours.temporaries, comparison.theirs.temporaries
+    return Verdict(
+        comparison.name, "no more scratch memory than by hand", ours <= theirs, f"temps {ours} against {theirs}"
+    )
 
 
 def loops_verdicts(name: str, group: Sequence[Comparison], falls: bool) -> Iterator[Verdict]:

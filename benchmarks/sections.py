@@ -44,6 +44,7 @@ def run_moved(groups: Groups, effort: Effort) -> Iterator[Verdict]:
         comparison = compare(case)
         print(report.compiled_row(name, [comparison], width), flush=True)
         yield from report.moved_verdicts(comparison)
+        yield report.scratch_verdict(comparison)
 
 
 def run_loops(groups: Groups, effort: Effort) -> Iterator[Verdict]:

@@ -143,32 +143,85 @@ def test_compiled_programs_are_no_worse(case):
     assert [v for v in report.compiled_verdicts(compare(case)) if not v.met] == []
 
 
-# Programs whose gradient moves more than by hand, each under every placement, and why.
+# Programs whose gradient moves more bytes or in more collectives than by hand under some placement, and why.
 MOVES_MORE = {
-    "psum in groups inside": "the transpose in a body is the collective again, which gathers",
-    "all_gather in groups inside": "as above",
-    "psum_scatter in groups inside": "as above",
-    "all_to_all in groups inside": "as above",
-    "jnp.sum inside": "JAX broadcasts the cotangent along dimensions before it sums over the axis",
-    "jnp.std inside": "fewer bytes, but by hand XLA merges two of the sums",
-    "logsumexp inside": "as above",
-    "cumsum inside": "results along an axis are named again by an all_to_all, whose transpose moves cotangents",
-    "cumprod inside": "as above",
-    "sort inside": "as above",
-    "flip inside": "as above",
+    "jnp.std inside": "no more bytes, but one sum more: in a body a cotangent is summed where its value was, which is after "
+    "its division by the sum of the squares. By hand it is summed before, and XLA merges that with the sum of the squares",
+    "logsumexp inside": "as above, with the sum of the exponentials",
+    "pmax in groups outside": "one all-reduce of the extrema's cotangents, by hand a reduce-scatter of all the elements': "
+    "its result is larger where a group has more members than a device has elements, but half as much or less is sent",
+    "all_to_all in groups inside": "the transpose in a body is the collective again, which gathers",
 }
 if jax.__version_info__ < (0, 11):
-    MOVES_MORE["sequence checkpoint"] = "XLA of jax 0.10 keeps the gather that the checkpoint repeats"
+    for step in ("fsdp", "sequence"):
+        MOVES_MORE[f"{step} checkpoint"] = (
+            "XLA of jax 0.10 keeps the gather that the checkpoint repeats, and by hand not"
+        )
+
+# Programs with more scratch memory than by hand under some placement, and why.
+_COPIES = "XLA copies a result to give back the dimension of an axis that fills its mesh axes: see the test below"
+_ONE_BY_ONE = "a device pulls back the cotangent of each of its elements, by hand their sum"
+_INDEXED = "each element takes its group by an index that differs between devices; by hand the groups are slices"
+_TINY = "less than 128 B: the tables of indices, or how XLA packs small buffers"
+MORE_SCRATCH = {
+    **dict.fromkeys(["psum outside", "pmean outside", "jnp.mean outside", "along inside"], _COPIES),
+    **dict.fromkeys([f"fsdp{kind and ' '}{kind}" for kind in collectives.GATHERS], _COPIES),
+    **dict.fromkeys([f"sequence {kind}" for kind in ("scan", "checkpoint in scan")], _COPIES),
+    **{
+        f"{name} inside": _ONE_BY_ONE
+        for name in ["prod", "median", "cumsum", "cumprod", "sort", "flip", "take", "pgather", "along"]
+    },
+    **{
+        f"{name} in groups {where}": _INDEXED
+        for name in ("all_gather", "all_to_all")
+        for where in ("outside", "inside")
+    },
+    "pmax in groups outside": _INDEXED,
+    **dict.fromkeys(["jnp.sum outside", "jnp.sum inside"], _TINY),
+    **{f"{name} outside": _TINY for name in ("cumsum", "flip", "sort")},
+}
+
+
+def program_of(case):
+    """The name of a case without its placement."""
+    is_placement = lambda word: ":" in word or word in collectives.PLACEMENTS
+    return " ".join(word for word in case.name.split() if not is_placement(word))
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in collectives.cases()])
 def test_gradients_of_collectives_move_no_more_than_by_hand(case):
-    missed = {v.goal for v in report.moved_verdicts(compare(case)) if not v.met}
-    if case.name.rpartition(" ")[0] in MOVES_MORE:
-        assert "same results" not in missed
-    else:
-        assert not missed
+    comparison = compare(case)
+    missed = {v.goal for v in report.moved_verdicts(comparison) if not v.met}
+    program = program_of(case)
+    assert missed <= ({report.MOVED} if program in MOVES_MORE else set())
+    if program not in MORE_SCRATCH:
+        assert comparison.ours.temporaries <= comparison.theirs.temporaries
+
+
+def test_few_programs_move_more_than_by_hand_and_none_of_them_gathers_weights_or_sequences():
+    newest = {name for name, why in MOVES_MORE.items() if "jax 0.10" not in why}
+    assert len(newest) <= 5
+    assert not any(word in name for name in newest for word in ("fsdp", "sequence", "scan", "checkpoint"))
+
+
+def test_xla_copies_a_result_whose_dimension_of_one_element_comes_back():
+    """The step of ``fsdp scan i:x.y`` by hand, where the weights' dimension of one element is kept, and where not."""
+
+    def scratch(squeeze):
+        def layer(x, w):
+            whole = lax.all_gather(w[None] if squeeze else w, ("x", "y"), tiled=True).reshape(-1, w.shape[-1])
+            return x + jnp.tanh(x @ whole) @ whole.T, None
+
+        def on_device(weights, x):
+            out, _ = lax.scan(layer, x, weights[:, 0] if squeeze else weights)
+            return lax.pmean(jnp.mean(out**2), ("x", "y"))
+
+        specs = (P(None, ("x", "y")), P(("x", "y")))
+        step = jax.grad(jax.shard_map(on_device, mesh=programs.make_mesh(), in_specs=specs, out_specs=P()))
+        return statistics_of(step, np.ones((3, 8, 16, 64), np.float32), np.ones((8, 2, 128), np.float32)).temporaries
+
+    assert scratch(squeeze=True) - scratch(squeeze=False) == 3 * 16 * 64 * 4
 
 
 @pytest.mark.sampled(1)

@@ -113,8 +113,7 @@ def _named_again(y, axis_name, fun):
     size = lax.axis_size(axis_name)
     if y.ndim == 0 or y.shape[0] != size:
         raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
-    # Element k of what everyone holds becomes the value at index k: no data needs to move.
-    return lax.all_to_all(y, axis_name, 0, 0, tiled=True)[: 1 if size else 0].reshape(y.shape[1:])
+    return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False) if size else y.reshape(y.shape[1:])
 
 
 # ---------------------------------------------------------------------- direct forms

@@ -77,6 +77,8 @@ CASES = {
     "reduce_or": (lambda x: lax.reduce_or(x > 0.5, (1,)), [(5, 6)], floats),
     "reduce_xor": (lambda x: lax.reduce_xor(x > 0.5, (1,)), [(5, 6)], floats),
     "squeeze": (lambda x: lax.squeeze(x, (0, 2)), [(1, 6, 1)], floats),
+    "slice": (lambda x: lax.slice(x, (1, 0, 2), (5, 3, 7)), [(5, 6, 7)], floats),
+    "slice strided": (lambda x: lax.slice(x, (1, 0, 2), (5, 6, 7), (2, 3, 1)), [(5, 6, 7)], floats),
     "transpose": (lambda x: lax.transpose(x, (2, 0, 1)), [(5, 6, 7)], floats),
     "broadcast_in_dim": (lambda x: lax.broadcast_in_dim(x, (5, 3, 6), (0, 2)), [(5, 6)], floats),
     "dot_general": (

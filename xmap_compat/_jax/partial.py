@@ -92,26 +92,22 @@ def _agreeing(some, others):
 
 
 def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
-    """``lax.psum_scatter`` of the first dimension, which JAX (to 0.12) cannot lower for values that are Explicit."""
+    """Tiled ``lax.psum_scatter`` of the first dimension, which JAX (to 0.12) cannot lower for values that are Explicit."""
     if any(explicit_spec(x)):
-        return lax.reduce_sum(lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True), [0])
-    return lax.psum_scatter(x, axes, scatter_dimension=0, tiled=False)
+        traded = lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)
+        devices = lax.axis_size(axes)
+        return lax.reduce_sum(reshaped(traded, (devices, x.shape[0] // devices, *x.shape[1:])), [0])
+    return lax.psum_scatter(x, axes, scatter_dimension=0, tiled=True)
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
-    """All values in a new first dimension.  Of Explicit values JAX (to 0.12) cannot scatter the sums of a derivative.
+    """Tiled ``lax.all_gather`` of the first dimension; of Explicit values JAX (to 0.12) cannot scatter a cotangent's sums.
 
-    Tiled, where that matters: JAX mistypes untiled gathers of Explicit values, and the transpose of an untiled gather
-    is an untiled scatter, which JAX batches wrongly (to 0.12).
+    Tiled, as JAX mistypes untiled gathers of Explicit values and batches wrongly the scatter that is their transpose.
     """
-    if to == "invarying" and not any(explicit_spec(x)):
-        return _gather(x, axes, to)
-    return _gather(lax.expand_dims(x, [0]), axes, "invarying" if any(explicit_spec(x)) else to, tiled=True)
-
-
-def _gather(x, axes, to, tiled=False):
+    to = "invarying" if any(explicit_spec(x)) else to
     if VERSION >= (0, 10, 0) or to == "varying":
-        return lax.all_gather(x, axes, tiled=tiled, **({"to": to} if VERSION >= (0, 10, 0) else {}))
+        return lax.all_gather(x, axes, tiled=True, **({"to": to} if VERSION >= (0, 10, 0) else {}))
     from jax._src.lax import parallel
 
-    return parallel.all_gather_invariant(x, axes, tiled=tiled)
+    return parallel.all_gather_invariant(x, axes, tiled=True)

@@ -110,6 +110,22 @@ def restore_collective_transposes(restoration: Restoration) -> None:
 
     for primitive, rule in ((primitives.all_to_all_p, all_to_all), (pbroadcast_p, pbroadcast)):
         restoration.entry(ad.primitive_transposes, primitive, _linear_transpose(rule))
+    restoration.entry(ad.primitive_transposes, primitives.psum_p, _sum_then_broadcast)
+
+
+_transpose_psum = ad.primitive_transposes[primitives.psum_p]
+
+
+def _sum_then_broadcast(ct, *operands, axes, axis_index_groups):
+    """JAX broadcasts a cotangent along the positional axes of a psum before it sums over the named ones."""
+    names = tuple(a for a in axes if not isinstance(a, int))
+    sums = _transpose_psum(ct, *operands, axes=names, axis_index_groups=axis_index_groups)
+    return [
+        ad.Zero(x.aval)
+        if type(total) is ad.Zero
+        else jax.lax.broadcast_in_dim(total, x.aval.shape, [d for d in range(x.aval.ndim) if d not in axes])
+        for total, x in zip(sums, operands)
+    ]
 
 
 def _linear_transpose(rule):

@@ -193,26 +193,22 @@ def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 
 def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
-    """Gather into new leading dimensions, one for each mesh axis (or axis bound outside); ``to`` as of all_gather."""
+    """Gather along the first dimension, over mesh axes (and axes bound outside); ``to`` as of all_gather."""
     if _jax.is_key(data):
         # Gathering typed PRNG keys does not lower (jax 0.12): their raw data travels.
         impl = jax.random.key_impl(data)
-        return jax.random.wrap_key_data(_gather_with_tail(loc, jax.random.key_data(data), mesh_axes, to), impl=impl)
-    return _gather_with_tail(loc, data, mesh_axes, to)
-
-
-def _gather_with_tail(loc, data, mesh_axes, to):
+        return jax.random.wrap_key_data(gather_devices(loc, jax.random.key_data(data), mesh_axes, to), impl=impl)
     own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
     outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
     assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
     shape = data.shape
     if outer:
-        data = lax.all_gather(data, outer)
+        data = lax.all_gather(data, outer, tiled=True)
     if own and loc.nested:
         data = bind(gather_p, data, own, tuple(map(loc.mesh_size, own)))
     elif own:
         data = travel(loc, lambda x: _jax.gather(x, own, to), data)
-    return _jax.reshaped(data, (*map(loc.mesh_size, mesh_axes), *shape))
+    return _jax.reshaped(data, (math.prod(map(loc.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 
 def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], to: str = "invarying") -> NamedValue:
@@ -221,15 +217,18 @@ def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], to:
     present = loc.present(value, names)
     mesh, local = loc.parts_by_kind(present)
     data = leading(value, [part.name for part in local])
+    tail = data.shape[len(local) :]
+    data = _jax.reshaped(data, (math.prod(part.size for part in local), *tail))
     if mesh:
         data = gather_devices(loc, data, [part.name for part in mesh], to)
     have, want = [*mesh, *local], loc.parts(present)
-    order = [have.index(part) for part in want]
-    data = lax.transpose(data, (*order, *range(len(order), data.ndim))) if order != sorted(order) else data
-    tail = data.shape[len(have) :]
+    if have != want:
+        order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
+        data = lax.transpose(_jax.reshaped(data, (*(part.size for part in have), *tail)), order)
     full = [loc.place(n).size for n in names]
-    data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
-    data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data
+    if len(present) < len(names):
+        data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
+        data = jnp.broadcast_to(data, (*full, *tail))
     data = _jax.reshaped(data, (math.prod(full), *tail))
     return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 

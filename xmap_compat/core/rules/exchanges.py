@@ -20,7 +20,7 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import all_to_all_in_groups, reduce_scatter_in_groups
+from xmap_compat.core.rules.groups import all_to_all_in_groups, partial_sums
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import (
@@ -43,12 +43,30 @@ def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], pos
         return result if tiled else squeeze_positional(result, position)
     value = conform_to_names(loc, value, value.names | loc.own(names))
     summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
+    result = _scattered(loc, summed, names, position)
+    return result if tiled else squeeze_positional(result, position)
+
+
+def _scattered(loc, summed, names, position):
+    """The sums over devices of what each has summed already, cut along a positional dimension."""
     data, mesh, local = _split(loc, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
-        data = travel(loc, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh)))
-    result = NamedValue(data, (*(part.name for part in local), *summed.dims), value.names)
-    return result if tiled else squeeze_positional(result, position)
+        data = travel(loc, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
+        data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
+    return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
+
+
+def _scatter_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+    """Each member's piece is summed on a device, and those sums over devices."""
+    names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
+    members = np.zeros((loc.place(names[0]).size, len(groups[0])), np.int32)
+    for group in groups:
+        members[list(group)] = group
+    value = conform_to_names(loc, value, value.names | loc.own(names))
+    pieces = apply_positional(loc, lambda x: jnp.stack(jnp.split(x, len(groups[0]), at)), value)
+    result = squeeze_positional(_scattered(loc, partial_sums(loc, pieces, names, members, len(members)), names, 0), 0)
+    return result if params["tiled"] else squeeze_positional(result, at)
 
 
 def _split(loc: Locality, value: NamedValue, position: int, names: Sequence[AxisName]):
@@ -176,38 +194,42 @@ def _permute_slots(loc, data, moves, mesh_axes):
         for (source, destination), pairs in batch.items():
             send[source] = [slot for slot, _ in pairs]
             taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
-        outgoing = _take_slots(loc, data, send, mesh_axes)
+        outgoing = _take_slots(loc, [data], send, mesh_axes)
         buffers.append(travel(loc, functools.partial(_sent, mesh_axes, list(batch)), outgoing))
         nothing += width
     if (taken < 0).any():
         buffers.append(jnp.zeros_like(data[:1]))
         taken[taken < 0] = nothing
-    pool = lax.concatenate(buffers, 0) if len(buffers) > 1 else data
-    return _take_slots(loc, pool, taken, mesh_axes)
+    return _take_slots(loc, buffers, taken, mesh_axes)
 
 
 def _sent(mesh_axes, pairs, x):
     return lax.ppermute(x, mesh_axes, pairs)
 
 
-def _take_slots(loc, data, table, mesh_axes):
-    """Rows of ``data`` that a table ``[device, row]`` names for this device."""
+def _take_slots(loc, buffers, table, mesh_axes):
+    """Rows of the buffers, one after the other, that a table ``[device, row]`` names for this device."""
     if (table == table[:1]).all():
-        return _take_static(data, table[0])
+        return _take_static(buffers, table[0])
     rows = jnp.asarray(table)[device_index(loc, mesh_axes)]
-    return jnp.take(data, rows, axis=0, mode="clip")
+    return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
 
 
-def _take_static(data, rows):
-    if len(rows) == data.shape[0] and (rows == np.arange(len(rows))).all():
-        return data
-    runs = np.split(rows, np.nonzero(np.diff(rows) != 1)[0] + 1)
+def _take_static(buffers, rows):
+    begin = np.cumsum([0, *(len(buffer) for buffer in buffers)])
+    of = np.searchsorted(begin, rows, "right") - 1
+    runs = np.split(rows - begin[of], np.nonzero((np.diff(rows) != 1) | (np.diff(of) != 0))[0] + 1)
     if len(runs) <= 4:
-        pieces = [lax.slice_in_dim(data, int(run[0]), int(run[-1]) + 1) for run in runs]
-        return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
+        firsts = of[np.cumsum([0, *map(len, runs[:-1])])]
+        return _joined([lax.slice_in_dim(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
+    data = _joined(buffers)
     if (np.diff(rows) == -1).all() and len(rows) == data.shape[0]:
         return lax.rev(data, (0,))
     return jnp.take(data, rows, axis=0, mode="clip")
+
+
+def _joined(pieces):
+    return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
 Move = tuple[int, int, int, int]
@@ -266,7 +288,7 @@ def _ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
 
 
 TRANSLATIONS = {
-    "reduce_scatter": Translation(_reduce_scatter, reduce_scatter_in_groups),
+    "reduce_scatter": Translation(_reduce_scatter, _scatter_in_groups),
     "all_to_all": Translation(_all_to_all, all_to_all_in_groups),
     "ppermute": Translation(_ppermute),
 }

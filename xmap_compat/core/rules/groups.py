@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality, gather_over
+from xmap_compat.core.device import Locality, conform_to_names, gather_over, spread, sum_devices
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import NamedValue, leading
 
 
 def group_members(loc: Locality, value: NamedValue, params: Params):
@@ -48,17 +50,35 @@ def reduce_in_groups(reduce: Callable) -> Callable:
     return in_groups
 
 
-def reduce_scatter_in_groups(loc, params, value):
-    members, rank = group_members(loc, value, params)
-    at, tiled = params["scatter_dimension"], params["tiled"]
-    count = len(params["axis_index_groups"][0])
+def sum_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+    """``lax.psum`` within groups: one all-reduce of the sums of all groups, which are no more than half the elements."""
+    names, groups = axis_names(params), params["axis_index_groups"]
+    if not loc.mesh_axes_of(names):
+        return reduce_in_groups(lax.reduce_sum)(loc, params, value)
+    own = np.zeros((loc.place(names[0]).size, 1), np.int32)
+    for k, group in enumerate(groups):
+        own[list(group)] = k
+    value = apply_positional(loc, lambda x: x[None], conform_to_names(loc, value, value.names | loc.own(names)))
+    partial = partial_sums(loc, value, names, own, len(groups))
+    data = sum_devices(loc, partial.data, loc.mesh_axes_of(names))
+    summed = dataclasses.replace(partial, data=data, names=value.names - frozenset(names))
+    return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i, 0]], summed, index_of(loc, names))
 
-    def scatter(group, r):
-        summed = lax.reduce_sum(group, (0,))
-        chunk = lax.dynamic_slice_in_dim(summed, r * (summed.shape[at] // count), summed.shape[at] // count, at)
-        return chunk if tiled else lax.squeeze(chunk, (at,))
 
-    return apply_positional(loc, scatter, members, rank)
+def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], table: np.ndarray, rows: int):
+    """Of the elements that a device has, for each of ``rows`` the sum of what the table ``[element, k]`` says is its own.
+
+    ``k`` counts along the first positional dimension, which becomes that of the rows.
+    """
+    local = loc.local_names(names)
+    front = [*map(value.dims.index, local), value.positional_dims()[0]]
+    rest = [k for k in range(len(value.dims)) if k not in front]
+    data = lax.transpose(value.data, (*front, *rest))
+    tail = data.shape[len(front) :]
+    to = jnp.asarray(table)[leading(index_of(loc, names), local)]
+    zeros = spread(loc, jnp.zeros((rows, *tail), data.dtype), loc.mesh_axes_of(value.names))
+    data = zeros.at[to.reshape(-1)].add(lax.reshape(data, (to.size, *tail)))
+    return NamedValue(data, (None, *(value.dims[k] for k in rest)), value.names)
 
 
 def all_to_all_in_groups(loc, params, value):

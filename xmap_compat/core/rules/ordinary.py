@@ -135,6 +135,16 @@ def _transpose(loc, primitive, operands, params):
     return _bind(loc, primitive, [x.data], {**params, "permutation": permutation}, x.dims, x.names)
 
 
+def _slice(loc, primitive, operands, params):
+    (x,) = operands
+    at = x.positional_dims()
+    bounds = {"start_indices": [0] * x.data.ndim, "limit_indices": list(x.data.shape), "strides": [1] * x.data.ndim}
+    for key, whole in bounds.items():
+        for d, bound in zip(at, params[key] or ()):
+            whole[d] = bound
+    return _bind(loc, primitive, [x.data], {key: tuple(whole) for key, whole in bounds.items()}, x.dims, x.names)
+
+
 def _broadcast_in_dim(loc, primitive, operands, params):
     (x, *dynamic) = operands
     named = [n for n in x.dims if n is not None]
@@ -201,6 +211,7 @@ DIRECT: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS, _removing("axes")),
     "clamp": _clamp,
     "squeeze": _removing("dimensions"),
+    "slice": _slice,
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "dot_general": _dot_general,

@@ -16,7 +16,7 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices, travel
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
-from xmap_compat.core.rules.groups import reduce_in_groups
+from xmap_compat.core.rules.groups import reduce_in_groups, sum_in_groups
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import COTANGENT, NamedValue, without
@@ -110,7 +110,7 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
 
     def extremum(loc, x, mesh_axes):
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            return reduce(gather_devices(loc, x, mesh_axes), tuple(range(len(mesh_axes))))
+            return reduce(gather_devices(loc, lax.expand_dims(x, [0]), mesh_axes), (0,))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
         if jnp.finfo(x.dtype).bits < 8:  # no integers to compare it by; all its values are values of float32
@@ -158,7 +158,7 @@ def _over_axes(reduce: Callable) -> Callable:
 
 
 TRANSLATIONS = {
-    "psum": Translation(_over_axes(sum_over), reduce_in_groups(lax.reduce_sum)),
+    "psum": Translation(_over_axes(sum_over), sum_in_groups),
     "pmax": Translation(_over_axes(max_over), reduce_in_groups(lax.reduce_max)),
     "pmin": Translation(_over_axes(min_over), reduce_in_groups(lax.reduce_min)),
     "pbroadcast": Translation(_pbroadcast),
