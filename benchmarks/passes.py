@@ -18,7 +18,7 @@ REPEATS = 5
 
 # What is counted of each pass: time in these functions and in all that they call, as ``file:function``.
 OURS = {
-    "specs, sizes, placements, names": ["core/call.py:place_call"],
+    "specs, sizes, placements, names": ["core/call.py:bind_arguments", "core/call.py:place_arguments"],
     "  of this, JAX tracing the body": ["core/trace.py:trace_program"],
     "evaluation on a device": ["core/execute.py:execute"],
     "JAX differentiating the jitted function": ["_src/pjit.py:_pjit_linearize", "_src/pjit.py:_pjit_transpose_fancy"],
