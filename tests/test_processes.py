@@ -151,7 +151,7 @@ DIFFERENCES = {
     "other_sizes": "process N: axis sizes {'i': 64}, others {'i': 32}; arguments float32[64,2], others float32[32,2]. ",
     "another_constant": "process N: program of `<lambda>` (*): * constants (float32[2] *), others * (float32[2] *). ",
     "another_key": "process N: program of `<lambda>` (*): * (key<fry>[] of *), others * (key<fry>[] of *). ",
-    "another_backward_rule": "process N: program of `<lambda>` (*): v2:* = mul * 3.0 *, others v2:* = mul * 2.0 ",
+    "another_backward_rule": "process N: program of `<lambda>` (*): v*:* = mul * 3.0 *, others v*:* = mul * 2.0 ",
     "other_loops": "process N: axis_resources {'i': ('x', SerialLoop(4))}, others {'i': ('x', SerialLoop(2))}. ",
     "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of processes *, others * devices 0 ",
     "other_names_of_the_mesh": "process N: mesh {'x': *, 'z': *} of *, others {'x': *, 'y': *} of ",

@@ -525,17 +525,17 @@ def test_files_are_short():
 # What each folder may hold, without the folders below it that have a row of their own.  Raise a row in the commit that
 # needs it, and say why beside it.
 MOST_LINES_OF_FOLDERS = {
-    "": (2_710, "the names that users import, with the examples of their docstrings"),
+    "": (2_705, "the names that users import, with the examples of their docstrings"),
     "_jax": (2_500, "every private name of JAX, and a stand-in for each part that only helps"),
-    "core": (4_730, "the way of a call, and its messages"),
+    "core": (4_725, "the way of a call, and its messages"),
     "core.processes": (590, "the same call in every process, or an error in each"),
     "core.rules": (2_290, "one row for each collective, one rule for each structured equation"),
-    "legacy": (1_580, "what old programs find again; the table of removed names"),
+    "legacy": (1_585, "what old programs find again; the table of removed names"),
     "tools": (3_830, "plans, prices and the search, and how they are shown"),
-    "tools.check": (2_810, "a reader of old programs, which runs none of them"),
-    "tools.source": (3_240, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
+    "tools.check": (2_795, "a reader of old programs, which runs none of them"),
+    "tools.source": (3_235, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
 }
-MOST_LINES_OF_ALL = 24_230
+MOST_LINES_OF_ALL = 24_225
 
 
 def lines_by_folder(sources):

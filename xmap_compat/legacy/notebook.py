@@ -9,13 +9,14 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 USAGE = "usage: python -m xmap_compat NOTEBOOK.ipynb [--compare] [--rtol R] [--atol A]"
@@ -24,6 +25,9 @@ MISSING = (
     "Install them with: pip install 'xmap-compat[notebooks]'"
 )
 RTOL, ATOL = 1e-5, 1e-8
+
+
+RunCell = Callable[[int], list[Any]]  # from the index of a cell to its outputs
 
 
 class CannotRun(Exception):
@@ -53,8 +57,8 @@ class Notebook:
         self.code = [k for k, cell in enumerate(self.stored.cells) if cell.cell_type == "code" and cell.source.strip()]
 
     @contextlib.contextmanager
-    def kernel(self) -> Iterator[Kernel]:
-        """A fresh kernel of this Python, with everything installed as soon as it has imported JAX."""
+    def kernel(self) -> Iterator[RunCell]:
+        """What runs a cell in a fresh kernel of this Python, with all installed as soon as it has imported JAX."""
         folder = os.path.dirname(os.path.abspath(self.path))
         sockets = tempfile.TemporaryDirectory(prefix="xmap_compat")
         config = self._config()
@@ -72,20 +76,15 @@ class Notebook:
         home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), home]))
         with sockets, client.setup_kernel(env={**os.environ, "PYTHONPATH": path}):
-            yield Kernel(client, self._nbclient.exceptions.DeadKernelError)
+            yield functools.partial(self._run, client)
 
-
-class Kernel:
-    def __init__(self, client: Any, death: type[Exception]):
-        self._client, self._death = client, death
-
-    def run(self, index: int) -> list[Any]:
+    def _run(self, client: Any, index: int) -> list[Any]:
         """Run a cell; returns its outputs."""
         try:
-            self._client.execute_cell(self._client.nb.cells[index], index)
-        except self._death:
+            client.execute_cell(client.nb.cells[index], index)
+        except self._nbclient.exceptions.DeadKernelError:
             raise CannotRun(f"cell {index + 1}: the kernel has died, and cells after it cannot be run") from None
-        return self._client.nb.cells[index].outputs
+        return client.nb.cells[index].outputs
 
 
 # ------------------------------------------------------------------------------- what it shows
@@ -237,9 +236,9 @@ def _options(args: Sequence[str]) -> tuple[str, bool, tuple[float, float]]:
 
 def _run(notebook: Notebook) -> int:
     """Show what the cells show; the first exception that the notebook does not expect ends it."""
-    with notebook.kernel() as kernel:
+    with notebook.kernel() as run:
         for index in notebook.code:
-            found = shown(kernel.run(index))
+            found = shown(run(index))
             print(found.text, end="", flush=True)
             if found.error and not _may_raise(notebook.stored.cells[index]):
                 print(f"{notebook.path}: cell {index + 1}:\n{found.traceback}", file=sys.stderr)
@@ -253,9 +252,9 @@ def _may_raise(cell: Any) -> bool:
 
 def _compare(notebook: Notebook, rtol: float, atol: float) -> int:
     differences = 0
-    with notebook.kernel() as kernel:
+    with notebook.kernel() as run:
         for index in notebook.code:
-            text = compare_cell(notebook, kernel, index, rtol, atol)
+            text = compare_cell(notebook, run, index, rtol, atol)
             if text:
                 print(f"{notebook.path}: {text}")
             differences += bool(text)
@@ -263,8 +262,8 @@ def _compare(notebook: Notebook, rtol: float, atol: float) -> int:
     return 1 if differences else 0
 
 
-def compare_cell(notebook: Notebook, kernel: Kernel, index: int, rtol: float = RTOL, atol: float = ATOL) -> str:
+def compare_cell(notebook: Notebook, run: RunCell, index: int, rtol: float = RTOL, atol: float = ATOL) -> str:
     """Run a cell, and say what differs from what is stored of it."""
     cell = notebook.stored.cells[index]
     catches = re.search(r"(?m)^\s*except\b.*\bas\b", cell.source) is not None
-    return difference(shown(cell.outputs), shown(kernel.run(index)), index + 1, rtol, atol, catches)
+    return difference(shown(cell.outputs), shown(run(index)), index + 1, rtol, atol, catches)

@@ -9,13 +9,30 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, text_of
 from xmap_compat.tools.check.uses import is_of_jax
 
-Condition = tuple[str, bool]  # a name, or a comparison of versions, and whether it is there, or holds
-Conditions = tuple[Condition, ...]
+
+class VersionTest(NamedTuple):
+    """A comparison with the version of JAX, read as ``info``, of so many numbers, as ``text`` or as ``parsed``."""
+
+    form: str
+    compare: Callable[[Any, Any], bool]
+    given: Any
+
+    def holds(self, jax: str) -> bool:
+        if self.form == "text":
+            return self.compare(jax, self.given)
+        if self.form == "parsed":
+            return self.compare(_numbers(jax), _numbers(self.given))
+        first = self.form.removeprefix("info")
+        return self.compare(_numbers(jax)[: int(first) if first else None], self.given)
+
+
+Conditions = tuple[tuple[str | VersionTest, bool], ...]  # whether a name is there, or a comparison holds
 
 # What is caught by an ``except`` of which exceptions: a module that is not there, a name that a module lacks, ...
 EVERYTHING = {"Exception", "BaseException"}
@@ -183,7 +200,7 @@ class Guards:
             return ()
         if type(how) not in OPERATORS or type(literal) is not (tuple if form.startswith("info") else str):
             return ()
-        return ((f"{form} {type(how).__name__} {literal!r}", holds),) if form else ()
+        return ((VersionTest(form, OPERATORS[type(how)], literal), holds),) if form else ()
 
     def _version(self, node: ast.expr) -> str:
         """How an expression gives the version of JAX: ``info``, its first numbers, its ``text``, or ``parsed``."""
@@ -198,23 +215,6 @@ class Guards:
 
 
 OPERATORS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
-_BY_NAME = {kind.__name__: compare for kind, compare in OPERATORS.items()}
-
-
-def is_about_versions(condition: str) -> bool:
-    return " " in condition
-
-
-def version_holds(condition: str, jax: str) -> bool:
-    """Whether a comparison with the version of JAX holds."""
-    form, how, literal = condition.split(" ", 2)
-    given = ast.literal_eval(literal)
-    if form == "text":
-        return _BY_NAME[how](jax, given)
-    if form == "parsed":
-        return _BY_NAME[how](_numbers(jax), _numbers(given))
-    first = form.removeprefix("info")
-    return _BY_NAME[how](_numbers(jax)[: int(first) if first else None], given)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

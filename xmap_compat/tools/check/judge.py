@@ -7,7 +7,7 @@ import dataclasses
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check.advice import Advice
-from xmap_compat.tools.check.guards import Conditions, is_about_versions, version_holds
+from xmap_compat.tools.check.guards import Conditions, VersionTest
 from xmap_compat.tools.check.resolve import Facts
 from xmap_compat.tools.check.uses import Reading, Reference, Use
 
@@ -73,11 +73,11 @@ def _is_reached(conditions: Conditions, facts: Facts | None) -> bool:
     return all(_is_there(name, facts) == holds for name, holds in conditions)
 
 
-def _is_there(name: str, facts: Facts | None) -> bool:
+def _is_there(name: str | VersionTest, facts: Facts | None) -> bool:
     if facts is None or not facts.jax:
         return bool(name)
-    if is_about_versions(name):
-        return version_holds(name, facts.jax)
+    if isinstance(name, VersionTest):
+        return name.holds(facts.jax)
     return facts.names.get(name) in ("plain", *["installed"] * facts.installed)
 
 

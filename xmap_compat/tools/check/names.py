@@ -82,10 +82,8 @@ class Bindings:
 
     def _imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         """The names that an import binds, with what they stand for: of the program's own modules, what these bind."""
-        own = [] if self._neighbours is None else list(self._neighbours.imported(node))
-        yield from own
-        known = {name for name, _ in own}
-        yield from ((name, value) for name, value in imported_names(node) if name not in known)
+        own = {} if self._neighbours is None else dict(self._neighbours.imported(node))
+        yield from (dict(imported_names(node)) | own).items()
 
     def _note_partial(self, node: ast.AST) -> None:
         """``pjit = functools.partial(pjit, ...)``: a call of it is one of the function."""
@@ -103,11 +101,8 @@ class Bindings:
                 if id(node) not in second or not leads_on(scope.names.get(name, "")):
                     scope.names[name] = imported
         stored = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-        for node in nodes:
-            for name, value in assignments(node):
-                found = self._first_of_jax(value)
-                if found is not None and stored[name] == 1:
-                    scope.names.setdefault(name, found)
+        for name, found in self._aliases((pair for node in nodes for pair in assignments(node)), stored):
+            scope.names.setdefault(name, found)
         scope.hidden -= scope.names.keys()
 
     def _attribute_aliases(self, nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
@@ -116,11 +111,11 @@ class Bindings:
         for body in (node.body for node in nodes if isinstance(node, ast.ClassDef)):
             pairs += [pair for statement in body for pair in assignments(statement)]
             yield from (pair for statement in body for pair in self._imported(statement) if leads_on(pair[1]))
-        counts = Counter(attribute for attribute, _ in pairs)
-        for attribute, value in pairs:
-            found = self._first_of_jax(value)
-            if found is not None and counts[attribute] == 1:
-                yield attribute, found
+        yield from self._aliases(pairs, Counter(attribute for attribute, _ in pairs))
+
+    def _aliases(self, pairs: Iterable[tuple[str, ast.expr]], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        """What is assigned once, and leads to JAX."""
+        yield from ((name, found) for name, v in pairs if (found := self._first_of_jax(v)) and counts[name] == 1)
 
     def _is_own(self, node: ast.AST) -> TypeGuard[ast.Attribute]:
         """Whether an expression is an attribute of ``self``, ``cls`` or a class of the program."""

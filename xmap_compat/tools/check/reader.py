@@ -20,7 +20,6 @@ from xmap_compat.tools.check.guards import (
     caught_by,
     caught_names,
     gives_up,
-    is_about_versions,
 )
 from xmap_compat.tools.check.names import Bindings, ScopedVisitor, bound_anywhere, constant_text, file_names, text_of
 from xmap_compat.tools.check.neighbours import NamesOf, Neighbours
@@ -195,7 +194,7 @@ class _Reader(ScopedVisitor):
     def _need(self, node: ast.AST, test: ast.expr, holds: bool) -> None:
         """The program ends at a node where a test does not hold, or does: ``assert hasattr(jax, 'x')``."""
         for name, there in self.guards.conditions(test, holds):
-            if there and name and not is_about_versions(name):
+            if there and name and isinstance(name, str):
                 self._refer(node, name, True, 0, False, self._conditions)
 
     def visit_Assert(self, node: ast.Assert) -> None:

@@ -33,7 +33,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xmap_compat.tools.check import fix, resolve
 from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
-from xmap_compat.tools.check.guards import is_about_versions
 from xmap_compat.tools.check.judge import judged, needing_install
 from xmap_compat.tools.check.names import file_names
 from xmap_compat.tools.check.reader import read
@@ -128,7 +127,7 @@ def _facts(readings: list[Reading]) -> resolve.Facts:
     under += [conditions for reading in readings for *_, conditions in reading.keywords]
     names = {r.name for r in references}
     under += [use.conditions for reading in readings for use in reading.uses]
-    names |= {name for conditions in under for name, _ in conditions if name and not is_about_versions(name)}
+    names |= {name for conditions in under for name, _ in conditions if name and isinstance(name, str)}
     calls = {(function, keyword) for reading in readings for _, function, keyword, _ in reading.keywords}
     options = {option for reading in readings for _, option in reading.options}
     if not (names or calls or options):

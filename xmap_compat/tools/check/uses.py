@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check.advice import Advice
@@ -16,7 +17,7 @@ class Use:
     place: Place
     name: str
     advice: Advice = dataclasses.field(compare=False)
-    conditions: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), compare=False)
+    conditions: tuple[tuple[Any, bool], ...] = dataclasses.field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.place}: {self.advice.status}: {self.name}: {self.advice}"
@@ -39,7 +40,7 @@ class Reference:
     imported: bool = False
     written: int = 0
     asked: bool = False
-    conditions: tuple[tuple[str, bool], ...] = ()
+    conditions: tuple[tuple[Any, bool], ...] = ()
     passed: bool = False
 
 
@@ -58,7 +59,7 @@ class Reading:
     path: str
     uses: set[Use] = dataclasses.field(default_factory=set)
     references: list[Reference] = dataclasses.field(default_factory=list)
-    keywords: list[tuple[Place, str, str, tuple[tuple[str, bool], ...]]] = dataclasses.field(default_factory=list)
+    keywords: list[tuple[Place, str, str, tuple[tuple[Any, bool], ...]]] = dataclasses.field(default_factory=list)
     options: list[tuple[Place, str]] = dataclasses.field(default_factory=list)
     modules: set[str] = dataclasses.field(default_factory=set)
 
