@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import sparse
+from jax.experimental import pallas, sparse
 from jax.sharding import PartitionSpec as P
 
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -173,3 +173,37 @@ def test_the_gradient_of_a_sparse_product_in_a_typed_shard_map():
     )
     slope = jax.jit(jax.grad(lambda v: mapped(v).sum()))(numbers(8, 3))
     np.testing.assert_array_equal(slope, np.ones((8, 3)))
+
+
+# ------------------------------------------------------------------- lowerings, and XLA's numbers
+
+
+@bug("_jax/local_operations.py: _needs_plain_types, pallas_call", raises=ValueError)
+def test_an_interpreted_pallas_kernel_in_a_typed_shard_map():
+    def double(x, out):
+        out[...] = x[...] * 2
+
+    call = lambda v: pallas.pallas_call(double, out_shape=jax.typeof(v), interpret=True, grid=(2,))(v)
+    np.testing.assert_array_equal(on_devices(call)(X), 2 * X)
+
+
+@bug(
+    "_jax/local_operations.py: _needs_plain_types, betainc", raises=TypeError, condition=jax.__version_info__ < (0, 12)
+)
+def test_betainc_in_a_typed_shard_map():
+    half = np.full(4, 0.5, np.float32)
+    np.testing.assert_allclose(on_devices(lambda v: jax.scipy.special.betainc(1.0, 1.0, v))(half), half, rtol=1e-6)
+
+
+@bug("core/rules/partitioned.py: _convolution", raises=AssertionError)
+def test_the_gradient_of_a_convolution_along_a_split_dimension():
+    """It is of plain ``jax.jit``, over two axes of which one splits the rows."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    x, kernel = numbers(4, 8, 8, 4), numbers(3, 3, 4, 4)
+
+    def loss(kernel, x):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return (lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout) ** 2).sum()
+
+    split = jax.device_put(x, jax.NamedSharding(mesh, P(None, "y")))
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(kernel, split), jax.grad(loss)(kernel, x), rtol=1e-3)

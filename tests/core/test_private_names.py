@@ -32,7 +32,7 @@ NEEDED = {
     "jax._src.config._check_vma": ("0.9 to 0.12", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 to 0.12", "jnp.sum(x, axis='ij') reads i and j"),
     "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
-    "jax._src.lax.parallel.all_gather_invariant": ("0.9", "gathered values that are equal on all devices"),
+    "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 to 0.12", "collectives of a vmap inside a body"),
     "effect.name": ("0.9 to 0.12", "which axes a jaxpr depends on"),
 }

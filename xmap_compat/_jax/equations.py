@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
-from xmap_compat._jax.jaxprs import HiPrim, subjaxprs
+from xmap_compat._jax.jaxprs import HiPrim, bind_params, subjaxprs
 from xmap_compat._jax.types import float0
 from xmap_compat._jax.version import VERSION
 
@@ -113,7 +113,7 @@ class CustomVjp(NamedTuple):
           ``layout() -> (out_tree, res_tree, forwarded)``, valid once fwd has run: ``forwarded[k]`` is the primal that
           serves as residual k, or None where fwd returned it.
         """
-        bound = primitives.custom_vjp_call_p.get_bind_params(dict(self.params))
+        bound = bind_params(primitives.custom_vjp_call_p, self.params)
         _, fwd, bwd = bound["subfuns"]
 
         def run_fwd(perturbed, *primals):
@@ -256,7 +256,7 @@ def _cond(params):
 
 
 def _custom_jvp(params):
-    _, jvp = primitives.custom_jvp_call_p.get_bind_params(dict(params))["subfuns"]
+    _, jvp = bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
     return CustomJvp(params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"])
 
 

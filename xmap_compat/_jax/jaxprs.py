@@ -126,6 +126,15 @@ def _uses_references(walked):
     return not in_kernel and any(map(_is_reference, (*eqn.invars, *eqn.outvars)))
 
 
+def bind_params(primitive: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a primitive of an equation is bound with: ``subfuns``, if it holds functions, and its other parameters."""
+    bound = primitive.get_bind_params(dict(params))
+    if VERSION >= (0, 9, 2):
+        return bound
+    subfuns, others = bound  # which are arguments there, before the operands
+    return {**others, "subfuns": subfuns} if subfuns else others
+
+
 def has_side_effect(eqn: Any) -> bool:
     """Whether an equation must run even if nothing reads its results (callbacks, prints)."""
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)

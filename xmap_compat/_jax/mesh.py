@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core as jex_core
+from jax._src.mesh import get_concrete_mesh
 
 from xmap_compat._jax.nice import part
 from xmap_compat._jax.patches import Restoration, hold
 from xmap_compat._jax.types import explicit_spec
-from xmap_compat._jax.version import VERSION, trace_state
 
 # What JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 contexts = part("contexts")
@@ -51,18 +50,9 @@ class _EnteredMeshes(threading.local):
 _entered_meshes = _EnteredMeshes()
 
 
-_current_trace: Any = jex_core if VERSION >= (0, 9, 2) else trace_state
-
-
-def _mesh_of_jax():
-    """The mesh of ``jax.set_mesh``, also where a function is traced: there JAX says only what its axes are."""
-    with _current_trace.take_current_trace():
-        return jax.sharding.get_mesh()
-
-
 def ambient_mesh() -> jax.sharding.Mesh | None:
     """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
-    concrete, entered = _mesh_of_jax(), _entered_meshes.stack[-1]
+    concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
     mesh, outside = entered.mesh, entered.outside
     if not _is_innermost(entered):
         # Only our own contexts know what jax.set_mesh had set when they were entered.
@@ -93,11 +83,11 @@ def exit_mesh(mesh: jax.sharding.Mesh) -> None:
 
 def _push_mesh(mesh):
     leave = contextlib.ExitStack()
-    if not (_mesh_of_jax().empty or in_manual_region()):
+    if not (get_concrete_mesh().empty or in_manual_region()):
         # Else the devices of jax.set_mesh would count for a whole jit.
         with contextlib.suppress(ValueError):  # within a jit it cannot be set
             leave.enter_context(jax.set_mesh(_EMPTY))
-    _enter(_Entered(mesh, _mesh_of_jax(), contexts.push(mesh), leave))
+    _enter(_Entered(mesh, get_concrete_mesh(), contexts.push(mesh), leave))
 
 
 def _enter(entered):
@@ -129,7 +119,7 @@ def mesh_to_stage(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | jax.sharding.A
 
     Of that one only the abstract mesh is part of jit's cache key: the program is used again for other devices.
     """
-    return mesh.abstract_mesh if _mesh_of_jax() == mesh else mesh
+    return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
 def replicated(values: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
@@ -201,12 +191,12 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     The mesh of ``jax.set_mesh`` is not kept beyond it (a program that saves the environment assigns it back).
     """
     entered = _entered_meshes.stack[-1]
-    mesh = _EMPTY if mesh is _mesh_of_jax() else mesh
+    mesh = _EMPTY if mesh is get_concrete_mesh() else mesh
     is_ours, is_base = _is_innermost(entered), len(_entered_meshes.stack) == 1
     found_as = contexts.replace(mesh)
     if is_ours or is_base:
         _entered_meshes.stack.pop()
-        _enter(_Entered(mesh, _mesh_of_jax(), found_as, entered.leave))
+        _enter(_Entered(mesh, get_concrete_mesh(), found_as, entered.leave))
 
 
 def forget_assigned_mesh() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.interpreters import ad
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat._jax.mesh import axes_of_entry
@@ -108,6 +109,7 @@ def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
     to = "invarying" if any(explicit_spec(x)) else to
     if VERSION >= (0, 10, 0) or to == "varying":
         return lax.all_gather(x, axes, tiled=True, **({"to": to} if VERSION >= (0, 10, 0) else {}))
-    from jax._src.lax import parallel
-
-    return parallel.all_gather_invariant(x, axes, tiled=True)
+    # It has no public function yet.
+    primitive = next(p for p in ad.primitive_transposes if p.name == "all_gather_invariant")
+    named = {"axis_name": tuple(axes), "axis_size": lax.axis_size(tuple(axes))}
+    return primitive.bind(x, all_gather_dimension=0, tiled=True, **named)

@@ -11,15 +11,18 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from xmap_compat._jax.jaxprs import NamedAxisEffect
+from xmap_compat._jax.jaxprs import NamedAxisEffect, bind_params
 from xmap_compat._jax.tracing import plain_context
+from xmap_compat._jax.version import VERSION
 
 Primitive = jex_core.Primitive
 
 
 def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
     """Bind one primitive on operands as they are; results always as a list."""
-    out = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+    bound = bind_params(primitive, params)
+    subfuns = () if VERSION >= (0, 9, 2) else bound.pop("subfuns", ())
+    out = primitive.bind(*subfuns, *operands, **bound)
     return list(out) if primitive.multiple_results else [out]
 
 
