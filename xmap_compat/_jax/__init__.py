@@ -35,9 +35,11 @@ from xmap_compat._jax.equations import (
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
     Literal,
+    has_ordered_effect,
     has_side_effect,
     input_vars,
     is_jaxpr,
+    is_reference,
     open_jaxpr,
     subjaxprs,
     walk,

@@ -100,6 +100,11 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
     return None if found[0] is None else passing_on
 
 
+def is_reference(x: Any) -> bool:
+    """Whether an argument is a reference (``jax.new_ref``)."""
+    return isinstance(jax.typeof(x), jax.ref.AbstractRef)
+
+
 def _makes_or_takes_references(jaxpr, seen):
     if id(jaxpr) in seen:
         return False
@@ -112,6 +117,11 @@ def _makes_or_takes_references(jaxpr, seen):
         if eqn.primitive.name != "pallas_call"
         for sub in subjaxprs(eqn.params)
     )
+
+
+def has_ordered_effect(jaxpr: Any) -> bool:
+    """Whether a jaxpr has a callback or print that says ``ordered=True``."""
+    return any(type(effect).__name__.startswith("Ordered") for effect in open_jaxpr(jaxpr)[0].effects)
 
 
 def has_side_effect(eqn: Any) -> bool:

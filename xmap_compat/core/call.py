@@ -210,6 +210,8 @@ def _bind_arguments(declared, args):
     paths = [argument_path(path, "args") for path, _ in leaves]
     shapes = [jnp.shape(leaf) for _, leaf in leaves]
     for spec, shape, path, (_, leaf) in zip(in_specs, shapes, paths, leaves):
+        if _jax.is_reference(leaf):
+            raise errors.foreign_reference(path)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
     sizes = infer_sizes(in_specs, shapes, paths, declared.sizes)
     unknown = [name for name in declared.names if name not in sizes]

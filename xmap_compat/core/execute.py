@@ -62,6 +62,8 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return _in_outer_body(placed, leaves, evaluator)
     mesh = placed.scope.mesh
     assert mesh is not None
+    if mesh.size > 1 and _jax.has_ordered_effect(placed.program.jaxpr):
+        raise errors.ordered_effect(placed.fun_name, mesh.size)
     compiler = placed.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
     widens = bool(compiler) and _jax.widens(mesh.devices.flat[0].platform)
