@@ -145,11 +145,11 @@ def test_compiled_programs_are_no_worse(case):
 
 # Programs whose gradient moves more bytes or in more collectives than by hand under some placement, and why.
 MOVES_MORE = {
-    "jnp.std inside": "no more bytes, but one sum more: in a body a cotangent is summed where its value was, which is after "
-    "its division by the sum of the squares. By hand it is summed before, and XLA merges that with the sum of the squares",
+    "jnp.std inside": "no more bytes, but one sum more: in a body a cotangent is summed where its value was, which is "
+    "after its division by the root of the variance; by hand before, and XLA merges that with the variance's sum",
     "logsumexp inside": "as above, with the sum of the exponentials",
-    "pmax in groups outside": "one all-reduce of the extrema's cotangents, by hand a reduce-scatter of all the elements': "
-    "its result is larger where a group has more members than a device has elements, but half as much or less is sent",
+    "pmax in groups outside": "one all-reduce of the cotangents of extrema, by hand a reduce-scatter of all elements': "
+    "its result is larger where a group has more members than a device has elements; what is sent is half or less",
     "all_to_all in groups inside": "the transpose in a body is the collective again, which gathers",
 }
 if jax.__version_info__ < (0, 11):
@@ -164,13 +164,14 @@ _ONE_BY_ONE = "a device pulls back the cotangent of each of its elements, by han
 _INDEXED = "each element takes its group by an index that differs between devices; by hand the groups are slices"
 _TINY = "less than 128 B: the tables of indices, or how XLA packs small buffers"
 MORE_SCRATCH = {
-    **dict.fromkeys(["psum outside", "pmean outside", "jnp.mean outside", "along inside"], _COPIES),
+    **dict.fromkeys(["psum outside", "pmean outside", "jnp.mean outside"], _COPIES),
     **dict.fromkeys([f"fsdp{kind and ' '}{kind}" for kind in collectives.GATHERS], _COPIES),
     **dict.fromkeys([f"sequence {kind}" for kind in ("scan", "checkpoint in scan")], _COPIES),
     **{
         f"{name} inside": _ONE_BY_ONE
-        for name in ["prod", "median", "cumsum", "cumprod", "sort", "flip", "take", "pgather", "along"]
+        for name in ["prod", "median", "cumsum", "cumprod", "sort", "flip", "take", "pgather"]
     },
+    "along inside": f"{_ONE_BY_ONE}; {_COPIES}",
     **{
         f"{name} in groups {where}": _INDEXED
         for name in ("all_gather", "all_to_all")

@@ -49,6 +49,19 @@ def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashabl
     )
 
 
+def along_a_position(position: int) -> TypeError:
+    return TypeError(
+        f"along(fun, axis_name, *operands) expects a named axis, but got the positional dimension {position}. Call the "
+        f"function itself, with axis={position}"
+    )
+
+
+def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
+    return ValueError(
+        f"{fun} got the axis {axis!r} of size 0: an extremum of no elements has no value (zero-size array)"
+    )
+
+
 def name_function(error: FloatingPointError, fun: str) -> None:
     """Legacy's sentence before that of JAX, which names a primitive or nothing."""
     kind = "inf" if "(inf)" in str(error) else "nan"

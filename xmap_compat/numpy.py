@@ -102,7 +102,10 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
     """
     if not callable(fun):
         raise core_errors.should_be("fun of along(fun, axis_name, *operands)", "a function", fun)
-    check_names("along", axis_name if isinstance(axis_name, tuple) else (axis_name,))
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    check_names("along", names)
+    if positions := [name for name in names if not _is_named(name) and isinstance(name, int)]:
+        raise errors.along_a_position(positions[0])
     results = fun(*(lax.all_gather(jnp.asarray(x), axis_name) for x in operands))
     if not keep:
         return results
@@ -131,11 +134,7 @@ def _all_axes(fun: str, axis: Any, x: jax.Array) -> tuple[Hashable, ...]:
         return tuple(range(x.ndim))
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     axes = tuple(position(fun, a, "its operand", x.shape) if isinstance(a, int) else a for a in axes)
-    for axis in axes:
-        if axis is None or not isinstance(axis, Hashable):
-            raise errors.axis_name_type(fun, axis)
-    if len(set(axes)) < len(axes):
-        raise errors.repeated_axis(fun, axes)
+    check_names(fun, axes)
     return axes
 
 
@@ -184,9 +183,21 @@ def all(x: jax.typing.ArrayLike, axis: Any = None, **options: Any) -> jax.Array:
 
 def _logical(x, axis, reduce, across, options):
     x = jnp.asarray(x)
+    _check_where(reduce.__name__, options)
     names, positions = _split_axes(reduce.__name__, axis, x)
     out = reduce(x, axis=positions, **options)
     return across(out.astype(jnp.int8), names) > 0 if names else out  # the extrema of nothing are far from 0
+
+
+def _check_where(fun, options):
+    if isinstance(options.get("where"), (str, tuple, list)):
+        raise errors.not_an_array(f"where= of {fun}", options["where"])
+
+
+def _check_not_empty(fun, x, axes):
+    for axis in axes:
+        if not (x.shape[axis] if isinstance(axis, int) else lax.axis_size(axis)):
+            raise errors.extremum_of_nothing(fun, axis)
 
 
 def _documented(function: Callable[..., Any], name: str, kind: str, example: str) -> Callable[..., Any]:
@@ -236,7 +247,11 @@ def _over_axes(name: str, shown: str) -> Callable[..., Any]:
 
     def over_axes(x, axis=None, **options):
         x = jnp.asarray(x)
-        return function(x, axis=_all_axes(name, axis, x), **options)
+        _check_where(name, options)
+        axes = _all_axes(name, axis, x)
+        if name == "ptp":
+            _check_not_empty(name, x, axes)
+        return function(x, axis=axes, **options)
 
     return _documented(over_axes, name, "over positional and named axes", f"{name}(x, axis='i') -> {{}} -> {shown}")
 
@@ -252,6 +267,8 @@ def _nan_extremum(name: str, missing: float, shown: str) -> Callable[..., Any]:
 
     def over_axes(x, axis=None, keepdims=False, **options):
         x = jnp.asarray(x)
+        if options.get("initial") is None:
+            _check_not_empty(name, x, _all_axes(name, axis, x))
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return extremum(x, axis, keepdims=keepdims, **options)
         is_nan = jnp.isnan(x)
@@ -375,6 +392,7 @@ def roll(x: jax.typing.ArrayLike, shift: Any, axis: Any = None) -> jax.Array:
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     if not builtins.any(map(_is_named, axes)):
         return jnp.roll(x, shift, axis=axis)
+    check_names("roll", [a for a in axes if _is_named(a)])
     shifts = tuple(shift) if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
     if len(shifts) != len(axes):
         raise errors.shifts_for_axes(shifts, axes)
@@ -407,6 +425,7 @@ def take(x: jax.typing.ArrayLike, indices: jax.typing.ArrayLike, axis: Any) -> j
         if axis is not None and not isinstance(axis, SupportsIndex):
             raise errors.mixed_axes("take", axis)
         return jnp.take(x, indices, axis=None if axis is None else operator.index(axis), mode="clip")
+    check_names("take", (axis,))
     indices = jnp.asarray(indices)
     check_integers("take", indices)
     return jnp.take(lax.all_gather(jnp.asarray(x), axis), indices, axis=0, mode="clip")

@@ -141,9 +141,12 @@ def over_own_axis(names):
     yield lambda z: lax.all_to_all(z[:count], names, 0, 1)
     yield lambda z: lax.all_to_all(z[:, :count], names, 1, 0, tiled=True)
     yield lambda z: pdot(z, z, names, pos_contract=((1,), (0,)))
-    if names == "k":
-        yield lambda z: lax.all_gather(z, names, axis=1)
-        yield lambda z: lax.psum_scatter(z[:, :count], names, scatter_dimension=1)
+    for at in range(2):
+        for tiled in (False, True):
+            yield lambda z, at=at, t=tiled: lax.all_gather(z, names, axis=at, tiled=t)
+            yield lambda z, at=at, t=tiled: lax.psum_scatter(
+                lax.slice_in_dim(z, 0, count, axis=at), names, scatter_dimension=at, tiled=t
+            )
 
 
 @pytest.mark.parametrize("names", ["k", ("k", "i"), ("i", "k")], ids=str)

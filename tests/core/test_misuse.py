@@ -740,8 +740,14 @@ MISUSES = {
     "a device as a resource": (
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": DEVICES[0]}),
         TypeError,
-        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
-        "CpuDevice(id=0). Write a tuple of several resources, and () for none",
+        f"The resources of axis i should be names of mesh axes, but contain a device: {DEVICES[0]!r}. Enter "
+        "`with mesh(devices, ('x',)):` around the call, and assign the name: axis_resources={'i': 'x'}",
+    ),
+    "a mesh as a resource": (
+        lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": Mesh(DEVICES, ("x",))}),
+        TypeError,
+        f"The resources of axis i should be names of mesh axes, but contain a device mesh: {Mesh(DEVICES, ('x',))!r}. "
+        "Enter `with mesh(devices, ('x',)):` around the call, and assign the name: axis_resources={'i': 'x'}",
     ),
     "an ellipsis as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": ...}),
@@ -986,6 +992,46 @@ MISUSES = {
         NameError,
         "Found an unbound axis name: nope. Named axes in scope: i: 8. Name one of them, or add the "
         "axis to in_axes or axis_sizes",
+    ),
+    "dots as the name of psum": (
+        lambda: over_i(lambda v: lax.psum(v, "...")),
+        NameError,
+        "Found an unbound axis name: .... Named axes in scope: i: 8. Name one of them, or add the axis to in_axes or "
+        "axis_sizes",
+    ),
+    "a position in along": (
+        lambda: over_i(lambda v: xnp.along(jnp.sum, 0, v)),
+        TypeError,
+        "along(fun, axis_name, *operands) expects a named axis, but got the positional dimension 0. Call the function "
+        "itself, with axis=0",
+    ),
+    "a name where any takes a mask": (
+        lambda: over_i(lambda v: xnp.any(v, axis="i", where="k")),
+        TypeError,
+        "where= of any expects an array or a scalar, but got a value of type str",
+    ),
+    "ptp along an axis without elements": (
+        lambda: xmap(lambda v: xnp.ptp(v, axis="i"), I, [...])(np.zeros((0, 3))),
+        ValueError,
+        "ptp got the axis 'i' of size 0: an extremum of no elements has no value (zero-size array)",
+    ),
+    "nanmax along a dimension without elements": (
+        lambda: over_i(lambda v: xnp.nanmax(v, axis=0), shape=(0,)),
+        ValueError,
+        "nanmax got the axis 0 of size 0: an extremum of no elements has no value (zero-size array)",
+    ),
+    "a reference as an argument": (
+        lambda: xmap(lambda v: v[...], I, I)(jax.new_ref(ones(4))),
+        NotImplementedError,
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: each element "
+        "of its named axes would write there. Pass the value as an argument and return the new one, or make the "
+        "reference inside (args[0] is a reference: pass its value, ref[...])",
+    ),
+    "an ordered print on a mesh": (
+        lambda: over_i(lambda v: (jax.debug.print("{}", v, ordered=True), v)[1], resources={"i": "x"}),
+        NotImplementedError,
+        "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
+        "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
     ),
     "an unbound name among others": (
         lambda: over_i_and_j(lambda u, v: lax.pmean(u, ("i", "nope")) + v),
@@ -1863,11 +1909,15 @@ NO_TRUTH = (
     f"{TRACED}a condition has no truth value here. Write jnp.where(condition, x, y) or lax.cond in the place of `if`, "
     "`and`, `or`, `not`, `max` and `min`"
 )
-NO_NUMPY = f"{TRACED}NumPy cannot read them. Call jax.numpy's function: jnp.sin, not np.sin"
+NO_NUMPY = (
+    f"{TRACED}NumPy cannot read them. Call jax.numpy's function: jnp.sin, not np.sin; index an array of its: "
+    "jnp.asarray(w)[v], not w[v]"
+)
 NO_VALUE = (
     f"{TRACED}their values are not known here. Bind what must be known with functools.partial before xmap; the size of "
     "a named axis is lax.axis_size(name)"
 )
+NO_INDEX = f"{NO_VALUE}. To index a list write jnp.asarray(values)[v]"
 NO_MASK = f"{TRACED}what a mask selects is not known here. Write jnp.where(mask, x, 0)"
 NO_LOOP = " The function computes one element of `i`: it needs no loop over them"
 NO_ARRAY = (
@@ -1892,6 +1942,8 @@ NOTED = {
     "a norm": (
         lambda v: jnp.linalg.norm(v, axis=0), (), NO_ROWS + ALONG.format("xmap_compat.numpy.norm(v, axis='i')")
     ),
+    "an index into an array of NumPy": (lambda v: np.ones(3)[v.astype(int)], (), NO_NUMPY),
+    "an index into a list": (lambda v: [1.0, 2.0][v.astype(int)], (), NO_INDEX),
     "softmax": (lambda v: jax.nn.softmax(v), (), NO_ROWS + ALONG.format("jax.nn.softmax(v, axis='i')")),
     "the size of a dimension that is named": (lambda v: v.shape[1], (3,), ROWS + SIZE),
     "the length of a value without dimensions": (lambda v: len(v), (), NO_ROWS + SIZE),
@@ -2205,3 +2257,19 @@ def test_collectives_read_truth_values_as_positions_as_jax_does():
     v = np.arange(6.0).reshape(2, 3)
     found = xmap(lambda v: lax.psum(v, ("i", False)), ["i", ...], {})(v)
     np.testing.assert_allclose(found, v.sum())
+
+
+MORE_ARGUMENTS = {"quantile": (0.5,), "roll": (1,), "take": (np.zeros(1, int),)}
+
+
+@pytest.mark.parametrize("name", [name for name in xnp.__all__ if name not in ("along", "einsum")])
+def test_functions_of_arrays_refuse_an_unbound_name_in_the_same_words(name):
+    call = lambda v: getattr(xnp, name)(v, *MORE_ARGUMENTS.get(name, ()), axis="k")
+    unbound = "Found an unbound axis name: k. Named axes in scope: "
+    for misuse, more in (
+        (lambda: call(np.ones(3)), "none. Call it in a function for xmap"),
+        (lambda: over_i(call), "i: 8. Name one of them, or add the axis to in_axes or axis_sizes"),
+    ):
+        with pytest.raises(NameError) as caught:
+            misuse()
+        assert str(caught.value) == unbound + more

@@ -39,6 +39,7 @@ from xmap_compat._jax.jaxprs import (
     has_side_effect,
     input_vars,
     is_jaxpr,
+    is_reference,
     open_jaxpr,
     subjaxprs,
     walk,

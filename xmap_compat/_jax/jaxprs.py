@@ -126,6 +126,11 @@ def _uses_references(walked):
     return not in_kernel and any(map(_is_reference, (*eqn.invars, *eqn.outvars)))
 
 
+def is_reference(x: Any) -> bool:
+    """Whether an argument is a reference (``jax.new_ref``)."""
+    return isinstance(jax.typeof(x), jax.ref.AbstractRef)
+
+
 def bind_params(primitive: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """What a primitive of an equation is bound with: ``subfuns``, if it holds functions, and its other parameters."""
     bound = primitive.get_bind_params(dict(params))

@@ -93,7 +93,7 @@ def _agreeing(some, others):
 
 
 def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
-    """Tiled ``lax.psum_scatter`` of the first dimension, which JAX (to 0.12) cannot lower for values that are Explicit."""
+    """Tiled ``lax.psum_scatter`` of the first dimension; JAX (to 0.12) cannot lower it for values that are Explicit."""
     if any(explicit_spec(x)):
         traded = lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)
         devices = lax.axis_size(axes)
@@ -102,7 +102,7 @@ def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
-    """Tiled ``lax.all_gather`` of the first dimension; of Explicit values JAX (to 0.12) cannot scatter a cotangent's sums.
+    """Tiled ``lax.all_gather`` of the first dimension.  Of Explicit values JAX (to 0.12) cannot scatter the cotangents.
 
     Tiled, as JAX mistypes untiled gathers of Explicit values and batches wrongly the scatter that is their transpose.
     """

@@ -140,30 +140,35 @@ def mend_collective_batching(restoration: Restoration) -> None:
 
     Over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows the
     scattered one, and ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that axis beside
-    others and fails if some element receives nothing, and ``pbroadcast`` fails.
+    others and fails if some element receives nothing, ``pbroadcast`` fails, and so do ``all_gather`` and
+    ``psum_scatter`` beside others.
     """
-    for primitive, own, rule in (
-        (reduce_scatter_p, False, _batch_scatter),
-        (primitives.all_to_all_p, False, _batch_exchange),
-        (primitives.ppermute_p, True, _batch_own_permutation),
-        (pbroadcast_p, True, _batch_own_broadcast),
+    for primitive, outer_rule, own_rule in (
+        (primitives.all_gather_p, None, _batch_own_gather),
+        (reduce_scatter_p, _batch_scatter, _batch_own_scatter),
+        (primitives.all_to_all_p, _batch_exchange, None),
+        (primitives.ppermute_p, None, _batch_own_permutation),
+        (pbroadcast_p, None, _batch_own_broadcast),
     ):
-        restoration.entry(batching.fancy_primitive_batchers, primitive, _batching(primitive, own, rule))
+        batch = _batching(primitive, outer_rule, own_rule)
+        restoration.entry(batching.fancy_primitive_batchers, primitive, batch)
 
 
-def _batching(primitive, own, rule):
-    """``rule`` where the vmap's axis is one of the collective's (``own``), or where it is not; else JAX's own."""
+def _batching(primitive, outer_rule, own_rule):
+    """``own_rule`` where the vmap's axis is one of the collective's, ``outer_rule`` where not; else JAX's own."""
     original = batching.fancy_primitive_batchers[primitive]
 
     def batch(axis_data, operands, dims, **params):
         (x,), (d,) = operands, dims
         axes = params["axis_name"] if isinstance(params["axis_name"], (tuple, list)) else (params["axis_name"],)
-        if (axis_data.name in axes) != own:
+        own = axis_data.name in axes
+        alone = len(axes) == 1 and own_rule in (_batch_own_gather, _batch_own_scatter)
+        if (own and alone) or (own_rule if own else outer_rule) is None or (own and params.get("axis_index_groups")):
             return original(axis_data, operands, dims, **params)
         if own:
             x = batching.bdim_at_front(x, d, jax.lax.axis_size(axis_data.name))
-            return rule(x, axis_data.name, **{**params, "axis_name": axes})
-        return rule(x, d, **params) if d is not None else (primitive.bind(x, **params), None)
+            return own_rule(x, axis_data.name, **{**params, "axis_name": tuple(axes)})
+        return outer_rule(x, d, **params) if d is not None else (primitive.bind(x, **params), None)
 
     return batch
 
@@ -179,12 +184,35 @@ def _batch_exchange(x, d, *, split_axis, concat_axis, **params):
     return primitives.all_to_all_p.bind(x, **moved, **params), d
 
 
+def _everything(x, own, axis_name):
+    """The slices of all elements, with a first dimension for each axis; of ``own`` it is the first of ``x``."""
+    others = [name for name in axis_name if name != own]
+    for name in reversed(others):
+        x = jax.lax.all_gather(x, name)
+    return jnp.moveaxis(x, len(others), axis_name.index(own))
+
+
+def _batch_own_gather(x, own, *, axis_name, all_gather_dimension, tiled, **_):
+    x, at = _everything(x, own, axis_name), all_gather_dimension
+    x = jnp.moveaxis(x.reshape(-1, *x.shape[len(axis_name) :]), 0, at)
+    return (x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :]) if tiled else x), None
+
+
+def _batch_own_scatter(x, own, *, axis_name, scatter_dimension, tiled, **_):
+    """The own axis' share of the pieces becomes the mapped dimension, the others' are scattered."""
+    at, d, shape = axis_name.index(own), scatter_dimension, x.shape[1:]
+    sizes = [len(x) if name == own else jax.lax.axis_size(name) for name in axis_name]
+    pieces = x.sum(0).reshape(*shape[:d], *sizes, shape[d] // math.prod(sizes), *shape[d + 1 :])
+    mine = jnp.moveaxis(pieces, d + at, 0).reshape(len(x), *shape[:d], shape[d] // len(x), *shape[d + 1 :])
+    others = tuple(name for name in axis_name if name != own)
+    out = jax.lax.psum_scatter(mine, others, scatter_dimension=d + 1, tiled=True)
+    return (out if tiled else out.squeeze(d + 1)), 0
+
+
 def _batch_own_permutation(x, own, *, axis_name, perm):
     """Everyone takes the slice of its source out of all of them, or zeros if it has none."""
     at, others = axis_name.index(own), [name for name in axis_name if name != own]
-    for name in reversed(others):
-        x = jax.lax.all_gather(x, name)
-    x = jnp.moveaxis(x, len(others), at)
+    x = _everything(x, own, axis_name)
     sizes = x.shape[: len(axis_name)]
     sources = np.full(math.prod(sizes), math.prod(sizes))
     for source, destination in perm:

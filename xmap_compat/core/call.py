@@ -228,6 +228,8 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     leaves = [leaf for _, leaf in found]
     shapes = [jnp.shape(leaf) for leaf in leaves]
     for spec, shape, path, leaf in zip(specs, shapes, paths, leaves):
+        if _jax.is_reference(leaf):
+            raise errors.foreign_reference(path)
         check_argument(spec, shape, path, is_scalar=not shape and jax.typeof(leaf).weak_type)
     sizes = infer_sizes(specs, shapes, paths, declared.sizes)
     if unknown := [name for name in declared.names if name not in sizes]:

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.errors import JAXTypeError
 
@@ -282,6 +283,14 @@ def bad_resource(name: Hashable, resource: Any) -> Exception:
     return should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
 
 
+def device_as_resource(name: Hashable, given: Any) -> TypeError:
+    kind = "device mesh" if isinstance(given, jax.sharding.Mesh) else "device"
+    return TypeError(
+        f"The resources of axis {name} should be names of mesh axes, but contain a {kind}: {given!r}. Enter "
+        f"`with mesh(devices, ('x',)):` around the call, and assign the name: axis_resources={{{name!r}: 'x'}}"
+    )
+
+
 def repeated_resource(name: Hashable, resources: Any) -> ValueError:
     return ValueError(
         f"Resource assignment of a single axis must be a tuple of distinct resources, but specified {resources!r} "
@@ -538,7 +547,7 @@ def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
 def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterable[Any] = ()) -> NameError:
     scope = ", ".join(f"{name}: {size}" for name, size in names.items()) or "none"
     # JAX goes on to advise jax.shard_map, which is no help here.
-    unbound = original.partition("unbound axis name:")[2].partition(" To fix this")[0].strip().rstrip(".")
+    unbound = original.partition("unbound axis name:")[2].partition(". To fix this")[0].strip()
     meant = did_you_mean([unbound], names)
     if unbound in map(str, mesh_axes):
         meant = f". `{unbound}` is an axis of the mesh: name the axis that axis_resources assign to it"
@@ -594,11 +603,18 @@ def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
     )
 
 
-def foreign_reference() -> NotImplementedError:
+def foreign_reference(argument: str = "") -> NotImplementedError:
     return NotImplementedError(
         "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: each element "
         "of its named axes would write there. Pass the value as an argument and return the new one, or make the "
-        "reference inside"
+        f"reference inside{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
+    )
+
+
+def ordered_effect(fun: str, devices: int) -> NotImplementedError:
+    return NotImplementedError(
+        f"The xmapped function {fun} has a callback or print with ordered=True, which JAX runs on one device, but its "
+        f"axis_resources compute it on {devices}. Write ordered=False, or call it without resources of a mesh"
     )
 
 

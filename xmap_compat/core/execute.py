@@ -59,6 +59,8 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return _on_device(placed, loc, placed.program.consts, leaves, evaluator, *sides)
     mesh = placed.scope.mesh
     assert mesh is not None
+    if mesh.size > 1 and any(eqn.params.get("ordered") for eqn, _ in _jax.walk(placed.program.jaxpr, once=True)):
+        raise errors.ordered_effect(placed.fun_name, mesh.size)
     compiler = placed.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
     widens = bool(compiler) and _jax.widens(mesh.devices.flat[0].platform)

@@ -159,9 +159,12 @@ _NO_TRUTH = (
 _OF_TRACING = {  # by words of the error or of its type
     "TracerBoolConversionError": _NO_TRUTH,
     "truth value of an array": _NO_TRUTH,
-    "TracerArrayConversionError": f"{_TRACED}NumPy cannot read them. Call jax.numpy's function: jnp.sin, not np.sin",
+    "TracerArrayConversionError": (
+        f"{_TRACED}NumPy cannot read them. Call jax.numpy's function: jnp.sin, not np.sin; "
+        "index an array of its: jnp.asarray(w)[v], not w[v]"
+    ),
     "NonConcreteBooleanIndexError": f"{_TRACED}what a mask selects is not known here. Write jnp.where(mask, x, 0)",
-    "TracerIntegerConversionError": _NO_VALUE,
+    "TracerIntegerConversionError": f"{_NO_VALUE}. To index a list write jnp.asarray(values)[v]",
     "ConcretizationTypeError": _NO_VALUE,
     "converted to a scalar index": _NO_VALUE,
 }

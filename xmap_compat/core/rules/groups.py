@@ -51,7 +51,7 @@ def reduce_in_groups(reduce: Callable) -> Callable:
 
 
 def sum_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    """``lax.psum`` within groups: one all-reduce of the sums of all groups, which are no more than half the elements."""
+    """``lax.psum`` within groups: one all-reduce of the sums of all groups."""
     names, groups = axis_names(params), params["axis_index_groups"]
     if not loc.mesh_axes_of(names):
         return reduce_in_groups(lax.reduce_sum)(loc, params, value)
@@ -66,7 +66,7 @@ def sum_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValu
 
 
 def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], table: np.ndarray, rows: int):
-    """Of the elements that a device has, for each of ``rows`` the sum of what the table ``[element, k]`` says is its own.
+    """For each of ``rows`` the sum, over a device's elements, of what a table ``[element, k]`` assigns to it.
 
     ``k`` counts along the first positional dimension, which becomes that of the rows.
     """
