@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, described, did_you_mean, should_be, show
+from xmap_compat.core.errors import as_set, did_you_mean, should_be
 
 
-def not_callable(fun: Any) -> TypeError:
-    advice = ". As a decorator, write @xmap(in_axes=..., out_axes=...)" if isinstance(fun, (list, tuple, dict)) else ""
-    return TypeError(
-        f"xmap expects a callable as its first argument, but got {show(fun)} of type {type(fun).__name__}{advice}"
-    )
+def described(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
+
+
+def not_callable(fun: Any) -> Exception:
+    advice = "As a decorator, write @xmap(in_axes=..., out_axes=...)" if isinstance(fun, (list, tuple, dict)) else ""
+    return should_be("The first argument of xmap", "a function", fun, advice=advice)
 
 
 def missing_specs(names: Sequence[str]) -> TypeError:
     return TypeError(
-        f"xmap() is missing {' and '.join(names)}. They name the dimensions of the arguments and of the results: "
-        "write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
+        f"xmap() is missing {' and '.join(names)}, which name the dimensions of the arguments and of the results. "
+        "Write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
         "@xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
     )
 
@@ -36,8 +39,8 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
 
 def no_array_argument(path: str, value: Any) -> TypeError:
     return TypeError(
-        f"The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {path} is {described(value)}"
-        ". Bind a static value with functools.partial before xmap"
+        f"{path} is {described(value)}, but the arguments of xmapped functions are arrays, scalars, or pytrees of "
+        "them. Bind a static value with functools.partial before xmap"
     )
 
 
@@ -71,8 +74,8 @@ def name_function(error: FloatingPointError, fun: str) -> None:
 def process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
         f"Process {process} has no device on the mesh ({', '.join(f'{n}: {k}' for n, k in mesh.shape.items())}), so it "
-        "has no part of a global array on it. Make the mesh of devices of all processes, or call global_array and "
-        "the functions on that mesh only in processes that have some of its devices"
+        "holds no part of a global array. Include devices of all processes in the mesh, or call global_array and the "
+        "functions on that mesh only in the processes that it includes"
     )
 
 
@@ -103,15 +106,15 @@ def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> Va
 
 def einsum_path(optimize: Any, count: int) -> ValueError:
     return ValueError(
-        f"optimize={optimize!r} is not a path for {count} operands. A path is a list of steps, each of them a tuple of "
-        "positions among the operands that are left; what it gives comes last, and one operand is left in the end"
+        f"optimize={optimize!r} is not a path for {count} operands. A path is a list of steps, each a tuple of "
+        "positions among the remaining operands. The result of a step becomes the last operand, and one operand must "
+        "remain at the end"
     )
 
 
 def einsum_strategy(optimize: Any) -> ValueError:
     return ValueError(
-        f"optimize={optimize!r} is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or "
-        "'optimal'"
+        f"optimize={optimize!r} is not a strategy of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'"
     )
 
 
@@ -138,8 +141,8 @@ def mixed_axes(fun: str, axis: Any) -> Exception:
 def bad_weights(weights: Sequence[int], shape: Sequence[int], positions: Sequence[int]) -> ValueError:
     return ValueError(
         f"average got weights of the positional shape {tuple(weights)} for an array of the positional shape "
-        f"{tuple(shape)}. Give them that shape, or {tuple(shape[p] for p in positions)}: the sizes of the positional "
-        "axes to average over"
+        f"{tuple(shape)}. Give weights of that shape, or of the shape {tuple(shape[p] for p in positions)}, the sizes "
+        "of the positional axes to average over"
     )
 
 
@@ -149,8 +152,8 @@ def axis_name_type(fun: str, name: Any) -> Exception:
 
 def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"{fun} was given the positional dimension {dim} of {what}, which has rank {len(shape)} (shape "
-        f"{tuple(shape)}; named axes are not part of it)"
+        f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}. Named axes are not "
+        "part of that shape"
     )
 
 
@@ -176,7 +179,7 @@ def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[
 
 def dot_overlap(operand: str, dim: int) -> TypeError:
     return TypeError(
-        f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name each once"
+        f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name it once"
     )
 
 
@@ -209,26 +212,26 @@ def no_fan(shape: Any) -> ValueError:
 def initializer_of_named_shape(dtype: Any) -> TypeError:
     return TypeError(
         f"variance_scaling of a NamedShape makes real floating point numbers, but the dtype is {dtype}. Initialize the "
-        "real and the imaginary part by themselves"
+        "real and the imaginary part separately"
     )
 
 
 def no_part_here(path: str, process: int) -> ValueError:
     return ValueError(
-        f"{path} has no part on devices of process {process}: ask for it in the processes of its mesh only"
+        f"{path} has no part on devices of process {process}. Ask for it only in the processes of its mesh"
     )
 
 
 def parts_are_no_block(path: str, sharding: Any) -> ValueError:
     return ValueError(
-        f"What this process has of {path} ({sharding}) is no block of rows and columns. Take the parts one by one, "
-        "from array.addressable_shards, or the whole array on every process: process_array(array, whole=True)"
+        f"The parts of {path} in this process ({sharding}) are no block of rows and columns. Take them one by one from "
+        "array.addressable_shards, or take the whole array in every process: process_array(array, whole=True)"
     )
 
 
 def no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
     return ValueError(
-        f"process_array(whole=True) gathers arrays that lie on a mesh, but {path} has {sharding}. Put it on one first: "
-        "jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()))(array) is whole "
-        "everywhere"
+        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one first: "
+        "jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()))(array) is whole in "
+        "every process"
     )

@@ -191,7 +191,7 @@ def _logical(x, axis, reduce, across, options):
 
 def _check_where(fun, options):
     if isinstance(options.get("where"), (str, tuple, list)):
-        raise errors.not_an_array(f"where= of {fun}", options["where"])
+        raise core_errors.should_be(f"where= of {fun}", "an array or a scalar", options["where"])
 
 
 def _check_not_empty(fun, x, axes):

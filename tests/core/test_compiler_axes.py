@@ -357,7 +357,7 @@ def test_an_axis_that_only_a_custom_rule_uses_is_refused_under_the_option():
     with xmap_compat.install(removed=False), MESH:
         jax.grad(loss)(normal(8, 4))
         jax.config.update("experimental_xmap_spmd_lowering", True)
-        with pytest.raises(ValueError, match="Axis j of an xmap inside of a custom derivative rule is assigned mesh"):
+        with pytest.raises(ValueError, match="Axis j of an xmap inside a custom derivative rule is assigned mesh"):
             jax.grad(loss)(normal(8, 4))
 
 

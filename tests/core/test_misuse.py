@@ -120,137 +120,144 @@ MISUSES = {
     "xmap of something that cannot be called": (
         lambda: xmap(3, I, I),
         TypeError,
-        "xmap expects a callable as its first argument, but got 3 of type int",
+        "The first argument of xmap should be a function, but got 3",
     ),
     "a string as in_axes": (
         lambda: xmap(identity, "i", I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is 'i', which is not an axis specification. Write ['i', ...] for the leading dimension\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 'i'. Write ['i', ...] for the leading dimension",
+        "but got: 'i'",
     ),
     "an integer as in_axes": (
         lambda: xmap(identity, 0, I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is 0, which is not an axis specification. Write ['name', ...] or {0: 'name'}, with the name of that "
+        "dimension\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 0. Write ['name', ...] or {0: 'name'}, with the name of that dimension",
+        "but got: 0",
     ),
     "an integer as one of several specs": (
         lambda: xmap(add, (I, 0), I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes[1] is 0, which is not an axis specification. Write ['name', ...] or {0: 'name'}, with the name of "
+        "that dimension\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 0 (it is in_axes[1]). Write ['name', ...] or {0: 'name'}, with the name of that dimension",
+        "but got: 0",
     ),
     "a set of names": (
         lambda: xmap(identity, ({"i"},), I),
         TypeError,
-        "{'i'} cannot be used as an axis name in xmap in_axes, in the specification ({'i'},): it "
-        "must be hashable, and neither None nor an ellipsis. Use a string instead",
+        "in_axes is ({'i'},), but {'i'} cannot be used as an axis name: it must be hashable, and neither None nor an "
+        "ellipsis. Use a string instead",
     ),
     "an ellipsis alone": (
         lambda: xmap(identity, ..., I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is ..., which is not an axis specification. Write [...] where no dimension is named\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: .... Write [...] where no dimension is named",
+        "but got: ...",
     ),
     "an ellipsis for an argument": (
         lambda: xmap(add, (I, ...), I),
         TypeError,
-        "['i', ...] cannot be used as an axis name in xmap in_axes, in the specification (['i', "
-        "...], ...): it must be hashable, and neither None nor an ellipsis. A tuple that ends in ... is one "
-        "specification: for an argument without names write [...] or {}",
+        "in_axes is (['i', ...], ...), but ['i', ...] cannot be used as an axis name: it must be hashable, and "
+        "neither None nor an ellipsis. A tuple that ends in ... is one specification: for an argument without names "
+        "write [...] or {}",
     ),
     "an ellipsis in the middle": (
         lambda: xmap(identity, ["i", ..., "j"], I),
         ValueError,
-        "An ellipsis can only end a list of axis names, but xmap in_axes has the specification ['i', "
-        "..., 'j']. Use a dictionary to name dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
+        "in_axes is ['i', ..., 'j'], but an ellipsis can only end a list of axis names. Use a dictionary to name "
+        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
     ),
     "an ellipsis in front, deep in a tree": (
         lambda: xmap(identity, ({"w": [..., "i"]},), I),
         ValueError,
-        "An ellipsis can only end a list of axis names, but xmap in_axes has the specification [..., "
-        "'i'] (it is in_axes[0]['w']). Use a dictionary to name dimensions that are not leading, "
-        "e.g. {0: 'i', 2: 'j'}",
+        "in_axes[0]['w'] is [..., 'i'], but an ellipsis can only end a list of axis names. Use a dictionary to name "
+        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
     ),
     "two ellipses": (
         lambda: xmap(identity, ["i", ..., ...], I),
         ValueError,
-        "An ellipsis can only end a list of axis names, but xmap in_axes has the specification ['i', "
-        "..., ...]. Use a dictionary to name dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
+        "in_axes is ['i', ..., ...], but an ellipsis can only end a list of axis names. Use a dictionary to name "
+        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}",
     ),
     "an ellipsis as a name in a dictionary": (
         lambda: xmap(identity, {0: "i", 1: ...}, I),
         TypeError,
-        "... cannot be used as an axis name in xmap in_axes, in the specification {0: 'i', 1: ...}: "
-        "it must be hashable, and neither None nor an ellipsis. Use a string instead",
+        "in_axes is {0: 'i', 1: ...}, but ... cannot be used as an axis name: it must be hashable, and neither None "
+        "nor an ellipsis. Use a string instead",
     ),
     "an ellipsis in quotes": (
         lambda: xmap(identity, ["i", "..."], ["i", ...]),
         TypeError,
-        "'...' cannot be used as an axis name in xmap in_axes, in the specification ['i', '...']: `'...'` is a string. "
-        "Write `...`",
+        "in_axes is ['i', '...'], but '...' cannot be used as an axis name: `'...'` is a string. Write `...`",
     ),
     "an ellipsis in quotes, deep in out_axes": (
         lambda: xmap(identity, I, {"w": ["i", "..."]}),
         TypeError,
-        "'...' cannot be used as an axis name in xmap out_axes, in the specification ['i', '...'] (it is "
-        "out_axes['w']): `'...'` is a string. Write `...`",
+        "out_axes['w'] is ['i', '...'], but '...' cannot be used as an axis name: `'...'` is a string. Write `...`",
     ),
     "an ellipsis in quotes, in a dictionary": (
         lambda: xmap(identity, {0: "i", 1: "..."}, I),
         TypeError,
-        "'...' cannot be used as an axis name in xmap in_axes, in the specification {0: 'i', 1: '...'}: `'...'` is a "
-        "string. Write `...`",
+        "in_axes is {0: 'i', 1: '...'}, but '...' cannot be used as an axis name: `'...'` is a string. Write `...`",
     ),
     "an ellipsis in quotes, in axis_sizes": (
         lambda: xmap(identity, {}, {}, axis_sizes={"...": 2}),
         TypeError,
-        "'...' cannot be used as an axis name in xmap axis_sizes: `'...'` is a string. Write `...`",
+        "In axis_sizes, '...' cannot be used as an axis name: `'...'` is a string. Write `...`",
     ),
     "an ellipsis in quotes, alone": (
         lambda: xmap(identity, "...", I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is '...', which is not an axis specification. Write [...] where no dimension is named\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: '...'. Write [...] where no dimension is named",
+        "but got: '...'",
     ),
     "a dictionary from names to positions": (
         lambda: xmap(identity, {"i": 0}, I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}. Write it the other way round: {0: 'i'}",
+        "but got: {'i': 0}",
     ),
     "a dictionary from names to positions, deep in a tree": (
         lambda: xmap(identity, ({"w": [I, {"i": 0}]},), I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes[0]['w'][1] is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0} (it is in_axes[0]['w'][1]). Write it the other way round: {0: 'i'}",
+        "but got: {'i': 0}",
     ),
     "a dictionary from names to positions in out_axes": (
         lambda: xmap(identity, I, {"i": 0}),
         TypeError,
-        "Value mapping specification in xmap out_axes pytree can be either:\n"
+        "out_axes is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}\n"
+        "Legacy's words: Value mapping specification in xmap out_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}. Write it the other way round: {0: 'i'}",
+        "but got: {'i': 0}",
     ),
     "a float as a position": (
         lambda: xmap(identity, {0.0: "i"}, I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is {0.0: 'i'}, which is not an axis specification\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
         "but got: {0.0: 'i'}",
@@ -258,7 +265,8 @@ MISUSES = {
     "a bool as a position": (
         lambda: xmap(identity, {True: "i"}, I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is {True: 'i'}, which is not an axis specification\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
         "but got: {True: 'i'}",
@@ -266,44 +274,49 @@ MISUSES = {
     "a negative position": (
         lambda: xmap(identity, {-1: "i"}, I),
         ValueError,
-        "xmap doesn't support negative axes in in_axes, but got the specification {-1: 'i'}. Count "
-        "from the first dimension",
+        "in_axes is {-1: 'i'}, but a position cannot be negative. Count from the first dimension\n"
+        "Legacy's words: xmap doesn't support negative axes in in_axes",
     ),
     "a negative position in out_axes": (
         lambda: xmap(identity, I, (I, {-1: "i"})),
         ValueError,
-        "xmap doesn't support negative axes in out_axes, but got the specification {-1: 'i'} (it is "
-        "out_axes[1]). Count from the first dimension",
+        "out_axes[1] is {-1: 'i'}, but a position cannot be negative. Count from the first dimension\n"
+        "Legacy's words: xmap doesn't support negative axes in out_axes",
     ),
     "a repeated name": (
         lambda: xmap(identity, ["i", "i"], I),
         ValueError,
-        "Named axes should be unique within each in_axes argument specification, but one them is: ['i', 'i']. "
-        "Give each dimension its own name; xmap takes no diagonal, jnp.diagonal does",
+        "in_axes is ['i', 'i'], which repeats a name. Give each dimension its own name. For a diagonal, call "
+        "jnp.diagonal first\n"
+        "Legacy's words: Named axes should be unique within each in_axes argument specification, but one them is: "
+        "['i', 'i']",
     ),
     "a repeated name in the second argument": (
         lambda: xmap(add, (I, {0: "i", 2: "i"}), I),
         ValueError,
-        "Named axes should be unique within each in_axes argument specification, but one them is: "
-        "{0: 'i', 2: 'i'} (it is in_axes[1]). Give each dimension its own name; xmap takes no diagonal, jnp.diagonal "
-        "does",
+        "in_axes[1] is {0: 'i', 2: 'i'}, which repeats a name. Give each dimension its own name. For a diagonal, "
+        "call jnp.diagonal first\n"
+        "Legacy's words: Named axes should be unique within each in_axes argument specification, but one them is: "
+        "{0: 'i', 2: 'i'}",
     ),
     "a repeated name in out_axes": (
         lambda: xmap(identity, I, {"out": ["i", "i"]}),
         ValueError,
-        "Named axes should be unique within each out_axes argument specification, but one them is: "
-        "['i', 'i'] (it is out_axes['out']). Give each dimension its own name",
+        "out_axes['out'] is ['i', 'i'], which repeats a name. Give each dimension its own name\n"
+        "Legacy's words: Named axes should be unique within each out_axes argument specification, but one them is: "
+        "['i', 'i']",
     ),
     "a PartitionSpec as in_axes": (
         lambda: xmap(identity, PartitionSpec("i"), I),
         TypeError,
-        "xmap in_axes has the PartitionSpec P('i',) in P('i',), which means something in jit and shard_map only. Name "
-        "the dimensions of an array with a list, e.g. ['i', ...]",
+        "in_axes is P('i',), but a PartitionSpec has a meaning in jit and shard_map only. Name the dimensions of an "
+        "array with a list, e.g. ['i', ...]",
     ),
     "an array as in_axes": (
         lambda: xmap(identity, ones(3), I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is an array of shape (3,), which is not an axis specification\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
         "but got: an array of shape (3,)",
@@ -311,56 +324,56 @@ MISUSES = {
     "a PartitionSpec as a spec": (
         lambda: xmap(identity, (PartitionSpec("i"),), I),
         TypeError,
-        "xmap in_axes has the PartitionSpec P('i',) in (P('i',),), which means something in jit and "
-        "shard_map only. Name the dimensions of an array with a list, e.g. ['i', ...]",
+        "in_axes is (P('i',),), but a PartitionSpec has a meaning in jit and shard_map only. Name the dimensions of "
+        "an array with a list, e.g. ['i', ...]",
     ),
     "a tuple as a name": (
         lambda: xmap(identity, [("a", "b"), ...], {}),
         TypeError,
-        "('a', 'b') cannot be used as an axis name in xmap in_axes, in the specification [('a', "
-        "'b'), ...]: JAX reads a tuple as several names. Use a string instead",
+        "in_axes is [('a', 'b'), ...], but ('a', 'b') cannot be used as an axis name: JAX reads a tuple as several "
+        "names. Use a string instead",
     ),
     "a tuple as a name in a dictionary": (
         lambda: xmap(identity, {0: ("a", "b")}, {}),
         TypeError,
-        "('a', 'b') cannot be used as an axis name in xmap in_axes, in the specification {0: ('a', "
-        "'b')}: JAX reads a tuple as several names. Use a string instead",
+        "in_axes is {0: ('a', 'b')}, but ('a', 'b') cannot be used as an axis name: JAX reads a tuple as several "
+        "names. Use a string instead",
     ),
     "a truth value as a name": (
         lambda: xmap(identity, ({0: True},), {}),
         TypeError,
-        "True cannot be used as an axis name in xmap in_axes, in the specification {0: True} (it is "
-        "in_axes[0]): JAX reads a truth value as the position 0 or 1. Use a string instead",
+        "in_axes[0] is {0: True}, but True cannot be used as an axis name: JAX reads a truth value as the position 0 "
+        "or 1. Use a string instead",
     ),
     "a truth value as a name in axis_resources": (
         lambda: xmap(identity, [1], [1], axis_resources={True: "x"}),
         TypeError,
-        "True cannot be used as an axis name in xmap axis_resources: JAX reads a truth value as the position 0 or 1. "
-        "Use a string instead",
+        "In axis_resources, True cannot be used as an axis name: JAX reads a truth value as the position 0 or 1. Use "
+        "a string instead",
     ),
     "None as a name in a dictionary": (
         lambda: xmap(identity, ({0: None},), {}),
         TypeError,
-        "None cannot be used as an axis name in xmap in_axes, in the specification {0: None} (it is "
-        "in_axes[0]): it must be hashable, and neither None nor an ellipsis. Use a string instead",
+        "in_axes[0] is {0: None}, but None cannot be used as an axis name: it must be hashable, and neither None nor "
+        "an ellipsis. Use a string instead",
     ),
     "an unhashable name": (
         lambda: xmap(identity, ({0: np.zeros(1)},), {}),
         TypeError,
-        "an array of shape (1,) cannot be used as an axis name in xmap in_axes, in the specification {0: "
-        "an array of shape (1,)} (it is in_axes[0]): it must be hashable, and neither None nor an ellipsis. Use "
-        "a string instead",
+        "in_axes[0] is {0: an array of shape (1,)}, but an array of shape (1,) cannot be used as an axis name: it "
+        "must be hashable, and neither None nor an ellipsis. Use a string instead",
     ),
     "a set as a name": (
         lambda: xmap(identity, [{"a"}, ...], {}),
         TypeError,
-        "{'a'} cannot be used as an axis name in xmap in_axes, in the specification [{'a'}, ...]: it "
-        "must be hashable, and neither None nor an ellipsis. Use a string instead",
+        "in_axes is [{'a'}, ...], but {'a'} cannot be used as an axis name: it must be hashable, and neither None "
+        "nor an ellipsis. Use a string instead",
     ),
     "out_axes that are an empty tuple": (
         lambda: xmap(identity, I, ()),
         ValueError,
-        "xmapped functions cannot have no return values",
+        "The xmapped function has no results. Return at least one array, and name its dimensions in out_axes\n"
+        "Legacy's words: xmapped functions cannot have no return values",
     ),
     "a name only in out_axes": (
         lambda: xmap(identity, ["a", ...], ["c", "d", ...]),
@@ -371,209 +384,204 @@ MISUSES = {
     "None as the spec of an array": (
         lambda: xmap(add, (I, None), I)(ones(3), ones(3)),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], None) for value tree PyTreeDef((*, *)). Note that xmap in_axes "
-        "that are non-trivial pytrees should always be wrapped in a tuple representing the argument "
-        "list. They part at args[1]: there the specification has None, and the value an array. Write "
-        "{} for what is not mapped.",
+        "args[1] is an array, but in_axes has None for it. Write {} for what is not mapped.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], None) for value tree PyTreeDef((*, *)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "None as out_axes": (
         lambda: xmap(identity, I, None)(ones(3)),
         ValueError,
-        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification None for value tree PyTreeDef(*). They part at result: there the "
-        "specification has None, and the value an array. Write {} for what is not mapped.",
+        "The result is an array, but out_axes has None for it. Write {} for what is not mapped.\n"
+        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification None for value tree PyTreeDef(*).",
     ),
     "more specs than arguments": (
         lambda: xmap(identity, (I, I), I)(ones(5)),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef((*,)). Note that xmap "
-        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-        "argument list. They part at args: there the specification has a tuple of length 2, and the "
-        "value a tuple of length 1. Call it with as many arguments as "
-        "in_axes has entries.",
+        "args is a tuple of length 1, but in_axes has a tuple of length 2 for it. Call it with as many arguments as "
+        "in_axes has entries.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef((*,)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "fewer specs than arguments": (
         lambda: xmap(add, (I,), I)(ones(5), ones(5)),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...],) for value tree PyTreeDef((*, *)). Note that xmap in_axes that "
-        "are non-trivial pytrees should always be wrapped in a tuple representing the argument list. "
-        "They part at args: there the specification has a tuple of length 1, and the value a tuple "
-        "of length 2. Call it with as many arguments as "
-        "in_axes has entries.",
+        "args is a tuple of length 2, but in_axes has a tuple of length 1 for it. Call it with as many arguments as "
+        "in_axes has entries.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...],) for value tree PyTreeDef((*, *)). Note that xmap in_axes that are non-trivial "
+        "pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "specs with other keys than the argument": (
         lambda: xmap(identity, ({"a": I},), I)({"b": ones(5)}),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ({'a': ['i', ...]},) for value tree PyTreeDef(({'b': *},)). Note that xmap "
-        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-        "argument list. They part at args[0]: there the specification has a dict with the keys 'a', "
-        "and the value a dict with the keys 'b'.",
+        "args[0] is a dict with the keys 'b', but in_axes has a dict with the keys 'a' for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ({'a': ['i', ...]},) for value tree PyTreeDef(({'b': *},)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "specs with other keys deep in a tree": (
         lambda: xmap(add, (I, {"w": [I, {"u": I}]}), I)(ones(5), {"w": [ones(5), {"v": ones(5)}]}),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], {'w': [['i', ...], {'u': ['i', ...]}]}) for value tree "
-        "PyTreeDef((*, {'w': [*, {'v': *}]})). Note that xmap in_axes that are non-trivial pytrees "
-        "should always be wrapped in a tuple representing the argument list. They part at "
-        "args[1]['w'][1]: there the specification has a dict with the keys 'u', and the value a dict "
-        "with the keys 'v'.",
+        "args[1]['w'][1] is a dict with the keys 'v', but in_axes has a dict with the keys 'u' for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], {'w': [['i', ...], {'u': ['i', ...]}]}) for value tree PyTreeDef((*, {'w': [*, "
+        "{'v': *}]})). Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple "
+        "representing the argument list.",
     ),
     "a tree of specs for an array": (
         lambda: xmap(identity, ({"a": I},), I)(ones(5)),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((*,)). Note that xmap in_axes "
-        "that are non-trivial pytrees should always be wrapped in a tuple representing the argument "
-        "list. They part at args[0]: there the specification has a dict with the keys 'a', and the "
-        "value an array.",
+        "args[0] is an array, but in_axes has a dict with the keys 'a' for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((*,)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "a tree of specs for None": (
         lambda: xmap(identity, ({"a": I},), I)(None),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((None,)). Note that xmap "
-        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-        "argument list. They part at args[0]: there the specification has a dict with the keys 'a', "
-        "and the value None.",
+        "args[0] is None, but in_axes has a dict with the keys 'a' for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((None,)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "a list of specs for a tuple": (
         lambda: xmap(identity, ([I, {}],), I)((ones(5), ones(5))),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ([['i', ...], {}],) for value tree PyTreeDef(((*, *),)). Note that xmap "
-        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-        "argument list. They part at args[0]: there the specification has a list of length 2, and "
-        "the value a tuple of length 2.",
+        "args[0] is a tuple of length 2, but in_axes has a list of length 2 for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification ([['i', ...], {}],) for value tree PyTreeDef(((*, *),)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "a namedtuple of specs for a tuple": (
         lambda: xmap(identity, (Pair(I, {}),), I)((ones(5), ones(5))),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (Pair(first=['i', ...], second={}),) for value tree PyTreeDef(((*, *),)). "
-        "Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple "
-        "representing the argument list. They part at args[0]: there the specification has the class "
-        "Pair of length 2, and the value a tuple of length 2.",
+        "args[0] is a tuple of length 2, but in_axes has the class Pair of length 2 for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (Pair(first=['i', ...], second={}),) for value tree PyTreeDef(((*, *),)). Note that xmap "
+        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "specs that should be wrapped in a tuple": (
         lambda: xmap(identity, {"a": I}, I)({"a": ones(5)}),
         ValueError,
-        "xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification {'a': ['i', ...]} for value tree PyTreeDef(({'a': *},)). Note that xmap "
-        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-        "argument list. They part at args: there the specification has a dict with the keys 'a', and "
-        "the value a tuple of length 1.",
+        "args is a tuple of length 1, but in_axes has a dict with the keys 'a' for it.\n"
+        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
+        "specification {'a': ['i', ...]} for value tree PyTreeDef(({'a': *},)). Note that xmap in_axes that are "
+        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
     ),
     "two out specs for one result": (
         lambda: xmap(identity, I, (I, I))(ones(5)),
         ValueError,
-        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef(*). They part at result: "
-        "there the specification has a tuple of length 2, and the value an array.",
+        "The result is an array, but out_axes has a tuple of length 2 for it.\n"
+        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef(*).",
     ),
     "fewer out specs than results": (
         lambda: xmap(lambda x: (x, x), I, (I,))(ones(5)),
         ValueError,
-        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...],) for value tree PyTreeDef((*, *)). They part at result: there "
-        "the specification has a tuple of length 1, and the value a tuple of length 2.",
+        "The result is a tuple of length 2, but out_axes has a tuple of length 1 for it.\n"
+        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification (['i', ...],) for value tree PyTreeDef((*, *)).",
     ),
     "out specs with other keys than the result": (
         lambda: xmap(lambda x: {"a": {"b": x}}, I, {"a": {"c": I}})(ones(5)),
         ValueError,
-        "xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification {'a': {'c': ['i', ...]}} for value tree PyTreeDef({'a': {'b': *}}). They part "
-        "at result['a']: there the specification has a dict with the keys 'c', and the value a dict "
-        "with the keys 'b'.",
+        "result['a'] is a dict with the keys 'b', but out_axes has a dict with the keys 'c' for it.\n"
+        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
+        "specification {'a': {'c': ['i', ...]}} for value tree PyTreeDef({'a': {'b': *}}).",
     ),
     # ------------------------------------------------------------------------------------------- ranks and arguments
     "an argument of too small rank": (
         lambda: xmap(identity, ["i", "j", ...], I)(ones(5)),
         ValueError,
-        "One of xmap arguments has an in_axes specification of ['i', 'j', ...], which implies that "
-        "it has at least 2 dimensions, but the argument has rank 1 (it is args[0] with shape (5,)). "
-        "Name fewer dimensions, or pass an array that has them",
+        "args[0] has shape (5,), but ['i', 'j', ...] needs at least 2 dimensions. Name fewer dimensions, or pass an "
+        "array that has them\n"
+        "Legacy's words: One of xmap arguments has an in_axes specification of ['i', 'j', ...], which implies that "
+        "it has at least 2 dimensions, but the argument has rank 1",
     ),
     "a leaf of too small rank": (
         lambda: xmap(lambda tree: tree["w"][1], ({"w": [I, {3: "i"}]},), I)({"w": [ones(5), ones((5, 5))]}),
         ValueError,
-        "One of xmap arguments has an in_axes specification of {3: 'i'}, which implies that it has "
-        "at least 4 dimensions, but the argument has rank 2 (it is args[0]['w'][1] with shape (5, "
-        "5)). Name fewer dimensions, or pass an array that has them",
+        "args[0]['w'][1] has shape (5, 5), but {3: 'i'} needs at least 4 dimensions. Name fewer dimensions, or pass "
+        "an array that has them\n"
+        "Legacy's words: One of xmap arguments has an in_axes specification of {3: 'i'}, which implies that it has "
+        "at least 4 dimensions, but the argument has rank 2",
     ),
     "an argument of smaller rank than asserted": (
         lambda: xmap(identity, (["i", None],), I)(ones(5)),
         ValueError,
-        "xmap argument has an in_axes specification of ['i', None], which asserts that it should be "
-        "of rank 2, but the argument has rank 1 (and shape (5,)) (it is args[0]). End the "
-        "specification with ... to allow more dimensions",
+        "args[0] has shape (5,), but ['i', None] names exactly 2 dimensions. Name fewer dimensions, or pass an array "
+        "that has them\n"
+        "Legacy's words: xmap argument has an in_axes specification of ['i', None], which asserts that it should be "
+        "of rank 2, but the argument has rank 1 (and shape (5,))",
     ),
     "an argument of greater rank than asserted": (
         lambda: xmap(add, (I, ["i"]), I)(ones(5), ones((5, 2))),
         ValueError,
-        "xmap argument has an in_axes specification of ['i'], which asserts that it should be of "
-        "rank 1, but the argument has rank 2 (and shape (5, 2)) (it is args[1]). End the "
-        "specification with ... to allow more dimensions",
+        "args[1] has shape (5, 2), but ['i'] names exactly one dimension. Write ['i', ...] or name the other\n"
+        "Legacy's words: xmap argument has an in_axes specification of ['i'], which asserts that it should be of "
+        "rank 1, but the argument has rank 2 (and shape (5, 2))",
     ),
     "an empty list for a vector": (
         lambda: xmap(identity, ([],), [])(ones(5)),
         ValueError,
-        "xmap argument has an in_axes specification of [], which asserts that it should be of rank "
-        "0, but the argument has rank 1 (and shape (5,)) (it is args[0]). End the specification with "
-        "... to allow more dimensions",
+        "args[0] has shape (5,), but [] names exactly 0 dimensions. Write [...] or name the other\n"
+        "Legacy's words: xmap argument has an in_axes specification of [], which asserts that it should be of rank "
+        "0, but the argument has rank 1 (and shape (5,))",
     ),
     "a result of too small rank": (
         lambda: xmap(identity, I, {1: "i"})(ones(5)),
         ValueError,
-        "One of xmap outputs has an out_axes specification of {1: 'i'}, which requires the result of "
-        "the xmapped function to have at least 1 positional dimensions, but it only has 0 (it is "
-        "result). Put the named axes at lower positions",
+        "The result has 0 dimensions without its named axes, but its out_axes {1: 'i'} need at least 1. Put the "
+        "named axes at lower positions\n"
+        "Legacy's words: One of xmap outputs has an out_axes specification of {1: 'i'}, which requires the result of "
+        "the xmapped function to have at least 1 positional dimensions, but it only has 0",
     ),
     "a result of too small rank, deep in a tree": (
         lambda: xmap(lambda x: {"a": [x, x]}, I, {"a": [I, {3: "i"}]})(ones((5, 2))),
         ValueError,
-        "One of xmap outputs has an out_axes specification of {3: 'i'}, which requires the result of "
-        "the xmapped function to have at least 3 positional dimensions, but it only has 1 (it is "
-        "result['a'][1]). Put the named axes at lower positions",
+        "result['a'][1] has one dimension without its named axes, but its out_axes {3: 'i'} need at least 3. Put the "
+        "named axes at lower positions\n"
+        "Legacy's words: One of xmap outputs has an out_axes specification of {3: 'i'}, which requires the result of "
+        "the xmapped function to have at least 3 positional dimensions, but it only has 1",
     ),
     "a result of another rank than asserted": (
         lambda: xmap(identity, I, ["i", None])(ones((5, 2, 2))),
         ValueError,
-        "xmap output has an out_axes specification of ['i', None], which asserts that it should be "
-        "of rank 2, but the output has rank 3 (and shape (5, 2, 2)) (it is result). End the "
-        "specification with ... to allow more dimensions",
+        "The result has shape (5, 2, 2), named axes included, but ['i', None] names exactly 2 dimensions. Write "
+        "['i', None, ...] or name the other\n"
+        "Legacy's words: xmap output has an out_axes specification of ['i', None], which asserts that it should be "
+        "of rank 2, but the output has rank 3 (and shape (5, 2, 2))",
     ),
     "a Python scalar as a mapped argument": (
         lambda: xmap(add, (I, I), I)(ones(3), 1.0),
         TypeError,
-        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
-        "at least 1 dimensions, but args[1] is a Python scalar. Pass an array with a dimension for "
+        "args[1] is a Python scalar, but ['i', ...] needs at least one dimension. Pass an array with a dimension for "
         "each name",
     ),
     "a NumPy scalar as a mapped argument": (
         lambda: xmap(add, (I, I), I)(ones(3), np.float32(1)),
         ValueError,
-        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
-        "at least 1 dimensions, but the argument has rank 0 (it is args[1] with shape ()). Name "
-        "fewer dimensions, or pass an array that has them",
+        "args[1] has shape (), but ['i', ...] needs at least one dimension. Name fewer dimensions, or pass an array "
+        "that has them\n"
+        "Legacy's words: One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
+        "at least 1 dimensions, but the argument has rank 0",
     ),
     "a list of numbers as a mapped argument": (
         lambda: xmap(identity, (I, {"w": I}), I)(ones(3), {"w": [1.0, 2.0]}),
         TypeError,
-        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
-        "at least 1 dimensions, but args[1]['w'][0] is a Python scalar. Pass an array with a "
+        "args[1]['w'][0] is a Python scalar, but ['i', ...] needs at least one dimension. Pass an array with a "
         "dimension for each name (a list of numbers is a pytree of scalars)",
     ),
     "one key where several are mapped": (
         lambda: xmap(identity, I, I)(jax.random.key(0)),
         ValueError,
-        "One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
-        "at least 1 dimensions, but the argument has rank 0 (it is args[0] with shape ()). Name "
-        "fewer dimensions, or pass an array that has them",
+        "args[0] has shape (), but ['i', ...] needs at least one dimension. Name fewer dimensions, or pass an array "
+        "that has them\n"
+        "Legacy's words: One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
+        "at least 1 dimensions, but the argument has rank 0",
     ),
     "keyword arguments": (
         lambda: xmap(lambda x, power=1: x, I, I)(ones(3), power=2),
@@ -590,14 +598,14 @@ MISUSES = {
     "no arguments to take a size from": (
         lambda: xmap(lambda *_: 1.0, I, I)(),
         ValueError,
-        "Failed to infer size of axes: i. There are no arguments. Call <lambda> with its arguments, and its plan with "
-        "them too, or with types of arrays: jax.ShapeDtypeStruct(shape, dtype)",
+        "Failed to infer size of axes: i. There are no arguments. Call <lambda> with its arguments; its plan also "
+        "takes jax.ShapeDtypeStruct(shape, dtype)",
     ),
     "a plan without arguments": (
         lambda: xmap(add, (I, J), I).plan(),
         ValueError,
-        "Failed to infer size of axes: i, j. There are no arguments. Call add with its arguments, and its plan with "
-        "them too, or with types of arrays: jax.ShapeDtypeStruct(shape, dtype)",
+        "Failed to infer size of axes: i, j. There are no arguments. Call add with its arguments; its plan also "
+        "takes jax.ShapeDtypeStruct(shape, dtype)",
     ),
     "an empty container to take sizes from": (
         lambda: xmap(lambda _: 1.0, (["i", "j", ...],), ["i", "j", ...])({"w": None}),
@@ -610,42 +618,42 @@ MISUSES = {
     "two sizes in two arguments": (
         lambda: xmap(add, I, I)(ones(5), ones(6)),
         ValueError,
-        "The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
-        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5 (the "
-        "argument is args[1], and 5 is the size in args[0]). The specification is for all arguments; if these differ, "
-        "write a tuple of one for each, with {} for what is not mapped",
+        "Axis `i` has size 5 in args[0], but size 6 in args[1]. One in_axes applies to all arguments. To tell them "
+        "apart, write a tuple, with {} for what is not mapped\n"
+        "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
+        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
     ),
     "a size of one does not broadcast": (
         lambda: xmap(add, I, I)(ones(1), ones(6)),
         ValueError,
-        "The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
-        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1 (the "
-        "argument is args[1], and 1 is the size in args[0]). The specification is for all arguments; if these differ, "
-        "write a tuple of one for each, with {} for what is not mapped",
+        "Axis `i` has size 1 in args[0], but size 6 in args[1]. One in_axes applies to all arguments. To tell them "
+        "apart, write a tuple, with {} for what is not mapped\n"
+        "Legacy's words: The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
+        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1",
     ),
     "two sizes within an argument": (
         lambda: xmap(identity, ({"a": {0: "i"}, "b": [{1: "i"}]},), I)({"a": ones(5), "b": [ones((5, 6))]}),
         ValueError,
-        "The size of axis i was previously inferred to be 5, but found an argument of shape (5, 6) "
-        "with in_axes specification {1: 'i'}. Shape mismatch occurs in dimension 1: 6 != 5 (the "
-        "argument is args[0]['b'][0], and 5 is the size in args[0]['a']). If these are different "
-        "axes, give them different names",
+        "Axis `i` has size 5 in args[0]['a'], but size 6 in args[0]['b'][0]. If these are different axes, give them "
+        "different names\n"
+        "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (5, 6) "
+        "with in_axes specification {1: 'i'}. Shape mismatch occurs in dimension 1: 6 != 5",
     ),
     "two sizes within one array": (
         lambda: xmap(add, (["i", "j"], ["j", "i"]), ["i", "j"])(ones((2, 3)), ones((2, 3))),
         ValueError,
-        "The size of axis j was previously inferred to be 3, but found an argument of shape (2, 3) "
-        "with in_axes specification ['j', 'i']. Shape mismatch occurs in dimension 0: 2 != 3 (the "
-        "argument is args[1], and 3 is the size in args[0]). If these are different axes, give them "
-        "different names",
+        "Axis `j` has size 3 in args[0], but size 2 in args[1]. If these are different axes, give them different "
+        "names\n"
+        "Legacy's words: The size of axis j was previously inferred to be 3, but found an argument of shape (2, 3) "
+        "with in_axes specification ['j', 'i']. Shape mismatch occurs in dimension 0: 2 != 3",
     ),
     "a size that disagrees with axis_sizes": (
         lambda: xmap(identity, I, I, axis_sizes={"i": 5})(ones((6, 2))),
         ValueError,
-        "The size of axis i was previously inferred to be 5, but found an argument of shape (6, 2) "
-        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5 (the "
-        "argument is args[0], and 5 is the size in axis_sizes). If these are different axes, give "
-        "them different names",
+        "Axis `i` has size 5 in axis_sizes, but size 6 in args[0]. If these are different axes, give them different "
+        "names\n"
+        "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (6, 2) "
+        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
     ),
     "a float as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": 2.5}),
@@ -675,14 +683,14 @@ MISUSES = {
     "a tuple as a name in axis_sizes": (
         lambda: xmap(identity, {}, {}, axis_sizes={("a", "b"): 2}),
         TypeError,
-        "('a', 'b') cannot be used as an axis name in xmap axis_sizes: JAX reads a tuple as several "
-        "names. Use a string instead",
+        "In axis_sizes, ('a', 'b') cannot be used as an axis name: JAX reads a tuple as several names. Use a string "
+        "instead",
     ),
     "None as a name in axis_sizes": (
         lambda: xmap(identity, {}, {}, axis_sizes={None: 2}),
         TypeError,
-        "None cannot be used as an axis name in xmap axis_sizes: it must be hashable, and neither "
-        "None nor an ellipsis. Use a string instead",
+        "In axis_sizes, None cannot be used as an axis name: it must be hashable, and neither None nor an ellipsis. "
+        "Use a string instead",
     ),
     # ----------------------------------------------------------------------------------------------------- resources
     "a resource without a mesh": (
@@ -920,9 +928,10 @@ MISUSES = {
     "an output broadcast over a taken resource": (
         lambda: on_grid(identity, ["a"], ["a", "b"], ones(4), axis_sizes={"b": 4}, axis_resources={"a": "x", "b": "x"}),
         jax.errors.JAXTypeError,
-        "One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to "
-        "resources `x`, but the output is already partitioned along `x`, because its named shape "
-        "contains `a`. It is result. Map one of them to another resource, or reduce over `a` in the function",
+        "The result varies over `a` and its out_axes add `b`, but both axes are mapped to the resource `x`. Map one "
+        "of them to another resource, or reduce over `a` in the function\n"
+        "Legacy's words: One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to "
+        "resources `x`, but the output is already partitioned along `x`, because its named shape contains `a`",
     ),
     "an output broadcast twice over one resource": (
         lambda: on_grid(
@@ -957,23 +966,26 @@ MISUSES = {
     "an undeclared axis of the result": (
         lambda: over_i(lambda v: v * 2, out_axes={}),
         TypeError,
-        "One of xmap results has an out_axes specification of {}, but is actually mapped along more "
-        "axes defined by this xmap call: i (it is result). Add them to its out_axes, or reduce over "
-        "them in the function",
+        "The result varies over `i`, but its out_axes {} do not name `i`. Add `i` to out_axes, or reduce over `i` in "
+        "the function\n"
+        "Legacy's words: One of xmap results has an out_axes specification of {}, but is actually mapped along more "
+        "axes defined by this xmap call: i",
     ),
     "undeclared axes of one of several results": (
         lambda: over_i_and_j(lambda u, v: {"good": u, "bad": (u, u * v)}, out_axes={"good": I, "bad": (I, {})}),
         TypeError,
-        "One of xmap results has an out_axes specification of {}, but is actually mapped along more "
-        "axes defined by this xmap call: i, j (it is result['bad'][1]). Add them to its out_axes, or "
-        "reduce over them in the function",
+        "result['bad'][1] varies over `i`, `j`, but its out_axes {} do not name `i`, `j`. Add `i`, `j` to out_axes, "
+        "or reduce over `i`, `j` in the function\n"
+        "Legacy's words: One of xmap results has an out_axes specification of {}, but is actually mapped along more "
+        "axes defined by this xmap call: i, j",
     ),
     "an undeclared axis that enters through the index": (
         lambda: xmap(lambda: lax.axis_index("i"), (), {}, axis_sizes={"i": 3})(),
         TypeError,
-        "One of xmap results has an out_axes specification of {}, but is actually mapped along more "
-        "axes defined by this xmap call: i (it is result). Add them to its out_axes, or reduce over "
-        "them in the function",
+        "The result varies over `i`, but its out_axes {} do not name `i`. Add `i` to out_axes, or reduce over `i` in "
+        "the function\n"
+        "Legacy's words: One of xmap results has an out_axes specification of {}, but is actually mapped along more "
+        "axes defined by this xmap call: i",
     ),
     # ------------------------------------------------------------------------------------------------ names in scope
     "an axis of an outer xmap": (
@@ -1008,7 +1020,7 @@ MISUSES = {
     "a name where any takes a mask": (
         lambda: over_i(lambda v: xnp.any(v, axis="i", where="k")),
         TypeError,
-        "where= of any expects an array or a scalar, but got a value of type str",
+        "where= of any should be an array or a scalar, but got 'k'",
     ),
     "ptp along an axis without elements": (
         lambda: xmap(lambda v: xnp.ptp(v, axis="i"), I, [...])(np.zeros((0, 3))),
@@ -1142,10 +1154,12 @@ MISUSES = {
     "a set as a specification": (
         lambda: xmap(identity, {"i"}, I),
         TypeError,
-        "Value mapping specification in xmap in_axes pytree can be either:\n"
+        "in_axes is {'i'}, which is not an axis specification. A set has no order: write a list, or {position: "
+        "name}\n"
+        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i'}. A set has no order: write a list, or {position: name}",
+        "but got: {'i'}",
     ),
     "the name before the function": (
         lambda: over_i(lambda v: xnp.along("i", jnp.sum, v)),
@@ -1176,14 +1190,14 @@ MISUSES = {
     "no specifications": (
         lambda: xmap(identity),
         TypeError,
-        "xmap() is missing in_axes and out_axes. They name the dimensions of the arguments and of the results: write "
-        "xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], "
+        "xmap() is missing in_axes and out_axes, which name the dimensions of the arguments and of the results. "
+        "Write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], "
         "out_axes=['batch', ...])",
     ),
     "a decorator with specifications by position": (
         lambda: xmap(I, I),
         TypeError,
-        "xmap expects a callable as its first argument, but got ['i', ...] of type list. As a decorator, write "
+        "The first argument of xmap should be a function, but got ['i', ...]. As a decorator, write "
         "@xmap(in_axes=..., out_axes=...)",
     ),
     "the same name twice in psum": (
@@ -1213,30 +1227,34 @@ MISUSES = {
     "a collective over a looped axis": (
         lambda: over_i(lambda v: lax.psum(v, "i"), out_axes={}, resources={"i": SerialLoop(2)}),
         RuntimeError,
-        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
-        "its axis_resources, or the collective from the function",
+        "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
+        "collective\n"
+        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule",
     ),
     "the index of a looped axis": (
         lambda: over_i(lambda v: v * lax.axis_index("i"), resources={"i": ("x", SerialLoop(2))}),
         RuntimeError,
-        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
-        "its axis_resources, or the collective from the function",
+        "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
+        "collective\n"
+        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule",
     ),
     "a reduction over a named loop": (
         lambda: in_loop("l", 2, lambda: over_i(lambda v: v - jnp.max(v, axis="i"), resources={"i": ("x", "l")})),
         RuntimeError,
-        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
-        "its axis_resources, or the collective from the function",
+        "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
+        "collective\n"
+        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule",
     ),
     "a looped axis in a function of JAX that is jitted": (
         lambda: over_i(lambda v: v - jnp.var(v, axis="i"), resources={"i": SerialLoop(2)}),
         RuntimeError,
-        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule at HERE. Remove the loop from "
-        "its axis_resources, or the collective from the function",
+        "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
+        "collective\n"
+        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation (e.g. in collectives), but `i` violates that rule",
     ),
     "a destination twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
@@ -1253,14 +1271,14 @@ MISUSES = {
     "an integer for the name in a permutation": (
         lambda: xmap(lambda v: lax.ppermute(v, 0, [(0, 1)]), {0: 0}, {0: 0})(np.ones(8)),
         NameError,
-        "ppermute at HERE got 0 for an axis name. Collectives read an integer as a position (dimension), never as a "
-        "name, and ppermute takes names only: name the axis by a string",
+        "ppermute at HERE got 0 for an axis name. Collectives read an integer as a position (dimension), and "
+        "ppermute takes names only. Name the axis by a string",
     ),
     "an integer for the name in an index": (
         lambda: xmap(lambda v: v + lax.axis_index(0), {0: 0}, {0: 0})(np.ones(8)),
         NameError,
-        "axis_index at HERE got 0 for an axis name. Collectives read an integer as a position (dimension), never as a "
-        "name, and axis_index takes names only: name the axis by a string",
+        "axis_index at HERE got 0 for an axis name. Collectives read an integer as a position (dimension), and "
+        "axis_index takes names only. Name the axis by a string",
     ),
     "a permutation that leaves the axis": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 8)])),
@@ -1285,8 +1303,8 @@ MISUSES = {
     "groups that leave elements out": (
         lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
         ValueError,
-        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, but they are "
-        "((0, 1), (2, 3)). Put the indices that are left into groups of their own",
+        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, but they are ((0, 1), (2, "
+        "3)). Put the remaining indices into groups of their own",
     ),
     "a shuffle that is no permutation": (
         lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),
@@ -1323,16 +1341,16 @@ MISUSES = {
     "a shard_map with collectives in a placed body": (
         lambda: over_i(shard_map_with_psum_in_body, shape=(4,), resources={"i": "x"}),
         NotImplementedError,
-        "The shard_map at HERE cannot be evaluated inside an xmapped function whose axes have mesh "
-        "resources, or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of "
-        "the shard_map to axis_resources instead",
+        "The shard_map at HERE cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
+        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh "
+        "axes in axis_resources",
     ),
     "a shard_map in a placed body": (
         lambda: over_i(shard_map_in_body, shape=(4,), resources={"i": "x"}),
         NotImplementedError,
-        "The shard_map at HERE cannot be evaluated inside an xmapped function whose axes have mesh "
-        "resources, or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of "
-        "the shard_map to axis_resources instead",
+        "The shard_map at HERE cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
+        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh "
+        "axes in axis_resources",
     ),
     # --------------------------------------------------------------------------------------- the restored vocabulary
     "pdot over an unbound name": (
@@ -1354,7 +1372,7 @@ MISUSES = {
     "the result of a function for the function": (
         lambda: xmap(add(ones(3), ones(3)), I, I),
         TypeError,
-        "xmap expects a callable as its first argument, but got an array of shape (3,) of type ndarray",
+        "The first argument of xmap should be a function, but got an array of shape (3,)",
     ),
     "pdot over a set of names": (
         lambda: over_i(lambda v: lax.pdot(v, v, {"i"})),
@@ -1380,12 +1398,12 @@ MISUSES = {
     "pdot of a dimension that x lacks": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", ((1,), (0,)))),
         ValueError,
-        "pdot was given the positional dimension 1 of x, which has rank 1 (shape (3,); named axes are not part of it)",
+        "pdot was given the positional dimension 1 of x, which has shape (3,). Named axes are not part of that shape",
     ),
     "pdot of a batch dimension that y lacks": (
         lambda: over_i(lambda v: lax.pdot(v, 2.0, "i", ((), ()), ((0,), (-1,)))),
         ValueError,
-        "pdot was given the positional dimension -1 of y, which has rank 0 (shape (); named axes are not part of it)",
+        "pdot was given the positional dimension -1 of y, which has shape (). Named axes are not part of that shape",
     ),
     "pdot of one dimension with none": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", ((0,), ()))),
@@ -1402,7 +1420,7 @@ MISUSES = {
     "pdot of a dimension that is contracted and kept": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", ((0,), (0,)), ((0,), (0,)))),
         TypeError,
-        "pdot was given dimension 0 of x more than once in pos_contract and pos_batch. Name each once",
+        "pdot was given dimension 0 of x more than once in pos_contract and pos_batch. Name it once",
     ),
     "pdot with an unknown precision": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", precision="double")),
@@ -1430,8 +1448,8 @@ MISUSES = {
     "pgather along a dimension that is not there": (
         lambda: over_i(lambda v: lax.pgather(v, 0, ("i", 1))),
         ValueError,
-        "pgather was given the positional dimension 1 of src, which has rank 1 (shape (3,); named "
-        "axes are not part of it)",
+        "pgather was given the positional dimension 1 of src, which has shape (3,). Named axes are not part of that "
+        "shape",
     ),
     "pgather along a name twice": (
         lambda: over_i(lambda v: lax.pgather(v, 0, ("i", "i"))),
@@ -1557,25 +1575,27 @@ MISUSES = {
     "an einsum with an unknown strategy": (
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize="best"), out_axes={}),
         ValueError,
-        "optimize='best' is none of the strategies of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'",
+        "optimize='best' is not a strategy of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'",
     ),
     "an einsum with half a path": (
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize=[(0, 1)]), out_axes={}),
         ValueError,
-        "optimize=[(0, 1)] is not a path for 3 operands. A path is a list of steps, each of them a tuple of positions "
-        "among the operands that are left; what it gives comes last, and one operand is left in the end",
+        "optimize=[(0, 1)] is not a path for 3 operands. A path is a list of steps, each a tuple of positions among "
+        "the remaining operands. The result of a step becomes the last operand, and one operand must remain at the "
+        "end",
     ),
     "an einsum with a path of operands that are not there": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=[(0, 5)]), out_axes={}),
         ValueError,
-        "optimize=[(0, 5)] is not a path for 2 operands. A path is a list of steps, each of them a tuple of positions "
-        "among the operands that are left; what it gives comes last, and one operand is left in the end",
+        "optimize=[(0, 5)] is not a path for 2 operands. A path is a list of steps, each a tuple of positions among "
+        "the remaining operands. The result of a step becomes the last operand, and one operand must remain at the "
+        "end",
     ),
     "an einsum whose path is a number": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=3), out_axes={}),
         ValueError,
-        "optimize=3 is not a path for 2 operands. A path is a list of steps, each of them a tuple of positions "
-        "among the operands that are left; what it gives comes last, and one operand is left in the end",
+        "optimize=3 is not a path for 2 operands. A path is a list of steps, each a tuple of positions among the "
+        "remaining operands. The result of a step becomes the last operand, and one operand must remain at the end",
     ),
     "along an unbound name": (
         lambda: over_i(lambda v: xnp.along(jnp.sort, "nope", v)),
@@ -1603,8 +1623,8 @@ MISUSES = {
     "a product over a dimension that is not there": (
         lambda: over_i(lambda v: xnp.prod(v, axis=("i", 1)), out_axes={}),
         ValueError,
-        "prod was given the positional dimension 1 of its operand, which has rank 1 (shape (3,); "
-        "named axes are not part of it)",
+        "prod was given the positional dimension 1 of its operand, which has shape (3,). Named axes are not part of "
+        "that shape",
     ),
     "a product over a name twice": (
         lambda: over_i(lambda v: xnp.prod(v, axis=("i", "i")), out_axes={}),
@@ -1803,22 +1823,21 @@ MISUSES = {
     "an axis of the compiler as a resource": (
         lambda: beside("x"),
         ValueError,
-        "Axis n has mesh axis 'x' in its axis_resources, but compiler_axes leaves 'x' to the compiler at this call. An "
-        "axis of the mesh is for one of the two: take it out of axis_resources, or call the xmapped function outside "
-        "of compiler_axes",
+        "Axis n has mesh axis 'x' in its axis_resources, but compiler_axes leaves 'x' to the compiler at this call. "
+        "Take it out of axis_resources, or call the xmapped function outside of compiler_axes",
     ),
     "compiler_axes in a body": (
         lambda: over_i(lambda v: beside("y", lambda: split_on_x(v)), shape=(8,)),
         RuntimeError,
-        "Changing compiler_axes is not allowed inside xmap: around the xmapped function whose body this is they are "
-        "{}, and here {'y'}. Enter compiler_axes around the outermost xmapped call",
+        "Changing compiler_axes is not allowed inside xmap: they are {} around the outer xmapped function, and {'y'} "
+        "in its body. Enter compiler_axes around the outermost xmapped call",
     ),
     "a callback beside the compiler": (
         lambda: beside("y", lambda: over_i(lambda v: jax.pure_callback(np.sin, v, v), resources={"i": "x"})),
         NotImplementedError,
-        "A pure_callback (at HERE) cannot run in an xmapped function while mesh axes {'y'} are left to the "
-        "compiler: JAX allows callbacks there that return nothing only. Call it outside of compiler_axes (or without "
-        "the option experimental_xmap_spmd_lowering), or use jax.debug.callback",
+        "A pure_callback (at HERE) cannot run in an xmapped function while mesh axes {'y'} are left to the compiler: "
+        "JAX then supports only callbacks that return nothing. Call it outside of compiler_axes (or without the "
+        "option experimental_xmap_spmd_lowering), or use jax.debug.callback",
     ),
     "spmd_axis_name over an axis of the compiler": (
         lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
@@ -2042,7 +2061,7 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
     ("resources", "advice"),
     [
         ({"bacth": "x"}, "{'bacth'}. Their axis_resources are ignored. Did you mean `batch`?"),
-        ({"x": "batch"}, "{'x'}. Their axis_resources are ignored. Is it the other way round, {'batch': 'x'}?"),
+        ({"x": "batch"}, "{'x'}. Their axis_resources are ignored. Did you mean the other way round, {'batch': 'x'}?"),
         ({"zz": "x"}, "{'zz'}. Their axis_resources are ignored"),
     ],
     ids=["a typing error", "the other way round", "another name"],
@@ -2120,8 +2139,8 @@ def without_addresses(error):
 
 
 STATIC = (
-    "The arguments of xmapped functions are arrays, scalars, or pytrees of them, but {} is {}. Bind a static "
-    "value with functools.partial before xmap"
+    "{} is {}, but the arguments of xmapped functions are arrays, scalars, or pytrees of them. Bind a static value "
+    "with functools.partial before xmap"
 )
 FOREIGN_ARGUMENTS = {
     "a string": ("abc", "args[0]", "'abc' of type str"),

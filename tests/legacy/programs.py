@@ -985,7 +985,14 @@ add("error_rank_asserted_of_argument", double, ["i", None], ["i", None], f32(8))
 add("error_rank_asserted_of_result", lambda x: jnp.ones((2, 2)) * x, ["i"], ["i", None], f32(8))
 add("error_result_rank_too_small", double, ["i"], {1: "i"}, f32(8))
 add("error_no_results", double, BY_I, (), f32(8))
-add("error_not_callable", 3, BY_I, BY_I, f32(8), differs={"all": worded(TypeError, "xmap expects a callable")})
+add(
+    "error_not_callable",
+    3,
+    BY_I,
+    BY_I,
+    f32(8),
+    differs={"all": worded(TypeError, "The first argument of xmap should be a function")},
+)
 add("error_repeated_resource", double, BY_I, BY_I, f32(8), on={"i:xx": {"i": ("x", "x")}})
 add("error_missing_resource", double, BY_I, BY_I, f32(8), on={"i:z": {"i": "z"}})
 add("error_missing_mesh", double, BY_I, BY_I, f32(8), on=PART, mesh=None)

@@ -331,7 +331,7 @@ def test_an_error_of_make_says_that_search_called_it(mesh22):
     """The step in the place of the function that makes it is an error of the step's own."""
     with pytest.raises(TypeError) as caught:
         search(lambda v: v * 2, *ARGS, mesh=mesh22, fixed={"i": "x"})
-    assert caught.value.__notes__[-1].startswith("search called make({'i': 'x'}): make takes axis_resources")
+    assert caught.value.__notes__[-1].startswith("search called make({'i': 'x'}), which should return the step")
 
 
 def test_an_axis_that_is_not_there_cannot_be_pinned(mesh22):

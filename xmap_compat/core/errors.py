@@ -49,8 +49,24 @@ def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
     return f". Did you mean {quoted(meant)}?" if meant else ""
 
 
-def _ranked(shape: Sequence[int]) -> str:
-    return f"rank {len(shape)} (and shape {tuple(shape)})"
+# Legacy's sentence follows ours where legacy had one: people search for it.
+LEGACY = "\nLegacy's words: "
+_FEWER = "Name fewer dimensions, or pass an array that has them"
+
+
+def _dimensions(count: int) -> str:
+    return "one dimension" if count == 1 else f"{count} dimensions"
+
+
+def _exactly(spec: Any, rank: int, found: int) -> str:
+    """What a list without an ellipsis asks for, and what to do."""
+    other = "the other" if found == rank + 1 else "the others"
+    advice = f"Write {show([*spec, ...])} or name {other}" if found > rank else _FEWER
+    return f"{show(spec)} names exactly {_dimensions(rank)}. {advice}"
+
+
+def _result(path: str) -> str:
+    return "The result" if path == "result" else path
 
 
 def should_be(what: str, wanted: str, got: Any, error: type[Exception] = TypeError, advice: str = "") -> Exception:
@@ -60,25 +76,16 @@ def should_be(what: str, wanted: str, got: Any, error: type[Exception] = TypeErr
     )
 
 
-def described(value: Any) -> str:
-    dtype = getattr(value, "dtype", None)
-    return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
-
-
 # ------------------------------------------------------------- axis specifications
-
-
-def _below(where: str, path: str) -> str:
-    """Which specification it is, if there are several."""
-    return f" (it is {path})" if path != where else ""
 
 
 def bad_spec(where: str, spec: Any, path: str) -> TypeError:
     return TypeError(
-        f"Value mapping specification in xmap {where} pytree can be either:\n"
+        f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
+        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either:\n"
         "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
         "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        f"but got: {show(spec)}{_below(where, path)}{_spec_meant(spec)}"
+        f"but got: {show(spec)}"
     )
 
 
@@ -98,10 +105,10 @@ def _spec_meant(spec: Any) -> str:
     return ""
 
 
-def misplaced_ellipsis(where: str, spec: Any, path: str) -> ValueError:
+def misplaced_ellipsis(spec: Any, path: str) -> ValueError:
     return ValueError(
-        f"An ellipsis can only end a list of axis names, but xmap {where} has the specification {show(spec)}"
-        f"{_below(where, path)}. Use a dictionary to name dimensions that are not leading, e.g. {{0: 'i', 2: 'j'}}"
+        f"{path} is {show(spec)}, but an ellipsis can only end a list of axis names. Use a dictionary to name "
+        "dimensions that are not leading, e.g. {0: 'i', 2: 'j'}"
     )
 
 
@@ -113,98 +120,105 @@ def bad_axis_name(where: str, name: Any, path: str, spec: Any) -> TypeError:
         reason = "JAX reads a tuple as several names"
     if isinstance(name, (bool, np.bool_)):
         reason = "JAX reads a truth value as the position 0 or 1"
-    read = f", in the specification {show(spec)}{_below(where, path)}" if spec is not None else ""
     if isinstance(name, (list, dict)) and isinstance(spec, tuple) and spec[-1] is ...:
         remedy = "A tuple that ends in ... is one specification: for an argument without names write [...] or {}"
-    return TypeError(f"{show(name)} cannot be used as an axis name in xmap {where}{read}: {reason}. {remedy}")
+    seen = f"{path} is {show(spec)}, but" if spec is not None else f"In {where},"
+    return TypeError(f"{seen} {show(name)} cannot be used as an axis name: {reason}. {remedy}")
 
 
 def partition_spec(where: str, name: Any, path: str, spec: Any) -> TypeError:
+    seen = f"{path} is {show(spec)}" if spec is not None else f"{where} has the name {name!r}"
     return TypeError(
-        f"xmap {where} has the PartitionSpec {name!r} in {show(spec)}{_below(where, path)}, which means something "
-        "in jit and shard_map only. Name the dimensions of an array with a list, e.g. ['i', ...]"
+        f"{seen}, but a PartitionSpec has a meaning in jit and shard_map only. Name the dimensions of an array with a "
+        "list, e.g. ['i', ...]"
     )
 
 
 def negative_axis(where: str, spec: Any, path: str) -> ValueError:
     return ValueError(
-        f"xmap doesn't support negative axes in {where}, but got the specification {show(spec)}{_below(where, path)}. "
-        "Count from the first dimension"
+        f"{path} is {show(spec)}, but a position cannot be negative. Count from the first dimension"
+        f"{LEGACY}xmap doesn't support negative axes in {where}"
     )
 
 
 def repeated_name(where: str, spec: Any, path: str) -> ValueError:
-    diagonal = "; xmap takes no diagonal, jnp.diagonal does" if where == "in_axes" else ""
+    diagonal = ". For a diagonal, call jnp.diagonal first" if where == "in_axes" else ""
     return ValueError(
-        f"Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
-        f"{_below(where, path)}. Give each dimension its own name{diagonal}"
+        f"{path} is {show(spec)}, which repeats a name. Give each dimension its own name{diagonal}"
+        f"{LEGACY}Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
     )
 
 
 def no_results() -> ValueError:
-    return ValueError("xmapped functions cannot have no return values")
+    return ValueError(
+        "The xmapped function has no results. Return at least one array, and name its dimensions in out_axes"
+        f"{LEGACY}xmapped functions cannot have no return values"
+    )
 
 
 def not_a_prefix(
     where: str, specs: Any, tree: Any, parting: tuple[str, str, str] | None, argument: str = ""
 ) -> ValueError:
-    """``parting``: where the two trees part, what the specification has there, and what the value has.
+    """``parting``: where the two trees differ first, what the specification has there, and what the value has.
 
     ``argument``: the one argument of ``global_array`` that the specification is for, if it is not one of xmap's.
     """
-    place, asked, found = parting or ("", "", "")
-    parted = f" They part at {place}: there the specification has {asked}, and the value {found}." if parting else ""
+    place, asked, found = parting or (argument or "The value", show(specs), str(tree))
     advice = " Write {} for what is not mapped." if asked == "None" else ""
     if where == "in_axes" and place == "args" and asked.startswith(found[: found.rfind(" ")]):
         advice = " Call it with as many arguments as in_axes has entries."
+    ours = f"{_result(place)} is {found}, but {where} has {asked} for it.{advice}"
+    if argument:
+        return ValueError(f"{ours} (The {where} of global_array is {show(specs)}.)")
     hint = (
         " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
         "the argument list."
-        if where == "in_axes" and not argument
+        if where == "in_axes"
         else ""
     )
-    asking = f"The {where} of global_array" if argument else f"xmap {where} specification"
     return ValueError(
-        f"{asking} must be a tree prefix of {argument or 'the corresponding value'}, got specification "
-        f"{show(specs)} for value tree {tree}.{hint}{parted}{advice}"
+        f"{ours}{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, got specification "
+        f"{show(specs)} for value tree {tree}.{hint}"
     )
 
 
 def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
-        f"{needed} dimensions, but the argument has rank {len(shape)} (it is {path} with shape {tuple(shape)}). "
-        "Name fewer dimensions, or pass an array that has them"
+        f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. {_FEWER}"
+        f"{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at "
+        f"least {needed} dimensions, but the argument has rank {len(shape)}"
     )
 
 
 def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
     return TypeError(
-        f"One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at least "
-        f"{needed} dimensions, but {path} is a Python scalar. Pass an array with a dimension for each name"
-        f"{' (a list of numbers is a pytree of scalars)' if path.count('[') > 1 else ''}"
+        f"{path} is a Python scalar, but {show(spec)} needs at least {_dimensions(needed)}. Pass an array with a "
+        f"dimension for each name{' (a list of numbers is a pytree of scalars)' if path.count('[') > 1 else ''}"
     )
 
 
 def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"xmap argument has an in_axes specification of {show(spec)}, which asserts that it should be of rank {rank}, "
-        f"but the argument has {_ranked(shape)} (it is {path}). End the specification with ... to allow more dimensions"
+        f"{path} has shape {tuple(shape)}, but {_exactly(spec, rank, len(shape))}"
+        f"{LEGACY}xmap argument has an in_axes specification of {show(spec)}, which asserts that it should be of rank "
+        f"{rank}, but the argument has rank {len(shape)} (and shape {tuple(shape)})"
     )
 
 
 def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> ValueError:
     return ValueError(
-        f"One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result of the xmapped "
-        f"function to have at least {needed} positional dimensions, but it only has {ndim} (it is {path}). Put the "
-        "named axes at lower positions"
+        f"{_result(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
+        f"{needed}. Put the named axes at lower positions"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result of the "
+        f"xmapped function to have at least {needed} positional dimensions, but it only has {ndim}"
     )
 
 
 def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"xmap output has an out_axes specification of {show(spec)}, which asserts that it should be of rank {rank}, "
-        f"but the output has {_ranked(shape)} (it is {path}). End the specification with ... to allow more dimensions"
+        f"{_result(path)} has shape {tuple(shape)}, named axes included, but {_exactly(spec, rank, len(shape))}"
+        f"{LEGACY}xmap output has an out_axes specification of {show(spec)}, which asserts that it should be of rank "
+        f"{rank}, but the output has rank {len(shape)} (and shape {tuple(shape)})"
     )
 
 
@@ -217,14 +231,13 @@ def size_conflict(
     advice = "If these are different axes, give them different names"
     if is_for_all:
         advice = (
-            "The specification is for all arguments; if these differ, write a tuple of one for each, with {} for what "
-            "is not mapped"
+            "One in_axes applies to all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
         )
     return ValueError(
-        f"The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
+        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}. {advice}"
+        f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
         f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
-        f"{shape[dim]} != {known} (the argument is {path}, and {known} is the size in {origin}). "
-        f"{advice}"
+        f"{shape[dim]} != {known}"
     )
 
 
@@ -240,7 +253,7 @@ def size_not_inferred(names: Iterable[Hashable]) -> ValueError:
 def no_arguments(fun: str, names: Iterable[Hashable]) -> ValueError:
     return ValueError(
         f"Failed to infer size of axes: {', '.join(map(str, names))}. There are no arguments. Call {fun} with its "
-        "arguments, and its plan with them too, or with types of arrays: jax.ShapeDtypeStruct(shape, dtype)"
+        "arguments; its plan also takes jax.ShapeDtypeStruct(shape, dtype)"
     )
 
 
@@ -252,18 +265,16 @@ def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: in
 
 
 def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
-    """A note for an error of JAX."""
     return (
-        f"The type of an argument says that it is sharded over {mesh_axes!r} along the named axis `{name}`, which has "
-        f"no mesh axes in axis_resources. Give it {mesh_axes!r} there, or jax.sharding.reshard the argument"
+        f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources assign no mesh "
+        f"axis to `{name}`. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument"
     )
 
 
 def committed_elsewhere_note() -> str:
-    """A note for an error of JAX."""
     return (
-        "An array that is committed to one device is moved to the mesh only where an xmapped function is called with "
-        "it directly. Under jax.grad, jax.jit and the like, and if it is spread over another mesh, move it first: "
+        "xmap moves an array that is committed to one device to the mesh only in a direct call. Under jax.grad, "
+        "jax.jit and the like, or if the array lies on another mesh, move it first: "
         "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
     )
 
@@ -319,7 +330,7 @@ def _loop_meant(resource: Any) -> str:
 def unused_resources_text(unused: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> str:
     """``unused``: axes that the call does not have, and the resources that they are given."""
     turned = {r: name for name, entries in unused.items() for r in entries if r in known}
-    meant = f". Is it the other way round, {turned}?" if turned else did_you_mean(unused, known)
+    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unused, known)
     return (
         "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
         f"missing: {as_set(unused)}. Their axis_resources are ignored{meant}"
@@ -381,16 +392,16 @@ def empty_mesh(names: Sequence[Any]) -> ValueError:
 
 def loop_collective(name: Hashable, where: str) -> RuntimeError:
     return RuntimeError(
-        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation "
-        f"(e.g. in collectives), but `{name}` violates that rule at {where}. Remove the loop from its axis_resources, "
-        "or the collective from the function"
+        f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
+        f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
+        f"the xmapped computation (e.g. in collectives), but `{name}` violates that rule"
     )
 
 
 def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
     return NameError(
         f"{primitive} at {where} got {axis} for an axis name. Collectives read an integer as a position (dimension), "
-        f"never as a name, and {primitive} takes names only: name the axis by a string"
+        f"and {primitive} takes names only. Name the axis by a string"
     )
 
 
@@ -419,56 +430,54 @@ def unknown_compiler_axes(names: Iterable[Hashable], mesh_axes: Iterable[Hashabl
 def resource_of_compiler(name: Hashable, mesh_axis: Hashable) -> ValueError:
     return ValueError(
         f"Axis {name} has mesh axis {mesh_axis!r} in its axis_resources, but compiler_axes leaves {mesh_axis!r} to the "
-        f"compiler at this call. An axis of the mesh is for one of the two: take it out of axis_resources, or call the "
-        "xmapped function outside of compiler_axes"
+        "compiler at this call. Take it out of axis_resources, or call the xmapped function outside of compiler_axes"
     )
 
 
 def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) -> RuntimeError:
     return RuntimeError(
-        "Changing compiler_axes is not allowed inside xmap: around the xmapped function whose body this is they are "
-        f"{as_set(outer)}, and here {as_set(inner)}. Enter compiler_axes around the outermost xmapped call"
+        f"Changing compiler_axes is not allowed inside xmap: they are {as_set(outer)} around the outer xmapped "
+        f"function, and {as_set(inner)} in its body. Enter compiler_axes around the outermost xmapped call"
     )
 
 
 def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
     return ValueError(
-        f"Axis {name} of an xmap inside of a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the "
-        "option experimental_xmap_spmd_lowering has left to the compiler, as the function itself does not use it. Use "
-        "xmap_compat.compiler_axes in the place of the option, with the other axes of the mesh"
+        f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
+        "experimental_xmap_spmd_lowering has left to the compiler, because the function itself does not use it. Use "
+        "xmap_compat.compiler_axes instead of the option, with the other axes of the mesh"
     )
 
 
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        "compiler: JAX allows callbacks there that return nothing only. Call it outside of compiler_axes (or without "
+        "compiler: JAX then supports only callbacks that return nothing. Call it outside of compiler_axes (or without "
         "the option experimental_xmap_spmd_lowering), or use jax.debug.callback"
     )
 
 
 def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
     return ValueError(
-        f"Cannot `vmap` ordered IO callback: what io_callback(..., ordered=True) (at {where}) is given varies over "
-        f"{as_set(axes)}, and the elements of a named axis have no order. Leave ordered=True out"
+        f"An argument of io_callback(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
+        f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
     )
 
 
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
-        "are left to the compiler: XLA does not know on which devices. Give it a value of the body, as in "
+        "are left to the compiler: XLA cannot tell on which devices to run it. Give it a value of the body, as in "
         "jax.debug.print('here {}', v), or call the function outside of compiler_axes"
     )
 
 
 def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
-    """A note for an error of JAX."""
     return (
-        f"Mesh axes {as_set(axes)} are left to the compiler and have the type Explicit, so that JAX must know from "
-        "types how each value lies over them. Where it cannot, give the operation in the body its "
-        "out_sharding=jax.sharding.NamedSharding(mesh, spec), jax.sharding.reshard its operands, or make the axes "
-        "Auto: axis_types=jax.sharding.AxisType.Auto for each when the mesh is made"
+        f"Mesh axes {as_set(axes)} are left to the compiler and have the type Explicit, so JAX must infer how each "
+        "value is sharded over them. Where it cannot, pass out_sharding=jax.sharding.NamedSharding(mesh, spec) to the "
+        "operation in the body, jax.sharding.reshard its operands, or make the axes Auto: "
+        "axis_types=jax.sharding.AxisType.Auto for each when the mesh is made"
     )
 
 
@@ -482,7 +491,7 @@ def spmd_vmap_over_compiler_axis(axes: Iterable[Hashable]) -> ValueError:
 def mesh_of_other_backend(backend: str, platform: str) -> ValueError:
     return ValueError(
         f"xmap was asked for the backend {backend!r}, but the devices of the mesh in scope are of the "
-        f"platform {platform!r}"
+        f"platform {platform!r}. Leave backend out, or enter a mesh of {backend!r} devices"
     )
 
 
@@ -490,26 +499,12 @@ def mesh_of_other_backend(backend: str, platform: str) -> ValueError:
 
 
 def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeError:
+    names = quoted(extra)
     return TypeError(
-        f"One of xmap results has an out_axes specification of {show(spec)}, but is actually mapped along more axes "
-        f"defined by this xmap call: {', '.join(map(str, extra))} (it is {path}). Add them to its out_axes, or reduce "
-        "over them in the function"
-    )
-
-
-def undeclared_output_text(path: str, extra: Iterable[Hashable], where: str) -> str:
-    names = ", ".join(map(str, extra))
-    return (
-        f"{path} of the xmapped function at {where} varies over {names}, which its out_axes leave out. As in legacy, "
-        "reading it gives the element of index 0, and each device keeps its own for the next xmap over the same mesh. "
-        f"from xmap_compat import xmap refuses this: add {names} to its out_axes, or reduce over them in the function"
-    )
-
-
-def gradient_of_undeclared(path: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{path} of an xmapped function varies over an axis that its out_axes leave out. It has no gradient from "
-        "outside: add the axis to its out_axes, or reduce over it in the function"
+        f"{_result(path)} varies over {names}, but its out_axes {show(spec)} do not name "
+        f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
+        f"out_axes specification of {show(spec)}, but is actually mapped along more axes defined by this xmap call: "
+        f"{', '.join(map(str, extra))}"
     )
 
 
@@ -531,9 +526,11 @@ def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> 
 
 def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, present: Hashable) -> JAXTypeError:
     return _resource_conflict(
-        f"One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to resources "
-        f"`{resource}`, but the output is already partitioned along `{resource}`, because its named shape contains "
-        f"`{present}`. It is {path}. Map one of them to another resource, or reduce over `{present}` in the function"
+        f"{_result(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
+        f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
+        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to "
+        f"resources `{resource}`, but the output is already partitioned along `{resource}`, because its named shape "
+        f"contains `{present}`"
     )
 
 
@@ -586,7 +583,7 @@ def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
 def groups_do_not_cover(primitive: str, groups: Any, size: int, where: str) -> ValueError:
     return ValueError(
         f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, but they "
-        f"are {groups}. Put the indices that are left into groups of their own"
+        f"are {groups}. Put the remaining indices into groups of their own"
     )
 
 
@@ -605,8 +602,8 @@ def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
 
 def foreign_reference(argument: str = "") -> NotImplementedError:
     return NotImplementedError(
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: each element "
-        "of its named axes would write there. Pass the value as an argument and return the new one, or make the "
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: every element "
+        "of its named axes would write to it. Pass the value as an argument and return the new one, or make the "
         f"reference inside{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
     )
 
@@ -620,9 +617,9 @@ def ordered_effect(fun: str, devices: int) -> NotImplementedError:
 
 def shard_map_inside(where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"The shard_map at {where} cannot be evaluated inside an xmapped function whose axes have mesh resources, "
-        "or if it uses named axes of the xmap: all mesh axes are taken. Give the axes of the shard_map to "
-        "axis_resources instead"
+        f"The shard_map at {where} cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
+        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh axes "
+        "in axis_resources"
     )
 
 

@@ -251,7 +251,7 @@ def _parse_list(where, spec, path):
     if open_ended:
         entries = entries[:-1]
     if any(entry is ... for entry in entries):
-        raise errors.misplaced_ellipsis(where, spec, path)
+        raise errors.misplaced_ellipsis(spec, path)
     pairs = [(k, name) for k, name in enumerate(entries) if name is not None]
     return _make_spec(where, pairs, None if open_ended else len(entries), spec, path)
 

@@ -16,7 +16,6 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName
 
@@ -34,7 +33,13 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
     place = (_jax.where_now(), path, tuple(extra))
     if place not in _warned:
         _warned.add(place)
-        text = errors.undeclared_output_text(path, extra, place[0])
+        names = ", ".join(map(str, extra))
+        text = (
+            f"{path} of the xmapped function at {place[0]} varies over {names}, but its out_axes do not name {names}. "
+            "As in legacy, reading it gives the element of index 0, and each device keeps its own element for the next "
+            f"xmap over the same mesh. from xmap_compat import xmap refuses this. Add {names} to its out_axes, or "
+            "reduce over them in the function"
+        )
         warnings.warn(text, UserWarning, stacklevel=_jax.user_stacklevel())
 
 
@@ -59,6 +64,9 @@ def each_its_own(
 
     @drop.defjvp
     def refuse(primals, tangents):
-        raise errors.gradient_of_undeclared(path)
+        raise NotImplementedError(
+            f"{path} of an xmapped function has no gradient from outside, because it varies over an axis that its "
+            "out_axes do not name. Add the axis to its out_axes, or reduce over it in the function"
+        )
 
     return drop(stacked)

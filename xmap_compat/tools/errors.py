@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, described, did_you_mean
+from xmap_compat.core.errors import as_set, did_you_mean
+from xmap_compat.errors import described
 
 
 def no_source(function: str, reasons: Iterable[str]) -> NotImplementedError:
@@ -15,8 +16,8 @@ def no_source(function: str, reasons: Iterable[str]) -> NotImplementedError:
 
 def no_array_for_step(path: str, value: Any) -> TypeError:
     return TypeError(
-        f"The arguments of a step are arrays, their types, scalars, or pytrees of them, but {path} is "
-        f"{described(value)}. Bind what is static with functools.partial"
+        f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "
+        "them. Bind a static value with functools.partial"
     )
 
 
@@ -29,13 +30,13 @@ def search_without_mesh() -> ValueError:
 
 def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
     """A note on whatever the user's function raises."""
-    return f"search called make({dict(axis_resources)!r}): make takes axis_resources, and returns the step"
+    return f"search called make({dict(axis_resources)!r}), which should return the step for these axis_resources"
 
 
 def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -> ValueError:
     return ValueError(
         f"search: fixed has resources for axes {as_set(unknown)}, but the xmapped functions of the step have the axes "
-        f"{as_set(known)}. Name these only{did_you_mean(unknown, known)}"
+        f"{as_set(known)}. Name only these{did_you_mean(unknown, known)}"
     )
 
 
@@ -68,7 +69,7 @@ def too_many_candidates(count: int, limit: int, choices: Mapping[Any, int]) -> V
 
 def nothing_found(reasons: Sequence[str | None]) -> ValueError:
     kinds = "; ".join(dict.fromkeys(filter(None, reasons)))
-    return ValueError(f"No assignment can be used. Reasons: {kinds or 'there is none to try'}")
+    return ValueError(f"No assignment can be used. Reasons: {kinds or 'there are no candidates'}")
 
 
 def too_much_memory(needed: str, given: str) -> str:

@@ -21,18 +21,18 @@ _SAME_CALLS = "All processes of a mesh must make the same calls of xmapped funct
 def processes_differ(differences: Sequence[str], me: int, fun: str, place: str) -> RuntimeError:
     return RuntimeError(
         f"The processes of this mesh call different programs: {'; '.join(differences)}. (This is process {me}, which "
-        f"calls `{fun}` at {place}; each of them has this error.) {_SAME_CALLS}"
+        f"calls `{fun}` at {place}. Every process raises this error.) {_SAME_CALLS}"
     )
 
 
 def processes_missing(
     missing: Sequence[int], me: int, seconds: float, waiting_at: str, place: str, alone: Sequence[str]
 ) -> RuntimeError:
-    late = f" This process came later, to {place}." if me in missing else ""
+    late = f" This process arrived later, at {place}." if me in missing else ""
     instead = f" Without the mesh, {'; '.join(alone)}." if alone else ""
     return RuntimeError(
         f"{process_list(missing).capitalize()} did not arrive within {seconds:g} s: the others wait at {waiting_at}."
-        f"{late}{instead} {_SAME_CALLS} If one only needs more time, allow it on every process: "
+        f"{late}{instead} {_SAME_CALLS} If a process only needs more time, allow it in every process: "
         "xmap_compat.compare_processes(timeout=600), or None for no comparison."
     )
 
@@ -40,13 +40,13 @@ def processes_missing(
 def processes_late_text(missing: Sequence[int], waited: float, left: float, place: str) -> str:
     return (
         f"{process_list(missing).capitalize()} did not arrive within {waited:.3g} s at the call that is traced at "
-        f"{place}. It is waited for {left:.3g} s more. What calls an xmapped function must be traced by all processes"
+        f"{place}. Waiting {left:.3g} s more. All processes must trace the code that calls an xmapped function"
     )
 
 
 def nothing_to_compare_by_text() -> str:
     return (
-        "The mesh has devices of several processes, but this process has no client of jax.distributed that "
-        "xmap_compat knows: what the processes call is not compared. Call jax.distributed.initialize() first; "
-        "xmap_compat.compare_processes(None) turns the comparison off, and this warning"
+        "The mesh has devices of several processes, but xmap_compat finds no client of jax.distributed in this "
+        "process, so the calls of the processes are not compared. Call jax.distributed.initialize() first. "
+        "xmap_compat.compare_processes(None) turns off the comparison and this warning"
     )

@@ -139,7 +139,7 @@ def _difference(processes, details, others):
     """``process 3: axis_resources {'batch': 'x'}, others {'batch': 'y'}``."""
     who = errors.process_list(processes)
     if details is None or others is None:
-        return f"{who}: another call than the others (a process has not said which)"
+        return f"{who}: a call that differs from the others' (a process has not sent its details)"
     (place, parts, program), (other_place, other_parts, other_program) = details, others
     if parts["function"] != other_parts["function"]:
         return (

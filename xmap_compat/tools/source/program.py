@@ -61,7 +61,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
         if plan.staged.placed.nested:
             raise NotWritable("a call of xmap in the body of another: write the outer one")
         if any(plan.staged.placed.undeclared):
-            raise NotWritable("a result varies over an axis that its out_axes leave out")
+            raise NotWritable("a result varies over an axis that its out_axes do not name")
         if not _jax.part_is_on("frames"):
             raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
         names, rules = _axis_names(plan), rules_over(plan)
