@@ -1035,8 +1035,8 @@ MISUSES = {
     "a reference as an argument": (
         lambda: xmap(lambda v: v[...], I, I)(jax.new_ref(ones(4))),
         NotImplementedError,
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: each element "
-        "of its named axes would write there. Pass the value as an argument and return the new one, or make the "
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: every element "
+        "of its named axes would write to it. Pass the value as an argument and return the new one, or make the "
         "reference inside (args[0] is a reference: pass its value, ref[...])",
     ),
     "an ordered print on a mesh": (
