@@ -289,7 +289,9 @@ found_by(
     "test_misuse",
     edits={
         "own[list(group)] = k": "pass",
-        "group, range(len(group))": "group, 0",
+        "ranks[groups] = range(groups.shape[1])": "pass",
+        "flat.shape[1], 0)[np.argsort(flat.ravel())]": "flat.shape[1], 0)",
+        "data = sum_devices(loc, partial.data, loc.mesh_axes_of(names))": "data = partial.data",
         "return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
             "return COLLECTIVES[primitive].names(union, axes)"
         ),
@@ -306,6 +308,7 @@ found_by(
     edits={
         "return out, d - (follows and not tiled)": "return out, d",
         "sources = np.moveaxis(sources.reshape(sizes), at, -1)": "sources = sources.reshape(sizes)",
+        "mine = jnp.moveaxis(pieces, d + at, 0)": "mine = jnp.moveaxis(pieces, d, 0)",
         "with entered_body(body), restored(), _by_our_rules(True)": "with entered_body(body), restored()",
     },
 )

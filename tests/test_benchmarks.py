@@ -167,10 +167,8 @@ MORE_SCRATCH = {
     **dict.fromkeys(["psum outside", "pmean outside", "jnp.mean outside"], _COPIES),
     **dict.fromkeys([f"fsdp{kind and ' '}{kind}" for kind in collectives.GATHERS], _COPIES),
     **dict.fromkeys([f"sequence {kind}" for kind in ("scan", "checkpoint in scan")], _COPIES),
-    **{
-        f"{name} inside": _ONE_BY_ONE
-        for name in ["prod", "median", "cumsum", "cumprod", "sort", "flip", "take", "pgather"]
-    },
+    **{f"{name} inside": _ONE_BY_ONE for name in ("prod", "median", "take", "pgather")},
+    **{f"{name} inside": _ONE_BY_ONE for name in ("cumsum", "cumprod", "sort", "flip")},
     "along inside": f"{_ONE_BY_ONE}; {_COPIES}",
     **{
         f"{name} in groups {where}": _INDEXED

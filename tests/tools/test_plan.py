@@ -294,8 +294,8 @@ COLLECTIVES = {
     "psum in groups": (
         lambda x: lax.psum(x, "i", axis_index_groups=GROUPS),
         ("local indexing, local sum, index arithmetic", 0),
-        ("all-gather over x, local indexing, local sum, index arithmetic", 3 * 32),
-        ("all-gather over x, y, local indexing, local sum, index arithmetic", 7 * 16),
+        ("index arithmetic, local indexing, all-reduce over x", 2 * 3 * 2 * 16 // 4),
+        ("index arithmetic, local indexing, all-reduce over x, y", 2 * 7 * 2 * 16 // 8),
     ),
 }
 PRIMITIVES = {

@@ -162,8 +162,7 @@ def _batching(primitive, outer_rule, own_rule):
         (x,), (d,) = operands, dims
         axes = params["axis_name"] if isinstance(params["axis_name"], (tuple, list)) else (params["axis_name"],)
         own = axis_data.name in axes
-        alone = len(axes) == 1 and own_rule in (_batch_own_gather, _batch_own_scatter)
-        if (own and alone) or (own_rule if own else outer_rule) is None or (own and params.get("axis_index_groups")):
+        if (own_rule if own else outer_rule) is None or (own and params.get("axis_index_groups")):
             return original(axis_data, operands, dims, **params)
         if own:
             x = batching.bdim_at_front(x, d, jax.lax.axis_size(axis_data.name))
@@ -205,7 +204,7 @@ def _batch_own_scatter(x, own, *, axis_name, scatter_dimension, tiled, **_):
     pieces = x.sum(0).reshape(*shape[:d], *sizes, shape[d] // math.prod(sizes), *shape[d + 1 :])
     mine = jnp.moveaxis(pieces, d + at, 0).reshape(len(x), *shape[:d], shape[d] // len(x), *shape[d + 1 :])
     others = tuple(name for name in axis_name if name != own)
-    out = jax.lax.psum_scatter(mine, others, scatter_dimension=d + 1, tiled=True)
+    out = jax.lax.psum_scatter(mine, others, scatter_dimension=d + 1, tiled=True) if others else mine
     return (out if tiled else out.squeeze(d + 1)), 0
 
 

@@ -20,7 +20,7 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import all_to_all_in_groups, partial_sums
+from xmap_compat.core.rules.groups import all_to_all_in_groups, members_table, partial_sums
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import (
@@ -60,9 +60,7 @@ def _scattered(loc, summed, names, position):
 def _scatter_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     """Each member's piece is summed on a device, and those sums over devices."""
     names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
-    members = np.zeros((loc.place(names[0]).size, len(groups[0])), np.int32)
-    for group in groups:
-        members[list(group)] = group
+    members = members_table(groups)
     value = conform_to_names(loc, value, value.names | loc.own(names))
     pieces = apply_positional(loc, lambda x: jnp.stack(jnp.split(x, len(groups[0]), at)), value)
     result = squeeze_positional(_scattered(loc, partial_sums(loc, pieces, names, members, len(members)), names, 0), 0)
@@ -221,11 +219,15 @@ def _take_static(buffers, rows):
     runs = np.split(rows - begin[of], np.nonzero((np.diff(rows) != 1) | (np.diff(of) != 0))[0] + 1)
     if len(runs) <= 4:
         firsts = of[np.cumsum([0, *map(len, runs[:-1])])]
-        return _joined([lax.slice_in_dim(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
+        return _joined([_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
     data = _joined(buffers)
     if (np.diff(rows) == -1).all() and len(rows) == data.shape[0]:
         return lax.rev(data, (0,))
     return jnp.take(data, rows, axis=0, mode="clip")
+
+
+def _sliced(x, start, stop):
+    return lax.slice_in_dim(x, start, stop) if stop - start < len(x) else x
 
 
 def _joined(pieces):

@@ -18,13 +18,26 @@ from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, leading
 
 
+def members_table(groups: Sequence[Sequence[int]]) -> np.ndarray:
+    """For each element the members of its group; all groups have the same size."""
+    flat = np.asarray(groups, np.int32)
+    return np.repeat(flat, flat.shape[1], 0)[np.argsort(flat.ravel())]
+
+
+def _group_numbers(groups):
+    """For each element the number of its group."""
+    own = np.zeros(sum(map(len, groups)), np.int32)
+    for k, group in enumerate(groups):
+        own[list(group)] = k
+    return own
+
+
 def group_members(loc: Locality, value: NamedValue, params: Params):
     """The elements of each element's group in a new first positional dimension, and its place in the group."""
-    names, groups = axis_names(params), params["axis_index_groups"]
-    table = np.zeros((loc.place(names[0]).size, len(groups[0])), np.int32)
-    ranks = np.zeros(len(table), np.int32)
-    for group in groups:
-        table[list(group)], ranks[list(group)] = group, range(len(group))
+    names, groups = axis_names(params), np.asarray(params["axis_index_groups"])
+    ranks = np.zeros(groups.size, np.int32)
+    ranks[groups] = range(groups.shape[1])
+    table = members_table(groups)
     everything = gather_over(loc, value, names, "varying")
     here = index_of(loc, names)
     members = apply_positional(loc, lambda g, i: g[jnp.asarray(table)[i]], everything, here)
@@ -36,9 +49,7 @@ def reduce_in_groups(reduce: Callable) -> Callable:
 
     def in_groups(loc, params, value):
         names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
-        own = np.zeros(loc.place(names[0]).size, np.int32)
-        for k, group in enumerate(groups):
-            own[list(group)] = k
+        own = _group_numbers(groups)
 
         def reduce_all(everything):
             alike = (np.array(list(some)) for _, some in itertools.groupby(groups, len))
@@ -55,14 +66,12 @@ def sum_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValu
     names, groups = axis_names(params), params["axis_index_groups"]
     if not loc.mesh_axes_of(names):
         return reduce_in_groups(lax.reduce_sum)(loc, params, value)
-    own = np.zeros((loc.place(names[0]).size, 1), np.int32)
-    for k, group in enumerate(groups):
-        own[list(group)] = k
+    own = _group_numbers(groups)
     value = apply_positional(loc, lambda x: x[None], conform_to_names(loc, value, value.names | loc.own(names)))
-    partial = partial_sums(loc, value, names, own, len(groups))
+    partial = partial_sums(loc, value, names, own[:, None], len(groups))
     data = sum_devices(loc, partial.data, loc.mesh_axes_of(names))
     summed = dataclasses.replace(partial, data=data, names=value.names - frozenset(names))
-    return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i, 0]], summed, index_of(loc, names))
+    return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i]], summed, index_of(loc, names))
 
 
 def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], table: np.ndarray, rows: int):
@@ -76,9 +85,11 @@ def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], ta
     data = lax.transpose(value.data, (*front, *rest))
     tail = data.shape[len(front) :]
     to = jnp.asarray(table)[leading(index_of(loc, names), local)]
-    zeros = spread(loc, jnp.zeros((rows, *tail), data.dtype), loc.mesh_axes_of(value.names))
-    data = zeros.at[to.reshape(-1)].add(lax.reshape(data, (to.size, *tail)))
-    return NamedValue(data, (None, *(value.dims[k] for k in rest)), value.names)
+    narrow = jnp.issubdtype(data.dtype, jnp.floating) and data.dtype.itemsize < 4  # a scatter adds in its own precision
+    zeros = jnp.zeros((rows, *tail), np.float32 if narrow else data.dtype)
+    zeros = spread(loc, zeros, loc.mesh_axes_of(value.names))
+    sums = zeros.at[to.reshape(-1)].add(lax.reshape(data, (to.size, *tail)).astype(zeros.dtype))
+    return NamedValue(sums.astype(data.dtype), (None, *(value.dims[k] for k in rest)), value.names)
 
 
 def all_to_all_in_groups(loc, params, value):
