@@ -210,7 +210,9 @@ def assert_warnings(reports, last):
         of_processes = [report[name].warnings for report in reports]
         if name in WARNED:
             assert all(len(of_process) == 1 for of_process in of_processes[:last]), of_processes
-            late = f"Process {last} did not arrive within * s at the call that is traced at process_faults.py:*. Waiting * s more. *"
+            late = (
+                f"Process {last} did not arrive within * s at the call that is traced at process_faults.py:*. Waiting *"
+            )
             assert all(fnmatch.fnmatchcase(text, late) for of_process in of_processes for text in of_process)
             assert of_processes[last] == []
         elif name == "without_a_client":

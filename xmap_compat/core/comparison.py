@@ -142,9 +142,9 @@ class ComparedCalls:
             self._deferred[_key(args)] = made
 
     def _compare(self, made: Fingerprint, args: tuple[Any, ...], staged: bool) -> None:
-        """With the other processes of the mesh, if the call needs them.
+        """Compare with the other processes of the mesh, if the call needs them.
 
-        ``staged``: in the trace of an outer function, of which nobody knows whether it will be called.
+        ``staged``: in the trace of an outer function, which may never be called.
         """
         timeout = _timeout()
         if timeout is None:

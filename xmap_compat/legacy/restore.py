@@ -96,8 +96,8 @@ def install(removed: bool = True) -> Installed:
     ``jax.core.NamedShape``, and ``jax.random`` and the initializers take one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It initialises no
-    backend.  ``with install():`` uninstalls at the end.  For programs that cannot be changed at all there
-    is ``python -m xmap_compat script.py``.
+    backend.  ``with install():`` uninstalls at the end.  To run a program without changing it,
+    use ``python -m xmap_compat script.py``.
 
     Args:
       removed: whether other things that such programs used, and JAX has removed since, are there again too:
