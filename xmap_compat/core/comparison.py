@@ -1,4 +1,4 @@
-"""The processes of a mesh compare what they call before they compute: the same call everywhere, or an error everywhere.
+"""The processes of a mesh compare their calls before they compute: the same call everywhere, or an error everywhere.
 
 Each process posts the digest of a call (:mod:`xmap_compat.core.fingerprint`) under the next number of its mesh's
 processes, in the store of ``jax.distributed``, and waits for the digests of the others.  This happens once for each
@@ -43,17 +43,17 @@ _setting = _Setting()
 
 
 def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
-    """Set how long processes wait for each other when they compare what they call, or that they do not compare.
+    """Set how long processes wait for each other when they compare their calls, or turn the comparison off.
 
     When an xmapped function is about to run for the first time on a mesh of several processes, these compare
     the function's name and program, its specs, sizes and ``axis_resources``, the mesh with the order of its
-    devices, and the versions of jax and xmap_compat.  What differs, or is missing, is an error on every one of them
-    instead of other numbers or a hang.  What is compiled is not compared again.
+    devices, and the versions of jax and xmap_compat.  If they differ, or a process does not arrive, every process
+    raises an error, instead of wrong numbers or a hang. Compiled calls are not compared again.
 
     Args:
-      timeout: seconds to wait for other processes; None turns the comparison off.  Without this call it is what
-        the environment variable ``XMAP_COMPAT_PROCESS_TIMEOUT`` says (a number, or ``off``), or 60.  All
-        processes must have it on, or all off.
+      timeout: seconds to wait for other processes; None turns the comparison off. By default it is the environment
+        variable ``XMAP_COMPAT_PROCESS_TIMEOUT`` (a number, or ``off``), or 60. It must be on in all processes, or off
+        in all.
 
     Raises:
       ValueError: ``timeout`` is no positive number of seconds.
