@@ -90,7 +90,7 @@ def _fence(block, raised):
 
 
 def before_and_after():
-    """The flagship programs, each with what is written for it."""
+    """The flagship programs, each with the program that is generated for it."""
     sections = []
     for after in sorted((ROOT / "docs" / "sources").glob("*_modern.py")):
         name = after.stem.removesuffix("_modern")

@@ -1,4 +1,4 @@
-"""``%load_ext xmap_compat`` and ``%unload_ext xmap_compat``: what IPython calls."""
+"""``%load_ext xmap_compat`` and ``%unload_ext xmap_compat``: the functions that IPython calls."""
 
 from __future__ import annotations
 

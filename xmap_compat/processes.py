@@ -1,4 +1,4 @@
-"""Arrays of xmapped functions when several processes share a mesh: each brings, and takes, the part that it has."""
+"""Arrays of xmapped functions when several processes share a mesh: each process passes and receives its own part."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def global_array(
     mesh: jax.sharding.Mesh | None = None,
     axis_sizes: Mapping[AxisName, int] | None = None,
 ) -> Any:
-    """Make global arrays of what this process has of them, laid out as an xmapped function wants them.
+    """Make global arrays from this process's parts, with the sharding that an xmapped function expects.
 
     All processes make the call, each with its own part: with ``axis_resources={'batch': 'x'}`` the rows for
-    those positions on ``x`` at which the process has devices, in their order.  A dimension that is not split
-    between processes is whole in every part, and processes that have the same rows bring equal ones.  On one
-    process the part is the whole array.
+    those positions on ``x`` at which the process has devices, in their order.  A dimension that is not split between
+    processes is whole in every part. Processes with the same rows must pass equal ones. With one process, the part is
+    the whole array.
 
     Args:
       local: NumPy or JAX arrays of this process; a pytree of them.
-      in_axes: which of their dimensions are named: what the ``in_axes`` of :func:`xmap` say of this argument.
+      in_axes: which of their dimensions are named: the entry of this argument in the ``in_axes`` of :func:`xmap`.
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
-      mesh: the mesh of all processes; by default the one in scope.  The empty mesh is none.
-      axis_sizes: global sizes of axes.  Of such an axis ``local`` may also have the whole, where the process
-        needs a part (each process has read the same file, say).
+      mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no mesh.
+      axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the process needs
+        only a part (if each process has read the same file, say).
 
     Returns:
       For each array a ``jax.Array`` with the ``NamedSharding`` that :func:`xmap` gives a result of these axes.
-      Without a mesh there is nothing to share: the arrays are put on the default device of the process.
+      Without a mesh, the arrays are put on the default device of the process.
 
     Raises:
       TypeError, ValueError: as :func:`xmap` for specs, sizes and resources, and JAX's own error for a part
@@ -128,10 +128,10 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
 
 
 def process_array(result: Any, *, whole: bool = False) -> Any:
-    """The part of global arrays that this process has, as NumPy arrays: the inverse of :func:`global_array`.
+    """This process's part of global arrays, as NumPy arrays: the inverse of :func:`global_array`.
 
-    A dimension that is split between processes has the elements that lie on the devices of this process, in their
-    order; other dimensions are whole.  (``np.asarray`` of an array that is not whole here is refused by JAX.)
+    A dimension that is split between processes has the elements on the devices of this process, in their order; other
+    dimensions are whole. (JAX refuses ``np.asarray`` of an array that is not whole here.)
 
     Args:
       result: a ``jax.Array``, or a pytree of them: results of an xmapped function, a training state.
@@ -143,9 +143,8 @@ def process_array(result: Any, *, whole: bool = False) -> Any:
       as they are.
 
     Raises:
-      ValueError: the devices of this process have no rectangular part of the array (``whole=True``, or
-        ``array.addressable_shards``, give what there is), or none at all; or the whole of an array is wanted that
-        has no mesh.
+      ValueError: the devices of this process hold no rectangular part of the array, or none at all (use
+        ``whole=True`` or ``array.addressable_shards``); or ``whole=True`` for an array without a mesh.
 
     Example:
 

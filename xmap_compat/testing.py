@@ -53,7 +53,7 @@ def check_assignments(
 ) -> list[Resources]:
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
 
-    The function's own ``axis_resources`` do not matter, and nothing is donated.  An assignment gives different mesh
+    The function's own ``axis_resources`` and ``donate_argnums`` are ignored.  An assignment gives different mesh
     axes to different named axes; mesh axes that xmaps inside the function use are left to them, and those of
     :func:`xmap_compat.compiler_axes` to the compiler.
 
@@ -64,9 +64,9 @@ def check_assignments(
       loops: also place axes on serial loops, alone and after mesh axes, where no collective names them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the results with respect to
         all floating-point arguments.
-      limit: at most so many assignments, chosen to differ from each other (always the same ones); None for all.
+      limit: the largest number of assignments, chosen to differ from each other (always the same ones); None for all.
       only: the assignments to check, instead of those.
-      reference: a function of the same arguments that computes what to compare with, for example the positional
+      reference: a function of the same arguments that computes the expected results, for example the positional
         function; by default the xmapped function without resources.
       rtol, atol: tolerances as in ``numpy.testing.assert_allclose``; by default a few hundred roundings of the dtype,
         on the scale of the largest element.  Integers and bools must be equal.
@@ -76,7 +76,7 @@ def check_assignments(
       The assignments that were checked, as ``axis_resources``.
 
     Raises:
-      AssertionError: some assignment changes a result (or raises); it names the assignment, the first such
+      AssertionError: an assignment changes a result, or raises. The message names the assignment, the first such
         result, and the largest difference; a note lists the assignments that were tried before.
       TypeError: ``xmapped`` does not come from xmap.
       ValueError: nothing can be compared: there is only one device, or no mesh axis divides a named axis.
@@ -163,7 +163,7 @@ def assignments(
       sizes: the named axes.
       mesh: a mesh, or a dictionary of the sizes of its axes.
       loops: axes that may be placed on serial loops too.
-      limit: at most so many, chosen to differ from each other (always the same ones); None for all.
+      limit: the largest number, chosen to differ from each other (always the same ones); None for all.
 
     Returns:
       Dictionaries for ``axis_resources``; the empty one is not among them.

@@ -388,7 +388,7 @@ MAY_ALL_THE_SAME = {
     ("_jax", "core.errors"),  # the words for what JAX does not let us do
     ("tools.explain", "legacy"),  # runs a program that stays as it is
     ("tools.check", "legacy"),  # reads the table of what is put back
-    ("tools.source.old_names", "legacy.removed"),  # the same: what is written must not need it
+    ("tools.source.old_names", "legacy.removed"),  # reads the same table: the generated program must not need it
 }
 
 

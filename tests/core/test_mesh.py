@@ -540,7 +540,7 @@ def test_a_mesh_set_for_good_is_seen():
 
 @pytest.mark.parametrize("context", ["with Mesh", "set_mesh Auto", "set_mesh Explicit"])
 def test_a_loop_and_a_mesh_axis_of_one_name(context):
-    """Our own mesh is refused where it is entered; of those of JAX nobody knows before a call wants the name."""
+    """Our own mesh is refused where it is entered, and a mesh of JAX where a call uses the name."""
     square, use = (xmap(lambda v: v**2, ["i"], ["i"], axis_resources={"i": r}) for r in ("y", "x"))
     with serial_loop("x", 2), THEIRS[context]():
         np.testing.assert_array_equal(square(np.arange(8.0)), np.arange(8.0) ** 2)

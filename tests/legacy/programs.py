@@ -991,7 +991,7 @@ add(
     BY_I,
     BY_I,
     f32(8),
-    differs={"all": worded(TypeError, "The first argument of xmap should be a function")},
+    differs={"all": worded(TypeError, "should be a function")},
 )
 add("error_repeated_resource", double, BY_I, BY_I, f32(8), on={"i:xx": {"i": ("x", "x")}})
 add("error_missing_resource", double, BY_I, BY_I, f32(8), on={"i:z": {"i": "z"}})

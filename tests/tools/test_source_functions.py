@@ -240,7 +240,7 @@ def test_old_names_are_written_as_those_of_today(place):
 def test_an_old_name_without_a_new_one_is_refused():
     with install():
         why = refused(lambda x: jax.lax.tie_in(x, x), ["i"], ["i"], {}, (normal(8),))
-    assert "a use of jax.lax.tie_in, which JAX has no more: write" in why
+    assert "a use of jax.lax.tie_in, which JAX has removed: write" in why
 
 
 OFFSETS = np.arange(3, dtype=np.float32)
@@ -735,14 +735,14 @@ def on_one(body):
 
 
 NOT_WRITTEN = {
-    "a method with more": (lambda x: x - x.max(axis=("i", 0), keepdims=True)[0], "more arguments of x.max"),
+    "a method with more": (lambda x: x - x.max(axis=("i", 0), keepdims=True)[0], "too many arguments of x.max"),
     "groups": (lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]]), "axis_index_groups"),
     "an option of a helper": (lambda x: jnp.max(x, axis="i", initial=0.0) - x, "the argument initial of jnp.max"),
     "sizes of an xmap inside": (
         lambda x: xmap(lambda v: v, ["k"], ["k"], axis_sizes={"k": 3})(x),
         "with other options",
     ),
-    "axes of an xmap inside that nobody knows": (
+    "axes of an xmap inside that are unknown": (
         lambda x, n="k": xmap(lambda v: v * 2, {x.ndim - 1: n}, {0: n})(x),
         "whose axes are not known",
     ),

@@ -35,8 +35,8 @@ REASONS = (
     "a result varies over an axis",
     "a use of pgather",
     "keys of impl",
-    "what was written gives results of other types",
-    "what was written fails: TypeError: 'NamedShape' object is not iterable",  # an initializer
+    "the generated program gives results of other types",
+    "the generated program fails: TypeError: 'NamedShape' object is not iterable",  # an initializer
     "the source",
 )
 # Programs that ask xmap itself what varies over what: nothing in plain JAX answers.

@@ -24,7 +24,7 @@ NOT_FOLLOWED = {"test_the_wrapped_function_keeps_its_name"}
 # Why some have no source.
 NOT_WRITABLE = (
     "nested call|JAX keeps whole|source cannot be read|differentiated inside|something else|a use of|"
-    "what was written fails|no public name|a value of type"
+    "the generated program fails|no public name|a value of type"
 )
 
 followed = collections.Counter()

@@ -1,4 +1,4 @@
-"""Mesh axes that are left to the compiler: what is sharded over them stays so, and XLA partitions the work.
+"""Mesh axes that are left to the compiler: arrays stay sharded over them, and XLA partitions the work.
 
 An xmap that uses other axes of the mesh is a ``shard_map`` over those alone.
 """
@@ -23,9 +23,9 @@ unused_axes_to_compiler = jax.make_user_context(default_value=False)
 def compiler_axes(*names: Hashable) -> Iterator[None]:
     """``with compiler_axes('y'):`` leaves mesh axes to the compiler, for the calls of xmapped functions inside.
 
-    What is sharded over such an axis, by the shardings of a ``jax.jit`` around the call or of its arguments, is not
-    gathered when it enters an xmapped function, and what the body computes of it is partitioned by XLA.
-    ``jax.lax.with_sharding_constraint`` over these axes says, in a body too, where values go.  Results are the same.
+    An argument that is sharded over such an axis is not gathered when it enters an xmapped function, and XLA
+    partitions the computation on it. ``jax.lax.with_sharding_constraint`` over these axes chooses the sharding of a
+    value, in a body too. Results are the same.
 
     It can be nested (the axes add up), holds for this thread, and is part of ``jax.jit``'s cache key.
 
@@ -33,7 +33,7 @@ def compiler_axes(*names: Hashable) -> Iterator[None]:
       names: axes of the mesh that is in scope at the calls.  No axis may have them in its ``axis_resources``.
 
     Raises:
-      TypeError: something that names no mesh axis.
+      TypeError: a name is not the name of a mesh axis.
       ValueError: at a call, an axis that the mesh does not have, or that the xmap has as a resource.
 
     Example:

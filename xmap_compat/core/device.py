@@ -40,7 +40,7 @@ class Locality:
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
         around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
       compiler: the mesh axes that are left to the compiler.
-      widens: whether what travels as bfloat16 must do so as float32: see :func:`xmap_compat._jax.widened`.
+      widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
       mixed: whether what is gathered may vary in its type, of which names do not tell: see ``core/uses.py``.
     """
 
@@ -93,7 +93,7 @@ class Locality:
         return self.mesh_sizes[axis] if axis in self.mesh_sizes else lax.axis_size(axis)
 
     def present(self, value: NamedValue, names: Iterable[AxisName]) -> list[AxisName]:
-        """The names that the value varies over; of axes bound outside nobody knows, so they count."""
+        """The names that the value varies over; axes bound outside are assumed to vary."""
         return [n for n in names if n in value.names or not self.is_own(n)]
 
     def total_size(self, names: Iterable[AxisName]) -> int:

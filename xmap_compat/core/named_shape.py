@@ -1,4 +1,4 @@
-"""``named_shape(x)`` inside a body: the named axes of a value, read off the operations that made it."""
+"""``named_shape(x)`` inside a body: the named axes of a value, computed from the operations that made it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def known_inputs(tracers: Sequence[Any], names: Sequence[Names], sizes: Mapping[
 def named_shape(x: Any) -> dict[Hashable, int]:
     """The named axes that a value varies over, with their sizes: ``{'batch': 20}``.
 
-    It is read off the operations that made the value, so it is exact: an axis that was reduced is
-    gone.  ``x.named_shape`` is the same inside a body.
+    It is computed from the operations that made the value, so it is exact: an axis that was reduced is gone.
+    Inside a body, ``x.named_shape`` is the same.
 
     Args:
       x: an array or scalar.  Constants, and everything outside of xmapped functions, have ``{}``.
 
     Raises:
-      TypeError: it is no array (a pytree has no one named shape).
+      TypeError: ``x`` is not an array (a pytree has no single named shape).
       ValueError: the value depends on the arguments of an inner function that JAX traces by itself
         (``jit``, the body of a ``scan``, a nested xmap): their named axes are not known there.
 

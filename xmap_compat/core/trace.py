@@ -49,7 +49,7 @@ def trace_program(
       body: axis sizes and resources.
     """
 
-    # Of the arguments of a nested xmap nobody knows here which axes of the outer one they vary over.
+    # Which axes of the outer xmap the arguments of a nested one vary over is unknown here.
     known = () if enclosing_bodies() else input_names
 
     @functools.wraps(fun)

@@ -61,7 +61,7 @@ _removed: _jax.Restoration | None = None
 class Installed(contextlib.AbstractContextManager):
     """What ``install()`` returns: as a context it undoes that call, unless an earlier one had installed already.
 
-    Contexts that overlap, in several threads say, share what the first one installed: the last one to end undoes it.
+    Contexts that overlap, in several threads say, share one installation: the last one to end undoes it.
     """
 
     _open = 0
@@ -85,7 +85,7 @@ class Installed(contextlib.AbstractContextManager):
 
 
 def install(removed: bool = True) -> Installed:
-    """Let unmodified programs that used xmap import and run.
+    """Let unmodified programs that used xmap run on this JAX.
 
     Afterwards these exist again: the module ``jax.experimental.maps`` (``xmap``, ``mesh``, ``Mesh``,
     ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
@@ -96,13 +96,13 @@ def install(removed: bool = True) -> Installed:
     ``jax.core.NamedShape``, and ``jax.random`` and the initializers take one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It initialises no
-    backend.  ``with install():`` uninstalls at the end.  For programs that cannot be changed at all there
-    is ``python -m xmap_compat script.py``.
+    backend.  ``with install():`` uninstalls at the end.  To run a program without changing it,
+    use ``python -m xmap_compat script.py``.
 
     Args:
-      removed: whether other things that such programs used, and JAX has removed since, are there again too:
-        ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, as the migration guide
-        lists them.  What this JAX has is left alone.
+      removed: whether to restore other names too that such programs used and JAX has removed since:
+        ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, listed in the migration
+        guide. Names that this JAX has are not touched.
 
     Example:
 

@@ -60,7 +60,7 @@ def _take_options(args: list[str]) -> tuple[bool, str | None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """A call: where it was made, its function, the text of its plan, and what was written for it, or why nothing."""
+    """A call: where it was made, its function, the text of its plan, and its source or the reason for none."""
 
     where: str
     function: str

@@ -1,7 +1,7 @@
 """What devices and the links between them can do: published figures, or measured ones.
 
 Figures: "How to Scale Your Model", chapter on TPUs (2025), and NVIDIA's data sheets; docs/costs.md states them with the
-formulas.  What is neither published here nor measured has no price in seconds.
+formulas.  A device that is neither published here nor measured has no price in seconds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Rates(_Checked):
     Attributes:
       flops: FLOP/s of matrix products in bf16.
       bandwidth: bytes per second from and to memory.
-      wide: what part of the FLOP/s remains in float32, at JAX's default precision.
+      wide: the fraction of the FLOP/s that remains in float32, at JAX's default precision.
       batched: FLOP/s of batches of small products; None if the same.
       other: FLOP/s of other operations; None where memory is always slower.
       kernel: seconds to start an operation.
@@ -140,7 +140,7 @@ class Hardware(_Checked):
 
     @staticmethod
     def of(mesh: jax.sharding.Mesh | str | None) -> Hardware | None:
-        """What is published of the devices of a mesh (of this process without one); None if nothing is known here.
+        """Published figures for the devices of a mesh (without one, of this process); None if there are none.
 
         Instead of a mesh it takes the name of a kind of device, such as ``'NVIDIA H100 80GB HBM3'``.
         """
@@ -178,7 +178,7 @@ class Hardware(_Checked):
     def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 15, 1 << 18)) -> Hardware:
         """Time matrix products, copies and every kind of collective over every mesh axis on the devices of a mesh.
 
-        It compiles some dozens of small programs: seconds.
+        It compiles some dozens of small programs, which takes seconds.
 
         Args:
           sizes: elements (float32) on each device, of the arrays that are sent.

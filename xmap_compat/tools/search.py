@@ -34,8 +34,8 @@ class Candidate:
     Attributes:
       axis_resources: what to give to ``xmap``.
       cost: its price; None if it was refused before it was staged.
-      refused: why it cannot be used: the message of the call, or that it needs too much memory; else None.
-      compiled: what XLA made of it; None unless it was compiled.
+      refused: the reason why it cannot be used (the message of the call, or too much memory); else None.
+      compiled: the compiled step; None unless it was compiled.
       measured: seconds of a step; None unless it was run.
       front: whether no other takes both less time and less memory.
     """
@@ -99,21 +99,21 @@ def search(
         function itself.
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
       mesh: the mesh; that in scope if None.
-      fixed: resources of axes that are not to be searched: ``{'batch': 'x', 'classes': ()}``.
+      fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
       memory: bytes that each device has, by default those of the hardware; beyond them serial loops are tried.
       hardware: what to price seconds with, ``Hardware.measure(mesh)`` for example; published figures if None.
       compile: how many of the cheapest to compile, for exact memory and transfers.
       measure: how many of the cheapest to run.
       limit: how many to price at most.
-      seconds: after which no further one is compiled or run.
+      seconds: after this time no further one is compiled or run.
 
     Returns:
       Candidates, best first; those that cannot be used come last, with the reason.
 
     Raises:
-      TypeError: an argument that is no function, mesh, mapping or number, as it should be.
+      TypeError: an argument is of the wrong type.
       ValueError: there is no mesh, ``fixed`` names an axis that the step does not have, or there are too many
-        candidates: says how many, and what to pin.
+        candidates: the message says how many, and which axes to fix.
 
     Example:
 

@@ -1,7 +1,7 @@
-"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program move between devices, and what it costs.
+"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program send between devices, and its cost.
 
-The program is staged out (traced) as it would run, derivatives and loops included, with an evaluator in every
-xmapped call that marks what each collective leaves behind.  Nothing is executed, and compiled only on request.
+The program is staged out (traced) as it would run, derivatives and loops included, with an evaluator in every xmapped
+call that marks the operations of each collective. Nothing is executed, and it is compiled only on request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from xmap_compat.tools.transfers import (
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What XLA made of a step.
+    """A step after XLA has compiled it.
 
     Attributes:
       transfers: every collective of the compiled program.
@@ -70,7 +70,7 @@ class StepPlan(Shown):
       transfers: what crosses devices in these calls and in their derivatives, in the order of the program.
       gathered: arguments that are gathered where they enter a call, of concrete arrays and Explicit types; of others
         ``compiled`` tells.
-      compiled: what XLA made of it; None if it was not asked.
+      compiled: the compiled step; None unless ``compiled=True``.
     """
 
     function: str

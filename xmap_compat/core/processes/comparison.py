@@ -39,17 +39,17 @@ _setting = _Setting()
 
 
 def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
-    """Set how long processes wait for each other when they compare what they call, or that they do not compare.
+    """Set how long processes wait for each other when they compare their calls, or turn the comparison off.
 
     When an xmapped function is about to run for the first time on a mesh of several processes, these compare
     the function's name and program, its specs, sizes and ``axis_resources``, the mesh with the order of its
-    devices, and the versions of jax and xmap_compat.  What differs, or is missing, is an error on every one of them
-    instead of other numbers or a hang.  What is compiled is not compared again.
+    devices, and the versions of jax and xmap_compat.  If they differ, or a process does not arrive, every process
+    raises an error, instead of wrong numbers or a hang. Compiled calls are not compared again.
 
     Args:
-      timeout: seconds to wait for other processes; None turns the comparison off.  Without this call it is what
-        the environment variable ``XMAP_COMPAT_PROCESS_TIMEOUT`` says (a number, or ``off``), or 60.  All
-        processes must have it on, or all off.
+      timeout: seconds to wait for other processes; None turns the comparison off. By default it is the environment
+        variable ``XMAP_COMPAT_PROCESS_TIMEOUT`` (a number, or ``off``), or 60. It must be on in all processes, or off
+        in all.
 
     Raises:
       ValueError: ``timeout`` is no positive number of seconds.
@@ -138,9 +138,9 @@ class ComparedCalls:
             self._deferred[_key(args)] = made
 
     def _compare(self, made: Fingerprint, args: tuple[Any, ...], staged: bool) -> None:
-        """With the other processes of the mesh, if the call needs them.
+        """Compare with the other processes of the mesh, if the call needs them.
 
-        ``staged``: in the trace of an outer function, of which nobody knows whether it will be called.
+        ``staged``: in the trace of an outer function, which may never be called.
         """
         timeout = _timeout()
         if timeout is None:

@@ -40,7 +40,7 @@ class History:
         _Comparison(self, number, made, timeout, staged).run()
 
     def tell(self, made: Fingerprint) -> None:
-        """Of a call that needs no other process: if they wait for another one meanwhile, they can say why."""
+        """Post a call that needs no other process: if others wait for this process meanwhile, they can say why."""
         text = f"`{made.parts['function']}` ({_place()}) with axis_resources {made.parts['axis_resources']}"
         self.store.put(f"{self.folder(self.count)}/alone/{jax.process_index()}", text)
 
@@ -86,7 +86,7 @@ class _Comparison:
         missing = [p for p in self.processes if p not in digests]
         if len(set(digests.values())) > 1:
             raise errors.processes_differ(self._differences(digests), self.me, self.made.parts["function"], self.place)
-        # One who comes when others have given up must not go on alone: what is put first holds for all.
+        # A process that arrives after others have given up must not go on alone: the first outcome holds for all.
         outcome = json.loads(self.store.put(f"{self.folder}/outcome", json.dumps([missing, self.place])))
         if outcome[0]:
             alone = [f"process {p} has called {text}" for p, text in self.store.under(f"{self.folder}/alone").items()]
@@ -115,7 +115,7 @@ class _Comparison:
             )
 
     def _differences(self, digests: Mapping[int, str]) -> list[str]:
-        """For each digest that is not most processes', in which words they differ."""
+        """For each digest that most processes do not have, how its call differs from theirs."""
         counts = Counter(digests[p] for p in sorted(digests))
         usual, *unusual = (digest for digest, _ in counts.most_common())
         first_of = {digest: min(p for p in digests if digests[p] == digest) for digest in counts}
@@ -126,7 +126,7 @@ class _Comparison:
         ]
 
     def _details(self):
-        """What this process calls, in words; the end of a large program is left out."""
+        """The call of this process as text; the end of a large program is left out."""
         lines = [line[:LONGEST_LINE] for line in self.made.program[:MOST_LINES]]
         return json.dumps([self.place, dict(self.made.parts), lines])
 
@@ -155,7 +155,7 @@ def _difference(processes, details, others):
 
 
 def _shown(what, own, other):
-    """Two texts; of long ones a piece that begins a little before they part."""
+    """Two texts; of long ones a piece that begins a little before they differ."""
     begin = 0
     if max(len(own), len(other)) > LONGEST_SHOWN:
         parting = (k for k, (a, b) in enumerate(zip(own, other)) if a != b)

@@ -161,7 +161,7 @@ class Module:
                 return name, False
             elif same(self._meanings[name], meaning):
                 return name, True
-        raise NotWritable(f"a thousand things with the name {wanted}")
+        raise NotWritable(f"more than a thousand objects with the name {wanted}")
 
     def alias(self, name: str, module: types.ModuleType) -> str:
         """What a module is called here."""

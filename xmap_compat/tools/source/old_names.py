@@ -1,4 +1,4 @@
-"""Names of JAX that it has no more, and has while ``xmap_compat.install()`` restores them: what is written has none."""
+"""Names that JAX removed and ``xmap_compat.install()`` restores: the generated program uses today's names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def new_name(module: str, name: str) -> str | None:
     row = NAMES.get(f"{module}.{name}")
     if row is None:
         if module in GONE_MODULES:
-            raise NotWritable(f"a use of {module}, which JAX has no more")
+            raise NotWritable(f"a use of {module}, which JAX has removed")
         return None
     if row.kind != ALIAS:
-        raise NotWritable(f"a use of {row.name}, which JAX has no more: write {row.now}")
+        raise NotWritable(f"a use of {row.name}, which JAX has removed: write {row.now}")
     return row.now
 
 
@@ -35,7 +35,7 @@ def new_keyword(function: Any, keyword: str | None) -> str | None:
         home, _, name = row.function.rpartition(".")
         if row.keyword == keyword and _is_called(function, name):
             if not row.now.isidentifier():
-                raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has no more: write {row.now}")
+                raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has removed: write {row.now}")
             return row.now
     return None
 

@@ -59,7 +59,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
     """
     try:
         if plan.staged.placed.nested:
-            raise NotWritable("a call of xmap in the body of another: write the outer one")
+            raise NotWritable("a call of xmap in the body of another: ask for the source of the outer call")
         if any(plan.staged.placed.undeclared):
             raise NotWritable("a result varies over an axis that its out_axes do not name")
         if not _jax.part_is_on("frames"):
@@ -82,7 +82,7 @@ def _axis_names(plan: CallPlan) -> AxisNames:
     for axis in (a for call in plan.nested for a in call.axes):
         own = (axis.mesh_axes, math.prod(axis.loop_sizes))
         if inner.setdefault(axis.name, own) != own:
-            raise NotWritable(f"the axis {axis.name} of nested calls of xmap that place it otherwise")
+            raise NotWritable(f"the axis {axis.name} of nested calls of xmap, which place it differently")
     inner = {name: own for name, own in inner.items() if own != ((), 1)}
     if inner and hazards.differentiates(plan.staged.placed.program.jaxpr):
         raise NotWritable("a nested call of xmap with resources, and a gradient that is taken inside")
@@ -142,9 +142,9 @@ def _proved(
     try:
         difference = proof.difference_from(plan, names, eval(module.name, _executed(plan, to_prove, stand_ins)))
     except Exception as error:
-        raise NotWritable(f"what was written cannot be compared with the plan: {_first_line(error)}") from error
+        raise NotWritable(f"the generated program cannot be compared with the plan: {_first_line(error)}") from error
     if difference is not None:
-        raise NotWritable(f"what was written computes something else: {difference}")
+        raise NotWritable(f"the generated program computes something else: {difference}")
     return (noted(text, note) if note else text), module.values
 
 
@@ -200,9 +200,9 @@ def _check(plan: CallPlan, function: Callable[..., Any], typed: bool) -> str | N
     try:
         found = jax.tree.leaves(jax.eval_shape(function, *args))
     except Exception as error:
-        raise NotWritable(f"what was written fails: {_first_line(error)}") from error
+        raise NotWritable(f"the generated program fails: {_first_line(error)}") from error
     if [(x.shape, x.dtype) for x in found] != [(r.shape, r.dtype) for r in plan.results]:
-        raise NotWritable("what was written gives results of other types")
+        raise NotWritable("the generated program gives results of other types")
     derivative = _derivative(function, args)
     if not isinstance(derivative, Exception):
         hazards.check_branches(derivative)

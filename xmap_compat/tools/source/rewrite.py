@@ -91,7 +91,7 @@ class Rewriter:
         if not decorated:
             start, kept = offset(text, node.lineno, 0), [n for n in kept if n not in node.decorator_list]
         if isinstance(node, ast.ClassDef):
-            # Methods that call xmap are around what is written.
+            # Methods that call xmap stay outside of the generated program.
             for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
                 self._put(*self.piece.bounds(method), "")
         self._edit(kept)
@@ -263,7 +263,7 @@ class Rewriter:
         keywords = {str(k.arg): k.value for k in node.keywords}
         if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
             if needed:
-                raise NotWritable(f"arguments in a star: {ast.unparse(node)}")
+                raise NotWritable(f"unpacked arguments: {ast.unparse(node)}")
             return {}
         try:
             return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
@@ -284,7 +284,7 @@ class Rewriter:
         if self.callee(function) is None and count == 1:  # a method
             return self._around(node, function.value, f"{OURS}{helper}(", f", {text})")
         if self.callee(function) is None or count > len(parameters) + (function is not node.func):
-            raise NotWritable(f"more arguments of {ast.unparse(function)}")
+            raise NotWritable(f"too many arguments of {ast.unparse(function)}")
         self._replace(function, OURS + helper)
         self._replace(at, text)
         called = {given: parameters[0], at: "axes"}

@@ -92,7 +92,7 @@ def row_of(function: Any) -> Row | None:
     return next((row for row in TABLE if row.function is function), None)
 
 
-# ------------------------------------------------------------- where what was written is compared with a plan
+# --------------------------------------------------- where a generated program is compared with a plan
 
 
 def _einsum_over(subscripts, *operands, local: Mapping[str, Any] = types.MappingProxyType({}), across=(), **options):

@@ -140,8 +140,8 @@ def parsed(text: str) -> ast.Module:
     """A rewritten piece of a program."""
     try:
         return ast.parse(text)
-    except SyntaxError as error:  # as in a text with values in it, where quotes of Python 3.11 end the text
-        raise NotWritable(f"a piece of which Python says, as it is rewritten: {error.msg}") from None
+    except SyntaxError as error:  # as in an f-string, where quotes of Python 3.11 end the text
+        raise NotWritable(f"code that is not valid Python after it is rewritten: {error.msg}") from None
 
 
 def dedented(text: str) -> str:
@@ -163,7 +163,7 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
         at = offset(text, line, column)
         if names.get(name, name) != name:
             if not text.startswith(name, at):
-                raise NotWritable(f"{name} in a text with values in it")  # whose places Python 3.11 does not know
+                raise NotWritable(f"{name} in an f-string")  # whose places Python 3.11 does not know
             edits.append((at, at + len(name), names[name]))
     return spliced(text, edits)
 
@@ -205,7 +205,7 @@ class Piece:
         try:
             return free_reads(self.node)
         except SyntaxError as error:
-            raise NotWritable(f"a function of which alone Python says: {error.msg}") from None
+            raise NotWritable(f"a function whose source alone is not valid Python: {error.msg}") from None
 
     def has(self, name: str) -> bool:
         """Whether a name has a value around the piece."""
