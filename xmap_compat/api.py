@@ -16,8 +16,8 @@ import jax
 from xmap_compat import _jax, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
 from xmap_compat.core import comparison, errors, execute
-from xmap_compat.core.mesh import SerialLoop
-from xmap_compat.core.placement import known_axes, parse_axis_resources
+from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
+from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
 from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 
 if TYPE_CHECKING:
@@ -290,6 +290,8 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
         if isinstance(error, TypeError):
             _check_values(args, kwargs, jax.typeof)
+        if uses_mesh and _jax.lacks_devices(error) and not _jax.is_staging():
+            raise errors.no_devices(f"The xmapped function {declared.name}", current_scope().mesh) from None
         if not uses_mesh or not _jax.is_device_mismatch(error):
             return None
         others = calls.moved_to_mesh(declared, args)
@@ -330,11 +332,12 @@ class Planner:
     declared: calls.Declaration
 
     @_jax.api_boundary
-    def __call__(self, *args: Any, **kwargs: Any) -> CallPlan:
+    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> CallPlan:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:
           args: what a call would be given, or types in the place of arrays (``jax.ShapeDtypeStruct``).
+          mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
 
         Example:
 
@@ -349,7 +352,8 @@ class Planner:
           True
         """
         describe = importlib.import_module("xmap_compat.tools.plan").describe
-        return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
+        with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
+            return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:

@@ -28,6 +28,7 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.api import declaration_of, xmap
 from xmap_compat.core import call as calls
+from xmap_compat.core import errors
 from xmap_compat.core.mesh import Mesh, SerialLoop
 from xmap_compat.core.placement import DeviceAxis
 from xmap_compat.core.rules.table import collectives_in
@@ -288,6 +289,8 @@ def _facts(declared, args, mesh):
 def _mesh_context(mesh):
     """Enter the given mesh, or the one in scope again, or a mesh of all devices."""
     mesh = mesh if mesh is not None else _jax.ambient_mesh() or _mesh_of_all_devices()
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        raise errors.no_devices("check_assignments", mesh)
     with Mesh(mesh.devices, mesh.axis_names) as entered:
         yield entered
 

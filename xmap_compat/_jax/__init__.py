@@ -46,6 +46,7 @@ from xmap_compat._jax.jaxprs import (
 )
 from xmap_compat._jax.local_operations import local_operation
 from xmap_compat._jax.mesh import (
+    AnyMesh,
     ambient_mesh,
     assign_mesh,
     axes_of_entry,
@@ -87,6 +88,7 @@ from xmap_compat._jax.primitives import (
     bind,
     bind_batched,
     define_attached_tangent,
+    define_device_check,
     define_dual_primitives,
     define_named_primitive,
     names_after_batching,
@@ -109,6 +111,7 @@ from xmap_compat._jax.types import (
 )
 
 is_device_mismatch, recovering = (recovery := part("recovery")).is_device_mismatch, recovery.recovering
+lacks_devices = recovery.lacks_devices
 accept_options, set_for_all_threads = (options := part("options")).accept_options, options.set_for_all_threads
 axes_of_spmd_vmap, no_spmd_names = spmd.axes_of_spmd_vmap, spmd.no_spmd_names
 is_staging, process_store = (processes := part("processes")).is_staging, processes.process_store

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -490,6 +491,26 @@ def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
 def mesh_changed() -> RuntimeError:
     return RuntimeError(
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
+    )
+
+
+def _in_words(axes: Iterable[Any], sizes: Iterable[int]) -> str:
+    return ", ".join(f"{n}: {k}" for n, k in zip(axes, sizes))
+
+
+def no_devices(caller: str, mesh: Any) -> ValueError:
+    return ValueError(
+        f"{caller} is to run on the mesh ({_in_words(mesh.axis_names, mesh.axis_sizes)}), which is abstract: it has no "
+        "devices. Only plan, search, trace, eval_shape and lower go without. Run it inside `with Mesh(devices, names):`"
+    )
+
+
+def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
+    return ValueError(
+        f"An xmap over the abstract mesh ({_in_words(axes, sizes)}) of {math.prod(sizes)} devices is lowered for "
+        f"{devices}. Give the arguments shardings over that mesh, on arrays or types: jax.ShapeDtypeStruct(shape, "
+        "dtype, sharding=NamedSharding(mesh, spec)); and call trace(*args).lower(lowering_platforms=('cuda',)). To run "
+        "it, enter a Mesh of devices"
     )
 
 
@@ -1072,6 +1093,13 @@ def search_without_mesh() -> ValueError:
 
 def bad_search_argument(name: str, value: Any, wanted: str, tool: str = "search") -> TypeError:
     return TypeError(f"{tool}: the argument {name} should be {wanted}, but got {value!r}")
+
+
+def unknown_hardware(name: str, published: Sequence[str], names: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"Hardware.of knows no figures of {name!r}, only of {', '.join(published)}{_did_you_mean([name], names)}. For "
+        "others write Hardware(name, Rates(...), Link(...)), or measure: Hardware.measure(mesh)"
+    )
 
 
 def not_a_step(step: Any) -> TypeError:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
+from xmap_compat import _jax
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.staged import Tree
 from xmap_compat.tools.transfers import Transfer
@@ -39,7 +38,7 @@ class Cost:
 def price(
     tree: Tree,
     transfers: Sequence[Transfer],
-    mesh: jax.sharding.Mesh | None,
+    mesh: _jax.AnyMesh | None,
     hardware: Hardware | None = None,
     memory: int | None = None,
 ) -> Cost:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
@@ -139,19 +141,21 @@ class Hardware(_Checked):
     alone: Rates | None = None
 
     @staticmethod
-    def of(mesh: jax.sharding.Mesh | str | None) -> Hardware | None:
+    def of(mesh: _jax.AnyMesh | str | None) -> Hardware | None:
         """What is published of the devices of a mesh (of this process without one); None if nothing is known here.
 
-        Instead of a mesh it takes the name of a kind of device, such as ``'NVIDIA H100 80GB HBM3'``.
+        An abstract mesh knows its devices by ``abstract_device=jax.sharding.AbstractDevice('TPU v5', None, 'tpu')``.
+        Instead of a mesh it takes the name of a kind of device: ``'H100'``, ``'TPU v5p'``, ``'NVIDIA H200'``.
         """
-        if isinstance(mesh, str) and mesh in PUBLISHED:
-            return PUBLISHED[mesh]
-        if mesh is not None and not hasattr(mesh, "devices"):
-            raise errors.bad_search_argument("mesh", mesh, f"a mesh, or one of {listed(PUBLISHED)}", "Hardware.of")
-        device = None if mesh is None else mesh.devices.flat[0]  # an empty mesh has None there
-        return PUBLISHED.get((device or jax.devices()[0]).device_kind)
+        if isinstance(mesh, str):
+            found = {_spelled(name): hardware for name, hardware in NAMES.items()}.get(_spelled(mesh))
+            if found is None:
+                raise errors.unknown_hardware(mesh, [h.name for h in PUBLISHED.values()], NAMES)
+            return found
+        device = jax.devices()[0] if mesh is None or getattr(mesh, "empty", False) else _device_of(mesh)
+        return None if device is None else PUBLISHED.get(device.device_kind)
 
-    def parts(self, work: Work, transfers: Sequence[Transfer], mesh: jax.sharding.Mesh | None) -> dict[str, float]:
+    def parts(self, work: Work, transfers: Sequence[Transfer], mesh: _jax.AnyMesh | None) -> dict[str, float]:
         """Seconds of compute, of memory and of communication."""
         rates = self.rates if mesh is not None or self.alone is None else self.alone
         products = {key[1:]: count for key, count in work.counts.items() if isinstance(key, tuple)}
@@ -164,7 +168,7 @@ class Hardware(_Checked):
             "communication": moved,
         }
 
-    def _link(self, transfer: Transfer, mesh: jax.sharding.Mesh | None) -> Link:
+    def _link(self, transfer: Transfer, mesh: _jax.AnyMesh | None) -> Link:
         """The link of a transfer: that of its kind and mesh axes, or the slowest of those of its mesh axes."""
         axes = transfer.mesh_axes
         key = axes[0] if len(axes) == 1 else axes
@@ -200,7 +204,16 @@ class Hardware(_Checked):
         return Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
 
 
-def crosses_processes(mesh: jax.sharding.Mesh | None, axis: Any) -> bool:
+def _device_of(mesh: Any) -> Any:
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return mesh.abstract_device
+    if not hasattr(mesh, "devices"):
+        wanted = f"a mesh, or one of {listed(h.name for h in PUBLISHED.values())}"
+        raise errors.bad_search_argument("mesh", mesh, wanted, "Hardware.of")
+    return mesh.devices.flat[0]
+
+
+def crosses_processes(mesh: _jax.AnyMesh | None, axis: Any) -> bool:
     """Whether devices that are neighbours along a mesh axis belong to different processes.
 
     Of an axis of another mesh (a program may have several, of the same devices) whether any do.
@@ -224,6 +237,19 @@ PUBLISHED = {
     "NVIDIA H100 80GB HBM3": Hardware("H100 SXM", Rates(9.89e14, 3.35e12, 0.5), _NVLINK4, 80e9),
     "NVIDIA H200": Hardware("H200 SXM", Rates(9.89e14, 4.8e12, 0.5), _NVLINK4, 141e9),
 }
+
+# 'H100 SXM' is an H100 too, as 'TPU v5e' is a v5e: each kind has its whole name, and shorter ones.
+NAMES = {
+    name: hardware
+    for kind, hardware in PUBLISHED.items()
+    for short in (hardware.name.partition(" SXM")[0],)
+    for name in (kind, hardware.name, short, short.removeprefix("TPU "), f"NVIDIA {short}".replace("NVIDIA TPU", "TPU"))
+}
+
+
+def _spelled(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).casefold()
+
 
 # ----------------------------------------------------------------------------- measuring
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges, row_major
+from xmap_compat import _jax
+from xmap_compat.tools.grid import Grid, alike, arrange, corner, corner_note, device_ids, ranges, row_major
 from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
@@ -29,16 +29,16 @@ MAX_ROWS = 20
 
 def text(plan: CallPlan) -> str:
     """The picture of a plan in characters: blocks with the devices that hold them."""
-    ids = device_ids(plan.mesh)
-    parts = []
-    if plan.mesh is None:
-        parts.append("one device")
+    ids, mesh = device_ids(plan.mesh), corner(plan.mesh)
+    if mesh is None:
+        parts = ["one device"]
     else:
-        parts.append("\n".join(["mesh", *_indent(_mesh_text(plan.mesh))]))
+        head = ", ".join(filter(None, ["mesh", corner_note(plan.mesh)]))
+        parts = ["\n".join([head, *_indent(_mesh_text(mesh, ids))])]
     for arrays in (plan.arguments, plan.results):
         for name, array in alike(arrays):
             head = f"{name}: {array.type}, on each device {array.device_type}"
-            parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, plan.mesh, ids))]))
+            parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, mesh, ids))]))
     return "\n\n".join(parts)
 
 
@@ -46,9 +46,9 @@ def _indent(lines):
     return ["  " + line for line in lines]
 
 
-def _mesh_text(mesh) -> Iterator[str]:
-    names, shape = list(mesh.axis_names), mesh.devices.shape
-    ids = np.array(device_ids(mesh)).reshape(shape)
+def _mesh_text(mesh, ids) -> Iterator[str]:
+    names, shape = list(mesh.axis_names), mesh.axis_sizes
+    ids = np.reshape(ids, shape)
     rows, columns = (None, names[0]) if len(names) == 1 else names[-2:]
     lead = shape[:-2] if len(names) > 1 else ()
     for index in np.ndindex(*lead):
@@ -102,11 +102,11 @@ def _elided(items: Sequence[Any], most: int, gap: Any) -> list[Any]:
 # ------------------------------------------------------------------------------ colours
 
 
-def colours(mesh: jax.sharding.Mesh | None) -> list[str]:
+def colours(mesh: _jax.AnyMesh | None) -> list[str]:
     """A colour for each device: the hue runs along the longest mesh axis, the lightness over the others."""
     if mesh is None:
         return ["hsl(215,20%,82%)"]
-    shape = mesh.devices.shape
+    shape = mesh.axis_sizes
     longest = int(np.argmax(shape))
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
     found = []
@@ -134,10 +134,10 @@ MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 60, 30, 720.0, 480.0
 class _Canvas:
     """SVG elements in the order of their painting, and how far they reach."""
 
-    def __init__(self, mesh: jax.sharding.Mesh | None, prefix: str = ""):
+    def __init__(self, mesh: _jax.AnyMesh | None, prefix: str = ""):
         self.elements: list[str] = []
         self.patterns: dict[tuple[tuple[int, ...], int], str] = {}
-        self.colours, self.ids = colours(mesh), device_ids(mesh)
+        self.colours, self.ids, self.note = colours(corner(mesh)), device_ids(mesh), corner_note(mesh)
         self.prefix = prefix
         self.right = self.bottom = 0.0
 
@@ -206,12 +206,12 @@ def svg(plan: Any) -> str:
     """The picture of a call's plan as a self-contained SVG document; steps and searches are registered below."""
     canvas = _Canvas(plan.mesh, f"xmap-{abs(hash((plan.function, plan.arguments, plan.results))) % 16**8:08x}")
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
-    left = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36
+    left = _draw_mesh(canvas, corner(plan.mesh), MARGIN, MARGIN + 40) + 36
     y = MARGIN + 40
     for title, arrays in (("arguments", plan.arguments), ("results", plan.results)):
         if arrays:
             canvas.text(left, y + 12, title, 13, "faint bold")
-            y = _draw_arrays(canvas, arrays, plan.mesh, left, y + 28) + 20
+            y = _draw_arrays(canvas, arrays, corner(plan.mesh), left, y + 28) + 20
     _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, max(y, canvas.bottom + 24))
     return canvas.document(f"{plan.function}: arrays on devices")
 
@@ -221,20 +221,21 @@ def _(plan: StepPlan) -> str:
     """What moves in a step: an arrow for each transfer, in the order of the program."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
-    _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40)
+    _draw_mesh(canvas, corner(plan.mesh), MARGIN, MARGIN + 40)
     _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, canvas.bottom + 24)
     return canvas.document(f"{plan.function}: what moves between devices")
 
 
 def _draw_mesh(canvas, mesh, x, y) -> float:
     """Draw the devices as tiles; the right edge."""
-    canvas.text(x, y + 12, "devices" if mesh is None else "mesh", 13, "faint bold")
+    title = ", ".join(filter(None, ["devices" if mesh is None else "mesh", canvas.note]))
+    canvas.text(x, y + 12, title, 13, "faint bold")
     y += 28
     if mesh is None:
         canvas.rect(x, y, 96, 32, radius=4, fill=canvas.colours[0])
         canvas.text(x + 48, y + 21, "one device", 12, "on", "middle")
         return x + 96
-    names, shape = mesh.axis_names, mesh.devices.shape
+    names, shape = mesh.axis_names, mesh.axis_sizes
     rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
     width, height = min(44, 480 / columns), min(32, MAX_TALL / rows)
     positions = np.arange(mesh.size).reshape((-1, rows, columns))
@@ -254,7 +255,7 @@ def _draw_mesh(canvas, mesh, x, y) -> float:
             size = width - 2 * inset, height - 2 * inset
             canvas.block(left + c * width + inset, y + r * height + inset, *size, [int(position)], tip)
         y += rows * height + 14
-    return left + columns * width
+    return max(left + columns * width, x + _text_width(title, 13))
 
 
 def _draw_arrays(canvas, arrays, mesh, left, y) -> float:

@@ -117,7 +117,7 @@ class CallPlan(Shown):
     """
 
     function: str
-    mesh: jax.sharding.Mesh | None
+    mesh: _jax.AnyMesh | None
     axes: tuple[Placement, ...]
     nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from xmap_compat import _jax
+from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.cost import Cost
 from xmap_compat.tools.listing import Listing
@@ -38,13 +38,14 @@ SCREEN, LEAST_LISTING, MAX_INPUTS, MAX_OPERANDS = 60, 16, 6, 3
 MAX_CANDIDATES, MAX_REFUSED = 20, 5
 
 
-def show_mesh(mesh: jax.sharding.Mesh | None, compiler_axes: Sequence[object] = ()) -> str:
+def show_mesh(mesh: _jax.AnyMesh | None, compiler_axes: Sequence[object] = ()) -> str:
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
     axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
     left = f"; left to the compiler: {listed(compiler_axes)}" if compiler_axes else ""
-    return f"mesh {axes} ({mesh.size} {mesh.devices.flat[0].platform} devices{left})"
+    kind = " ".join([*filter(None, [platform_of(mesh)]), "device"])
+    return f"mesh {axes} ({plural(mesh.size, kind)}{left})"
 
 
 def execution(axis: Placement) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-from xmap_compat import api
+from xmap_compat import _jax, api
 from xmap_compat.core import errors
-from xmap_compat.core.mesh import Mesh, SerialLoop
+from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
 from xmap_compat.tools import cost, steps
 from xmap_compat.tools.hardware import Hardware
@@ -80,7 +80,7 @@ class Candidates(Shown, tuple[Candidate, ...]):
 def search(
     make: Callable[..., Any],
     *args: Any,
-    mesh: Mesh | jax.sharding.Mesh | None = None,
+    mesh: _jax.AnyMesh | None = None,
     fixed: Mapping[Any, Any] | None = None,
     memory: float | None = None,
     hardware: Hardware | None = None,
@@ -98,7 +98,7 @@ def search(
       make: ``make(axis_resources)`` returns the step to price, gradients and update included; or it is an xmapped
         function itself.
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
-      mesh: the mesh; that in scope if None.
+      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
       fixed: resources of axes that are not to be searched: ``{'batch': 'x', 'classes': ()}``.
       memory: bytes that each device has, by default those of the hardware; beyond them serial loops are tried.
       hardware: what to price seconds with, ``Hardware.measure(mesh)`` for example; published figures if None.
@@ -127,13 +127,16 @@ def search(
       [{'i': 'x'}, {}]
     """
     counts = {"compile": compile, "measure": measure, "limit": limit}
-    _check(make=make, mesh=mesh, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
-    scope = mesh if mesh is not None else current_scope().mesh
-    if scope is None or scope.empty:
+    _check(make=make, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
+    scope = check_mesh("search", mesh) or (current_scope().mesh if mesh is None else None)
+    if scope is None:
         raise errors.search_without_mesh()
+    is_abstract = isinstance(scope, jax.sharding.AbstractMesh)
+    if is_abstract and (compile or measure):
+        raise errors.no_devices(f"search({'measure' if measure else 'compile'}={measure or compile})", scope)
     hardware = hardware or Hardware.of(scope)
     memory = memory if memory is not None or hardware is None else hardware.memory
-    with Mesh(scope.devices, scope.axis_names, scope.axis_types), warnings.catch_warnings():
+    with entered(None if is_abstract and mesh is None else scope), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resources for axes that only some of the calls have
         task = _Task(_maker(make), args, dict(fixed or {}), memory, hardware)
         found = [c for resources in task.choices(limit) for c in task.priced(resources)]
@@ -144,7 +147,6 @@ def search(
 _COUNT = (lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0, "a whole number that is not negative")
 _WANTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "make": (callable, "a function of axis_resources that returns the step, or an xmapped function"),
-    "mesh": (lambda v: isinstance(v, (jax.sharding.Mesh, type(None))), "a mesh, as of Mesh(devices, names)"),
     "fixed": (lambda v: isinstance(v, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
     "hardware": (lambda v: isinstance(v, (Hardware, type(None))), "a Hardware, as of Hardware.measure(mesh)"),
     "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and float(v) > 0), "a number of bytes"),

@@ -25,6 +25,10 @@ class recovery:
     def is_device_mismatch(error):
         return False
 
+    @staticmethod
+    def lacks_devices(error):
+        return False
+
 
 class contexts:
     """`with jax.sharding.Mesh(...)` sets no mesh for xmap; bare PartitionSpecs do not mean the mesh of xmap_compat's"""

@@ -43,6 +43,11 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
     return made
 
 
+def lacks_devices(error: BaseException) -> bool:
+    """Whether an error, of JAX or our own, says that a program over an abstract mesh was to be compiled."""
+    return isinstance(error, ValueError) and "lower(lowering_platforms=" in str(error)
+
+
 def is_device_mismatch(error: BaseException) -> bool:
     """Whether an error of JAX says that arrays or programs in one computation are on different devices."""
     return isinstance(error, ValueError) and "Received incompatible devices" in str(error)
