@@ -36,6 +36,13 @@ NEEDED = {
     "class CustomRoot": ("0.12", "lax.custom_root loses its named axes, before 0.12 a custom_jvp"),
     "class SearchSorted": ("0.12", "jnp.searchsorted fails where axes are left to the compiler"),
     "class _RootLinearMap": ("0.12", "derivatives of lax.custom_root"),
+    "?.axis_context": (
+        "0.9 to 0.12",
+        "an xmap over an abstract mesh is compiled for too few devices, on which XLA fails",
+    ),
+    "?.module_context": ("0.9 to 0.12", "the same"),
+    "ctx.module_context": ("0.9 to 0.12", "what is over an abstract mesh is compiled for too few devices: XLA fails"),
+    "ctx.module_context.axis_context": ("0.9 to 0.12", "the same"),
     "effect.name": ("0.9 to 0.12", "which axes a jaxpr depends on"),
     "operation.f": ("0.12", "lax.custom_root"),
     "operation.solve": ("0.12", "lax.custom_root"),
@@ -78,6 +85,7 @@ NICE = {
         "made.__setstate__": "0.9 to 0.12",
         "state['cache_miss']": "0.9 to 0.12",
         "text 'Received incompatible devices'": "0.9 to 0.12",
+        "text 'lower(lowering_platforms='": "0.9 to 0.12",
     },
     "references": {
         "jax._src.state.discharge.discharge_state": "0.10.2 to 0.12",
@@ -91,14 +99,15 @@ NICE = {
     },
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
 }
-MOST_NEEDED, MOST = 13, 48
+# Two and one more since meshes may be abstract: what is lowered for too few devices is refused, and a call says why.
+MOST_NEEDED, MOST = 15, 51
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
 # attributes of theirs that are public.
 PRIVATE_OBJECTS = {
     "_jax.equations": {"operation": {"expand", "in_avals"}},
     "_jax.jaxprs": {"operation": set()},
-    "_jax.primitives": {"effect": set()},
+    "_jax.primitives": {"ctx": set(), "effect": set()},
     "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.options": {"context": {"set_global"}},

@@ -1095,6 +1095,23 @@ def bad_search_argument(name: str, value: Any, wanted: str, tool: str = "search"
     return TypeError(f"{tool}: the argument {name} should be {wanted}, but got {value!r}")
 
 
+def hosts_unknown(mesh: Any) -> ValueError:
+    return ValueError(
+        f"The mesh ({_in_words(mesh.axis_names, mesh.axis_sizes)}) is abstract: it does not say which devices share a "
+        "host, and transfers between hosts are slower. Say how many: Hardware.of('H100', per_host=8), or "
+        "Hardware(..., per_host=8); or give a link for each mesh axis: links={'x': Link(...)}"
+    )
+
+
+def hosts_do_not_divide(per_host: Any, mesh: Any, axis: Any = None) -> ValueError:
+    wrong = f": the mesh axis {axis!r} has {mesh.shape[axis]}" if axis in mesh.shape else ""
+    wrong = f": there is no mesh axis {axis!r}" if not (wrong or axis is None) else wrong
+    return ValueError(
+        f"per_host={per_host!r} does not divide the mesh ({_in_words(mesh.shape, mesh.shape.values())}){wrong}. Give a "
+        "number of devices that the last mesh axes make up, or a divisor for each axis: per_host={'y': 8}"
+    )
+
+
 def unknown_hardware(name: str, published: Sequence[str], names: Iterable[str]) -> ValueError:
     return ValueError(
         f"Hardware.of knows no figures of {name!r}, only of {', '.join(published)}{_did_you_mean([name], names)}. For "

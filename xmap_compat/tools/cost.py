@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from xmap_compat import _jax
+from xmap_compat.core import errors
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.staged import Tree
 from xmap_compat.tools.transfers import Transfer
@@ -51,9 +54,12 @@ def price(
       hardware: what it runs on; None for what is published of the mesh's devices.
       memory: what it needs, if XLA has told.
     """
+    if not isinstance(hardware, (Hardware, type(None))):
+        raise errors.bad_search_argument("hardware", hardware, "a Hardware", tool="cost_on")
     work = work_of(tree)
-    hardware = hardware or Hardware.of(mesh)
-    known = not work.endless and all(t.times is not None for t in transfers)
+    asked, hardware = hardware is not None, hardware or Hardware.of(mesh)
+    placed = asked or not transfers or not isinstance(mesh, jax.sharding.AbstractMesh)  # which hosts, is to be given
+    known = placed and not work.endless and all(t.times is not None for t in transfers)
     parts = hardware.parts(work, transfers, mesh) if known and hardware is not None else None
     return Cost(
         round(work.counts["flops"]),

@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int | None:
 
 
 def _take_options(args: list[str]) -> tuple[bool, str | None, str | None]:
-    """The options that stand first, which are removed: ``--brief``, ``--source DIR``, ``--mesh SIZES`` (or with ``=``)."""
+    """The options that stand first, which are removed: ``--brief``, ``--source DIR``, ``--mesh SIZES``."""
     brief, values = False, dict.fromkeys(("--source", "--mesh"))
     while args and (args[0] == "--brief" or args[0].partition("=")[0] in values):
         option, given, value = args.pop(0).partition("=")

@@ -7,10 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from xmap_compat import _jax
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.cost import Cost
+from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.listing import Listing
 from xmap_compat.tools.plan import Array, CallPlan
 from xmap_compat.tools.search import Candidate, Candidates
@@ -123,13 +126,16 @@ def _sent_over(cost: Cost) -> str:
     return over or "nothing"
 
 
-def cost_lines(cost: Cost) -> list[str]:
+def cost_lines(cost: Cost, mesh: _jax.AnyMesh | None = None) -> list[str]:
     """The price in words."""
+    on = Hardware.of(mesh)
     figures = f"{show_count(cost.flops)} FLOPs, {show_bytes(cost.bytes_accessed)} read and written"
     lines = [f"each device: {figures}, {show_bytes(cost.memory)} of memory, sends {_sent_over(cost)}"]
     if cost.seconds is not None:
         least, most = map(show_seconds, cost.seconds)
         lines.append(f"time: between {least} and {most}, bound by {cost.bound}")
+    elif on is not None and on.per_host is None and isinstance(mesh, jax.sharding.AbstractMesh):
+        lines.append(f"time: unknown until a host is: plan.cost_on(Hardware.of({on.name!r}, per_host=8))")
     return lines
 
 
@@ -162,7 +168,7 @@ def _title(plan: CallPlan | StepPlan) -> str:
 def text(plan: Any) -> str:
     """The plan of a call for a terminal; steps and searches are registered below."""
     tables = ["\n".join(table(rows)) for rows in _tables(plan)]
-    totals = _lines([_total(plan) if plan.collectives else "no collectives", *cost_lines(plan.cost)])
+    totals = _lines([_total(plan) if plan.collectives else "no collectives", *cost_lines(plan.cost, plan.mesh)])
     above = "\n\n".join([_title(plan), *tables, totals, "program"])
     listing = _shortened(plan.program, max(SCREEN - above.count("\n") - 1, LEAST_LISTING))
     return "\n".join([above, *(f"  {line}" for line in listing)])
@@ -198,7 +204,11 @@ def _step_tables(plan: StepPlan) -> list[Rows]:
 
 def _step_lines(plan: StepPlan) -> list[str]:
     unknown = [] if plan.compiled else ["what the compiler adds outside of the calls is not known before compiling"]
-    return [_total(plan) if plan.transfers else "nothing moves in the calls", *cost_lines(plan.cost), *unknown]
+    return [
+        _total(plan) if plan.transfers else "nothing moves in the calls",
+        *cost_lines(plan.cost, plan.mesh),
+        *unknown,
+    ]
 
 
 @text.register
@@ -211,7 +221,7 @@ def _(plan: StepPlan) -> str:
 def html(plan: Any) -> str:
     """The plan of a call for a notebook: the drawing, the tables, and the program to unfold."""
     listing = _unfolded("program over named axes", f"<pre>{escape(plan.program)}</pre>")
-    lines = [_total(plan), *cost_lines(plan.cost)]
+    lines = [_total(plan), *cost_lines(plan.cost, plan.mesh)]
     return _html(_title(plan), [plan.svg(), *map(html_table, _tables(plan))], lines, [listing])
 
 
