@@ -36,11 +36,6 @@ NEEDED = {
     "class CustomRoot": ("0.12", "lax.custom_root loses its named axes, before 0.12 a custom_jvp"),
     "class SearchSorted": ("0.12", "jnp.searchsorted fails where axes are left to the compiler"),
     "class _RootLinearMap": ("0.12", "derivatives of lax.custom_root"),
-    "?.axis_context": (
-        "0.9 to 0.12",
-        "an xmap over an abstract mesh is compiled for too few devices, on which XLA fails",
-    ),
-    "?.module_context": ("0.9 to 0.12", "the same"),
     "ctx.module_context": ("0.9 to 0.12", "what is over an abstract mesh is compiled for too few devices: XLA fails"),
     "ctx.module_context.axis_context": ("0.9 to 0.12", "the same"),
     "effect.name": ("0.9 to 0.12", "which axes a jaxpr depends on"),
