@@ -74,6 +74,7 @@ class Hardware(Checked):
       per_host: how many devices a host has, neighbours along the last mesh axes first; or how many neighbours along
         each mesh axis share one: ``{'y': 8}``.  None for the processes of a mesh's devices; an abstract mesh has none,
         and no price until it is given.
+      margin: by what part of itself an estimate may be wrong: a search does not rank those that are closer.
       links: links of certain mesh axes, or tuples of them, in place of these; of a kind of transfer by
         ``(mesh axis, kind)``: ``{'x': nvlink, 'y': network, ('x', 'all-to-all'): slower}``.
       alone: what a device can do while the others idle (fake devices share one machine); None if the same.
@@ -98,6 +99,7 @@ class Hardware(Checked):
     links: Mapping[Any, Link] = dataclasses.field(default_factory=dict)
     alone: Rates | None = None
     per_host: int | Mapping[Any, int] | None = None
+    margin: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()

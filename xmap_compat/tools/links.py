@@ -116,7 +116,7 @@ def levels_of(
     levels = [(mesh.shape[a], links[a]) for a in transfer.mesh_axes if a in links and a in mesh.shape]
     if axes:
         devices = transfer.devices // math.prod(size for size, _ in levels)
-        hosts = hosts_in(mesh, tuple(axes), _hashable(per_host))
+        hosts = hosts_in(mesh, tuple(axes), hashable(per_host))
         hosts = hosts if devices % hosts == 0 else devices  # an uneven group has no levels: the network counts
         levels += [(devices // hosts, inside), (hosts, between)]
     joined: dict[Link, int] = {}
@@ -126,7 +126,8 @@ def levels_of(
     return found or [(transfer.devices, inside)]
 
 
-def _hashable(per_host: Any) -> Any:
+def hashable(per_host: Any) -> Any:
+    """What a cache can hold of ``per_host``."""
     return tuple(per_host.items()) if isinstance(per_host, Mapping) else per_host
 
 

@@ -236,17 +236,17 @@ def _candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
     """The first candidates of a search, and some that are refused; whole messages are in ``.refused``."""
     usable = [c for c in found if c.refused is None]
     rows: Rows = [("", "axis_resources", "flops", "bytes sent", "memory", "estimate", "measured")]
-    for k, c in enumerate(usable[:MAX_CANDIDATES]):
+    for c in usable[:MAX_CANDIDATES]:
         assert c.cost is not None
         estimate = " - ".join(map(show_seconds, c.cost.seconds)) if c.cost.seconds else ""
         measured = show_seconds(c.measured) if c.measured is not None else ""
         figures = show_count(c.cost.flops), _sent_over(c.cost), show_bytes(c.cost.memory)
-        rows.append((f"{k + 1}{'*' * c.front}", c.name, *figures, estimate, measured))
+        rows.append((f"{c.place}{'*' * c.front}", c.name, *figures, estimate, measured))
     refused = [c for c in found if c.refused is not None]
     why: Rows = [("refused", "why"), *((c.name, _first_sentence(c.refused)) for c in refused[:MAX_REFUSED])]
     hidden = max(len(usable) - MAX_CANDIDATES, 0), max(len(refused) - MAX_REFUSED, 0)
-    rows.extend([("", f"... and {hidden[0]} more", *[""] * 5)] if hidden[0] else [])
-    why.extend([(f"... and {hidden[1]} more", "")] if hidden[1] else [])
+    rows.extend([("", f"... and {hidden[0]} more: found[{MAX_CANDIDATES}:]", *[""] * 5)] if hidden[0] else [])
+    why.extend([(f"... and {hidden[1]} more: [c.refused for c in found]", "")] if hidden[1] else [])
     return [table for table in (rows, why) if len(table) > 1]
 
 
@@ -257,6 +257,10 @@ def _first_sentence(message: str | None) -> str:
 @text.register
 def _(found: Candidates) -> str:
     head = f"{plural(len(found), 'assignment')}, best first; * = no other takes both less time and less memory"
+    if any(c.measured is None and c.cost and c.cost.seconds for c in found):
+        head += (
+            f"\ntimes are estimates: those with one number are within {found.margin:.0%} of the first of them, a tie"
+        )
     return "\n\n".join([head, *("\n".join(table(rows)) for rows in _candidate_tables(found))])
 
 
