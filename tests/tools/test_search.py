@@ -231,7 +231,7 @@ def test_the_table_tells_all(mesh22, monkeypatch):
     titles, *rows = refused.splitlines()
     assert titles.split() == ["REFUSED", "WHY"]
     assert re.search("k: x, j: x +Axes `j` and `k` are both mapped to the resource `x`$", refused, re.M)
-    assert rows[-1] == f"... and {count - 5} more: [c.refused for c in found]"
+    assert re.fullmatch(rf"\.\.\. and {count - 5} more +\[c\.refused for c in found\]", rows[-1])
     assert "<table" in found._repr_html_() and "one device" in found._repr_html_()
 
 

@@ -28,6 +28,7 @@ class Cost:
       seconds: a lower and an upper bound: the largest of compute, memory and communication, and their sum; None on
         unknown hardware, or if a while loop decides.
       bound: ``'compute'``, ``'memory'`` or ``'communication'``, whichever takes longest; None without seconds.
+      parts: the seconds of each of these; empty without.
     """
 
     flops: int
@@ -36,6 +37,7 @@ class Cost:
     memory: int
     seconds: tuple[float, float] | None
     bound: str | None
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def price(
@@ -68,6 +70,7 @@ def price(
         round(bytes_held(tree, work)) if memory is None else memory,
         None if parts is None else (max(parts.values()), sum(parts.values())),
         None if parts is None else max(parts, key=lambda name: parts[name]),
+        parts or {},
     )
 
 

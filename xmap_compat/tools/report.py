@@ -133,7 +133,8 @@ def cost_lines(cost: Cost, mesh: _jax.AnyMesh | None = None) -> list[str]:
     lines = [f"each device: {figures}, {show_bytes(cost.memory)} of memory, sends {_sent_over(cost)}"]
     if cost.seconds is not None:
         least, most = map(show_seconds, cost.seconds)
-        lines.append(f"time: between {least} and {most}, bound by {cost.bound}")
+        each = [f"{name} {show_seconds(seconds)}" for name, seconds in cost.parts.items()]
+        lines.append(f"time: between {least} and {most}: {listed(each)}")
     elif on is not None and on.per_host is None and isinstance(mesh, jax.sharding.AbstractMesh):
         lines.append(f"time: unknown until a host is: plan.cost_on(Hardware.of({on.name!r}, per_host=8))")
     return lines
@@ -246,7 +247,7 @@ def _candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
     why: Rows = [("refused", "why"), *((c.name, _first_sentence(c.refused)) for c in refused[:MAX_REFUSED])]
     hidden = max(len(usable) - MAX_CANDIDATES, 0), max(len(refused) - MAX_REFUSED, 0)
     rows.extend([("", f"... and {hidden[0]} more: found[{MAX_CANDIDATES}:]", *[""] * 5)] if hidden[0] else [])
-    why.extend([(f"... and {hidden[1]} more: [c.refused for c in found]", "")] if hidden[1] else [])
+    why.extend([(f"... and {hidden[1]} more", "[c.refused for c in found]")] if hidden[1] else [])
     return [table for table in (rows, why) if len(table) > 1]
 
 
