@@ -254,6 +254,21 @@ def test_an_abstract_mesh_knows_its_hardware():
     assert Hardware.of(BIG) is None and Hardware.of(AbstractMesh((2,), "x", abstract_device=kind("abacus"))) is None
 
 
+def test_a_mesh_of_one_device_has_one():
+    f = xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"})
+    assert "mesh x: 1 (1 cpu device)" in str(f.plan(shaped(8), mesh=Mesh(jax.devices()[:1], "x")))
+    assert "mesh x: 1 (1 device)" in str(f.plan(shaped(8), mesh=AbstractMesh((1,), "x")))
+
+
+def test_a_call_has_a_price_on_other_hardware():
+    f = xmap(lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": "x"})
+    plan = f.plan(shaped(8, 1 << 20), mesh=BIG.update(axis_sizes=(4, 2)))
+    assert plan.cost.seconds is None and plan.cost_on(MACHINE).parts["communication"] == pytest.approx(
+        1e-6 + 2 * (3 / 4) * 4 * (1 << 20) / 1e8
+    )
+    assert plan.cost_on(MACHINE) == xmap_compat.plan(f, shaped(8, 1 << 20), mesh=plan.mesh).cost_on(MACHINE)
+
+
 def test_large_meshes_are_drawn_as_a_corner():
     f = xmap(lambda v, w: lax.psum(v * w, "i"), (["i", ...], {}), {}, axis_resources={"i": ("x", "y")})
     plan = f.plan(shaped(8192, 3), shaped(3), mesh=BIG)

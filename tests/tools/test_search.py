@@ -253,6 +253,18 @@ def test_time_against_memory_is_drawn(mesh22, tmp_path):
     assert {c.name for c in usable if c.front} <= texts
 
 
+def test_the_drawing_shows_every_name_by_itself_and_times_as_the_table():
+    price = lambda k: Cost(1, 1, {}, 1000 - k, (1e-5 * (1 + k / 100), 2e-5 * (1 + k / 100)), "compute")
+    found = Candidates(Candidate({"batch": f"x{k}"}, price(k), front=True) for k in range(12))
+    tree = ElementTree.fromstring(found.svg())
+    texts = [(float(t.get("x")), float(t.get("y")), t.text) for t in tree.iter("{http://www.w3.org/2000/svg}text")]
+    names = [(x, x + 6 * len(text), y) for x, y, text in texts if text.startswith("batch: ")]
+    assert len(names) == 12
+    for (a, b, y), (c, d, z) in itertools.combinations(names, 2):
+        assert abs(y - z) >= 11 or b <= c or d <= a
+    assert {text for *_, text in texts} >= {"time", "17.8 us"} and "batch: x3: 20.6 us, " in found.svg()
+
+
 def test_names_of_candidates_are_short():
     resources = {"batch": ("x", SerialLoop(4)), "hidden": "y", "other": ("y", "x")}
     assert Candidate(resources).name == "batch: x+loop 4, hidden: y, other: y+x"

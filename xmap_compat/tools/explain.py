@@ -73,10 +73,11 @@ def _mesh_sizes(text: str | None) -> dict[str, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """A call: where it was made, its function, the text of its plan, and what was written for it, or why nothing."""
+    """A call: where, its function, how that is assigned, its plan, and what was written for it, or why nothing."""
 
     where: str
     function: str
+    assignment: str
     plan: str
     written: str
     module: tuple[str, str, Any] | None = None  # its text, its entry, and arrays that it lacks
@@ -126,10 +127,10 @@ class Report:
                 if key not in self._seen:
                     self._seen.add(key)
                     text = "" if self.brief else str(plan)
-                    self._calls.append(_Seen(where, declared.name, text, *self._written(plan)))
+                    self._calls.append(_Seen(where, declared.name, _assignment(plan), text, *self._written(plan)))
         except Exception as error:
             with self._lock:
-                self._calls.append(_Seen(where, declared.name, "", f"no plan: {type(error).__name__}: {error}"))
+                self._calls.append(_Seen(where, declared.name, "", "", f"no plan: {type(error).__name__}: {error}"))
 
     def _written(self, plan: CallPlan) -> tuple[Any, ...]:
         """The modern program of a plan, or why there is none."""
@@ -156,11 +157,12 @@ class Report:
                 words.append(f"{count} written to {', '.join(files)}")
             self._print(f"xmap_compat explain: {', '.join(words)}")
             if self._calls:
-                rows = [("", "function", "called at", *(["written as"] if self.directory else []))]
+                rows = [("", "function", "assignment", "called at", *(["written as"] if self.directory else []))]
                 for k, call in enumerate(self._calls, 1):
-                    rows.append((str(k), call.function, call.where, *([call.written] if self.directory else [])))
+                    cells = (str(k), call.function, call.assignment)
+                    rows.append((*cells, call.where, *([call.written] if self.directory else [])))
                     if not self.directory and call.written:
-                        rows[-1] = (*rows[-1][:2], f"{call.where}: {call.written}")
+                        rows[-1] = (*cells, f"{call.where}: {call.written}")
                 self._print("\n".join(view("text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
@@ -197,6 +199,13 @@ class Report:
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or the program has closed its output
             print(text, file=self.out, flush=True)
+
+
+def _assignment(plan: CallPlan) -> str:
+    """``batch: x, hidden: y+loop 4``"""
+    loops = lambda a: [f"loop {n}" for n in a.loop_sizes]  # noqa: E731
+    split = [(a.name, [*map(str, a.mesh_axes), *loops(a)]) for a in plan.axes if a.mesh_axes or a.loop_sizes]
+    return ", ".join(f"{name}: {'+'.join(resources)}" for name, resources in split) or "one device"
 
 
 def _titled(title: str, text: str) -> str:

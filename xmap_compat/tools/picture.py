@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,16 @@ from xmap_compat.tools.grid import Grid, alike, arrange, corner, corner_note, de
 from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
-from xmap_compat.tools.text import escape, listed, show_bytes, show_spec, terminal_width, wrapped
+from xmap_compat.tools.text import (
+    escape,
+    listed,
+    show_bytes,
+    show_count,
+    show_seconds,
+    show_spec,
+    terminal_width,
+    wrapped,
+)
 from xmap_compat.tools.transfers import Transfer, alike_transfers
 
 # --------------------------------------------------------------------------- characters
@@ -373,10 +382,21 @@ def _(found: Candidates) -> str:
     usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
     in_seconds = all(cost.seconds or c.measured for c, cost in usable)
     points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
-    return _scatter(points, "seconds" if in_seconds else "flops", "bytes of memory")
+    return _scatter(
+        points, "time" if in_seconds else "FLOPs", "bytes of memory", show_seconds if in_seconds else _show_flops
+    )
 
 
-def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
+LINE = 13.0
+
+
+def _show_flops(count: float) -> str:
+    return show_count(round(count))
+
+
+def _scatter(
+    points: Sequence[tuple[float, float, str, bool]], across: str, up: str, show: Callable[[float], str]
+) -> str:
     """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones have their names and are joined."""
     canvas = _Canvas(None)
     width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10
@@ -391,13 +411,18 @@ def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: 
     front = sorted(at(p) for p, point in zip(logs, points) if point[3])
     if front:
         canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in front), "sent", 1)
+    labels: list[tuple[float, float, float]] = []
     for p, (x, y, name, marked) in zip(logs, points):
         (cx, cy), kind = at(p), "back" if marked else "sent"
-        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {x:.3g} {across}, {show_bytes(round(y))}", 3, class_=kind)
+        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {show(x)}, {show_bytes(round(y))}", 3, class_=kind)
         if marked:
-            canvas.text(cx + 6, cy - 5, name, 11)
+            ends, cy = cx + 6 + _text_width(name, 11), cy - 5
+            while any(abs(cy - y) < LINE and cx + 6 < end and begin < ends for begin, end, y in labels):
+                cy += 1  # below the names that are there
+            labels.append((cx + 6, ends, cy))
+            canvas.text(cx + 6, cy, name, 11)
     for edge, k in ((low, 0), (high, 1)):
-        canvas.text(left + k * width, top + height + 16, f"{10 ** edge[0]:.2g}", 11, "faint", "middle")
+        canvas.text(left + k * width, top + height + 16, show(10 ** edge[0]), 11, "faint", "middle")
         canvas.text(MARGIN, top + height * (1 - k) + 4, show_bytes(round(10 ** edge[1])), 11, "faint")
     canvas.text(left + width / 2, top + height + 32, across, 12, "bold", "middle")
     canvas.text(left, top - 8, up, 12, "bold")
