@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import collectives, compiler, contractions, gradients, loops, passes, programs, report, search, sizes
+from benchmarks import (
+    collectives,
+    compiler,
+    contractions,
+    gradients,
+    loops,
+    meshes,
+    passes,
+    programs,
+    report,
+    search,
+    sizes,
+)
 from benchmarks.measure import Effort, compare, measure, mesh_in_scope, placed_types
 from benchmarks.programs import Case
 from benchmarks.report import Verdict
@@ -132,6 +144,11 @@ SECTIONS = {
         "milliseconds to trace and to plan one collective, by the number of elements of its axis",
         lambda: list(sizes.groups()),
         run_sizes,
+    ),
+    "meshes": Section(
+        "milliseconds to plan a gradient on a mesh without devices, by their number",
+        lambda: list(meshes.groups()),
+        meshes.run_meshes,
     ),
     "search": Section(
         "prices of all assignments beside what is compiled and measured",

@@ -51,6 +51,32 @@ def found_by(*tests, edits):
     MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
 
 
+# -------------------------------------------------------------- meshes without devices, levels
+
+found_by(
+    "test_abstract_mesh",
+    edits={
+        "if devices is not None and devices != math.prod(sizes):": "if devices is None:",
+        "return abstract if is_later and abstract.shape_tuple != mesh.shape_tuple else mesh": "return mesh",
+        "mesh = around if not isinstance(mesh, jax.sharding.Mesh) else mesh": "mesh = mesh",
+    },
+)
+found_by(
+    "test_hardware",
+    edits={
+        "part = held / within * (size - 1) / size": "part = held * (size - 1) / size",
+        "levels += [(devices // hosts, inside), (hosts, between)]": "levels += [(devices, inside)]",
+        "left = max(left // size, 1)": "left = 1",
+    },
+)
+found_by(
+    "test_search",
+    edits={
+        "same = _exchanged(c.axis_resources, equal) if c.refused is None else": "same = '' if c.refused is None else",
+        "c.time > (1 + margin) * first.time": "c.time > margin * first.time",
+    },
+)
+
 # ----------------------------------------------------------------- specs, sizes, placements
 
 found_by(

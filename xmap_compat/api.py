@@ -17,8 +17,8 @@ from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary 
 from xmap_compat.core import call as calls
 from xmap_compat.core import execute
 from xmap_compat.core.errors import no_results, should_be
-from xmap_compat.core.mesh import SerialLoop
-from xmap_compat.core.placement import known_axes, parse_axis_resources
+from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
+from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
 from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
 
@@ -297,6 +297,12 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             _check_values(args, kwargs, jax.typeof)
         if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
             return None
+        if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
+            try:
+                jitted.eval_shape(*args)
+            except Exception:
+                return None  # the call itself is wrong
+            raise errors.no_devices(f"The xmapped function {declared.name}", mesh) from None
         return calls.moved_to_mesh(declared, args, error)
 
     jitted = _jax.recovering(jitted, recovery, compared.calling)
@@ -332,11 +338,12 @@ class Planner:
     declared: calls.Declaration
 
     @_jax.api_boundary
-    def __call__(self, *args: Any, **kwargs: Any) -> CallPlan:
+    def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> CallPlan:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:
           args: what a call would be given, or types in the place of arrays (``jax.ShapeDtypeStruct``).
+          mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
 
         Example:
 
@@ -351,7 +358,8 @@ class Planner:
           True
         """
         describe = importlib.import_module("xmap_compat.tools.plan").describe
-        return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
+        with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
+            return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, did_you_mean, should_be
+from xmap_compat.core.errors import as_set, axes_text, did_you_mean, should_be
 
 
 def described(value: Any) -> str:
@@ -73,9 +73,16 @@ def name_function(error: FloatingPointError, fun: str) -> None:
 
 def process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
-        f"Process {process} has no device on the mesh ({', '.join(f'{n}: {k}' for n, k in mesh.shape.items())}), so it "
-        "holds no part of a global array. Include devices of all processes in the mesh, or call global_array and the "
+        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds "
+        " no part of a global array. Include devices of all processes in the mesh, or call global_array and the "
         "functions on that mesh only in the processes that it includes"
+    )
+
+
+def no_devices(caller: str, mesh: Any) -> ValueError:
+    return ValueError(
+        f"{caller} is to run on the mesh ({axes_text(mesh.shape)}), which is abstract: it has no devices. Run it "
+        "inside `with Mesh(devices, names):`. Without devices you can plan, search, trace, eval_shape and lower"
     )
 
 

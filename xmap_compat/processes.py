@@ -12,7 +12,7 @@ import numpy as np
 from xmap_compat import _jax, errors
 from xmap_compat.core.call import partition_spec
 from xmap_compat.core.errors import not_divisible, should_be
-from xmap_compat.core.mesh import mesh_of_jax
+from xmap_compat.core.mesh import devices_of, mesh_of_jax
 from xmap_compat.core.placement import Scope, current_scope, parse_axis_resources, place_axes
 from xmap_compat.core.specs import (
     AxisName,
@@ -75,9 +75,10 @@ def global_array(
     for spec, leaf, path in zip(specs, leaves, paths):
         check_argument(spec, leaf.shape, path, is_scalar=False)
     scope = current_scope()
+    mesh = scope.mesh if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh) else mesh
     if mesh is not None:
         scope = Scope(_mesh_of_devices(mesh), scope.loops)
-    if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in scope.mesh.devices.flat):
+    if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in devices_of(scope.mesh)):
         raise errors.process_without_devices(jax.process_index(), scope.mesh)
     names = spec_names(specs)
     resources = {n: entries for n, entries in parse_axis_resources(axis_resources).items() if n in names}

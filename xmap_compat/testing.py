@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import _jax
+from xmap_compat import _jax, errors
 from xmap_compat.api import declaration_of, xmap
 from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collectives_in
@@ -288,6 +288,8 @@ def _facts(declared, args, mesh):
 def _mesh_context(mesh):
     """Enter the given mesh, or the one in scope again, or a mesh of all devices."""
     mesh = mesh if mesh is not None else _jax.ambient_mesh() or _mesh_of_all_devices()
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        raise errors.no_devices("check_assignments", mesh)
     with Mesh(mesh.devices, mesh.axis_names) as entered:
         yield entered
 

@@ -34,6 +34,8 @@ NEEDED = {
     "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
     "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 to 0.12", "collectives of a vmap inside a body"),
+    "ctx.module_context": ("0.9 to 0.12", "what is over an abstract mesh is compiled for too few devices: XLA fails"),
+    "ctx.module_context.axis_context": ("0.9 to 0.12", "the same"),
     "effect.name": ("0.9 to 0.12", "which axes a jaxpr depends on"),
 }
 
@@ -68,14 +70,15 @@ NICE = {
     },
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
 }
-MOST_NEEDED, MOST = 6, 28
+# Two of them since meshes may be abstract: a program over such a mesh that is lowered for too few devices is refused.
+MOST_NEEDED, MOST = 8, 30
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
 # attributes of theirs that are public.
 PRIVATE_OBJECTS = {
     "_jax.equations": {"operation": {"expand", "in_avals", "jvp", "out_aval", "params"}},
     "_jax.patches": {"axis_data": set()},
-    "_jax.primitives": {"axis_data": set(), "effect": set()},
+    "_jax.primitives": {"axis_data": set(), "ctx": set(), "effect": set()},
     "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.origins": {"x": {"full_lower", "invars", "outvars"}},

@@ -287,13 +287,41 @@ def test_a_program_without_xmap_and_without_jax(program, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["-m"], ["--source"], ["--brief", "--source", "d"], ["--brief=3", "program.py"], ["--other", "program.py"]],
+    [[], ["-m"], ["--source"], ["--brief", "--source", "d"], ["--brief=3", "program.py"], ["--other", "program.py"]]
+    + [["--mesh"], ["--mesh", "x=4,y", "program.py"], ["--mesh=x=0", "program.py"], ["--mesh=x=2,x=2", "program.py"]],
     ids=str,
 )
 def test_the_usage(tmp_path, arguments):
     done = run("explain", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage: python -m xmap_compat explain" in done.stderr
+
+
+ABSTRACT = """
+import jax, numpy as np
+from jax import lax
+from xmap_compat import xmap
+total = xmap(lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": ("x", "y")})
+print(total.eval_shape(jax.ShapeDtypeStruct((8192, 3), "float32")).shape)
+print(total(np.ones((4096, 2), "float32")))
+"""
+
+
+def test_a_script_is_explained_for_a_mesh_that_is_not_there(program, tmp_path):
+    program(ABSTRACT)
+    done = run("explain", "--mesh", "x=64,y=64", "program.py", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[0], lines[1]) == (1, "(3,)", "xmap_compat explain: 2 plans")
+    assert done.stdout.count("mesh x: 64, y: 64 (4096 devices)") == 2
+    assert "is to run on the mesh (x: 64, y: 64), which is abstract: it has no devices." in done.stderr
+
+
+def test_the_index_of_calls_has_their_assignments(program, tmp_path):
+    program(ABSTRACT)
+    done = run("explain", "--brief", "--mesh=x=64,y=64", "program.py", cwd=tmp_path)
+    titles, first, _ = done.stdout.splitlines()[2:]
+    assert titles.split() == ["FUNCTION", "ASSIGNMENT", "CALLED", "AT"]
+    assert re.fullmatch(r"1  <lambda>  i: x\+y +\S*program.py:6 \(<module>\)", first)
 
 
 # ----------------------------------------------------------------------------- the observer

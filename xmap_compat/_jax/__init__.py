@@ -48,6 +48,7 @@ from xmap_compat._jax.jaxprs import (
 )
 from xmap_compat._jax.local_operations import local_operation
 from xmap_compat._jax.mesh import (
+    AnyMesh,
     ambient_mesh,
     assign_mesh,
     axes_of_entry,
@@ -90,6 +91,7 @@ from xmap_compat._jax.primitives import (
     bind,
     bind_batched,
     define_attached_tangent,
+    define_device_check,
     define_dual_primitives,
     define_named_primitive,
     names_after_batching,

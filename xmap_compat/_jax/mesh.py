@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ spmd = part("spmd")
 # Part of jit's cache key, as what is in scope decides what bare PartitionSpecs mean.
 _meshes_in_scope = jax.make_user_context(())
 
+AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
 _EMPTY = jax.sharding.Mesh(np.empty((), dtype=object), ())
 
 
@@ -32,26 +34,31 @@ class _Entered(NamedTuple):
     Attributes:
       mesh: None for the lowest level, outside of all.
       outside: the mesh of ``jax.set_mesh`` when it was entered.
+      types: the abstract mesh then.
       found_as: what JAX holds for it while it is the innermost, by identity.
       leave: what undoes it.
     """
 
-    mesh: jax.sharding.Mesh | None
+    mesh: AnyMesh | None
     outside: jax.sharding.Mesh
+    types: jax.sharding.AbstractMesh
     found_as: Any
     leave: contextlib.ExitStack
 
 
 class _EnteredMeshes(threading.local):
     def __init__(self):
-        self.stack: list[_Entered] = [_Entered(None, _EMPTY, None, contextlib.ExitStack())]
+        self.stack: list[_Entered] = [_Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, contextlib.ExitStack())]
 
 
 _entered_meshes = _EnteredMeshes()
 
 
-def ambient_mesh() -> jax.sharding.Mesh | None:
-    """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
+def ambient_mesh() -> AnyMesh | None:
+    """The mesh in scope: of ``with Mesh`` (also ours), ``jax.set_mesh`` and ``use_abstract_mesh`` the one entered last.
+
+    One with devices counts before an abstract one of its shape, which stands for it under ``jax.set_mesh`` and in jit.
+    """
     concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
     mesh, outside = entered.mesh, entered.outside
     if not _is_innermost(entered):
@@ -59,7 +66,11 @@ def ambient_mesh() -> jax.sharding.Mesh | None:
         mesh, outside = contexts.innermost().physical_mesh, concrete
     if mesh is None or mesh.empty or not (concrete is outside or concrete.empty):
         mesh = concrete
-    return None if mesh.empty else mesh
+    abstract = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return None if abstract.empty else abstract
+    is_later = not (abstract.empty or abstract.manual_axes or abstract is entered.types)
+    return abstract if is_later and abstract.shape_tuple != mesh.shape_tuple else mesh
 
 
 def _is_innermost(entered):
@@ -67,27 +78,35 @@ def _is_innermost(entered):
     return found is None or found is entered.found_as
 
 
-def enter_mesh(mesh: jax.sharding.Mesh) -> None:
+def enter_mesh(mesh: AnyMesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
 
-    Bare PartitionSpecs mean that mesh, as long as JAX has what that sets.
+    Bare PartitionSpecs mean that mesh, as long as JAX has what that sets.  Of an abstract one the types of its axes
+    are not in effect either.
     """
     _bare_specs_in_jit.enter()
     _push_mesh(mesh)
 
 
-def exit_mesh(mesh: jax.sharding.Mesh) -> None:
+def exit_mesh(mesh: AnyMesh) -> None:
     _pop_mesh()
     _bare_specs_in_jit.exit()
 
 
 def _push_mesh(mesh):
     leave = contextlib.ExitStack()
+    is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
     if not (get_concrete_mesh().empty or in_manual_region()):
         # Else the devices of jax.set_mesh would count for a whole jit.
         with contextlib.suppress(ValueError):  # within a jit it cannot be set
             leave.enter_context(jax.set_mesh(_EMPTY))
-    _enter(_Entered(mesh, get_concrete_mesh(), contexts.push(mesh), leave))
+    if is_abstract or (get_concrete_mesh().empty and not in_manual_region()):
+        leave.enter_context(jax.sharding.use_abstract_mesh(_EMPTY.abstract_mesh))
+    if is_abstract:
+        mesh = mesh.update(axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
+        leave.enter_context(jax.sharding.use_abstract_mesh(mesh))
+    found_as = contexts.push(_EMPTY if is_abstract else mesh)
+    _enter(_Entered(mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, leave))
 
 
 def _enter(entered):
@@ -104,7 +123,7 @@ def _pop_mesh():
 
 
 @contextlib.contextmanager
-def context_of(mesh: jax.sharding.Mesh) -> Iterator[None]:
+def context_of(mesh: AnyMesh) -> Iterator[None]:
     """Let a shard_map over ``mesh`` be traced although ``jax.set_mesh`` has set another one."""
     current = jax.sharding.get_abstract_mesh()
     if current.empty or current == mesh.abstract_mesh:
@@ -114,7 +133,7 @@ def context_of(mesh: jax.sharding.Mesh) -> Iterator[None]:
         yield
 
 
-def mesh_to_stage(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | jax.sharding.AbstractMesh:
+def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
     """What a program over a mesh should hold of it: no devices, if it is that of ``jax.set_mesh``.
 
     Of that one only the abstract mesh is part of jit's cache key: the program is used again for other devices.
@@ -196,11 +215,11 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     found_as = contexts.replace(mesh)
     if is_ours or is_base:
         _entered_meshes.stack.pop()
-        _enter(_Entered(mesh, get_concrete_mesh(), found_as, entered.leave))
+        _enter(_Entered(mesh, get_concrete_mesh(), entered.types, found_as, entered.leave))
 
 
 def forget_assigned_mesh() -> None:
     """Undo ``assign_mesh`` outside of all contexts, for this thread."""
     base = _entered_meshes.stack[0]
     contexts.replace(_EMPTY, base=True)
-    _entered_meshes.stack[0] = _Entered(None, _EMPTY, None, base.leave)
+    _entered_meshes.stack[0] = _Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, base.leave)

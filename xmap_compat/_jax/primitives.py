@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -195,6 +196,25 @@ def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def define_device_check(name: str, refuse: Callable[[Any, Any, int], Exception]) -> Any:
+    """An identity that can be lowered for as many devices only as its mesh has: for others ``refuse`` makes the error.
+
+    It has parameters ``axes`` and ``sizes``, the mesh; ``refuse(axes, sizes, devices)``.
+    """
+    primitive = Primitive(name)
+    _define_linear(primitive, primitive, lambda shape, sizes: shape, lambda x, dim: (x, dim))
+    primitive.def_abstract_eval(lambda x, *, axes, sizes: x)
+
+    def lowered(ctx, x, *, axes, sizes):
+        devices = getattr(ctx.module_context.axis_context, "num_devices", None)
+        if devices is not None and devices != math.prod(sizes):
+            raise refuse(axes, sizes, devices)
+        return [x]
+
+    mlir.register_lowering(primitive, lowered)
     return primitive
 
 

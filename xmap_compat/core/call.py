@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.collectives import collectives_in, mentions_any
+from xmap_compat.core.mesh import devices_of, platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
@@ -200,13 +201,14 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception
     None if there are no such arguments, or others that are committed to other devices; the error says so then.
     """
     scope = current_scope()
-    if scope.mesh is None or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+    devices = set(devices_of(scope.mesh))
+    if not devices or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
         return None
     arguments = bind_arguments(declared, args)
     leaves = arguments.leaves
     homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
     on_one_device = [len(home) == 1 for home in homes]
-    elsewhere = [len(home) > 1 and home != set(scope.mesh.devices.flat) for home in homes]
+    elsewhere = [len(home) > 1 and home != devices for home in homes]
     if any(elsewhere):
         error.add_note(errors.committed_elsewhere_note())
     if any(elsewhere) or not any(on_one_device):
@@ -259,8 +261,8 @@ def _placements(declared, sizes, scope):
 def _check_backend(backend, scope, placements):
     if backend is None or scope.mesh is None or not any(p.mesh_axes for p in placements.values()):
         return
-    platform = scope.mesh.devices.flat[0].platform
-    if platform != jax.devices(backend)[0].platform:
+    platform = platform_of(scope.mesh)
+    if platform is not None and platform != jax.devices(backend)[0].platform:
         raise errors.mesh_of_other_backend(backend, platform)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ def quoted(names: Iterable[Any]) -> str:
 
 def as_set(names: Iterable[Any]) -> str:
     return "{" + ", ".join(sorted(repr(name) for name in names)) + "}"
+
+
+def axes_text(sizes: Mapping[Any, int]) -> str:
+    """``x: 4, y: 2``"""
+    return ", ".join(f"{name}: {size}" for name, size in sizes.items())
 
 
 def show(spec: Any) -> str:
@@ -417,6 +423,15 @@ def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
 def mesh_changed() -> RuntimeError:
     return RuntimeError(
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
+    )
+
+
+def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
+    return ValueError(
+        f"An xmap over the abstract mesh ({axes_text(dict(zip(axes, sizes)))}) of {math.prod(sizes)} devices is "
+        f"lowered for {devices}. Give the arguments shardings over that mesh, on arrays or types: jax.ShapeDtypeStruct("
+        "shape, dtype, sharding=NamedSharding(mesh, spec)), and call trace(*args).lower(lowering_platforms=('cuda',)). "
+        "To run it, enter a Mesh of devices"
     )
 
 

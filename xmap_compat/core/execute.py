@@ -18,6 +18,7 @@ from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
 from xmap_compat.core.device import Locality, conform
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
+from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
 from xmap_compat.core.nested.axes import hidden, own_of
@@ -31,9 +32,15 @@ from xmap_compat.core.values import NamedValue, positional
 executor = jax.make_user_context(default_value=None)
 
 
+_on_mesh_p = _jax.define_device_check("on_mesh", errors.lowered_for_others)
+
+
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
     """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
     outs = (executor.value or execute)(placed, leaves)
+    mesh = placed.scope.mesh
+    if isinstance(mesh, jax.sharding.AbstractMesh) and placed.uses_mesh and not (placed.nested or executor.value):
+        outs = [_on_mesh_p.bind(out, axes=mesh.axis_names, sizes=mesh.axis_sizes) for out in outs]
     return jax.tree.unflatten(placed.program.out_tree, outs)
 
 
@@ -63,7 +70,7 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         raise errors.ordered_effect(placed.fun_name, mesh.size)
     compiler = placed.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
-    widens = bool(compiler) and _jax.widens(mesh.devices.flat[0].platform)
+    widens = bool(compiler) and _jax.widens(platform_of(mesh) or jax.default_backend())
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
@@ -116,7 +123,7 @@ def _explained_types(placed: PlacedCall, leaves: Sequence[Any]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _explained_explicit_axes(mesh: jax.sharding.Mesh, compiler: frozenset[Any]) -> Iterator[None]:
+def _explained_explicit_axes(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> Iterator[None]:
     """Over Explicit axes that are left to the compiler, JAX must know from types where every value lies."""
     try:
         yield

@@ -85,9 +85,48 @@ class Mesh(jax.sharding.Mesh):
 _meshes: weakref.WeakValueDictionary[jax.sharding.Mesh, Mesh] = weakref.WeakValueDictionary()
 
 
-def mesh_of_jax(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+def mesh_of_jax(mesh: _jax.AnyMesh) -> _jax.AnyMesh:
     """JAX's own mesh, of one that may be ours."""
     return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
+
+
+@contextlib.contextmanager
+def entered(mesh: _jax.AnyMesh | None) -> Iterator[None]:
+    """A mesh, which may be abstract, in scope as one of ours is; None for what is in scope already."""
+    if mesh is not None and not isinstance(mesh, jax.sharding.AbstractMesh):
+        with Mesh(mesh.devices, mesh.axis_names, mesh.axis_types):
+            yield
+    elif mesh is None:
+        yield
+    else:
+        _jax.enter_mesh(mesh)
+        try:
+            yield
+        finally:
+            _jax.exit_mesh(mesh)
+
+
+def check_mesh(tool: str, mesh: Any) -> _jax.AnyMesh | None:
+    """What a tool was given as ``mesh``, if it can be one: with devices, abstract, or None for that in scope."""
+    if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh, type(None))):
+        wanted = "a mesh, as of Mesh(devices, names) or AbstractMesh(sizes, names)"
+        raise errors.should_be(f"The argument mesh of {tool}", wanted, mesh)
+    return None if mesh is None or mesh.empty else mesh
+
+
+def devices_of(mesh: _jax.AnyMesh | None) -> list[jax.Device]:
+    """The devices of a mesh, in its order; an abstract one has none."""
+    return list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
+
+
+def device_of(mesh: _jax.AnyMesh) -> Any:
+    """A device of a mesh, which has a platform and a kind; None of an abstract mesh that does not say of what it is."""
+    return devices_of(mesh)[0] if isinstance(mesh, jax.sharding.Mesh) else mesh.abstract_device
+
+
+def platform_of(mesh: _jax.AnyMesh) -> str | None:
+    """``'gpu'``; None if it is unknown (an AbstractDevice has one since 0.10)."""
+    return getattr(device_of(mesh), "platform", None)
 
 
 def is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:

@@ -145,13 +145,13 @@ class Scope:
     """The resources in scope at a call.
 
     Attributes:
-      mesh: the mesh.
+      mesh: the mesh, which may be abstract.
       loops: named loops with their lengths.
       compiler: mesh axes that are left to the compiler.
       unused_to_compiler: whether those that the call does not use are left to it too.
     """
 
-    mesh: jax.sharding.Mesh | None
+    mesh: _jax.AnyMesh | None
     loops: tuple[tuple[Hashable, int], ...]
     compiler: frozenset[Hashable] = frozenset()
     unused_to_compiler: bool = False
@@ -160,6 +160,8 @@ class Scope:
 def current_scope() -> Scope:
     ambient = _jax.ambient_mesh()
     mesh = mesh_of_jax(ambient) if ambient is not None else None
+    if _bodies.stack and isinstance(around := _bodies.stack[-1].scope.mesh, jax.sharding.AbstractMesh):
+        mesh = around if not isinstance(mesh, jax.sharding.Mesh) else mesh  # no types are in effect in a body
     return Scope(mesh, tuple(loops_in_scope.value), axes_of_compiler.value, unused_axes_to_compiler.value)
 
 

@@ -90,7 +90,8 @@ class ThreadResources:
     @property
     def env(self) -> ResourceEnv:
         scope = placement.current_scope()
-        env = ResourceEnv(scope.mesh or EMPTY_ENV.physical_mesh, tuple(Loop(*loop) for loop in scope.loops))
+        mesh = scope.mesh if isinstance(scope.mesh, jax.sharding.Mesh) else EMPTY_ENV.physical_mesh
+        env = ResourceEnv(mesh, tuple(Loop(*loop) for loop in scope.loops))
         return EMPTY_ENV if env == EMPTY_ENV else env
 
     @env.setter

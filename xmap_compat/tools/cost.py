@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from xmap_compat import _jax
+from xmap_compat.core.errors import should_be
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.staged import Tree
 from xmap_compat.tools.transfers import Transfer
@@ -26,6 +28,7 @@ class Cost:
       seconds: a lower and an upper bound: the largest of compute, memory and communication, and their sum; None on
         unknown hardware, or if a while loop decides.
       bound: ``'compute'``, ``'memory'`` or ``'communication'``, whichever takes longest; None without seconds.
+      parts: the seconds of each of these; empty without.
     """
 
     flops: int
@@ -34,12 +37,13 @@ class Cost:
     memory: int
     seconds: tuple[float, float] | None
     bound: str | None
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def price(
     tree: Tree,
     transfers: Sequence[Transfer],
-    mesh: jax.sharding.Mesh | None,
+    mesh: _jax.AnyMesh | None,
     hardware: Hardware | None = None,
     memory: int | None = None,
 ) -> Cost:
@@ -52,9 +56,12 @@ def price(
       hardware: what it runs on; None for what is published of the mesh's devices.
       memory: what it needs, if XLA has told.
     """
+    if not isinstance(hardware, (Hardware, type(None))):
+        raise should_be("The argument hardware of cost_on", "a Hardware", hardware)
     work = work_of(tree)
-    hardware = hardware or Hardware.of(mesh)
-    known = not work.endless and all(t.times is not None for t in transfers)
+    asked, hardware = hardware is not None, hardware or Hardware.of(mesh)
+    placed = asked or not transfers or not isinstance(mesh, jax.sharding.AbstractMesh)  # which hosts, is to be given
+    known = placed and not work.endless and all(t.times is not None for t in transfers)
     parts = hardware.parts(work, transfers, mesh) if known and hardware is not None else None
     return Cost(
         round(work.counts["flops"]),
@@ -63,6 +70,7 @@ def price(
         round(bytes_held(tree, work)) if memory is None else memory,
         None if parts is None else (max(parts.values()), sum(parts.values())),
         None if parts is None else max(parts, key=lambda name: parts[name]),
+        parts or {},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, did_you_mean
+from xmap_compat.core.errors import as_set, axes_text, did_you_mean
 from xmap_compat.errors import described
 
 
@@ -74,3 +74,28 @@ def nothing_found(reasons: Sequence[str | None]) -> ValueError:
 
 def too_much_memory(needed: str, given: str) -> str:
     return f"it needs about {needed} on each device, more than memory, {given}"
+
+
+def hosts_unknown(mesh: Any) -> ValueError:
+    return ValueError(
+        f"The mesh ({axes_text(mesh.shape)}) is abstract: it does not say which devices share a host, but transfers "
+        "between hosts are slower. Say how many share one: Hardware.of('H100', per_host=8), or "
+        "Hardware(..., per_host=8). Or give each mesh axis a link: links={'x': Link(...)}"
+    )
+
+
+def hosts_do_not_divide(per_host: Any, mesh: Any, axis: Any = None) -> ValueError:
+    wrong = f": the mesh axis {axis!r} has size {mesh.shape[axis]}" if axis in mesh.shape else ""
+    wrong = f": there is no mesh axis {axis!r}" if not (wrong or axis is None) else wrong
+    return ValueError(
+        f"per_host={per_host!r} does not divide the mesh ({axes_text(mesh.shape)}){wrong}. Give the number of devices "
+        "along the last mesh axes that share a host, or a divisor for each axis: per_host={'y': 8}"
+    )
+
+
+def unknown_hardware(name: str, published: Sequence[str], names: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"Hardware.of got {name!r}, but there are published figures only of {', '.join(published)}"
+        f"{did_you_mean([name], names)}. For other devices write Hardware(name, Rates(...), Link(...)), or measure: "
+        "Hardware.measure(mesh)"
+    )

@@ -26,44 +26,58 @@ if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.source import Merged
 
-USAGE = """usage: python -m xmap_compat explain [--brief] [--source DIR] SCRIPT [ARGS...]
-       python -m xmap_compat explain [--brief] [--source DIR] -m MODULE [ARGS...]"""
+USAGE = """usage: python -m xmap_compat explain [--brief] [--source DIR] [--mesh SIZES] SCRIPT [ARGS...]
+       python -m xmap_compat explain [--brief] [--source DIR] [--mesh SIZES] -m MODULE [ARGS...]
+SIZES are those of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or lowers.  Its first
+call with arrays fails, as no devices can run it: the plan of that call is the last one."""
 
 
 def main(args: Sequence[str]) -> int | None:
     rest = list(args)
-    brief, directory = _take_options(rest)
-    if directory == "" or not rest or rest == ["-m"] or (rest[0].startswith("-") and rest[0] != "-m"):
+    brief, directory, sizes = _take_options(rest)
+    mesh = _mesh_sizes(sizes)
+    if directory == "" or mesh == {} or not rest or rest == ["-m"] or (rest[0].startswith("-") and rest[0] != "-m"):
         seen = "no DIR is given" if directory == "" else f"unknown option: {rest[0]}" if rest and rest != ["-m"] else ""
+        seen = f"--mesh takes a name and a size for each axis, x=64,y=64, but got {sizes!r}" if mesh == {} else seen
         print(seen or "no program is given", USAGE, sep="\n", file=sys.stderr)
         return 2
     program = os.path.splitext(os.path.basename(rest[0]))[0] if rest[0] != "-m" else rest[1]
     # The program may change directory, and what its own sys.stdout is.
-    report = Report(sys.stdout, directory and os.path.abspath(directory), program.replace(".", "_"), brief)
+    report = Report(sys.stdout, directory and os.path.abspath(directory), program.replace(".", "_"), brief, mesh)
     atexit.register(report.finish)
     install_with_jax(report.begin)
     run_program(rest)
     return None
 
 
-def _take_options(args: list[str]) -> tuple[bool, str | None]:
-    """The options that stand first, which are removed: ``--brief`` and ``--source DIR`` or ``--source=DIR``."""
-    brief, directory = False, None
-    while args and (args[0] == "--brief" or args[0].partition("=")[0] == "--source"):
+def _take_options(args: list[str]) -> tuple[bool, str | None, str | None]:
+    """The options that stand first, which are removed: ``--brief``, ``--source DIR``, ``--mesh SIZES``."""
+    brief, values = False, dict.fromkeys(("--source", "--mesh"))
+    while args and (args[0] == "--brief" or args[0].partition("=")[0] in values):
         option, given, value = args.pop(0).partition("=")
-        if option == "--brief" and not given:
+        if option == "--brief":
             brief = True
         else:
-            directory = value if given else args.pop(0) if args else ""
-    return brief, directory
+            values[option] = value if given else args.pop(0) if args else ""
+    return brief, values["--source"], values["--mesh"]
+
+
+def _mesh_sizes(text: str | None) -> dict[str, int] | None:
+    """``'x=64,y=64'`` as a dictionary, empty if it is something else; None if it was not given."""
+    if text is None:
+        return None
+    axes = [part.partition("=") for part in text.split(",")]
+    right = all(name.isidentifier() and size.isdecimal() and int(size) for name, _, size in axes)
+    return {name: int(size) for name, _, size in axes} if right and len({a[0] for a in axes}) == len(axes) else {}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """A call: where it was made, its function, the text of its plan, and its source or the reason for none."""
+    """A call: where, its function, its assignment, the text of its plan, and its source or the reason for none."""
 
     where: str
     function: str
+    assignment: str
     plan: str
     written: str
     module: tuple[str, str, Any] | None = None  # its text, its entry, and arrays that it lacks
@@ -77,10 +91,18 @@ class Report:
       directory: where to write the programs for plain JAX; None for nowhere.
       program: the name of the program, after which they are called.
       brief: whether to print one line for each call only.
+      mesh: the sizes of the mesh to be in scope.
     """
 
-    def __init__(self, out: TextIO, directory: str | None = None, program: str = "program", brief: bool = False):
-        self.out, self.directory, self.program, self.brief = out, directory, program, brief
+    def __init__(
+        self,
+        out: TextIO,
+        directory: str | None = None,
+        program: str = "program",
+        brief: bool = False,
+        mesh: dict[str, int] | None = None,
+    ):
+        self.out, self.directory, self.program, self.brief, self.mesh = out, directory, program, brief, mesh
         self._lock = threading.Lock()
         self._seen: set[Any] = set()
         self._calls: list[_Seen] = []
@@ -88,6 +110,9 @@ class Report:
     def begin(self) -> None:
         """Watch from now on, in all threads, until the process ends."""
         importlib.import_module("xmap_compat.api").observe(self.call)
+        if self.mesh:
+            axes = importlib.import_module("jax").sharding.AbstractMesh((*self.mesh.values(),), (*self.mesh,))
+            importlib.import_module("xmap_compat._jax").enter_mesh(axes)
 
     def call(self, declared: Declaration, made: PlacedCall, args: tuple[Any, ...]) -> None:
         """Note one call.  Nothing that goes wrong here may change what the program does."""
@@ -102,10 +127,10 @@ class Report:
                 if key not in self._seen:
                     self._seen.add(key)
                     text = "" if self.brief else str(plan)
-                    self._calls.append(_Seen(where, declared.name, text, *self._written(plan)))
+                    self._calls.append(_Seen(where, declared.name, _assignment(plan), text, *self._written(plan)))
         except Exception as error:
             with self._lock:
-                self._calls.append(_Seen(where, declared.name, "", f"no plan: {type(error).__name__}: {error}"))
+                self._calls.append(_Seen(where, declared.name, "", "", f"no plan: {type(error).__name__}: {error}"))
 
     def _written(self, plan: CallPlan) -> tuple[Any, ...]:
         """The modern program of a plan, or why there is none."""
@@ -132,11 +157,12 @@ class Report:
                 words.append(f"{count} written to {', '.join(files)}")
             self._print(f"xmap_compat explain: {', '.join(words)}")
             if self._calls:
-                rows = [("", "function", "called at", *(["written as"] if self.directory else []))]
+                rows = [("", "function", "assignment", "called at", *(["written as"] if self.directory else []))]
                 for k, call in enumerate(self._calls, 1):
-                    rows.append((str(k), call.function, call.where, *([call.written] if self.directory else [])))
+                    cells = (str(k), call.function, call.assignment)
+                    rows.append((*cells, call.where, *([call.written] if self.directory else [])))
                     if not self.directory and call.written:
-                        rows[-1] = (*rows[-1][:2], f"{call.where}: {call.written}")
+                        rows[-1] = (*cells, f"{call.where}: {call.written}")
                 self._print("\n".join(view("text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
@@ -173,6 +199,13 @@ class Report:
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or the program has closed its output
             print(text, file=self.out, flush=True)
+
+
+def _assignment(plan: CallPlan) -> str:
+    """``batch: x, hidden: y+loop 4``"""
+    loops = lambda a: [f"loop {n}" for n in a.loop_sizes]  # noqa: E731
+    split = [(a.name, [*map(str, a.mesh_axes), *loops(a)]) for a in plan.axes if a.mesh_axes or a.loop_sizes]
+    return ", ".join(f"{name}: {'+'.join(resources)}" for name, resources in split) or "one device"
 
 
 def _titled(title: str, text: str) -> str:

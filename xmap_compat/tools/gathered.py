@@ -109,7 +109,7 @@ def _gathered(
     yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))
 
 
-def _spec_of(leaf: Any, mesh: jax.sharding.Mesh) -> tuple[Any, ...]:
+def _spec_of(leaf: Any, mesh: _jax.AnyMesh) -> tuple[Any, ...]:
     """How an array lies on the mesh: by itself if it is concrete, else by its type."""
     if isinstance(leaf, jax.core.Tracer):
         return _jax.explicit_spec(leaf)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from xmap_compat import _jax
+from xmap_compat.core.mesh import devices_of
 from xmap_compat.tools.plan import Array
 from xmap_compat.tools.text import MANY, listed, with_more
 
@@ -37,12 +40,12 @@ class Grid:
         return len(self.panels[0][1][0][0])
 
 
-def block_holders(array: Array, mesh: jax.sharding.Mesh | None) -> dict[Block, list[int]]:
+def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> dict[Block, list[int]]:
     """For each block of an array (its index in every dimension) the positions in the mesh that hold it."""
     if mesh is None:
         return {(0,) * len(array.shape): [0]}
     holders: dict[Block, list[int]] = {}
-    for position, coordinates in enumerate(np.ndindex(mesh.devices.shape)):
+    for position, coordinates in enumerate(np.ndindex(*mesh.axis_sizes)):
         at = dict(zip(mesh.axis_names, coordinates))
         block = tuple(row_major([(at[a], mesh.shape[a]) for a in axes]) for axes in _split_axes(array))
         holders.setdefault(block, []).append(position)
@@ -63,7 +66,7 @@ def _split_axes(array: Array) -> list[tuple[str, ...]]:
     return [() if e is None else e if isinstance(e, tuple) else (e,) for e in entries]
 
 
-def arrange(array: Array, mesh: jax.sharding.Mesh | None) -> Grid:
+def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     """Choose rows and columns (dimensions that are split, then named ones) and cut the array into blocks."""
     holders = block_holders(array, mesh)
     parts = [len({block[k] for block in holders}) for k in range(len(array.shape))]
@@ -103,8 +106,35 @@ def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
     return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
 
 
-def device_ids(mesh: jax.sharding.Mesh | None) -> list[int]:
-    return [0] if mesh is None else [d.id for d in mesh.devices.flat]
+MOST_DEVICES = 256
+
+
+def corner(mesh: _jax.AnyMesh | None) -> _jax.AnyMesh | None:
+    """A mesh that can be drawn: of one with too many devices the first along each axis."""
+    sizes = [] if mesh is None else list(mesh.axis_sizes)
+    while math.prod(sizes) > MOST_DEVICES:
+        k = sizes.index(max(sizes))
+        sizes[k] = -(-sizes[k] // 2)
+    if mesh is None or tuple(sizes) == mesh.axis_sizes:
+        return mesh
+    return jax.sharding.AbstractMesh(tuple(sizes), mesh.axis_names)
+
+
+def corner_note(mesh: _jax.AnyMesh | None) -> str:
+    """``a corner: x 16 of 64, y 16 of 64``; empty where all devices are drawn."""
+    shown = corner(mesh)
+    if mesh is None or shown is None or shown is mesh:
+        return ""
+    return f"a corner: {listed(f'{n} {k} of {mesh.shape[n]}' for n, k in shown.shape.items())}"
+
+
+def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
+    """The numbers of the devices that are drawn; those of an abstract mesh are counted."""
+    shown = corner(mesh)
+    if mesh is None or shown is None:
+        return [0]
+    ids = [d.id for d in devices_of(mesh)] or range(mesh.size)
+    return np.reshape(ids, mesh.axis_sizes)[tuple(map(slice, shown.axis_sizes))].ravel().tolist()
 
 
 def ranges(numbers: Iterable[int]) -> str:

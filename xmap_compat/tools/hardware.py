@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,61 +20,19 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from xmap_compat import _jax
 from xmap_compat.core.errors import should_be
+from xmap_compat.tools import errors
+from xmap_compat.tools.links import Checked, Link, levels_of, seconds_over
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 from xmap_compat.tools.work import Work
 
-_WANTED = {"float": "a positive number", "Rates": "Rates(...)", "Link": "a Link(...)"}
+NETWORK = Link(2.5e10, 2e-5)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Checked:
-    """Refuses what is not of the type of its field, and numbers below zero; zero too, unless it is the default."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
-            if kind in _WANTED and not (optional and value is None) and not _is_right(value, kind, field.default):
-                raise should_be(f"The argument {field.name} of {type(self).__name__}", _WANTED[kind], value)
-
-
-def _is_right(value: Any, kind: str, default: Any) -> bool:
-    if kind != "float":
-        return type(value).__name__ == kind
-    return isinstance(value, numbers.Real) and (float(value) > 0 or float(value) == default == 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Link(_Checked):
-    """What a device can send over a mesh axis.
-
-    Attributes:
-      bandwidth: bytes per second.
-      latency: seconds that the smallest transfer takes; on a ring, each of its hops.
-      ring: whether only neighbours are linked: then a transfer among n devices has n - 1 hops, and an all-to-all
-        crosses each link n / 4 times.
-
-    >>> from xmap_compat import Link
-    >>> link = Link(bandwidth=1e11, latency=1e-6)  # 100 GB/s, a microsecond
-    >>> link.ring
-    False
-    """
-
-    bandwidth: float
-    latency: float = 0.0
-    ring: bool = False
-
-    def seconds(self, transfer: Transfer) -> float:
-        """The time of one transfer."""
-        n = transfer.devices
-        hops = n - 1 if self.ring and transfer.kind != "ppermute" else 1
-        crossings = max(n / 4, 1) if self.ring and transfer.kind == "all-to-all" else 1
-        return hops * self.latency + crossings * transfer.bytes_sent / self.bandwidth
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates(_Checked):
+class Rates(Checked):
     """What one device can do.
 
     Attributes:
@@ -105,15 +63,19 @@ class Rates(_Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware(_Checked):
+class Hardware(Checked):
     """A kind of device, and its links.
 
     Attributes:
       name: what it is called.
       rates: what a device can do while all others of the mesh work too.
       memory: bytes of memory of a device; None if unknown.
-      link: what connects the devices of one process.
-      network: what connects processes.
+      link: what connects the devices of a host (of a slice of TPUs).
+      network: what connects hosts.
+      per_host: how many devices a host has, neighbours along the last mesh axes first; or how many neighbours along
+        each mesh axis share one: ``{'y': 8}``.  None for the processes of a mesh's devices; an abstract mesh has none,
+        and no price until it is given.
+      margin: by what part of itself an estimate may be wrong: a search does not rank those that are closer.
       links: links of certain mesh axes, or tuples of them, in place of these; of a kind of transfer by
         ``(mesh axis, kind)``: ``{'x': nvlink, 'y': network, ('x', 'all-to-all'): slower}``.
       alone: what a device can do while the others idle (fake devices share one machine); None if the same.
@@ -134,45 +96,58 @@ class Hardware(_Checked):
     rates: Rates
     link: Link
     memory: float | None = None
-    network: Link = Link(2.5e10, 2e-5)
+    network: Link = NETWORK
     links: Mapping[Any, Link] = dataclasses.field(default_factory=dict)
     alone: Rates | None = None
+    per_host: int | Mapping[Any, int] | None = None
+    margin: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.per_host.values() if isinstance(self.per_host, Mapping) else [self.per_host]
+        if not all(n is None or (isinstance(n, int) and n > 0 and n is not True) for n in given):
+            wanted = "a number of devices, or one for each mesh axis: {'y': 8}"
+            raise should_be("The argument per_host of Hardware", wanted, self.per_host)
 
     @staticmethod
-    def of(mesh: jax.sharding.Mesh | str | None) -> Hardware | None:
+    def of(mesh: _jax.AnyMesh | str | None, per_host: int | Mapping[Any, int] | None = None) -> Hardware | None:
         """Published figures for the devices of a mesh (without one, of this process); None if there are none.
 
-        Instead of a mesh it takes the name of a kind of device, such as ``'NVIDIA H100 80GB HBM3'``.
+        An abstract mesh knows its devices by ``abstract_device=jax.sharding.AbstractDevice('TPU v5', None, 'tpu')``.
+        Instead of a mesh it takes the name of a kind of device: ``Hardware.of('H100', per_host=8)``, ``'TPU v5p'``.
         """
-        if isinstance(mesh, str) and mesh in PUBLISHED:
-            return PUBLISHED[mesh]
-        if mesh is not None and not hasattr(mesh, "devices"):
-            raise should_be("The argument mesh of Hardware.of", f"a mesh, or one of {listed(PUBLISHED)}", mesh)
-        device = None if mesh is None else mesh.devices.flat[0]  # an empty mesh has None there
-        return PUBLISHED.get((device or jax.devices()[0]).device_kind)
+        if isinstance(mesh, str):
+            found = {_spelled(name): hardware for name, hardware in NAMES.items()}.get(_spelled(mesh))
+            if found is None:
+                raise errors.unknown_hardware(mesh, [h.name for h in PUBLISHED.values()], NAMES)
+        else:
+            device = jax.devices()[0] if mesh is None or getattr(mesh, "empty", False) else _device_of(mesh)
+            found = None if device is None else PUBLISHED.get(device.device_kind)
+        return found if found is None or per_host is None else dataclasses.replace(found, per_host=per_host)
 
-    def parts(self, work: Work, transfers: Sequence[Transfer], mesh: jax.sharding.Mesh | None) -> dict[str, float]:
+    def parts(self, work: Work, transfers: Sequence[Transfer], mesh: _jax.AnyMesh | None) -> dict[str, float]:
         """Seconds of compute, of memory and of communication."""
         rates = self.rates if mesh is not None or self.alone is None else self.alone
         products = {key[1:]: count for key, count in work.counts.items() if isinstance(key, tuple)}
         others = (work.counts["flops"] - sum(products.values())) / rates.other if rates.other else 0.0
         computing = sum(n / rates.of_products(*kind) for kind, n in products.items())
-        moved = sum(self._link(t, mesh).seconds(t) * (t.times or 0) for t in transfers)
+        moved = sum(self._seconds(t, mesh) * (t.times or 0) for t in transfers)
         return {
             "compute": rates.start + rates.kernel * work.counts["kernels"] + computing + others,
             "memory": work.counts["accessed"] / rates.bandwidth,
             "communication": moved,
         }
 
-    def _link(self, transfer: Transfer, mesh: jax.sharding.Mesh | None) -> Link:
-        """The link of a transfer: that of its kind and mesh axes, or the slowest of those of its mesh axes."""
+    def _seconds(self, transfer: Transfer, mesh: _jax.AnyMesh | None) -> float:
+        """Of one transfer: by the link of its kind and mesh axes, or by those of the levels that it crosses."""
         axes = transfer.mesh_axes
         key = axes[0] if len(axes) == 1 else axes
         for given in ((key, transfer.kind), key):
             if given in self.links:
-                return self.links[given]
-        each = [self.links.get(a) or (self.network if crosses_processes(mesh, a) else self.link) for a in axes]
-        return min(each, key=lambda link: link.bandwidth)
+                return self.links[given].seconds(transfer)
+        if mesh is None:
+            return self.link.seconds(transfer)
+        return seconds_over(levels_of(transfer, mesh, self.links, self.link, self.network, self.per_host), transfer)
 
     @staticmethod
     def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 15, 1 << 18)) -> Hardware:
@@ -200,16 +175,13 @@ class Hardware(_Checked):
         return Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
 
 
-def crosses_processes(mesh: jax.sharding.Mesh | None, axis: Any) -> bool:
-    """Whether devices that are neighbours along a mesh axis belong to different processes.
-
-    Of an axis of another mesh (a program may have several, of the same devices) whether any do.
-    """
-    if mesh is None:
-        return False
-    processes = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
-    lines = np.moveaxis(processes, mesh.axis_names.index(axis), 0) if axis in mesh.axis_names else processes.ravel()
-    return bool((lines != lines[:1]).any())
+def _device_of(mesh: Any) -> Any:
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return mesh.abstract_device
+    if not hasattr(mesh, "devices"):
+        wanted = f"a mesh, or one of {listed(h.name for h in PUBLISHED.values())}"
+        raise should_be("The argument mesh of Hardware.of", wanted, mesh)
+    return mesh.devices.flat[0]
 
 
 _ICI4, _ICI5P = Link(2 * 4.5e10, 1e-6, ring=True), Link(2 * 9e10, 1e-6, ring=True)
@@ -224,6 +196,19 @@ PUBLISHED = {
     "NVIDIA H100 80GB HBM3": Hardware("H100 SXM", Rates(9.89e14, 3.35e12, 0.5), _NVLINK4, 80e9),
     "NVIDIA H200": Hardware("H200 SXM", Rates(9.89e14, 4.8e12, 0.5), _NVLINK4, 141e9),
 }
+
+# 'H100 SXM' is an H100 too, as 'TPU v5e' is a v5e: each kind has its whole name, and shorter ones.
+NAMES = {
+    name: hardware
+    for kind, hardware in PUBLISHED.items()
+    for short in (hardware.name.partition(" SXM")[0],)
+    for name in (kind, hardware.name, short, short.removeprefix("TPU "), f"NVIDIA {short}".replace("NVIDIA TPU", "TPU"))
+}
+
+
+def _spelled(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).casefold()
+
 
 # ----------------------------------------------------------------------------- measuring
 

@@ -10,17 +10,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from xmap_compat.tools.grid import Grid, alike, arrange, device_ids, ranges, row_major
+from xmap_compat import _jax
+from xmap_compat.tools.grid import Grid, alike, arrange, corner, corner_note, device_ids, ranges, row_major
 from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
-from xmap_compat.tools.text import escape, listed, show_bytes, show_spec, terminal_width, wrapped
+from xmap_compat.tools.text import (
+    escape,
+    listed,
+    show_bytes,
+    show_count,
+    show_seconds,
+    show_spec,
+    terminal_width,
+    wrapped,
+)
 from xmap_compat.tools.transfers import Transfer, alike_transfers
 
 # --------------------------------------------------------------------------- characters
@@ -30,16 +39,16 @@ MAX_ROWS = 20
 
 def text(plan: CallPlan) -> str:
     """The picture of a plan in characters: blocks with the devices that hold them."""
-    ids = device_ids(plan.mesh)
-    parts = []
-    if plan.mesh is None:
-        parts.append("one device")
+    ids, mesh = device_ids(plan.mesh), corner(plan.mesh)
+    if mesh is None:
+        parts = ["one device"]
     else:
-        parts.append("\n".join(["mesh", *_indent(_mesh_text(plan.mesh))]))
+        head = ", ".join(filter(None, ["mesh", corner_note(plan.mesh)]))
+        parts = ["\n".join([head, *_indent(_mesh_text(mesh, ids))])]
     for arrays in (plan.arguments, plan.results):
         for name, array in alike(arrays):
             head = f"{name}: {array.type}, on each device {array.device_type}"
-            parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, plan.mesh, ids))]))
+            parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, mesh, ids))]))
     return "\n\n".join(parts)
 
 
@@ -47,9 +56,9 @@ def _indent(lines):
     return ["  " + line for line in lines]
 
 
-def _mesh_text(mesh) -> Iterator[str]:
-    names, shape = list(mesh.axis_names), mesh.devices.shape
-    ids = np.array(device_ids(mesh)).reshape(shape)
+def _mesh_text(mesh, ids) -> Iterator[str]:
+    names, shape = list(mesh.axis_names), mesh.axis_sizes
+    ids = np.reshape(ids, shape)
     rows, columns = (None, names[0]) if len(names) == 1 else names[-2:]
     lead = shape[:-2] if len(names) > 1 else ()
     for index in np.ndindex(*lead):
@@ -106,11 +115,11 @@ def _elided(items: Sequence[Any], most: int, gap: Any) -> list[Any]:
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
 
-def colours(mesh: jax.sharding.Mesh | None) -> list[Colour]:
+def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
     """A colour for each device: the hue runs along the longest mesh axis, the lightness over the others."""
     if mesh is None:
         return [(215, 82)]
-    shape = mesh.devices.shape
+    shape = mesh.axis_sizes
     longest = int(np.argmax(shape))
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
     found = []
@@ -143,9 +152,9 @@ MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 8, 60, 30, 720.0, 480
 class _Canvas:
     """SVG elements in the order of their painting, and how far they reach."""
 
-    def __init__(self, mesh: jax.sharding.Mesh | None):
+    def __init__(self, mesh: _jax.AnyMesh | None):
         self.elements: list[str] = []
-        self.colours, self.ids = colours(mesh), device_ids(mesh)
+        self.colours, self.ids, self.note = colours(corner(mesh)), device_ids(mesh), corner_note(mesh)
         self.size = 1 if mesh is None else mesh.size
         self.right = self.bottom = 0.0
 
@@ -209,14 +218,14 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
     """The mesh, beside it the arguments and results of calls that use it, and below it what moves."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
-    left, y = _draw_mesh(canvas, plan.mesh, MARGIN, MARGIN + 40) + 36, MARGIN + 40
+    left, y = _draw_mesh(canvas, corner(plan.mesh), MARGIN, MARGIN + 40) + 36, MARGIN + 40
     placed = [call for call in calls if call.mesh == plan.mesh]
     for call in placed[:MAX_CALLS]:
         of = "" if call is plan else f" of {call.function}"
         for title, arrays in (("arguments", call.arguments), ("results", call.results)):
             if arrays:
                 canvas.text(left, y + 12, title + of, 13, "faint bold")
-                y = _draw_arrays(canvas, arrays, plan.mesh, left, y + 28) + 20
+                y = _draw_arrays(canvas, arrays, corner(plan.mesh), left, y + 28) + 20
     rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
     if rest:
         y += 20
@@ -227,13 +236,14 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
 
 def _draw_mesh(canvas, mesh, x, y) -> float:
     """Draw the devices as tiles; the right edge."""
-    canvas.text(x, y + 12, "devices" if mesh is None else "mesh", 13, "faint bold")
+    title = ", ".join(filter(None, ["devices" if mesh is None else "mesh", canvas.note]))
+    canvas.text(x, y + 12, title, 13, "faint bold")
     y += 28
     if mesh is None:
         canvas.rect(x, y, 96, 32, radius=4, fill=shared(canvas.colours))
         canvas.text(x + 48, y + 21, "one device", 12, "on", "middle")
         return x + 96
-    names, shape = mesh.axis_names, mesh.devices.shape
+    names, shape = mesh.axis_names, mesh.axis_sizes
     rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
     width, height = min(44, 480 / columns), min(32, MAX_TALL / rows)
     positions = np.arange(mesh.size).reshape((-1, rows, columns))
@@ -253,7 +263,7 @@ def _draw_mesh(canvas, mesh, x, y) -> float:
             size = width - 2 * inset, height - 2 * inset
             canvas.block(left + c * width + inset, y + r * height + inset, *size, [int(position)], tip)
         y += rows * height + 14
-    return left + columns * width
+    return max(left + columns * width, x + _text_width(title, 13))
 
 
 def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
@@ -371,10 +381,21 @@ def _(found: Candidates) -> str:
     usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
     in_seconds = all(cost.seconds or c.measured for c, cost in usable)
     points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
-    return _scatter(points, "seconds" if in_seconds else "flops", "bytes of memory")
+    return _scatter(
+        points, "time" if in_seconds else "FLOPs", "bytes of memory", show_seconds if in_seconds else _show_flops
+    )
 
 
-def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
+LINE = 13.0
+
+
+def _show_flops(count: float) -> str:
+    return show_count(round(count))
+
+
+def _scatter(
+    points: Sequence[tuple[float, float, str, bool]], across: str, up: str, show: Callable[[float], str]
+) -> str:
     """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones have their names and are joined."""
     canvas = _Canvas(None)
     width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10
@@ -389,13 +410,18 @@ def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: 
     front = sorted(at(p) for p, point in zip(logs, points) if point[3])
     if front:
         canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in front), "sent", 1)
+    labels: list[tuple[float, float, float]] = []
     for p, (x, y, name, marked) in zip(logs, points):
         (cx, cy), kind = at(p), "back" if marked else "sent"
-        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {x:.3g} {across}, {show_bytes(round(y))}", 3, class_=kind)
+        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {show(x)}, {show_bytes(round(y))}", 3, class_=kind)
         if marked:
-            canvas.text(cx + 6, cy - 5, name, 11)
+            ends, cy = cx + 6 + _text_width(name, 11), cy - 5
+            while any(abs(cy - y) < LINE and cx + 6 < end and begin < ends for begin, end, y in labels):
+                cy += 1  # below the names that are there
+            labels.append((cx + 6, ends, cy))
+            canvas.text(cx + 6, cy, name, 11)
     for edge, k in ((low, 0), (high, 1)):
-        canvas.text(left + k * width, top + height + 16, f"{10 ** edge[0]:.2g}", 11, "faint", "middle")
+        canvas.text(left + k * width, top + height + 16, show(10 ** edge[0]), 11, "faint", "middle")
         canvas.text(MARGIN, top + height * (1 - k) + 4, show_bytes(round(10 ** edge[1])), 11, "faint")
     canvas.text(left + width / 2, top + height + 32, across, 12, "bold", "middle")
     canvas.text(left, top - 8, up, 12, "bold")

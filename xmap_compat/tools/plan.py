@@ -25,6 +25,7 @@ from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
+from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.listing import Listing, Position, listing, position_of
 from xmap_compat.tools.shown import Shown, view
 from xmap_compat.tools.staged import Tree, itemsize, tree_of
@@ -119,7 +120,7 @@ class CallPlan(Shown):
     """
 
     function: str
-    mesh: jax.sharding.Mesh | None
+    mesh: _jax.AnyMesh | None
     axes: tuple[Placement, ...]
     nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
@@ -137,8 +138,12 @@ class CallPlan(Shown):
 
     @property
     def cost(self) -> Cost:
-        """The price of a call, on the hardware of the mesh as far as it is known."""
-        return price(self.staged.tree, self.transfers, self.mesh)
+        """The price of a call on the hardware of the mesh, as far as it is known: see :meth:`cost_on`."""
+        return self.cost_on(None)
+
+    def cost_on(self, hardware: Hardware | None) -> Cost:
+        """The price of a call on some hardware; None for that of the mesh, as far as it is known."""
+        return price(self.staged.tree, self.transfers, self.mesh, hardware)
 
     @property
     def bytes_sent(self) -> int | None:

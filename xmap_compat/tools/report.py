@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 
+from xmap_compat import _jax
+from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.cost import Cost
+from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.listing import Listing
 from xmap_compat.tools.plan import Array, CallPlan
 from xmap_compat.tools.search import Candidate, Candidates
@@ -38,13 +41,14 @@ SCREEN, LEAST_LISTING, MAX_INPUTS, MAX_OPERANDS = 60, 16, 6, 3
 MAX_CANDIDATES, MAX_REFUSED = 20, 5
 
 
-def show_mesh(mesh: jax.sharding.Mesh | None, compiler_axes: Sequence[object] = ()) -> str:
+def show_mesh(mesh: _jax.AnyMesh | None, compiler_axes: Sequence[object] = ()) -> str:
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
     axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
     left = f"; left to the compiler: {listed(compiler_axes)}" if compiler_axes else ""
-    return f"mesh {axes} ({mesh.size} {mesh.devices.flat[0].platform} devices{left})"
+    kind = " ".join([*filter(None, [platform_of(mesh)]), "device"])
+    return f"mesh {axes} ({plural(mesh.size, kind)}{left})"
 
 
 def execution(axis: Placement) -> str:
@@ -122,13 +126,17 @@ def _sent_over(cost: Cost) -> str:
     return over or "nothing"
 
 
-def cost_lines(cost: Cost) -> list[str]:
+def cost_lines(cost: Cost, mesh: _jax.AnyMesh | None = None) -> list[str]:
     """The price in words."""
+    on = Hardware.of(mesh)
     figures = f"{show_count(cost.flops)} FLOPs, {show_bytes(cost.bytes_accessed)} read and written"
     lines = [f"each device: {figures}, {show_bytes(cost.memory)} of memory, sends {_sent_over(cost)}"]
     if cost.seconds is not None:
         least, most = map(show_seconds, cost.seconds)
-        lines.append(f"time: between {least} and {most}, bound by {cost.bound}")
+        each = [f"{name} {show_seconds(seconds)}" for name, seconds in cost.parts.items()]
+        lines.append(f"time: between {least} and {most}: {listed(each)}")
+    elif on is not None and on.per_host is None and isinstance(mesh, jax.sharding.AbstractMesh):
+        lines.append(f"time: unknown until a host is: plan.cost_on(Hardware.of({on.name!r}, per_host=8))")
     return lines
 
 
@@ -161,7 +169,7 @@ def _title(plan: CallPlan | StepPlan) -> str:
 def text(plan: Any) -> str:
     """The plan of a call for a terminal; steps and searches are registered below."""
     tables = ["\n".join(table(rows)) for rows in _tables(plan)]
-    totals = _lines([_total(plan) if plan.collectives else "no collectives", *cost_lines(plan.cost)])
+    totals = _lines([_total(plan) if plan.collectives else "no collectives", *cost_lines(plan.cost, plan.mesh)])
     above = "\n\n".join([_title(plan), *tables, totals, "program"])
     listing = _shortened(plan.program, max(SCREEN - above.count("\n") - 1, LEAST_LISTING))
     return "\n".join([above, *(f"  {line}" for line in listing)])
@@ -197,7 +205,11 @@ def _step_tables(plan: StepPlan) -> list[Rows]:
 
 def _step_lines(plan: StepPlan) -> list[str]:
     unknown = [] if plan.compiled else ["what the compiler adds outside of the calls is not known before compiling"]
-    return [_total(plan) if plan.transfers else "nothing moves in the calls", *cost_lines(plan.cost), *unknown]
+    return [
+        _total(plan) if plan.transfers else "nothing moves in the calls",
+        *cost_lines(plan.cost, plan.mesh),
+        *unknown,
+    ]
 
 
 @text.register
@@ -210,7 +222,7 @@ def _(plan: StepPlan) -> str:
 def html(plan: Any) -> str:
     """The plan of a call for a notebook: the drawing, the tables, and the program to unfold."""
     listing = _unfolded("program over named axes", f"<pre>{escape(plan.program)}</pre>")
-    lines = [_total(plan), *cost_lines(plan.cost)]
+    lines = [_total(plan), *cost_lines(plan.cost, plan.mesh)]
     return _html(_title(plan), [plan.svg(), *map(html_table, _tables(plan))], lines, [listing])
 
 
@@ -225,17 +237,17 @@ def _candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
     """The first candidates of a search, and some that are refused; whole messages are in ``.refused``."""
     usable = [c for c in found if c.refused is None]
     rows: Rows = [("", "axis_resources", "flops", "bytes sent", "memory", "estimate", "measured")]
-    for k, c in enumerate(usable[:MAX_CANDIDATES]):
+    for c in usable[:MAX_CANDIDATES]:
         assert c.cost is not None
         estimate = " - ".join(map(show_seconds, c.cost.seconds)) if c.cost.seconds else ""
         measured = show_seconds(c.measured) if c.measured is not None else ""
         figures = show_count(c.cost.flops), _sent_over(c.cost), show_bytes(c.cost.memory)
-        rows.append((f"{k + 1}{'*' * c.front}", c.name, *figures, estimate, measured))
+        rows.append((f"{c.place}{'*' * c.front}", c.name, *figures, estimate, measured))
     refused = [c for c in found if c.refused is not None]
     why: Rows = [("refused", "why"), *((c.name, _first_sentence(c.refused)) for c in refused[:MAX_REFUSED])]
     hidden = max(len(usable) - MAX_CANDIDATES, 0), max(len(refused) - MAX_REFUSED, 0)
-    rows.extend([("", f"... and {hidden[0]} more", *[""] * 5)] if hidden[0] else [])
-    why.extend([(f"... and {hidden[1]} more", "")] if hidden[1] else [])
+    rows.extend([("", f"... and {hidden[0]} more: found[{MAX_CANDIDATES}:]", *[""] * 5)] if hidden[0] else [])
+    why.extend([(f"... and {hidden[1]} more", "[c.refused for c in found]")] if hidden[1] else [])
     return [table for table in (rows, why) if len(table) > 1]
 
 
@@ -246,6 +258,10 @@ def _first_sentence(message: str | None) -> str:
 @text.register
 def _(found: Candidates) -> str:
     head = f"{plural(len(found), 'assignment')}, best first; * = no other takes both less time and less memory"
+    if any(c.measured is None and c.cost and c.cost.seconds for c in found):
+        head += (
+            f"\ntimes are estimates: those with one number are within {found.margin:.0%} of the first of them, a tie"
+        )
     return "\n\n".join([head, *("\n".join(table(rows)) for rows in _candidate_tables(found))])
 
 

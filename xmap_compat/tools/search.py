@@ -12,17 +12,19 @@ import numbers
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from xmap_compat import api
+from xmap_compat import _jax, api
 from xmap_compat.core.errors import should_be
-from xmap_compat.core.mesh import Mesh, SerialLoop
+from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
+from xmap_compat.errors import no_devices
 from xmap_compat.tools import cost, errors, steps
 from xmap_compat.tools.hardware import Hardware
+from xmap_compat.tools.links import hashable, hosts_in
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.text import listed, show_bytes
 
@@ -38,6 +40,9 @@ class Candidate:
       compiled: the compiled step; None unless it was compiled.
       measured: seconds of a step; None unless it was run.
       front: whether no other takes both less time and less memory.
+      place: 1 for the best, and for those with an estimate that is worse by ``Hardware.margin`` at most, and so on;
+        measured ones have places of their own.  None if it cannot be used.
+      alike: assignments that are this one with equal mesh axes exchanged.
     """
 
     axis_resources: Mapping[Any, Any]
@@ -46,6 +51,8 @@ class Candidate:
     compiled: steps.Compiled | None = None
     measured: float | None = None
     front: bool = False
+    place: int | None = None
+    alike: tuple[Mapping[Any, Any], ...] = ()
 
     @property
     def time(self) -> float:
@@ -60,14 +67,25 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``batch: x, hidden: y``"""
-        axes = {n: r if isinstance(r, (tuple, list)) else (r,) for n, r in self.axis_resources.items() if r != ()}
-        shown = {n: [f"loop {r.length}" if isinstance(r, SerialLoop) else str(r) for r in rs] for n, rs in axes.items()}
-        return listed(f"{n}: {'+'.join(rs)}" for n, rs in shown.items()) or "one device"
+        """``batch: x, hidden: y``, and after ``=`` those that are alike."""
+        shown = [_name_of(resources) for resources in (self.axis_resources, *self.alike[:2])]
+        return " = ".join([*shown, *([f"{len(self.alike) - 2} more"] if len(self.alike) > 2 else [])])
+
+
+def _name_of(resources: Mapping[Any, Any]) -> str:
+    axes = {n: r if isinstance(r, (tuple, list)) else (r,) for n, r in resources.items() if r != ()}
+    shown = {n: [f"loop {r.length}" if isinstance(r, SerialLoop) else str(r) for r in rs] for n, rs in axes.items()}
+    return listed(f"{n}: {'+'.join(rs)}" for n, rs in shown.items()) or "one device"
 
 
 class Candidates(Shown, tuple[Candidate, ...]):
-    """The result of a search, best first, refused ones last; prints as a table, and draws time against memory."""
+    """The result of a search, best first, refused ones last; prints as a table, and draws time against memory.
+
+    Attributes:
+      margin: that of the hardware: estimates that are closer have one place.
+    """
+
+    margin = 0.0
 
     @property
     def best(self) -> Candidate:
@@ -80,7 +98,7 @@ class Candidates(Shown, tuple[Candidate, ...]):
 def search(
     make: Callable[..., Any],
     *args: Any,
-    mesh: Mesh | jax.sharding.Mesh | None = None,
+    mesh: _jax.AnyMesh | None = None,
     fixed: Mapping[Any, Any] | None = None,
     memory: float | None = None,
     hardware: Hardware | None = None,
@@ -98,7 +116,7 @@ def search(
       make: ``make(axis_resources)`` returns the step to price, gradients and update included; or it is an xmapped
         function itself.
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
-      mesh: the mesh; that in scope if None.
+      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
       memory: bytes that each device has, by default those of the hardware; beyond them serial loops are tried.
       hardware: what to price seconds with, ``Hardware.measure(mesh)`` for example; published figures if None.
@@ -127,24 +145,29 @@ def search(
       [{'i': 'x'}, {}]
     """
     counts = {"compile": compile, "measure": measure, "limit": limit}
-    _check(make=make, mesh=mesh, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
-    scope = mesh if mesh is not None else current_scope().mesh
-    if scope is None or scope.empty:
+    _check(make=make, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
+    scope = check_mesh("search", mesh) or (current_scope().mesh if mesh is None else None)
+    if scope is None:
         raise errors.search_without_mesh()
+    is_abstract = isinstance(scope, jax.sharding.AbstractMesh)
+    if is_abstract and (compile or measure):
+        raise no_devices(f"search({'measure' if measure else 'compile'}={measure or compile})", scope)
     hardware = hardware or Hardware.of(scope)
     memory = memory if memory is not None or hardware is None else hardware.memory
-    with Mesh(scope.devices, scope.axis_names, scope.axis_types), warnings.catch_warnings():
+    with entered(None if is_abstract and mesh is None else scope), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resources for axes that only some of the calls have
         task = _Task(_maker(make), args, dict(fixed or {}), memory, hardware)
-        found = [c for resources in task.choices(limit) for c in task.priced(resources)]
+        found = task.merged(c for resources in task.choices(limit) for c in task.priced(resources))
         found = _looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
-    return Candidates(_with_front(sorted(found, key=_rank)))
+    margin = 0.0 if hardware is None else hardware.margin
+    result = Candidates(_with_places(_with_front(sorted(found, key=_rank)), margin))
+    result.margin = margin
+    return result
 
 
 _COUNT = (lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0, "a whole number that is not negative")
 _WANTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "make": (callable, "a function of axis_resources that returns the step, or an xmapped function"),
-    "mesh": (lambda v: isinstance(v, (jax.sharding.Mesh, type(None))), "a mesh, as of Mesh(devices, names)"),
     "fixed": (lambda v: isinstance(v, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
     "hardware": (lambda v: isinstance(v, (Hardware, type(None))), "a Hardware, as of Hardware.measure(mesh)"),
     "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and float(v) > 0), "a number of bytes"),
@@ -179,6 +202,20 @@ def _with_front(found: Sequence[Candidate]) -> Iterator[Candidate]:
     for c in found:
         beaten = c.cost is None or any(_beats(other, c) for other in usable)
         yield dataclasses.replace(c, front=c.refused is None and not beaten)
+
+
+def _with_places(found: Iterable[Candidate], margin: float) -> Iterator[Candidate]:
+    """The candidates, which are in order, each with the place of the first that is not clearly better."""
+    first: Candidate | None = None
+    place = 0
+    for k, c in enumerate(found):
+        if c.cost is None or c.refused is not None:
+            yield c
+            continue
+        are_estimates = first is not None and first.measured is None and c.measured is None
+        if first is None or not are_estimates or c.time > (1 + margin) * first.time:
+            first, place = c, k + 1
+        yield dataclasses.replace(c, place=place)
 
 
 def _beats(a: Candidate, b: Candidate) -> bool:
@@ -229,6 +266,18 @@ class _Task:
             {n: _plain(c) for n, c in zip(self.names, chosen) if c} for chosen in itertools.product(*possible.values())
         ]
         return [{**self.fixed, **resources} for resources in (*every, *refused)]
+
+    def merged(self, found: Iterable[Candidate]) -> list[Candidate]:
+        """The candidates: as one those that differ by an exchange of equal mesh axes, if their prices are equal too."""
+        equal, kept = _equal_axes(self.scope.mesh, self.hardware), dict[Any, Candidate]()
+        for c in found:
+            price = None if c.cost is None else (c.cost.flops, c.cost.memory, sorted(c.cost.bytes_sent.values()))
+            same = _exchanged(c.axis_resources, equal) if c.refused is None else repr(c.axis_resources)
+            key = same, repr(price)
+            first = kept.setdefault(key, c)
+            if first is not c:
+                kept[key] = dataclasses.replace(first, alike=(*first.alike, c.axis_resources))
+        return list(kept.values())
 
     def _refusal(self, resources: Mapping[Any, Any]) -> str | None:
         """What a call says of sizes that cannot be divided."""
@@ -286,6 +335,27 @@ class _Task:
             if candidate.refused is None:
                 yield candidate
                 return
+
+
+def _equal_axes(mesh: _jax.AnyMesh | None, hardware: Hardware | None) -> dict[Any, Any]:
+    """For each mesh axis what those have in common that are equal to it: size, hosts and links."""
+    links = {} if hardware is None else hardware.links
+    per_host = None if hardware is None else hardware.per_host
+    kinds = {}
+    for axis, size in ({} if mesh is None else mesh.shape).items():
+        own = [(key, link) for key, link in links.items() if axis in (key if isinstance(key, tuple) else (key,))]
+        known = per_host is not None or isinstance(mesh, jax.sharding.Mesh)
+        hosts = hosts_in(mesh, (axis,), hashable(per_host)) if known and axis not in links else None
+        kinds[axis] = (size, hosts, repr([(key[1:] if isinstance(key, tuple) else (), link) for key, link in own]))
+    return kinds
+
+
+def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:
+    """An assignment with mesh axes named after their kind, in the order in which they occur."""
+    known: dict[Any, Any] = {}
+    for resource in (r for rs in parse_axis_resources(resources).values() for r in rs if r in kinds):
+        known.setdefault(resource, (kinds[resource], sum(kinds[k] == kinds[resource] for k in known)))
+    return repr({n: [known.get(r, r) for r in rs] for n, rs in parse_axis_resources(resources).items() if rs})
 
 
 def _sizes(placements: Mapping[Any, Any]) -> dict[Any, int]:

@@ -22,8 +22,10 @@ from xmap_compat import _jax, api
 from xmap_compat.core import execute
 from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.errors import should_be
+from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
+from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, hlo
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
@@ -74,7 +76,7 @@ class StepPlan(Shown):
     """
 
     function: str
-    mesh: jax.sharding.Mesh | None
+    mesh: _jax.AnyMesh | None
     calls: tuple[CallPlan, ...]
     transfers: tuple[Transfer, ...]
     gathered: tuple[Gathered, ...]
@@ -98,14 +100,12 @@ class StepPlan(Shown):
 
     def cost_on(self, hardware: Hardware | None) -> Cost:
         """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
-        if not isinstance(hardware, (Hardware, type(None))):
-            raise should_be("The argument hardware of cost_on", "a Hardware", hardware)
         if self.compiled is None:
             return price(self.tree, self.transfers, self.mesh, hardware)
         return price(self.tree, self.compiled.transfers, self.mesh, hardware, self.compiled.memory)
 
 
-def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPlan:
+def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None) -> StepPlan:
     """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
 
     It may be a gradient (``jax.grad(loss)``), an optimizer step, a scan over steps.  Transfers of the calls and of
@@ -115,6 +115,7 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPl
       step: the function; it is traced, not executed.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
       compiled: whether to compile it as well, for the memory and the transfers that XLA decides on.
+      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
 
     Returns:
       A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.cost``.
@@ -133,8 +134,11 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False) -> StepPl
     """
     if not callable(step):
         raise should_be("The argument step of plan", "a function that calls xmapped ones", step)
-    found = stage(step, args, describe=True)
-    return found.plan(_name(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
+    with entered(check_mesh("plan", mesh)):
+        found = stage(step, args, describe=True)
+        if compiled and isinstance(found.mesh, jax.sharding.AbstractMesh):
+            raise no_devices("plan(..., compiled=True)", found.mesh)
+        return found.plan(_name(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
 
 
 def _name(step: Callable[..., Any]) -> str:
@@ -158,7 +162,7 @@ class StagedStep:
     plans: tuple[CallPlan, ...]
     placements: tuple[Mapping[Any, Any], ...]
     marks: Marks
-    mesh: jax.sharding.Mesh | None
+    mesh: _jax.AnyMesh | None
 
     def plan(self, name: str, compiled: Compiled | None) -> StepPlan:
         tree = tree_of(self.jaxpr)
@@ -206,12 +210,14 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     return StagedStep(jaxpr, args, tuple(plans), placements, marks, meshes[0] if meshes else None)
 
 
-def _meshes(jaxpr: Any) -> Iterator[jax.sharding.Mesh]:
+def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:
     """The meshes of the ``shard_map``s in a staged program, those that the user has written too."""
+    scope = current_scope().mesh
     for eqn, _ in _jax.walk(jaxpr):
         found = _jax.read(eqn)
-        if isinstance(found, _jax.ShardMap) and isinstance(found.mesh, jax.sharding.Mesh):
-            yield found.mesh
+        if isinstance(found, _jax.ShardMap):
+            is_of_scope = scope is not None and dict(scope.shape) == dict(found.mesh.shape)
+            yield found.mesh if isinstance(found.mesh, jax.sharding.Mesh) or not is_of_scope else scope
 
 
 def _is_array(leaf: Any) -> bool:
@@ -244,7 +250,7 @@ def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float
     return sorted(times[1:])[repeats // 2]
 
 
-def read_compiled(compiled: Any, mesh: jax.sharding.Mesh | None) -> Compiled:
+def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
     """What moves in a ``jax.stages.Compiled``, and its memory."""
     scope = mesh if mesh is not None else current_scope().mesh
     found = hlo.collectives(compiled.as_text())

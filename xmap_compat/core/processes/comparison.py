@@ -17,6 +17,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core.call import Declaration, PlacedCall
 from xmap_compat.core.errors import should_be
+from xmap_compat.core.mesh import devices_of
 from xmap_compat.core.placement import Scope, current_scope
 from xmap_compat.core.processes.errors import nothing_to_compare_by_text
 
@@ -126,7 +127,7 @@ class ComparedCalls:
 
     def traced(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
         """From within jit's trace: the call has been placed."""
-        processes = set() if placed.scope.mesh is None else {d.process_index for d in placed.scope.mesh.devices.flat}
+        processes = {d.process_index for d in devices_of(placed.scope.mesh)}
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
         # What follows is not loaded on one process.

@@ -60,7 +60,7 @@ class Fingerprint:
 def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Fingerprint:
     """Of one call, which has been traced."""
     mesh = placed.scope.mesh
-    assert mesh is not None
+    assert isinstance(mesh, jax.sharding.Mesh)
     processes = tuple(sorted({d.process_index for d in mesh.devices.flat}))
     parts = {
         "function": declared.name,

@@ -14,6 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES, collectives_in
+from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import NONE, Checker, Names, while_names
 from xmap_compat.core.nested import marks
 from xmap_compat.core.parameters import mentioned_names
@@ -101,7 +102,9 @@ def _check_compiler(plan: CallPlan) -> None:
     failing = [eqn for eqn in eqns if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh)]
     found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
     found += [f"{eqn.primitive.name} at {_jax.where_in_user_code(eqn)}" for eqn in failing]
-    if _jax.widens(plan.mesh.devices.flat[0].platform) and any(v.aval.dtype == jnp.bfloat16 for v in values):
+    if _jax.widens(platform_of(plan.mesh) or jax.default_backend()) and any(
+        v.aval.dtype == jnp.bfloat16 for v in values
+    ):
         found.append("bfloat16")
     if found:
         raise NotWritable(f"{found[0]} beside axes of the compiler, where XLA fails by hand")

@@ -8,6 +8,7 @@ computes something else, there is no source, and the reason is said.
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import os
 import re
@@ -23,6 +24,8 @@ from jax.extend.core import jaxpr_as_fun
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.mesh import entered
+from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
@@ -134,7 +137,10 @@ def _proved(
         module = made(False, needed)
     wrapper = Wrapper(plan, names, module, Names(module.taken), unchecked, one_by_one, only_values)
     text = _text(plan, module, wrapper)
-    note = _check(plan, _executed(plan, text, module.values)[wrapper.entry], typed)
+    entry = _executed(plan, text, module.values)[wrapper.entry]
+    with entered(plan.mesh if wrapper.takes_mesh else None):  # no types are in effect then
+        given = {wrapper.mesh: current_scope().mesh} if wrapper.takes_mesh else {}
+        note = _check(plan, functools.partial(entry, **given), typed)
     # What an xmap inside is evaluated to is no nest of vmaps: it is compared as an xmap.
     of_xmaps = made(True, needed) if module.nested else module
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
@@ -155,7 +161,9 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
     imports = {"import jax", *module.imports, *(module_import(name, IMPORTED[name]) for name in read & IMPORTED.keys())}
     if plan.mesh is not None:
-        imports |= {"import numpy as np", *(f"from jax.sharding import {n}" for n in ("Mesh", "PartitionSpec as P"))}
+        imports.add("from jax.sharding import PartitionSpec as P")
+    if isinstance(plan.mesh, jax.sharding.Mesh):
+        imports |= {"import numpy as np", "from jax.sharding import Mesh"}
         lines = [*mesh_lines(plan.mesh, wrapper.mesh), *lines]
     about = [title(plan, wrapper.entry), *(["", EDITED, ""] if module.edits else [])]
     for edit in module.edits:

@@ -8,7 +8,6 @@ variables, nor calls of jitted functions, nor the order of independent operation
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -21,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.mesh import Mesh
+from xmap_compat.core.mesh import entered
 from xmap_compat.core.parameters import mentioned_names, positions
 from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.callables import derivative
@@ -46,7 +45,7 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
     there, mesh = Body(sizes, body.scope, body.device_axes), body.scope.mesh
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
-    with Mesh(mesh.devices, mesh.axis_names) if mesh is not None else contextlib.nullcontext():
+    with entered(mesh):
         found = trace_flat(flat, [v.aval for v in inputs], there)
     expected = Graph(program.jaxpr, body, program.consts, {name: names.parts(name) for name in names.mesh}, there)
     return difference(expected, Graph(found, there))

@@ -81,6 +81,7 @@ class Wrapper:
     only_values: bool
 
     def __post_init__(self):
+        self.takes_mesh = isinstance(self.plan.mesh, jax.sharding.AbstractMesh)
         self.entry = self.fresh.like(entry_name(self.plan))
         self.mesh, self.per_device, self.mapped, result = (
             self.fresh.like(name) for name in ("mesh", "per_device", "mapped", "result")
@@ -103,14 +104,19 @@ class Wrapper:
         if len(about) > 76:
             about = f"Arrays: {len(self.plan.arguments)} -> {len(self.plan.results)}."
         decorators = [*([f"@{self.module.helper('values_only')}"] if self.only_values else []), "@jax.jit"]
-        entry = lambda body: [*decorators, *self._function(self.entry, about, body)]  # noqa: E731
+        called = self.called
+        if self.takes_mesh:
+            decorators = [f"@jax.jit(static_argnames={literal(self.mesh)})"]
+            called = f"{self.called[:-1]}{', ' * bool(self.arguments)}*, {self.mesh})"
+        entry = lambda body: [*decorators, *self._function(self.entry, about, body, called)]  # noqa: E731
         if self.plan.mesh is None:
             return entry(self._on_device())
         what = "What each device computes from its parts of the arguments."
-        return [*self._function(self.per_device, what, self._on_device()), "", "", *entry(self._over_devices())]
+        on_device = self._function(self.per_device, what, self._on_device(), self.called)
+        return [*on_device, "", "", *entry(self._over_devices())]
 
-    def _function(self, name: str, about: str, body: Iterable[str]) -> list[str]:
-        return [f"def {name}{self.called}:", *(f"    {line}" for line in (f'"""{about}"""', *body))]
+    def _function(self, name: str, about: str, body: Iterable[str], called: str) -> list[str]:
+        return [f"def {name}{called}:", *(f"    {line}" for line in (f'"""{about}"""', *body))]
 
     def _places(self, texts: Sequence[str], given: str, gives: str) -> list[str]:
         """Options of a map with a text for each array of the arguments and the results."""
@@ -129,7 +135,10 @@ class Wrapper:
         if self.unchecked is not None:
             options.append("check_vma=False")
             yield from (f"# {line}" for line in textwrap.wrap(f"Unchecked: {self.unchecked}.", WIDTH - 6))
-        yield f"{self.mapped} = jax.shard_map({', '.join([self.per_device, *options])})"
+        mapped = f"jax.shard_map({', '.join([self.per_device, *options])})"
+        if self.takes_mesh and self.only_values:
+            mapped = f"{self.module.helper('values_only')}({mapped})"
+        yield f"{self.mapped} = {mapped}"
         yield f"return {self.mapped}{self.called}"
 
     def _on_device(self) -> Iterator[str]:

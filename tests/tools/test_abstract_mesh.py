@@ -1,0 +1,350 @@
+"""Meshes without devices: plans are those of real meshes, byte for byte, and what would run says that it cannot."""
+
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, use_abstract_mesh
+from jax.sharding import PartitionSpec as P
+from subprocesses import run
+
+import xmap_compat
+from xmap_compat import Hardware, Link, Mesh, Rates, compiler_axes, global_array, pdot, search, xmap
+from xmap_compat.testing import check_assignments
+
+MACHINE = Hardware("test", Rates(1e9, 1e9), Link(1e8, 1e-6), per_host=8)
+
+
+def shaped(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.fixture
+def real():
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+def layer(w, v):
+    return lax.pmean(jnp.sum(jnp.tanh(pdot(v, w, "inputs"))), "batch")
+
+
+def turns(v):
+    step = lambda u, _: (u + lax.ppermute(u, "row", [(k, (k + 1) % 8) for k in range(8)]), None)
+    return lax.scan(step, v, None, length=3)[0]
+
+
+def nested(v):
+    inner = xmap(lambda u: u - lax.pmean(u, "column"), ["column"], ["column"], axis_resources={"column": "y"})
+    return inner(v) + lax.psum(jnp.sum(v), "row")
+
+
+def halves(v):
+    return lax.psum(v.astype(jnp.bfloat16), "row")
+
+
+LAYER = (layer, (["inputs", ...], ["batch", "inputs"]), {}, (shaped(16, 8), shaped(24, 16)))
+TURNS = (turns, ["row", ...], ["row", ...], (shaped(8, 8),))
+NESTED = (nested, ["row", ...], ["row", ...], (shaped(8, 4),))
+HALVES = (halves, ["row", ...], {}, (shaped(8, 4),))
+SINES = (jnp.sin, ["row", ...], ["row", ...], (shaped(8, 4),))
+CASES = {
+    "one device": (LAYER, {}),
+    "data": (LAYER, {"batch": "x"}),
+    "data and model": (LAYER, {"batch": "x", "inputs": "y"}),
+    "both for one": (LAYER, {"inputs": ("y", "x")}),
+    "loop": (SINES, {"row": ("y", xmap_compat.SerialLoop(2))}),
+    "shifts": (TURNS, {"row": "y"}),
+    "shifts over both": (TURNS, {"row": ("x", "y")}),
+    "nested": (NESTED, {"row": "x"}),
+    "nested alone": (NESTED, {}),
+    "bfloat16": (HALVES, {"row": "x"}),
+}
+
+
+@pytest.mark.parametrize(("case", "resources"), CASES.values(), ids=CASES)
+def test_plans_are_those_of_a_real_mesh(case, resources, real):
+    body, in_axes, out_axes, args = case
+    f = xmap(body, in_axes, out_axes, axis_resources=resources)
+    step = jax.grad(lambda *args: jnp.sum(f(*args).astype(np.float32)))
+    with real:
+        call, whole = f.plan(*args), xmap_compat.plan(step, *args)
+    without = real.abstract_mesh
+    for plan, other in (
+        (call, f.plan(*args, mesh=without)),
+        (whole, xmap_compat.plan(step, *args, mesh=without)),
+    ):
+        assert str(other) == str(plan)
+        assert [t.bytes_sent for t in other.transfers] == [t.bytes_sent for t in plan.transfers]
+        assert other.cost == plan.cost and other.svg() == plan.svg()
+    assert f.plan(*args, mesh=without).picture() == call.picture()
+    unnamed = AbstractMesh((4, 2), ("x", "y"))
+    with use_abstract_mesh(unnamed):  # types may be Explicit then, and what the devices are is unknown
+        assert f.plan(*args).transfers == call.transfers
+        assert [a.device_type for a in f.plan(*args).arguments] == [a.device_type for a in call.arguments]
+    assert str(f.plan(*args, mesh=unnamed)) == str(call).replace(" cpu devices", " devices")
+
+
+def test_compiler_axes_need_no_devices(real):
+    f = xmap(halves, ["row", ...], {}, axis_resources={"row": "x"})
+    with compiler_axes("y"):
+        assert str(f.plan(*HALVES[-1], mesh=real.abstract_mesh)) == str(f.plan(*HALVES[-1], mesh=real))
+
+
+def test_a_search_is_that_of_a_real_mesh(real):
+    make = lambda resources: jax.grad(xmap(*LAYER[:3], axis_resources=resources))
+    found = search(make, *LAYER[-1], mesh=real, hardware=MACHINE)
+    without = search(make, *LAYER[-1], mesh=AbstractMesh((4, 2), ("x", "y")), hardware=MACHINE)
+    assert str(without) == str(found) and len(found) > 10
+    assert [c.cost for c in without] == [c.cost for c in found]
+
+
+# ------------------------------------------------------------------------------ what is in scope
+
+
+def sizes_seen(f, *args, **options):
+    plan = f.plan(*args, **options)
+    return None if plan.mesh is None else tuple(plan.mesh.shape.values())
+
+
+def test_the_mesh_entered_last_counts(real):
+    f = xmap(lambda v: lax.psum(v, "i"), ["i"], {}, axis_resources={"i": "x"})
+    big, v = AbstractMesh((64, 64), ("x", "y")), shaped(4096)
+    with real:
+        assert sizes_seen(f, v) == (4, 2)
+        with use_abstract_mesh(big):
+            assert sizes_seen(f, v) == (64, 64)
+            with Mesh(jax.devices()[:2], "x"):
+                assert sizes_seen(f, v) == (2,)
+            assert sizes_seen(f, v) == (64, 64)
+        assert sizes_seen(f, v, mesh=big) == (64, 64)
+        assert sizes_seen(f, v) == (4, 2)
+    with jax.set_mesh(real.physical_mesh):
+        assert sizes_seen(f, v, mesh=big) == (64, 64)
+        assert sizes_seen(f, v) == (4, 2)
+    with use_abstract_mesh(big):
+        with real:
+            np.testing.assert_array_equal(f(np.ones(8, np.float32)), 8)
+        assert sizes_seen(f, v) == (64, 64)
+
+
+def test_an_abstract_mesh_does_not_change_a_call_without_resources():
+    f = xmap(lambda v: v - lax.pmean(v, "i"), ["i"], ["i"])
+    v = np.arange(6.0, dtype=np.float32)
+    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), (AxisType.Auto,) * 2)):
+        np.testing.assert_array_equal(f(v), v - v.mean())
+
+
+# ------------------------------------------------------------------------------ what it cannot do
+
+
+AUTO, EXPLICIT = ((t,) * 2 for t in (AxisType.Auto, AxisType.Explicit))
+CALLS = {
+    "call": lambda f, v: f(v),
+    "grad": lambda f, v: jax.grad(lambda v: jnp.sum(f(v)))(v),
+    "vmap": lambda f, v: jax.vmap(f)(v[None]),
+    "jvp": lambda f, v: jax.jvp(f, (v,), (v,)),
+}
+WITHIN_JIT = {
+    "jit": lambda f, v: jax.jit(f)(v),
+    "jit of a gradient": lambda f, v: jax.jit(jax.grad(lambda v: jnp.sum(f(v))))(v),
+    "jit of a vmap": lambda f, v: jax.jit(jax.vmap(f))(v[None]),
+    "lowered without shardings": lambda f, v: jax.jit(f).lower(v),
+}
+
+
+@pytest.mark.parametrize("types", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_says_that_there_are_no_devices(call, types):
+    f = xmap(lambda v: lax.psum(jnp.sin(v), "i"), ["i"], {}, axis_resources={"i": "x"})
+    expected = pytest.raises(ValueError, match=r"mesh \(x: 4, y: 2\), which is abstract: it has no devices.*with Mesh")
+    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), types)), expected:
+        call(f, np.ones(8, np.float32))
+
+
+@pytest.mark.parametrize("body", [jnp.sin, lambda v: 2 * v], ids=["sine", "linear"])
+@pytest.mark.parametrize("call", WITHIN_JIT.values(), ids=WITHIN_JIT)
+def test_a_program_with_a_call_is_refused_before_it_is_compiled(call, body):
+    f = xmap(lambda v: lax.psum(body(v), "i"), ["i"], {}, axis_resources={"i": "x"})
+    expected = pytest.raises(ValueError, match=r"mesh \(x: 4, y: 2\) of 8 devices is lowered for 1\. Give")
+    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), AUTO)), expected:
+        call(f, np.ones(8, np.float32))
+
+
+def test_a_program_over_arrays_that_lie_on_devices_runs(real):
+    """The shardings of the arguments say where."""
+    f = xmap(lambda v: lax.psum(v, "i"), ["i"], {}, axis_resources={"i": "x"})
+    v = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(real.physical_mesh, P("x")))
+    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), AUTO)):
+        np.testing.assert_array_equal(jax.jit(f)(v), 28)
+
+
+BIG = AbstractMesh((64, 64), ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda f, v: f.plan(v, mesh="x"),
+            TypeError,
+            "The argument mesh of .*plan should be a mesh, as of Mesh.devices.*got 'x'",
+        ),
+        (lambda f, v: xmap_compat.plan(f, v, mesh={"x": 8}), TypeError, "The argument mesh of plan should be a mesh"),
+        (lambda f, v: search(f, v, mesh=(64, 64)), TypeError, "The argument mesh of search should be a mesh"),
+        (lambda f, v: search(f, v, mesh=AbstractMesh((), ())), ValueError, "search needs a mesh to assign axes to"),
+        (
+            lambda f, v: xmap_compat.plan(f, v, mesh=BIG, compiled=True),
+            ValueError,
+            r"plan\(\.\.\., compiled=True\) is to",
+        ),
+        (lambda f, v: search(f, v, mesh=BIG, measure=3), ValueError, r"search\(measure=3\) is to run on .* no devices"),
+        (lambda f, v: search(f, v, mesh=BIG, compile=1), ValueError, r"search\(compile=1\) is to run on"),
+        (lambda f, v: f.plan(shaped(8), mesh=BIG), ValueError, "Size of axis i .8. is not divisible"),
+        (lambda f, v: f.plan((8, 3), mesh=BIG), TypeError, "args.0..0. is a Python scalar"),
+        (lambda f, v: Hardware.measure(BIG), TypeError, "The argument mesh of Hardware.measure should be a mesh"),
+    ],
+)
+def test_bad_input(make, error, message):
+    f = xmap(lambda v: lax.psum(v, "i"), ["i"], {}, axis_resources={"i": "x"})
+    with pytest.raises(error, match=message):
+        make(f, shaped(128))
+
+
+def test_what_places_arrays_needs_devices():
+    with use_abstract_mesh(BIG):
+        with pytest.raises(TypeError, match="The mesh of global_array should be a Mesh"):
+            global_array(np.ones(8), ["i"], {"i": "x"})
+        with pytest.raises(
+            ValueError, match=r"check_assignments is to run on the mesh \(x: 64, y: 64\), which is abstract"
+        ):
+            check_assignments(xmap(lambda v: v, ["i"], ["i"]), np.ones(64))
+
+
+# ------------------------------------------------------------------------------ names and pictures
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("H100", "H100 SXM"), ("h100", "H100 SXM"), ("NVIDIA H100", "H100 SXM"), ("A100", "A100 SXM 80 GB")]
+    + [
+        ("TPU v5e", "TPU v5e"),
+        ("v5p", "TPU v5p"),
+        ("TPU v5 lite", "TPU v5e"),
+        ("tpu-v6e", "TPU v6e"),
+        ("H200", "H200 SXM"),
+    ],
+)
+def test_hardware_is_known_by_its_names(name, meant):
+    assert Hardware.of(name).name == meant
+
+
+def test_an_abstract_mesh_knows_its_hardware():
+    kind = functools.partial(jax.sharding.AbstractDevice, num_cores=None)
+    try:
+        kind = functools.partial(kind, platform="gpu")
+        kind("any")
+    except TypeError:  # before 0.10
+        kind = functools.partial(jax.sharding.AbstractDevice, num_cores=None)
+    mesh = AbstractMesh((64, 64), ("x", "y"), abstract_device=kind("NVIDIA H100 80GB HBM3"))
+    assert Hardware.of(mesh) == Hardware.of("H100")
+    assert Hardware.of(BIG) is None and Hardware.of(AbstractMesh((2,), "x", abstract_device=kind("abacus"))) is None
+
+
+def test_a_mesh_of_one_device_has_one():
+    f = xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"})
+    assert "mesh x: 1 (1 cpu device)" in str(f.plan(shaped(8), mesh=Mesh(jax.devices()[:1], "x")))
+    assert "mesh x: 1 (1 device)" in str(f.plan(shaped(8), mesh=AbstractMesh((1,), "x")))
+
+
+def test_a_call_has_a_price_on_other_hardware():
+    f = xmap(lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": "x"})
+    plan = f.plan(shaped(8, 1 << 20), mesh=BIG.update(axis_sizes=(4, 2)))
+    assert plan.cost.seconds is None and plan.cost_on(MACHINE).parts["communication"] == pytest.approx(
+        1e-6 + 2 * (3 / 4) * 4 * (1 << 20) / 1e8
+    )
+    assert plan.cost_on(MACHINE) == xmap_compat.plan(f, shaped(8, 1 << 20), mesh=plan.mesh).cost_on(MACHINE)
+
+
+def test_large_meshes_are_drawn_as_a_corner():
+    f = xmap(lambda v, w: lax.psum(v * w, "i"), (["i", ...], {}), {}, axis_resources={"i": ("x", "y")})
+    plan = f.plan(shaped(8192, 3), shaped(3), mesh=BIG)
+    note = "a corner: x 16 of 64, y 16 of 64"
+    assert note in plan.svg() and len(plan.svg()) < 300_000
+    assert note in plan.picture() and " 64 " in plan.picture() and "│ 4095 │" not in plan.picture()
+    assert (
+        "f32[2,3] on each device" in plan.svg()
+        and note in xmap_compat.plan(f, shaped(8192, 3), shaped(3), mesh=BIG).svg()
+    )
+    small = f.plan(shaped(8192, 3), shaped(3), mesh=AbstractMesh((16, 16), ("x", "y")))
+    assert "corner" not in small.svg() + small.picture()
+
+
+def test_the_time_of_a_plan_does_not_depend_on_the_number_of_devices():
+    def seconds(n):
+        f = xmap(*LAYER[:3], axis_resources={"batch": "x", "inputs": "y"})
+        times = []
+        for _ in range(3):
+            begin = time.process_time()
+            f.plan(shaped(4096, 8), shaped(4096, 4096), mesh=AbstractMesh((n, n), ("x", "y")))
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    seconds(2)
+    assert seconds(64) < 2 * seconds(2)  # python -m benchmarks abstract has it closer
+
+
+# ------------------------------------------------------------------------------ one device
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P, use_abstract_mesh
+import xmap_compat
+from xmap_compat import Hardware, search, xmap
+
+assert jax.device_count() == 1
+mesh = AbstractMesh((64, 64), ("x", "y"))
+
+def loss(w, v):
+    return lax.pmean(jnp.sum(jnp.tanh(v @ w)), "batch")
+
+def make(resources):
+    return xmap(loss, ({}, ["batch", ...]), {}, axis_resources=resources)
+
+f = make({"batch": ("x", "y")})
+step = jax.jit(lambda w, v: w - jax.grad(f)(w, v))
+w, v = jax.ShapeDtypeStruct((8, 4), np.float32), jax.ShapeDtypeStruct((8192, 8), np.float32)
+lying = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+placed = lying(w, P()), lying(v, P(("x", "y")))
+with use_abstract_mesh(mesh):
+    assert f.plan(w, v).arguments[1].device_shape == (2, 8)
+    assert xmap_compat.plan(step, w, v).bytes_sent > 0
+    assert jax.eval_shape(step, w, v).shape == f.eval_shape(w, v).shape + (8, 4)
+    assert "shard_map" in str(jax.make_jaxpr(step)(w, v)) and "shard_map" in str(f.trace(w, v).jaxpr)
+    for traced in (f.trace(*placed), step.trace(*placed)):
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert "num_partitions = 4096" in text and "all_reduce" in text
+    assert len(search(make, w, v)) == 5
+    source = f.plan(w, v).source()
+assert xmap_compat.plan(step, w, v, mesh=mesh).cost_on(None).seconds is None
+assert "def mapped_loss(w, v, *, mesh):" in source and "Mesh(" not in source, source
+module = {}
+exec(source, module)
+given = AbstractMesh((64, 64), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2)
+written = jax.make_jaxpr(lambda w, v: module["mapped_loss"](w, v, mesh=given))(w, v)
+assert "shard_map" in str(written)
+real = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 1), ("x", "y"))
+ones = np.ones((8, 4), np.float32), np.ones((16, 8), np.float32)
+np.testing.assert_allclose(module["mapped_loss"](*ones, mesh=real), make({})(*ones), rtol=1e-6)
+print("done")
+"""
+
+
+def test_one_device_is_enough(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = run("program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
