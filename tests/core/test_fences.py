@@ -562,7 +562,8 @@ def test_the_fence_around_folders_counts_each_file_once():
 
 @pytest.mark.parametrize(
     ("parts", "most"),
-    [(("cost", "hardware", "search", "work"), 900), (("plan", "grid", "picture", "text"), 1050)],
+    # 900 until networks had levels (links), and a search its ties and what is alike
+    [(("cost", "hardware", "links", "search", "work"), 1130), (("plan", "grid", "picture", "text"), 1050)],
     ids=str,
 )
 def test_tools_stay_thin(parts, most):

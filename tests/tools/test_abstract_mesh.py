@@ -205,6 +205,16 @@ BIG = AbstractMesh((64, 64), ("x", "y"))
         (lambda f, v: search(f, v, mesh=BIG, compile=1), ValueError, r"search\(compile=1\) is to run on"),
         (lambda f, v: f.plan(shaped(8), mesh=BIG), ValueError, "Size of axis i .8. is not divisible"),
         (lambda f, v: f.plan((8, 3), mesh=BIG), TypeError, "args.0..0. is a Python scalar"),
+        (lambda f, v: f.plan(v, mesh=AbstractMesh((), ())), ValueError, "In-scope resources are insufficient"),
+        (lambda f, v: f.plan(np.float32, mesh=BIG), TypeError, "args.0. is"),
+        (
+            lambda f, v: xmap_compat.plan(f, np.float32, mesh=BIG),
+            TypeError,
+            "but the arguments of a step are arrays, their types",
+        ),
+        (lambda f, v: f.plan(shaped(32), mesh=BIG), ValueError, "64 in total.*multiple of 64"),
+        (lambda f, v: Hardware("m", Rates(1, 1), None), TypeError, "The argument link of Hardware should be a Link"),
+        (lambda f, v: Hardware("m", Rates(1, 1)), TypeError, "missing 1 required positional argument: 'link'"),
         (lambda f, v: Hardware.measure(BIG), TypeError, "The argument mesh of Hardware.measure should be a mesh"),
     ],
 )
@@ -328,7 +338,8 @@ with use_abstract_mesh(mesh):
     for traced in (f.trace(*placed), step.trace(*placed)):
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert "num_partitions = 4096" in text and "all_reduce" in text
-    assert len(search(make, w, v)) == 5
+    names = [c.name for c in search(make, w, v)]
+    assert sorted(names) == ["batch: x = batch: y", "batch: x+y = batch: y+x", "one device"], names
     source = f.plan(w, v).source()
 assert xmap_compat.plan(step, w, v, mesh=mesh).cost_on(None).seconds is None
 assert "def mapped_loss(w, v, *, mesh):" in source and "Mesh(" not in source, source
