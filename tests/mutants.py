@@ -131,9 +131,7 @@ found_by(
         "restoration.at_exit(functools.partial(tell, default))": "pass",
         'return platform == "cpu"': "return False",
         "+ [a for a in axes_of_entry(had) if a in kept]": "",
-        'return _gather(lax.expand_dims(x, [0]), axes, "invarying" if any(explicit_spec(x)) else to, tiled=True)': (
-            "return _gather(x, axes, to)"
-        ),
+        'to = "invarying" if any(explicit_spec(x)) else to': "pass",
     },
 )
 
@@ -260,8 +258,10 @@ found_by(
     edits={
         "if repeats != 1 and COTANGENT not in value.names:": "if False:",
         "repeats = loc.total_size(n for n in names if n not in present)": "repeats = loc.total_size(names)",
-        "data = jnp.broadcast_to(data, (*full, *tail)) if len(present) < len(names) else data": "",
-        "order = [have.index(part) for part in want]": "order = list(range(len(want)))",
+        "data = jnp.broadcast_to(data, (*full, *tail))": "pass",
+        "order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]": (
+            "order = range(len(have) + len(tail))"
+        ),
         "gathered = move_positional(gathered, 0, at)": "",
         'kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))': (
             "kept = jnp.where(i == 0, x, jnp.zeros_like(x))"

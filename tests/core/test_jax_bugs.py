@@ -158,6 +158,20 @@ def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
     np.testing.assert_array_equal(out, expected)
 
 
+@bug("_jax/patches.py: _batch_own_gather")
+def test_all_gather_over_the_axis_of_a_vmap_and_another_one():
+    x = numbers(4, 3)
+    out = over_i(lambda u: jax.vmap(lambda z: lax.all_gather(z, ("i", "k")), axis_name="k")(u), x)
+    np.testing.assert_array_equal(out, np.broadcast_to(x.ravel(), (4, 3, 12)))
+
+
+@bug("_jax/patches.py: _batch_own_scatter")
+def test_psum_scatter_over_the_axis_of_a_vmap_and_another_one():
+    x = numbers(4, 3, 12)
+    out = over_i(lambda u: jax.vmap(lambda z: lax.psum_scatter(z, ("i", "k")), axis_name="k")(u), x)
+    np.testing.assert_array_equal(out, x.sum((0, 1)).reshape(4, 3))
+
+
 @bug("_jax/patches.py: _batch_own_broadcast")
 def test_pbroadcast_over_the_axis_of_a_vmap():
     np.testing.assert_array_equal(over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4])
