@@ -221,3 +221,14 @@ def test_the_gradient_of_a_convolution_along_a_split_dimension():
 
     split = jax.device_put(x, jax.NamedSharding(mesh, P(None, "y")))
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(kernel, split), jax.grad(loss)(kernel, x), rtol=1e-3)
+
+
+@bug("core/rules/partitioned.py: _fft", raises=jax.errors.JaxRuntimeError)
+def test_the_gradient_of_an_fft_along_a_split_dimension():
+    def spectrum(v):
+        split = jax.NamedSharding(jax.sharding.get_abstract_mesh(), P(None, None, "y"))
+        return jnp.abs(jnp.fft.fft(lax.with_sharding_constraint(v, split)))
+
+    x, mesh = numbers(2, 8, 8), jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
+    slope = jax.jit(jax.grad(lambda v: on_devices(spectrum, mesh=mesh, axis_names={"x"})(v).sum()))(x)
+    np.testing.assert_allclose(slope, jax.grad(lambda v: jnp.abs(jnp.fft.fft(v)).sum())(x), rtol=1e-3, atol=1e-4)
