@@ -353,8 +353,8 @@ found_by(
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
             "skipped = tuple(() for t in terms)"
         ),
-        "return out * np.asarray(lax.axis_size(name)).astype(out.dtype) if inputs == subscripts.inputs else out, None": (
-            "return out, None"
+        "return out * np.asarray(lax.axis_size(name)).astype(out.dtype) if inputs == subscripts": (
+            "return out if inputs == subscripts"
         ),
     },
 )

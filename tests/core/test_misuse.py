@@ -755,7 +755,8 @@ MISUSES = {
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": Mesh(DEVICES, ("x",))}),
         TypeError,
         "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
-        f"{Mesh(DEVICES, ('x',))!r}. Enter `with mesh(devices, ('x',)):` around the call, and write axis_resources={{'i': 'x'}}",
+        f"{Mesh(DEVICES, ('x',))!r}. Enter `with mesh(devices, ('x',)):` around the call, and write "
+        "axis_resources={'i': 'x'}",
     ),
     "an ellipsis as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": ...}),
