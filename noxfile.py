@@ -22,6 +22,7 @@ nox.options.sessions = ["lint", "tests"]
 PAIRS = [
     nox.param(python, jax, id=f"python {python}, jax {jax}")
     for python, jax in [
+        ("3.11", "0.9.0"),
         ("3.11", "0.9.2"),
         ("3.11", "0.10.0"),
         ("3.11", "0.10.2"),

@@ -97,7 +97,11 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
             raise AttributeError(
                 f"module 'xmap_compat' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
             )
-        return getattr(importlib.import_module(f"xmap_compat.{home}"), name)
+        try:
+            module = importlib.import_module(f"xmap_compat.{home}")
+        except AttributeError as error:  # `from xmap_compat import xmap` would say that there is no xmap
+            raise ImportError(f"xmap_compat cannot be imported with this JAX: {error}") from error
+        return getattr(module, name)
 
 
 def __dir__() -> list[str]:

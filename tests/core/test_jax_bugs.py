@@ -158,6 +158,20 @@ def test_ppermute_over_the_axis_of_a_vmap_and_another_one():
     np.testing.assert_array_equal(out, expected)
 
 
+@bug("_jax/patches.py: _batch_own_gather")
+def test_all_gather_over_the_axis_of_a_vmap_and_another_one():
+    x = numbers(4, 3)
+    out = over_i(lambda u: jax.vmap(lambda z: lax.all_gather(z, ("i", "k")), axis_name="k")(u), x)
+    np.testing.assert_array_equal(out, np.broadcast_to(x.ravel(), (4, 3, 12)))
+
+
+@bug("_jax/patches.py: _batch_own_scatter")
+def test_psum_scatter_over_the_axis_of_a_vmap_and_another_one():
+    x = numbers(4, 3, 12)
+    out = over_i(lambda u: jax.vmap(lambda z: lax.psum_scatter(z, ("i", "k")), axis_name="k")(u), x)
+    np.testing.assert_array_equal(out, x.sum((0, 1)).reshape(4, 3))
+
+
 @bug("_jax/patches.py: _batch_own_broadcast")
 def test_pbroadcast_over_the_axis_of_a_vmap():
     np.testing.assert_array_equal(over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4])
@@ -207,3 +221,14 @@ def test_the_gradient_of_a_convolution_along_a_split_dimension():
 
     split = jax.device_put(x, jax.NamedSharding(mesh, P(None, "y")))
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(kernel, split), jax.grad(loss)(kernel, x), rtol=1e-3)
+
+
+@bug("core/rules/partitioned.py: _fft", raises=jax.errors.JaxRuntimeError)
+def test_the_gradient_of_an_fft_along_a_split_dimension():
+    def spectrum(v):
+        split = jax.NamedSharding(jax.sharding.get_abstract_mesh(), P(None, None, "y"))
+        return jnp.abs(jnp.fft.fft(lax.with_sharding_constraint(v, split)))
+
+    x, mesh = numbers(2, 8, 8), jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
+    slope = jax.jit(jax.grad(lambda v: on_devices(spectrum, mesh=mesh, axis_names={"x"})(v).sum()))(x)
+    np.testing.assert_allclose(slope, jax.grad(lambda v: jnp.abs(jnp.fft.fft(v)).sum())(x), rtol=1e-3, atol=1e-4)

@@ -748,14 +748,15 @@ MISUSES = {
     "a device as a resource": (
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": DEVICES[0]}),
         TypeError,
-        f"The resources of axis i should be names of mesh axes, but contain a device: {DEVICES[0]!r}. Enter "
-        "`with mesh(devices, ('x',)):` around the call, and assign the name: axis_resources={'i': 'x'}",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        f"{DEVICES[0]!r}. Enter `with mesh(devices, ('x',)):` around the call, and write axis_resources={{'i': 'x'}}",
     ),
     "a mesh as a resource": (
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": Mesh(DEVICES, ("x",))}),
         TypeError,
-        f"The resources of axis i should be names of mesh axes, but contain a device mesh: {Mesh(DEVICES, ('x',))!r}. "
-        "Enter `with mesh(devices, ('x',)):` around the call, and assign the name: axis_resources={'i': 'x'}",
+        "The resources of axis i should be names of mesh axes or of serial loops, or SerialLoop(length), but got "
+        f"{Mesh(DEVICES, ('x',))!r}. Enter `with mesh(devices, ('x',)):` around the call, and write "
+        "axis_resources={'i': 'x'}",
     ),
     "an ellipsis as a resource": (
         lambda: xmap(identity, I, I, axis_resources={"i": ...}),

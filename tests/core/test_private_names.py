@@ -10,6 +10,8 @@ import contextlib
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 import types
 
 import jax
@@ -233,6 +235,14 @@ def test_each_private_name_is_on_the_list():
 def test_each_private_name_of_a_part_is_on_its_list(part):
     assert FOUND[f"_jax.nice.{part}"] == listed(part)
     assert inspect.getdoc(getattr(plain, part))
+
+
+def test_the_error_of_an_import_says_which_needed_name_is_gone():
+    code = "from jax._src.numpy import reductions as r; del r._ensure_optional_axes; from xmap_compat import xmap"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: xmap_compat cannot be imported with this JAX")
+    assert "_ensure_optional_axes" in last
 
 
 def test_the_list_gets_no_longer():

@@ -19,7 +19,7 @@ Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
 JaxprEqn = jex_core.JaxprEqn
 # Operations that JAX, or a user, defines as classes: since 0.12.
-HiPrim: Any = hijax.HiPrim if VERSION >= (0, 12, 0) else ()  # type: ignore[attr-defined]
+HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 12, 0) else ()  # noqa: B009
 
 
 def _sample_collective(x):

@@ -297,15 +297,9 @@ def note_once(error: BaseException, note: str) -> None:
 def bad_resource(name: Hashable, resource: Any) -> Exception:
     wanted = "names of mesh axes or of serial loops, or SerialLoop(length)"
     advice = "Write a tuple of several resources, and () for none"
+    if isinstance(resource, (jax.Device, jax.sharding.Mesh)):
+        advice = f"Enter `with mesh(devices, ('x',)):` around the call, and write axis_resources={{{name!r}: 'x'}}"
     return should_be(f"The resources of axis {name}", wanted, resource, advice=advice)
-
-
-def device_as_resource(name: Hashable, given: Any) -> TypeError:
-    kind = "device mesh" if isinstance(given, jax.sharding.Mesh) else "device"
-    return TypeError(
-        f"The resources of axis {name} should be names of mesh axes, but contain a {kind}: {given!r}. Enter "
-        f"`with mesh(devices, ('x',)):` around the call, and assign the name: axis_resources={{{name!r}: 'x'}}"
-    )
 
 
 def repeated_resource(name: Hashable, resources: Any) -> ValueError:

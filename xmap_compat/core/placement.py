@@ -120,9 +120,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
 
 def _check_resource(name, resource):
     """Any hashable may name a mesh axis or a loop, but some surely mean something else."""
-    if isinstance(resource, (jax.Device, jax.sharding.Mesh)):
-        raise errors.device_as_resource(name, resource)
-    others = (tuple, type, jax.sharding.PartitionSpec, jax.sharding.Sharding)
+    others = (tuple, type, jax.Device, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
     if resource is None or resource is ... or isinstance(resource, others):
         raise errors.bad_resource(name, resource)
     try:

@@ -60,9 +60,12 @@ def _scattered(loc, summed, names, position):
 def _scatter_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
     """Each member's piece is summed on a device, and those sums over devices."""
     names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
-    members = members_table(groups)
-    value = conform_to_names(loc, value, value.names | loc.own(names))
-    pieces = apply_positional(loc, lambda x: jnp.stack(jnp.split(x, len(groups[0]), at)), value)
+    members, count = members_table(groups), len(groups[0])
+
+    def cut(x):
+        return jnp.moveaxis(x.reshape(*x.shape[:at], count, x.shape[at] // count, *x.shape[at + 1 :]), at, 0)
+
+    pieces = apply_positional(loc, cut, conform_to_names(loc, value, value.names | loc.own(names)))
     result = squeeze_positional(_scattered(loc, partial_sums(loc, pieces, names, members, len(members)), names, 0), 0)
     return result if params["tiled"] else squeeze_positional(result, at)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, leading
 
 
-def members_table(groups: Sequence[Sequence[int]]) -> np.ndarray:
+def members_table(groups: Any) -> np.ndarray:
     """For each element the members of its group; all groups have the same size."""
     flat = np.asarray(groups, np.int32)
     return np.repeat(flat, flat.shape[1], 0)[np.argsort(flat.ravel())]

@@ -36,10 +36,10 @@ def _imported(name: str) -> Advice:
     return Advice(WORKS, f"{INSTALLED}, or with `from xmap_compat import {name}`")
 
 
-PASSED_ON = Advice(UNSEEN, "the module is passed on, and what is read from it then is not known: look yourself")
-CODE_IN_TEXT = Advice(UNSEEN, "code in a text is not read: look yourself")
+PASSED_ON = Advice(UNSEEN, "the module is used as a value, so the names read from it are unknown: check them yourself")
+CODE_IN_TEXT = Advice(UNSEEN, "code in a string is not read: check it yourself")
 
-OPTION_UNSEEN = Advice(UNSEEN, "the option is not written out here: look yourself")
+OPTION_UNSEEN = Advice(UNSEEN, "the name of the option is not a literal here: check it yourself")
 
 
 def written(replacement: str) -> Advice:
@@ -82,9 +82,7 @@ FAMILY = {
 }
 
 BRACES = Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import einsum`")
-TYPE_NAMED_SHAPE = Advice(
-    CHANGE, "write x.named_shape: the types of today have no names", "named_shape in inner functions"
-)
+TYPE_NAMED_SHAPE = Advice(CHANGE, "write x.named_shape: today's types have no names", "named_shape in inner functions")
 NO_KEYWORD = Advice(CHANGE, "xmap takes no such keyword, and never did")
 NAMED_SHAPE = Advice(WORKS, "as it is inside xmapped functions", "named_shape in inner functions")
 OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "The experimental_xmap options")
