@@ -494,7 +494,7 @@ def test_xmap_loads_no_tool():
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120)
     lines, tools = done.stdout.splitlines()
     assert tools == "[]"
-    assert int(lines) < 10100  # with the examples of all public docstrings, the types and the notes on errors
+    assert int(lines) < 10200  # with the examples of all public docstrings, the types, and meshes without devices
 
 
 def test_xmap_needs_no_tool_until_it_is_asked_for_a_plan():
@@ -513,7 +513,7 @@ def test_xmap_needs_no_tool_until_it_is_asked_for_a_plan():
 
 # ------------------------------------------------------------------------------ sizes
 
-LONG_FILES = {"core.errors": 650}  # one function for each message
+LONG_FILES = {"core.errors": 665}  # one function for each message
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 50
 
 
@@ -525,17 +525,17 @@ def test_files_are_short():
 # What each folder may hold, without the folders below it that have a row of their own.  Raise a row in the commit that
 # needs it, and say why beside it.
 MOST_LINES_OF_FOLDERS = {
-    "": (2_705, "the names that users import, with the examples of their docstrings"),
-    "_jax": (2_500, "every private name of JAX, and a stand-in for each part that only helps"),
-    "core": (4_725, "the way of a call, and its messages"),
-    "core.processes": (590, "the same call in every process, or an error in each"),
-    "core.rules": (2_290, "one row for each collective, one rule for each structured equation"),
-    "legacy": (1_585, "what old programs find again; the table of removed names"),
-    "tools": (3_830, "plans, prices and the search, and how they are shown"),
+    "": (2_990, "the names that users import, with the examples of their docstrings, and their messages"),
+    "_jax": (2_585, "every private name of JAX, a stand-in for each part that only helps, and meshes in scope"),
+    "core": (4_610, "the way of a call, and its messages"),
+    "core.processes": (645, "the same call in every process, or an error in each, and its messages"),
+    "core.rules": (2_125, "one row for each collective, one rule for each structured equation"),
+    "legacy": (1_640, "what old programs find again; the table of removed names; its messages"),
+    "tools": (4_290, "plans, prices and the search, how they are shown, networks with levels, and messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
-    "tools.source": (3_235, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
+    "tools.source": (3_255, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
 }
-MOST_LINES_OF_ALL = 24_225
+MOST_LINES_OF_ALL = 24_915  # 24 385 before plans without devices and networks with levels
 
 
 def lines_by_folder(sources):

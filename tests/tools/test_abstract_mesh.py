@@ -165,6 +165,15 @@ def test_a_call_says_that_there_are_no_devices(call, types):
         call(f, np.ones(8, np.float32))
 
 
+def test_a_wrong_call_says_what_is_wrong_and_not_that_there_are_no_devices():
+    f = xmap(lambda v: lax.psum(v, "i"), ["i"], {}, axis_resources={"i": "x"})
+    with use_abstract_mesh(AbstractMesh((4, 2), ("x", "y"), AUTO)):
+        with pytest.raises(ValueError, match="it has no devices"):
+            f(np.ones(8, np.float32))
+        with pytest.raises(ValueError, match="Size of axis i .9. is not divisible"):
+            f(np.ones(9, np.float32))
+
+
 @pytest.mark.parametrize("body", [jnp.sin, lambda v: 2 * v], ids=["sine", "linear"])
 @pytest.mark.parametrize("call", WITHIN_JIT.values(), ids=WITHIN_JIT)
 def test_a_program_with_a_call_is_refused_before_it_is_compiled(call, body):

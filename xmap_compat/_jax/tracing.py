@@ -33,7 +33,7 @@ def current_trace() -> Any:
 
 def is_staging() -> bool:
     """Whether what is called now is traced for an outer function, and runs later or never."""
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # over one of typed axes nothing is executed
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # under an Explicit one nothing is executed
         return isinstance(jax.lax.full((), 0), jax.core.Tracer)
 
 
