@@ -392,7 +392,7 @@ class _Reader(ScopedVisitor):
             self.reading.modules.add(module)
 
     def _follow_arguments(self, node: ast.Call) -> None:
-        """Mark arguments as followed if the function reads no names from them; report functions that run code in a text."""
+        """Mark arguments as followed if the function reads no names from them; report calls that run code in a text."""
         function = node.func.id if isinstance(node.func, ast.Name) else ""
         read_here = function in ("getattr", "setattr") and len(node.args) > 1 and bool(constant_text(node.args[1]))
         if function in LOOKING or read_here or self.bindings.of(node.func) == "importlib.reload":

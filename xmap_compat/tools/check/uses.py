@@ -1,4 +1,4 @@
-"""What the check finds in programs: uses of removed names, and the names of JAX that remain to be looked up."""
+"""The findings of ``check``: uses of removed names, and the names of JAX that remain to be looked up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reference:
       imported: whether it is in an import statement.
       written: how many of its parts are written here as attributes; a local name stands for the other parts.
       asked: whether the program only asks whether a value is an instance of it.
-      conditions: the place is reached if each of these names exists (True) or does not, or comparisons hold.
+      conditions: the place is reached if each name exists (True) or does not (False), and version comparisons hold.
       passed: whether it is passed on as a value.  If it is a module, names that are read from it later are unknown.
     """
 

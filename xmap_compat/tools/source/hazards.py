@@ -91,7 +91,7 @@ def check_branches(jaxpr: Any) -> None:
 
 
 def _check_compiler(plan: CallPlan) -> None:
-    """Refuse operations, of the call or its derivatives, on which XLA fails by hand; xmap avoids the failures."""
+    """Refuse operations, of the call or its derivatives, on which XLA fails beside axes of the compiler; xmap avoids them."""
     if plan.mesh is None or not plan.compiler_axes:
         return
     jaxpr = plan.staged.placed.program.jaxpr
@@ -290,7 +290,7 @@ def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[N
 
 
 class Wrapped(NamedTuple):
-    """What a generated rule and its function need to handle the cotangents of plain JAX.
+    """The texts with which a generated rule and its function handle the cotangents of plain JAX.
 
     Attributes:
       axes: the axes of its collectives, or a function that finds them from the argument with their name, as text.
