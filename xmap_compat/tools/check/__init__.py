@@ -1,4 +1,4 @@
-"""What JAX removed of what programs use: they are read, and never run (``python -m xmap_compat check``)."""
+"""Finds what JAX removed in programs, which are read and never run (``python -m xmap_compat check``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``check`` knows of names, without JAX: what becomes of each, and what to write."""
+"""The knowledge of ``check`` about names, without JAX: the status of each, and what to write instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from xmap_compat.legacy import removed
 from xmap_compat.legacy.not_restored import why_not_restored
 
-# How a use is: as it was; with a difference; it needs a hand; this JAX does not know it; it cannot be followed.
+# The status of a use: as it was; different now; needs a hand; unknown to this JAX; impossible to follow.
 WORKS, DIFFERS, CHANGE, UNKNOWN, UNSEEN = "works", "differs", "change", "unknown", "unseen"
 BY_HAND = (CHANGE, UNKNOWN)
 UNDER = "under xmap_compat.install()"
@@ -16,11 +16,11 @@ INSTALLED = f"as it is {UNDER}"
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What becomes of a name.
+    """The status of a name, and what to do.
 
     Attributes:
       status: WORKS, DIFFERS, CHANGE, UNKNOWN or UNSEEN.
-      text: how it works, what it does now, or what to write instead.
+      text: how it works, how it differs now, or what to write instead.
       heading: the section of migration_guide.md about it, if there is one.
     """
 
@@ -50,7 +50,7 @@ def written(replacement: str) -> Advice:
 
 MAPS = "jax.experimental.maps"
 REFUSED_NAME = Advice(CHANGE, f"it can be imported {UNDER}, and raises at use", "What install changes")
-# Every public name of jax.experimental.maps: those that are names of ours, and the others.
+# Every public name of jax.experimental.maps: those that this package defines, and the others.
 OURS = {name: name for name in ("xmap", "mesh", "Mesh", "SerialLoop", "serial_loop")}
 OURS["AnonymousSerialLoop"] = "SerialLoop"
 HASHABLE, HASHABLES = "collections.abc.Hashable", ("AxisName", "MeshAxisName", "ResourceAxisName")
@@ -64,7 +64,7 @@ MAPS_NAMES = {
     **dict.fromkeys(("make_xmap_callable", "xmap_p"), REFUSED_NAME),
 }
 PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its place")
-PRIVATE_MODULES = (MAPS, "jax._src.maps")  # as programs spell it: nothing here imports it
+PRIVATE_MODULES = (MAPS, "jax._src.maps")  # as programs spell them: nothing here imports them
 LAX_NAMES = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
 IN_BODIES = f"as it is inside xmapped functions and {UNDER}"
 
@@ -105,7 +105,7 @@ def xmap_option(name: str) -> Advice:
 
 
 def of_row(row: removed.Removed) -> Advice:
-    """What becomes of a name of the table, where this JAX lacks it."""
+    """The advice for a name of the table that this JAX lacks."""
     if row.kind == removed.REFUSED:
         return Advice(CHANGE, f"write {row.now}; it can be imported {UNDER}, and raises at use")
     return Advice(WORKS, f"{INSTALLED}, or write {row.now}")

@@ -1,4 +1,4 @@
-"""What arrays had, and JAX has removed: found by its name, for the types of values are not known."""
+"""Attributes of arrays that JAX has removed.  They are found by name, because the types of values are unknown."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ATTRIBUTES = {
     "to_py": "numpy.asarray(x)",
     "copy_to_device": "jax.device_put(x, device)",
 }
-# Of no other library's arrays.
+# Arrays of other libraries have no such keywords.
 METHOD_KEYWORDS = {("clip", "a_min"): "min", ("clip", "a_max"): "max"}
-DIALECTS = ("compiler_ir", "as_text")  # of what is lowered
+DIALECTS = ("compiler_ir", "as_text")  # for lowered programs
 
 
 def in_call(node: ast.Call, own: set[str]) -> Iterator[tuple[ast.AST, str, Advice]]:
-    """What a call of a method of an unknown value uses; ``own`` are the methods of the program."""
+    """The uses in a call of a method of an unknown value; ``own`` are the methods that the program defines."""
     if not isinstance(node.func, ast.Attribute) or node.func.attr in own:
         return
     method = node.func.attr

@@ -1,4 +1,4 @@
-"""Rewriting what is safe: the same objects by their names of today, and renamed keywords."""
+"""Rewrites that are safe: today's names of the same objects, and renamed keywords."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ APART = ("jax.extend", "jax.example_libraries")
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """The replacement of a part of a line, or of several: lines from 1, columns in bytes."""
+    """The replacement of a part of one or more lines; lines count from 1, columns are in bytes."""
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -58,7 +58,7 @@ class _Finder(ScopedVisitor):
         self.renaming = Renaming(program.tree, self.bindings, program.path, others)
         self._values = assigned_once(ast.walk(program.tree), lambda name, value: not _mentions(value, name))
         self._bound = bound_anywhere(program.tree)
-        self._sure = True  # of each call of with_sharding_constraint, that it has a spec
+        self._sure = True  # whether each call of with_sharding_constraint has a spec
         self._added: set[str] = set()
         self.edits: list[Edit] = []
         self.visit(program.tree)
@@ -95,7 +95,7 @@ class _Finder(ScopedVisitor):
         self.edits.append(_replace(node, separator.join([*self._comments(node, before), *statements])))
 
     def _comments(self, node: ast.stmt, before: str) -> list[str]:
-        """The comments within an import, which stay as lines before what takes its place."""
+        """The comments within an import; they stay, as lines before its replacement."""
         assert node.end_lineno is not None
         text = b"\n".join(map(self._line, range(node.lineno, node.end_lineno + 1)))[node.col_offset :]
         inner = text[: len(text) - len(self._line(node.end_lineno)) + (node.end_col_offset or 0)]
@@ -104,12 +104,12 @@ class _Finder(ScopedVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             now = self.renaming.of(alias.name)
-            if now is not None:  # without a local name, the dotted names have brought their imports
+            if now is not None:  # without a local name, other visits rename the dotted names and add their imports
                 above = alias.name.rpartition(".")[0]
                 self.edits.append(_replace(alias, f"{now} as {alias.asname}" if alias.asname else above))
 
     def _add_imports(self) -> None:
-        """Before the statement that imports JAX first: a program may set what JAX reads at its import."""
+        """Add imports before the first import of JAX: a program may set options that JAX reads at its import."""
         for statement in self.program.tree.body if self._added else ():
             if any(map(is_of_jax, _modules_in(statement))):
                 line = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
@@ -128,7 +128,7 @@ class _Finder(ScopedVisitor):
 
     def _rename(self, node: ast.expr, now: str, owner: str = "") -> bool:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and owner in self.renaming.modules:
-            text: str | None = f"{node.value.id}.{now.rpartition('.')[2]}"  # whose import is rewritten
+            text: str | None = f"{node.value.id}.{now.rpartition('.')[2]}"  # the import of that name is rewritten
         else:
             text = self._spelled(node, now)
         if text is not None and text != ast.unparse(node):
@@ -136,7 +136,7 @@ class _Finder(ScopedVisitor):
         return text is not None
 
     def _spelled(self, node: ast.expr, now: str) -> str | None:
-        """A dotted name as an expression here: through a name for a part of it, or an import that is added."""
+        """An expression for a dotted name here: through a name for a part of it, or an import that is added."""
         apart = now.startswith(APART)
         while isinstance(node, ast.Attribute) and not apart:
             node = node.value
@@ -168,9 +168,9 @@ class _Finder(ScopedVisitor):
         self.generic_visit(node)
 
     def _write_nones(self, resources: list[ast.expr]) -> bool:
-        """Write ``P()`` for each None of some resources: it meant "whole on every device", and means "as it comes" now.
+        """Write ``P()`` for each None in resources.  It meant "whole on every device", and today means "as it comes".
 
-        Returns whether there is no None left: where a value could be one, pjit(in_axis_resources=) is kept.
+        Returns whether no None is left.  Where a value could be None, pjit(in_axis_resources=) is kept.
         """
         nones = [none for value in resources for none in _nones(value)]
         specs = [part.func for value in resources for part in ast.walk(value) if isinstance(part, ast.Call)]
@@ -182,10 +182,10 @@ class _Finder(ScopedVisitor):
         return True
 
     def _is_spec(self, node: ast.expr, written: bool = True) -> bool:
-        """Whether all parts of some resources are specs, or None that is written here."""
+        """Whether all parts of resources are specs, or None that can be rewritten here."""
         if isinstance(node, ast.Name):
             value = self._values.get(node.id)
-            return isinstance(value, (ast.Tuple, ast.Call)) and self._is_spec(value, False)  # others may change
+            return isinstance(value, (ast.Tuple, ast.Call)) and self._is_spec(value, False)  # other values may change
         if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
             return all(self._is_spec(part, written) for part in _parts(node))
         if isinstance(node, ast.Constant):
@@ -206,7 +206,7 @@ def _as(name: str, local: str) -> str:
 
 
 def _modules_in(statement: ast.stmt) -> Iterator[str]:
-    """The modules that are imported where a statement is executed: the bodies of functions are executed later."""
+    """The modules that are imported when a statement is executed; function bodies do not count, as they run later."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -219,7 +219,7 @@ def _parts(node: ast.expr) -> list[ast.expr]:
 
 
 def _nones(node: ast.expr) -> Iterator[ast.expr]:
-    """The None that are parts of some resources."""
+    """The None in resources."""
     if isinstance(node, ast.Constant):
         yield node
     for part in _parts(node):
@@ -246,7 +246,7 @@ def _apply(text: str, edits: Iterable[Edit], first_line: int) -> str:
 
 
 def fixed(source: bytes, path: str, others: Others = Others()) -> bytes:
-    """A program with what is safe rewritten; the same bytes if there is nothing."""
+    """A program with the safe rewrites; the same bytes if there are none."""
     program = program_of(source, path)
     edits = edits_of(program, others)
     if not edits:
@@ -272,7 +272,7 @@ def _notebook_with(source: bytes, texts: dict[int | None, str]) -> bytes:
 
 
 def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:
-    """Rewrite files, or show the differences; returns what they contain then."""
+    """Rewrite files, or show the differences; returns the new contents."""
     programs = [program_of(source, path) for path, source in {**_beside(sources), **sources}.items()]
     others = others_of((program.tree, _bindings_of(program), program.path) for program in programs)
     results = {path: fixed(source, path, others) for path, source in sources.items()}
@@ -292,7 +292,7 @@ def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:
 
 
 def _beside(sources: Iterable[str]) -> dict[str, bytes]:
-    """Other files in the same folders that mention the files by name: they may import what is rewritten."""
+    """Other files in the same folders that mention the files by name, because they may import rewritten names."""
     found = {}
     stems = {os.path.splitext(os.path.basename(path))[0].encode() for path in sources}
     for folder in {os.path.dirname(path) or "." for path in sources}:

@@ -1,4 +1,4 @@
-"""Code that runs only where a name is there, and what stands in the place of a name that is not.
+"""Code that runs only if a name exists, and the replacements of names that do not exist.
 
 ``try: from jax import a`` with ``except ImportError: from b import a``; ``if a is not None``, ``if HAS_A``,
 ``if hasattr(jax, 'a')``, ``if jax.__version_info__ >= (0, 4, 6)``.
@@ -17,7 +17,7 @@ from xmap_compat.tools.check.uses import is_of_jax
 
 
 class VersionTest(NamedTuple):
-    """A comparison with the version of JAX, read as ``info``, of so many numbers, as ``text`` or as ``parsed``."""
+    """A comparison with JAX's version: its first numbers (``info``), its ``text``, or the ``parsed`` version."""
 
     form: str
     compare: Callable[[Any, Any], bool]
@@ -32,9 +32,9 @@ class VersionTest(NamedTuple):
         return self.compare(_numbers(jax)[: int(first) if first else None], self.given)
 
 
-Conditions = tuple[tuple[str | VersionTest, bool], ...]  # whether a name is there, or a comparison holds
+Conditions = tuple[tuple[str | VersionTest, bool], ...]  # whether a name exists, or a comparison holds
 
-# What is caught by an ``except`` of which exceptions: a module that is not there, a name that a module lacks, ...
+# The exceptions that catch each failure: a module that does not exist, a name that a module lacks, ...
 EVERYTHING = {"Exception", "BaseException"}
 CATCHES = {
     "module": {"ModuleNotFoundError", "ImportError", *EVERYTHING},
@@ -47,20 +47,20 @@ TYPE_CHECKING = "typing.TYPE_CHECKING"
 LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 LEAVES = (ast.Return, ast.Continue, ast.Break)
 NEVER = (("", True),)
-OTHERWISE = ""  # something stands there that is not of JAX
+OTHERWISE = ""  # the local name stands for something that is not JAX's
 
 
 # ------------------------------------------------------------------------------------ handlers
 
 
 def caught_names(types: Iterable[ast.expr]) -> set[str]:
-    """What is caught where these exceptions are."""
+    """The failures that handlers of these exceptions catch."""
     names = {part.id for kind in types for part in ast.walk(kind) if isinstance(part, ast.Name)}
     return {what for what, exceptions in CATCHES.items() if names & exceptions}
 
 
 def caught_by(node: ast.Try, bindings: Bindings) -> set[str]:
-    """What the handlers of a statement catch: the first one that fits decides, and it may give up."""
+    """The failures that the handlers of a statement catch.  The first handler that fits decides; it may give up."""
     decided: set[str] = set()
     caught: set[str] = set()
     for handler in node.handlers:
@@ -72,14 +72,14 @@ def caught_by(node: ast.Try, bindings: Bindings) -> set[str]:
 
 
 def gives_up(node: ast.AST, bindings: Bindings) -> bool:
-    """Whether the program may end here: what is raised again, and ``sys.exit``."""
+    """Whether the program may end here, because it raises again or calls ``sys.exit``."""
     if isinstance(node, ast.Raise):
         return True
     if isinstance(node, ast.Call) and (bindings.of(node.func) or getattr(node.func, "id", "")) in EXITS:
         return True
     if isinstance(node, LATER):
         return False
-    # An inner ``except`` is about what its own ``try`` has.
+    # An inner ``except`` handles only failures of its own ``try``.
     inner = node.handlers if isinstance(node, ast.Try) else ()
     return any(gives_up(part, bindings) for part in ast.iter_child_nodes(node) if part not in inner)
 
@@ -88,19 +88,19 @@ def gives_up(node: ast.AST, bindings: Bindings) -> bool:
 
 
 class Guards:
-    """What a program asks for, and what it has in the place of what is not there.
+    """The names whose existence a program tests, and its replacements for missing names.
 
     Attributes:
-      instead: dotted names that are imported where that may fail, with the names of JAX, or OTHERWISE, that the same
-        local name stands for then.
+      instead: imported dotted names whose import may fail, each with the names of JAX, or OTHERWISE, that the same
+        local name stands for after the failure.
     """
 
     def __init__(self, tree: ast.Module, bindings: Bindings):
         self._bindings = bindings
         self.instead: dict[str, list[str]] = defaultdict(list)
-        self._optional: dict[str, str] = {}  # local names, which are None where an import has failed
-        self._flags: dict[str, Conditions] = {}  # local names that are True where imports have not failed
-        self._since: dict[str, int] = {}  # the lines of those
+        self._optional: dict[str, str] = {}  # local names that are None after a failed import
+        self._flags: dict[str, Conditions] = {}  # local names that are True after successful imports
+        self._since: dict[str, int] = {}  # the lines where those are set
         tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
         for node in tries:
             if caught_by(node, bindings) & {"import", "module"}:
@@ -122,10 +122,10 @@ class Guards:
                 self._since.setdefault(local, node.lineno)
 
     def _bound(self, body: list[ast.stmt]) -> Iterator[tuple[str, str | None]]:
-        """The names that a handler binds, with what they stand for; None for None and the like."""
+        """The names that a handler binds, with their meanings; None for a name that is bound to None or similar."""
         for part in _parts(body):
             if isinstance(part, (ast.Import, ast.ImportFrom)):
-                names = dict(imported_names(part)) or dict.fromkeys(bound_by(part), OTHERWISE)  # of a relative one
+                names = dict(imported_names(part)) or dict.fromkeys(bound_by(part), OTHERWISE)  # a relative import
                 yield from ((local, name if is_of_jax(name) else OTHERWISE) for local, name in names.items())
             elif isinstance(part, LATER) and not isinstance(part, ast.Lambda):
                 yield part.name, OTHERWISE
@@ -134,7 +134,7 @@ class Guards:
                 yield local, None if _is_falsy(value) else found if is_of_jax(found) else OTHERWISE
 
     def _keep_steady_flags(self, tree: ast.Module, tries: list[ast.Try]) -> None:
-        """Flags that are True after those imports only."""
+        """Keep only flags that are True after those imports, and nowhere else."""
         after = {id(part) for node in tries for part in _parts([*node.body, *node.orelse])}
         plain: Counter[str] = Counter()
         true: Counter[str] = Counter()
@@ -147,11 +147,11 @@ class Guards:
         self._flags = {k: v for k, v in self._flags.items() if stored[k] == plain[k] and true[k] == 1}
 
     def imports_in(self, body: Iterable[ast.AST]) -> Conditions:
-        """What is known where these statements have been executed to their end."""
+        """The conditions that hold after these statements have been executed to their end."""
         return tuple((name, True) for _, name in _imported(body) if is_of_jax(name))
 
     def known_after(self, node: ast.AST) -> Conditions:
-        """What is known after a statement, in its block: that it did not fail, and did not leave the block."""
+        """The conditions that hold after a statement, in its block: it did not fail, and did not leave the block."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return self.imports_in([node])
         if isinstance(node, ast.Try) and all(isinstance(handler.body[-1], LEAVES) for handler in node.handlers):
@@ -161,7 +161,7 @@ class Guards:
         return ()
 
     def conditions(self, test: ast.expr, holds: bool) -> Conditions:
-        """What is known where a test holds, or does not."""
+        """The conditions that hold where a test is true, or false."""
         if isinstance(test, ast.Constant):
             return () if bool(test.value) == holds else NEVER
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -203,7 +203,7 @@ class Guards:
         return ((VersionTest(form, OPERATORS[type(how)], literal), holds),) if form else ()
 
     def _version(self, node: ast.expr) -> str:
-        """How an expression gives the version of JAX: ``info``, its first numbers, its ``text``, or ``parsed``."""
+        """The form in which an expression gives JAX's version: ``info`` (first numbers), ``text``, or ``parsed``."""
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             upper = getattr(node.slice.upper, "value", None)
             plain = node.slice.lower is None and node.slice.step is None and isinstance(upper, int)
@@ -226,7 +226,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _parts(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Statements and what they hold, without the bodies of functions and classes."""
+    """Statements and their parts, without the bodies of functions and classes."""
     for node in body:
         yield node
         if not isinstance(node, LATER):
@@ -234,7 +234,7 @@ def _parts(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _imported(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Local names, and what they stand for; ``import jax.lax`` is known by its dotted name."""
+    """Local names with their meanings; ``import jax.lax`` is listed by its dotted name."""
     for part in _parts(body):
         if isinstance(part, ast.Import):
             yield from ((alias.asname or alias.name, alias.name) for alias in part.names)

@@ -1,4 +1,4 @@
-"""What is said of a program, with what the JAX of this environment has."""
+"""The advice about the uses in a program, given the names that this environment's JAX has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xmap_compat.tools.check.uses import Reading, Reference, Use
 
 
 def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
-    """All uses, in order.  Without facts about a JAX, only names of the table are judged, as removed."""
+    """All uses, in order.  Without facts about a JAX, only names of the table are judged: as removed."""
     plain = facts is not None and not facts.installed
     uses = {use for use in reading.uses if not plain or _is_reached(use.conditions, facts)}
     for reference in reading.references:
@@ -35,7 +35,7 @@ def judged(reading: Reading, facts: Facts | None = None) -> list[Use]:
 
 
 def needing_install(reading: Reading, facts: Facts) -> list[Use]:
-    """What is reached without install(), and is not there then; but for what needs a hand even under it."""
+    """Uses that are reached without install() and fail there, except those that need a hand even under it."""
     installed = {use: use.advice for use in judged(reading, facts)}
     without = judged(reading, dataclasses.replace(facts, installed=False))
     by_hand = {use for use, advice in installed.items() if advice.status in known.BY_HAND}
@@ -43,7 +43,7 @@ def needing_install(reading: Reading, facts: Facts) -> list[Use]:
 
 
 def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice] | None:
-    """What is to be said of a name of JAX, with the part of it that this is about."""
+    """The advice about a name of JAX, and the part of the name that it is about."""
     if not _is_reached(reference.conditions, facts):
         return None
     kind = facts.names.get(reference.name, "plain") if facts is not None and facts.jax else "installed"
@@ -53,14 +53,14 @@ def _judge_name(reference: Reference, facts: Facts | None) -> tuple[str, Advice]
         return reference.name, known.not_imported(reference.name.rpartition(".")[0])
     name, advice = _of_table(reference.name)
     if kind == "":
-        # Whether the table has it or not: this JAX has nothing to restore it from.
+        # It makes no difference whether the table has it: this JAX has nothing from which to restore it.
         unknown = reference.imported or reference.written > 0
         return (
             (reference.name, known.unknown_name(facts.jax, reference.name)) if unknown and facts is not None else None
         )
     if advice is None:
         return None
-    # What raises at use may be imported, and asked about.
+    # A program may import, and ask about, names that raise an error only when used.
     if advice.status == known.CHANGE and (facts is None or facts.installed):
         asked = reference.asked and name == reference.name
         return None if reference.imported or asked else (name, advice)
@@ -82,7 +82,7 @@ def _is_there(name: str | VersionTest, facts: Facts | None) -> bool:
 
 
 def _of_table(name: str) -> tuple[str, Advice | None]:
-    """The longest part of a name that the table has, and what it says."""
+    """The longest part of a name that is in the table, and its advice."""
     parts = name.split(".")
     for k in range(len(parts), 1, -1):
         part = ".".join(parts[:k])

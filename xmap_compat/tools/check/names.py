@@ -1,4 +1,4 @@
-"""What the names of a program stand for: imports, aliases of them, and the scopes that hide them."""
+"""The meanings of the names in a program: imports, aliases of imports, and the scopes that hide them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PARTIALS = ("functools.partial", "jax.util.partial", "jax.partial")
 
 @dataclasses.dataclass
 class Scope:
-    """A module or a function: what its names stand for, and those that hide the ones of outer scopes."""
+    """A module or a function: the meanings of its names, and those of its names that hide names of outer scopes."""
 
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
 
 
 class Bindings:
-    """What the names of one program stand for: ``{'maps': 'jax.experimental.maps'}``.
+    """The meanings of the names in one program: ``{'maps': 'jax.experimental.maps'}``.
 
     Attributes:
-      modules: the modules that it imports, and names that it imports from modules, which may be modules too.
-      stars: the modules of which it imports everything.
+      modules: the modules that it imports, and the names that it imports from modules and that may be modules.
+      stars: the modules from which it imports everything.
       assigned: the dotted names that it assigns.
     """
 
@@ -46,7 +46,7 @@ class Bindings:
         self._partials: dict[str, str] = {}
         self._displays = assigned_once(nodes, lambda name, value: _is_display(value))  # dictionaries written out
         self._scopes = [Scope()]
-        # Of functions: imports there are found from elsewhere too, for they may be global.
+        # Imports in functions are visible from elsewhere too, because the names may be global.
         self._anywhere: dict[str, str] = {}
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -77,16 +77,16 @@ class Bindings:
             self.stars += [str(node.module) for alias in node.names if alias.name == "*"]
 
     def exported(self) -> dict[str, str]:
-        """What the names of the module stand for, of those that lead to JAX or to modules beside it."""
+        """The names of the module that lead to JAX, or to modules beside it, with their meanings."""
         return {name: value for name, value in self._scopes[0].names.items() if leads_on(value)}
 
     def _imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        """The names that an import binds, with what they stand for: of the program's own modules, what these bind."""
+        """The names that an import binds, with their meanings; the program's own modules are read for theirs."""
         own = {} if self._neighbours is None else dict(self._neighbours.imported(node))
         yield from (dict(imported_names(node)) | own).items()
 
     def _note_partial(self, node: ast.AST) -> None:
-        """``pjit = functools.partial(pjit, ...)``: a call of it is one of the function."""
+        """``pjit = functools.partial(pjit, ...)``: a call of the partial is a call of the function."""
         for name, value in assignments(node):
             if isinstance(value, ast.Call) and self.of(value.func) in PARTIALS:
                 function, _ = self.called(value)
@@ -94,7 +94,7 @@ class Bindings:
                     self._partials.setdefault(name, function)
 
     def _fill(self, scope: Scope, nodes: list[ast.AST]) -> None:
-        """Imports of a scope, and then aliases: ``maps = jax.experimental.maps``, where the name is assigned once."""
+        """Add imports of a scope, and then aliases: ``maps = jax.experimental.maps``, if the name is assigned once."""
         second = _second_choices(nodes)
         for node in nodes:
             for name, imported in self._imported(node):
@@ -106,7 +106,7 @@ class Bindings:
         scope.hidden -= scope.names.keys()
 
     def _attribute_aliases(self, nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
-        """``self.np = jax.numpy``, where an attribute of this name is assigned once."""
+        """``self.np = jax.numpy``, if an attribute of this name is assigned once."""
         pairs = [(t.attr, n.value) for n in nodes if isinstance(n, ast.Assign) for t in n.targets if self._is_own(t)]
         for body in (node.body for node in nodes if isinstance(node, ast.ClassDef)):
             pairs += [pair for statement in body for pair in assignments(statement)]
@@ -114,7 +114,7 @@ class Bindings:
         yield from self._aliases(pairs, Counter(attribute for attribute, _ in pairs))
 
     def _aliases(self, pairs: Iterable[tuple[str, ast.expr]], counts: Counter[str]) -> Iterator[tuple[str, str]]:
-        """What is assigned once, and leads to JAX."""
+        """Names that are assigned once, if the value leads to JAX."""
         yield from ((name, found) for name, v in pairs if (found := self._first_of_jax(v)) and counts[name] == 1)
 
     def _is_own(self, node: ast.AST) -> TypeGuard[ast.Attribute]:
@@ -127,7 +127,7 @@ class Bindings:
         return next((name for name in found if name is not None and leads_on(name)), None)
 
     def enter(self, function: ast.AST) -> None:
-        """From here on, names are seen from within a function."""
+        """From here on, names are looked up from within a function."""
         assert isinstance(function, FUNCTIONS)
         nodes = list(_own_nodes([function.body] if isinstance(function, ast.Lambda) else function.body))
         defaults = {name: found for name, value in _defaults(function.args) if (found := self._first_of_jax(value))}
@@ -151,7 +151,7 @@ class Bindings:
         return self._anywhere.get(name)
 
     def of(self, node: ast.AST) -> str | None:
-        """``'jax.lax.psum'`` for the expression ``lax.psum``; None for what is not a dotted name from an import.
+        """``'jax.lax.psum'`` for the expression ``lax.psum``; None for other expressions than imported dotted names.
 
         ``getattr(lax, 'psum')`` and ``importlib.import_module('jax.lax')`` are such names too.
         """
@@ -183,9 +183,9 @@ class Bindings:
         return function == "__import__" or self.of(node.func) == "importlib.import_module"
 
     def module_of(self, node: ast.Call) -> tuple[str, bool]:
-        """The module that ``importlib.import_module('.lax', 'jax')`` imports; whether its first part is given.
+        """The module that ``importlib.import_module('.lax', 'jax')`` imports; whether the call returns its first part.
 
-        That is so for ``__import__('jax.lax')`` without ``fromlist``.
+        It does so for ``__import__('jax.lax')`` without ``fromlist``.
         """
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         name = constant_text(node.args[0] if node.args else given.get("name"))
@@ -200,12 +200,12 @@ class Bindings:
         return name, False
 
     def _display_of(self, node: ast.expr) -> ast.expr | None:
-        """``{'axis': 0}`` or ``dict(axis=0)`` for an expression, or for a name that is assigned it and nothing else."""
+        """``{'axis': 0}`` or ``dict(axis=0)`` for an expression, or for a name that has this value and no other."""
         node = self._displays.get(node.id, node) if isinstance(node, ast.Name) else node
         return node if _is_display(node) else None
 
     def keywords_of(self, node: ast.Call) -> Iterator[tuple[ast.AST, str, ast.expr]]:
-        """The keywords of a call, also of ``**{'axis': 0}`` and ``**options``, with their values and places."""
+        """The keywords of a call, with their values and places; also those of ``**{'axis': 0}`` and ``**options``."""
         for keyword in node.keywords:
             if keyword.arg is not None:
                 yield keyword, keyword.arg, keyword.value
@@ -235,7 +235,7 @@ class Bindings:
 
 
 def file_names(texts: Mapping[str, bytes] = {}) -> NamesOf:
-    """What the names of each file of a program stand for.  Some files are taken to contain other texts."""
+    """The meanings of the names in each file of a program.  ``texts`` replace the contents of some files."""
     given = {os.path.abspath(path): text for path, text in texts.items()}
 
     @functools.cache
@@ -264,7 +264,7 @@ class ScopedVisitor(ast.NodeVisitor):
         self.bindings.leave()
 
     def visit_head(self, function: Any) -> None:
-        """Visit what of a function is evaluated where it is defined."""
+        """Visit the parts of a function that are evaluated where it is defined."""
         for outer in (*getattr(function, "decorator_list", ()), function.args, getattr(function, "returns", None)):
             if outer is not None:
                 self.visit(outer)
@@ -275,7 +275,7 @@ class ScopedVisitor(ast.NodeVisitor):
 
 
 def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """The names that an import binds, with what they stand for."""
+    """The names that an import binds, with their meanings."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             root = alias.name.split(".")[0]
@@ -288,7 +288,7 @@ def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names that are assigned one value each, with the values."""
+    """Names that are assigned one value each, with their values."""
     if isinstance(node, ast.Assign):
         targets, values = node.targets, [node.value] * len(node.targets)
         if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple) and len(node.targets) == 1:
@@ -308,7 +308,7 @@ def _is_display(node: ast.expr) -> bool:
 
 
 def assigned_once(nodes: Iterable[ast.AST], wanted: Callable[[str, ast.expr], bool]) -> dict[str, ast.expr]:
-    """Names that are bound once in a program, by an assignment of a value that is wanted, with it."""
+    """Names that a program binds exactly once, by an assignment of a wanted value, with the value."""
     found: dict[str, ast.expr] = {}
     bound: Counter[str] = Counter()
     for node in nodes:
@@ -318,7 +318,7 @@ def assigned_once(nodes: Iterable[ast.AST], wanted: Callable[[str, ast.expr], bo
 
 
 def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
-    """Parameters that have a default, with it."""
+    """Parameters that have a default, with the default."""
     positional = [*arguments.posonlyargs, *arguments.args]
     values = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
     pairs = zip([*positional, *arguments.kwonlyargs], values, strict=True)
@@ -326,7 +326,7 @@ def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _second_choices(nodes: Iterable[ast.AST]) -> set[int]:
-    """Imports that take place where others did not: below ``except`` and ``else``."""
+    """Imports that run only where other imports did not: below ``except`` and ``else``."""
     branches: list[ast.AST] = []
     for node in nodes:
         if isinstance(node, ast.Try):
@@ -337,7 +337,7 @@ def _second_choices(nodes: Iterable[ast.AST]) -> set[int]:
 
 
 def _locals(function: ast.AST, nodes: Sequence[ast.AST]) -> frozenset[str]:
-    """The names that a function binds by itself, other than by imports."""
+    """The names that a function itself binds, except by imports."""
     assert isinstance(function, FUNCTIONS)
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -349,7 +349,7 @@ def _locals(function: ast.AST, nodes: Sequence[ast.AST]) -> frozenset[str]:
 
 
 def _own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.AST]:
-    """The nodes of a body in order, without those of functions in it, and the variables of comprehensions."""
+    """The nodes of a body in order, without those of inner functions, and without variables of comprehensions."""
     inner = (*FUNCTIONS, *COMPREHENSIONS) if classes else (*FUNCTIONS, *COMPREHENSIONS, ast.ClassDef)
     for node in body:
         yield node
@@ -358,12 +358,12 @@ def _own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.A
 
 
 def bound_anywhere(tree: ast.AST) -> set[str]:
-    """Every name that a program binds in some way."""
+    """Every name that a program binds in any way."""
     return {name for node in ast.walk(tree) for name in bound_by(node)}
 
 
 def bound_by(node: ast.AST) -> list[str]:
-    """The names that a node by itself binds."""
+    """The names that a node itself binds."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         return [node.id]
     if isinstance(node, ast.arg):
@@ -380,13 +380,13 @@ def constant_text(node: ast.AST | None) -> str:
 
 
 def text_of(node: ast.AST | None) -> str:
-    """The characters of a string literal, or of an f-string as far as they are known."""
+    """The characters of a string literal, or the known characters of an f-string."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(text_of, node.values))
     return constant_text(node)
 
 
 def is_literal(node: ast.AST | None) -> bool:
-    """Whether an expression consists of displays and constants, so that all of its strings can be seen."""
+    """Whether an expression consists of displays and constants only, so that all of its strings are visible."""
     kinds = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.expr_context)
     return node is None or all(isinstance(part, kinds) for part in ast.walk(node))

@@ -1,6 +1,6 @@
-"""The modules of a program beside a file: what they import from JAX is found in them as well.
+"""The modules of a program beside a file: names that they import from JAX count for the file as well.
 
-``from .common import *``, ``from utils import jnp`` and ``import utils; utils.jax`` are read in the other file.
+For ``from .common import *``, ``from utils import jnp`` and ``import utils; utils.jax``, the other file is read.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import ast
 import os
 from collections.abc import Callable, Iterator
 
-# In the place of a dotted name, a module of the program: this and its path.
+# With this prefix, a path stands for a module of the program in the place of a dotted name.
 OWN = "file:"
 NamesOf = Callable[[str], dict[str, str]]
 
 
 def leads_on(name: str) -> bool:
-    """Whether a name leads to JAX, or to a module of the program through which others do."""
+    """Whether a name leads to JAX, or to a module of the program that may lead there."""
     return name.split(".")[0] in ("jax", "xmap_compat", "functools") or name.startswith(OWN)
 
 
 class Neighbours:
-    """What one file imports from others of its program.
+    """The names that one file imports from other files of its program.
 
     Args:
       path: the file.
-      names_of: from the path of a file to what its names stand for.
+      names_of: a function from the path of a file to the meanings of its names.
     """
 
     def __init__(self, path: str, names_of: NamesOf):
@@ -32,7 +32,7 @@ class Neighbours:
         self._names_of = names_of
 
     def imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        """The names that an import of an own module binds."""
+        """The names that an import of a module of the program binds, with their meanings."""
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root = alias.name.split(".")[0]
@@ -53,7 +53,7 @@ class Neighbours:
             yield alias.asname or alias.name, value
 
     def attribute(self, module: str, name: str) -> str | None:
-        """What an attribute of an own module stands for: what its file binds, or a module below it."""
+        """The meaning of an attribute of a module of the program: a name that its file binds, or a module below it."""
         path = module.removeprefix(OWN)
         value = self._names(path).get(name)
         if value is None and (os.path.isdir(path) or os.path.basename(path) == "__init__.py"):
@@ -62,7 +62,7 @@ class Neighbours:
         return value
 
     def _module(self, name: str, level: int) -> str | None:
-        """The file of a module, from here; or from a folder above, of which this one is a package."""
+        """The file of a module, as seen from this folder, or from a parent folder of which this one is a package."""
         parts = name.split(".") if name else []
         if not level and parts[0] in ("jax", "jaxlib", "xmap_compat"):
             return None
@@ -79,7 +79,7 @@ class Neighbours:
             folder = os.path.dirname(folder)
 
     def _names(self, path: str) -> dict[str, str]:
-        if path in _being_read:  # modules that import each other
+        if path in _being_read:  # modules import each other
             return {}
         _being_read.add(path)
         try:
@@ -94,7 +94,7 @@ _being_read: set[str] = set()
 
 
 def _file_of(module: str) -> str | None:
-    """A module's file, given without ``.py``, or that of a package; the folder of a package that has no file."""
+    """The file of a module (given without ``.py``) or of a package; the folder of a package that has no file."""
     candidates = os.path.join(module, "__init__.py"), f"{module}.py"
     found = next((path for path in candidates if os.path.isfile(path)), None)
     return module if found is None and os.path.isdir(module) else found

@@ -1,4 +1,4 @@
-"""The uses in one program: what it takes from JAX, and what has become of each."""
+"""The uses in one program: the names that it takes from JAX, and the advice about each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPTION_FUNCTIONS = ("jax.config.update", "jax.config.config.update", "jax.config
 
 
 def read(source: str | bytes, path: str, names_of: NamesOf | None = None) -> Reading:
-    """Read one program.  What cannot be parsed is a use that needs a hand."""
+    """Read one program.  If a part cannot be parsed, that is a use that needs a hand."""
     program = program_of(source, path)
     reading = Reading(path)
     reading.uses |= {unreadable(place, error) for place, error in program.broken}
@@ -77,7 +77,7 @@ class _Reader(ScopedVisitor):
         conditions = self._conditions
         missed = "attribute" if not isinstance(node, ast.alias) else "module" if name.startswith(MAPS) else "import"
         if family_advice(name) is not None:
-            conditions += ((name, False),)  # where it is there without us, it needs nothing
+            conditions += ((name, False),)  # if the name exists without install(), the program needs nothing
         if missed in self._caught or (name in self.guards.instead and missed == "attribute"):
             conditions += NEVER
         self.reading.uses.add(Use(self.program.place(node), name, advice, conditions))
@@ -104,7 +104,7 @@ class _Reader(ScopedVisitor):
         place = self.program.place(node)
         self.reading.references.append(Reference(place, name, imported, written, self._asked, where, passed))
 
-    # Scopes, and code that runs only where a name is there
+    # Scopes, and code that runs only if a name exists
 
     def visit_head(self, function: Any) -> None:
         for outer in (*getattr(function, "decorator_list", ()), function.args):
@@ -115,12 +115,12 @@ class _Reader(ScopedVisitor):
             self._derivative_of(decorator, function)
 
     def visit_body(self, body: Iterable[ast.AST]) -> None:
-        with self._within(_caught=set()):  # it runs later
+        with self._within(_caught=set()):  # the body runs later
             self._visit_all(body)
 
     @contextlib.contextmanager
     def _within(self, **state: Any) -> Iterator[None]:
-        """Visit something in another state: where exceptions are caught, or conditions known."""
+        """Visit something in another state: other exceptions are caught, or other conditions hold."""
         before = {name: getattr(self, name) for name in state}
         vars(self).update(state)
         yield
@@ -131,7 +131,7 @@ class _Reader(ScopedVisitor):
             self._visit_asked(node.annotation)
 
     def _visit_asked(self, node: ast.AST, asked: bool = True) -> None:
-        """Visit an expression that asks about names, and does not use them: a type."""
+        """Visit an expression, such as a type, that asks about names and does not use them."""
         with self._within(_asked=asked):
             self.visit(node)
 
@@ -182,7 +182,7 @@ class _Reader(ScopedVisitor):
         return self._within(_conditions=self._conditions + conditions)
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
-        """Visit statements in order; those after ``if x is None: return`` are reached where that is not so."""
+        """Visit statements in order; those after ``if x is None: return`` are reached only if x is not None."""
         with self._where(()):
             for node in nodes:
                 self.visit(node)
@@ -192,7 +192,7 @@ class _Reader(ScopedVisitor):
                     self._need(node.body[-1], node.test, False)
 
     def _need(self, node: ast.AST, test: ast.expr, holds: bool) -> None:
-        """The program ends at a node where a test does not hold, or does: ``assert hasattr(jax, 'x')``."""
+        """The program ends at a node unless a test is true, or is false: ``assert hasattr(jax, 'x')``."""
         for name, there in self.guards.conditions(test, holds):
             if there and name and isinstance(name, str):
                 self._refer(node, name, True, 0, False, self._conditions)
@@ -241,7 +241,7 @@ class _Reader(ScopedVisitor):
         self.generic_visit(node)
 
     def _follow_assignment(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> None:
-        """What is assigned to a name is followed where the name is known to stand for it."""
+        """Mark an assigned value as followed if the name is known to stand for it."""
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         pairs = [(target, node.value) for target in targets if node.value is not None]
         if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
@@ -267,7 +267,7 @@ class _Reader(ScopedVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
             name = str(node.module) if alias.name == "*" else f"{node.module}.{alias.name}"
-            # ModuleNotFoundError is raised only where the module itself is not there.
+            # ModuleNotFoundError is raised only if the module itself does not exist.
             there = ((str(node.module), True),) if "module" in self._caught else ()
             advice = None if node.level else family_advice(name)
             if advice is not None and advice is not known.REFUSED_NAME:
@@ -285,14 +285,14 @@ class _Reader(ScopedVisitor):
                 self.refer(node, star, written=1)
             return
         advice = family_advice(name)
-        # What needs another import has been said at the import; modules are seen at their attributes.
+        # A name that needs another import was reported at the import; modules are reported at their attributes.
         if advice is None or name == MAPS:
             self.refer(node, name, passed=id(node) not in self._followed)
         elif advice.status != known.CHANGE or advice is known.REFUSED_NAME:
             self.add(node, name, advice)
 
     def _from_star(self, node: ast.AST) -> str | None:
-        """What a name stands for that nothing binds but ``from jax import *``."""
+        """The meaning of a name that only ``from jax import *`` binds."""
         stars = self.bindings.stars
         if not stars or not all(map(is_of_jax, stars)) or not isinstance(node, ast.Name) or node.id in self._bound:
             return None
@@ -380,7 +380,7 @@ class _Reader(ScopedVisitor):
         self.generic_visit(node)
 
     def _named_by_text(self, node: ast.Call) -> None:
-        """``getattr(jax, 'tree_map')``, ``importlib.import_module('jax.linear_util')``."""
+        """Names given as text: ``getattr(jax, 'tree_map')``, ``importlib.import_module('jax.linear_util')``."""
         name = self.bindings.of(node)
         if name is None or family_advice(name) is not None:
             return
@@ -392,7 +392,7 @@ class _Reader(ScopedVisitor):
             self.reading.modules.add(module)
 
     def _follow_arguments(self, node: ast.Call) -> None:
-        """Functions that read no names from a module that they are given; and those that run code in a text."""
+        """Mark arguments as followed if the function reads no names from them; report calls that run code in a text."""
         function = node.func.id if isinstance(node.func, ast.Name) else ""
         read_here = function in ("getattr", "setattr") and len(node.args) > 1 and bool(constant_text(node.args[1]))
         if function in LOOKING or read_here or self.bindings.of(node.func) == "importlib.reload":

@@ -1,4 +1,4 @@
-"""Which old names a program can write anew: those of the same objects today."""
+"""The old names that a program can replace with today's names of the same objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xmap_compat.tools.check.uses import is_of_jax
 PACKAGE, SPEC, CONSTRAINT = "xmap_compat", removed.SPEC, "jax.experimental.pjit.with_sharding_constraint"
 MESH, SHARDING = "jax.sharding.Mesh", removed.SHARDING
 MESHES = (f"{MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
-# Of the table, names of the same objects or modules; those that some supported JAX still has are left alone.
+# Rows of the table with the same objects or modules today; names that a supported JAX still has are left alone.
 _SAME = [row for row in removed.TABLE if row.kind in (removed.ALIAS, removed.MODULE)]
 RENAMED = {
     **{f"{MAPS}.{name}": f"{PACKAGE}.{now}" for name, now in OURS.items()},
@@ -34,10 +34,10 @@ READERS = {"exec", "eval", "globals", "locals", "vars"}
 
 @dataclasses.dataclass(frozen=True)
 class Others:
-    """What the files of a program do to each other.
+    """Facts about the files of a program that affect each other.
 
     Attributes:
-      taken: names that one takes from modules that are not JAX's; they may be those of another one.
+      taken: names that a file takes from modules other than JAX's; another of these files may define them.
       compared: old names that are used as values: ``isinstance(mesh, maps.Mesh)``.
     """
 
@@ -46,11 +46,11 @@ class Others:
 
 
 class Mentions(ScopedVisitor):
-    """How a program mentions old modules and names.
+    """The places where a program mentions old modules and names.
 
     Attributes:
-      read: of each old module, the names that are read from it.
-      kept: old modules of which more is used than names that are written out.
+      read: for each old module, the names that are read from it.
+      kept: old modules that are used in other ways than by names that are written out.
     """
 
     def __init__(self, tree: ast.Module, bindings: Bindings, path: str = "", others: Others = Others()):
@@ -122,11 +122,11 @@ class Mentions(ScopedVisitor):
 
 
 class Renaming:
-    """The names that can be written anew in one program, and by what.
+    """The names that one program can replace, with their replacements.
 
     Attributes:
-      names: dotted names, each with that of today.
-      modules: old modules, each with the one of today that has everything that is read from it.
+      names: dotted names, each with today's name.
+      modules: old modules, each with a module of today that has every name that is read from the old one.
     """
 
     def __init__(self, tree: ast.Module, bindings: Bindings, path: str, others: Others):
@@ -134,7 +134,7 @@ class Renaming:
         blocked = bindings.assigned | _replaced(tree, bindings) | {f"{MAPS}.xmap" for _ in mentions.undeclared[:1]}
         self.names = {name: now for name, now in RENAMED.items() if name not in blocked}
         compared = mentions.compared | others.compared
-        if mentions.jits_specs and MESH not in compared:  # under the `with` of which jax.jit takes specs
+        if mentions.jits_specs and MESH not in compared:  # under its `with`, jax.jit takes specs
             self.names[MESH] = f"{PACKAGE}.Mesh"
         self.names.update((name, MESH) for name in MESHES if name in compared and name in self.names)
         self.modules = {name: RENAMED[name] for name in MOVED - blocked}
@@ -145,7 +145,7 @@ class Renaming:
                 self.modules[module] = home
 
     def of(self, name: str) -> str | None:
-        """The name of today for a dotted name; None where the old one stays."""
+        """Today's name for a dotted name; None if the old name stays."""
         module, _, last = name.rpartition(".")
         if module in MOVED:
             return f"{self.modules[module]}.{last}" if module in self.modules else None
@@ -153,7 +153,7 @@ class Renaming:
 
 
 def _called_or_types(node: ast.AST) -> Iterator[ast.AST]:
-    """What a node calls, and the types that it declares, unless a decorator may read them."""
+    """The functions that a node calls, and the types that it declares, unless a decorator may read the types."""
     if isinstance(node, ast.Call):
         yield node.func
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
@@ -174,6 +174,6 @@ def _replaced(tree: ast.AST, bindings: Bindings) -> set[str]:
 
 
 def others_of(programs: Iterable[tuple[ast.Module, Bindings, str]]) -> Others:
-    """What all of these files take from others, and compare."""
+    """The names that these files import from each other, and the old names that they compare."""
     every = [Mentions(tree, bindings, path).others() for tree, bindings, path in programs]
     return Others(frozenset().union(*(o.taken for o in every)), frozenset().union(*(o.compared for o in every)))

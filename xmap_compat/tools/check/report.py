@@ -39,14 +39,14 @@ from xmap_compat.tools.check.reader import read
 from xmap_compat.tools.check.sources import Place, source_files
 from xmap_compat.tools.check.uses import Reading, Use, is_of_jax, unreadable
 
-# After a rewriting, where programs still need install().
+# Printed after a rewrite, if programs still need install().
 INSTALL_CODE, NEEDS_INSTALL = 3, "needs xmap_compat.install()"
 FLAGS = ("--verbose", "--strict", "--json", "--diff", "--fix")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What became of all programs."""
+    """The results for all programs."""
 
     readings: list[Reading]
     uses: list[Use]
@@ -91,7 +91,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def say_what_is_left(checked: Checked) -> int:
-    """Print what plain Python does not run of programs that have been rewritten; returns the exit code."""
+    """Print the uses in rewritten programs that plain Python cannot run; returns the exit code."""
     left = [use for reading in checked.readings for use in needing_install(reading, checked.facts)]
     print(*(f"{use.place}: {NEEDS_INSTALL}: {use.name}" for use in left), sep="\n", end="\n" * bool(left))
     others = [str(use) for use in checked.uses if use.advice.status in (*BY_HAND, UNSEEN)]
@@ -103,19 +103,19 @@ def _contents(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError as error:  # a link to nowhere, say
+    except OSError as error:  # for example a broken link
         print(f"{path}: {error}", file=sys.stderr)
         return None
 
 
 def check_files(files: Iterable[str], texts: Mapping[str, bytes] = {}) -> Checked:
-    """Read programs, and look up their names.  Some files are taken to contain other texts."""
+    """Read programs, and look up their names.  ``texts`` replace the contents of some files."""
     readings, names_of = [], file_names(texts)
     for path in files:
         try:
             with open(path, "rb") as file:
                 readings.append(read(texts.get(path) or file.read(), path, names_of))
-        except OSError as error:  # a link to nowhere, say
+        except OSError as error:  # for example a broken link
             readings.append(Reading(path, {unreadable(Place(path, 0, 1, 1), error)}))
     facts = _facts(readings)
     return Checked(readings, [use for reading in readings for use in judged(reading, facts)], facts)
@@ -136,7 +136,7 @@ def _facts(readings: list[Reading]) -> resolve.Facts:
     return resolve.ask(names, modules, calls, options)
 
 
-# ------------------------------------------------------------------------------- what is printed
+# -------------------------------------------------------------------------- printed lines
 
 
 def lines_of(checked: Checked, paths: Sequence[str], verbose: bool) -> list[str]:
@@ -155,7 +155,7 @@ def lines_of(checked: Checked, paths: Sequence[str], verbose: bool) -> list[str]
 
 
 def _differences(uses: list[Use]) -> list[str]:
-    """A line for each, with its first place."""
+    """A line for each use, with its first place."""
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     for use in uses:
         places[use.name, str(use.advice)].append(use.place)
@@ -167,7 +167,7 @@ def _differences(uses: list[Use]) -> list[str]:
 
 
 def _counted(names: list[str]) -> list[str]:
-    """One line for all that needs nothing under install()."""
+    """One line for all uses that need nothing under install()."""
     counts = Counter(names)
     shown = [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
     return [f"{WORKS} {UNDER}: {', '.join(shown)}"] if shown else []
@@ -185,7 +185,7 @@ def _summary(checked: Checked) -> str:
 
 
 def other_packages(readings: Iterable[Reading], paths: Sequence[str]) -> list[str]:
-    """What the programs import that is neither JAX nor of Python, nor lies beside them."""
+    """The packages that the programs import, except JAX, Python's own, and modules beside the programs."""
     beside = {".", *paths, *(os.path.dirname(reading.path) or "." for reading in readings)}
     own = {name.removesuffix(".py") for folder in beside if os.path.isdir(folder) for name in os.listdir(folder)}
     roots = {module.split(".")[0] for reading in readings for module in reading.modules}

@@ -1,4 +1,4 @@
-"""Which names, keywords and options the JAX of this environment has: asked in a process of its own.
+"""Asks, in a separate process, which names, keywords and options the JAX of this environment has.
 
 That process imports JAX, and never the program.  It answers twice: for JAX as it is, and under ``install()``.
 """
@@ -25,15 +25,15 @@ Answer = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a JAX has.
+    """The facts about a JAX.
 
     Attributes:
-      jax: its release; empty if it can't be imported, for the reason ``error``.
-      names: of each name, ``"plain"`` if JAX has it, ``"installed"`` if it is there under ``install()`` only,
-        ``"import"`` if some import must come first, or ``""``.
-      modules: those of the names that are modules.
-      refused: the pairs of a function and a keyword that it does not take.
-      options: the options of ``jax.config`` that are unknown, also under ``install()``.
+      jax: its release; empty if importing it fails, with the reason in ``error``.
+      names: for each name, ``"plain"`` if JAX has it, ``"installed"`` if it exists only under ``install()``,
+        ``"import"`` if another import must come first, or ``""``.
+      modules: the names that are modules.
+      refused: pairs of a function and a keyword that the function does not take.
+      options: the options that ``jax.config`` does not know, even under ``install()``.
       installed: whether programs are judged as they run under ``install()``.
     """
 
@@ -70,7 +70,7 @@ def in_another_process(question: Question) -> Answer | str:
     """The answer of a fresh process; or, as text, why there is none."""
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     program = f"import sys; sys.path.append({home!r}); from xmap_compat.tools.check import resolve; resolve.main()"
-    # -P: the directory of the program is no place to find modules.
+    # -P: modules must not be found in the program's directory.
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", program],
         input=json.dumps(question),
@@ -115,24 +115,24 @@ def _import_all(modules: Iterable[str]) -> None:
 
 
 def _classify(kinds: dict[str, str], kind: str, imports: bool) -> None:
-    """Names that have no kind yet, and are there now."""
+    """Classify the names that have no kind yet, and exist now."""
     for name in [name for name, known in kinds.items() if not known]:
         if _find(name, imports) is not None:
             kinds[name] = kind
 
 
 def _find(name: str, imports: bool) -> list[Any] | None:
-    """The object at a dotted name, in a list; None if it is not there.  Modules on the way are imported."""
+    """The object at a dotted name, in a list; None if it does not exist.  Modules on the way are imported."""
     try:
         return [importlib.import_module("xmap_compat.legacy.old_names").at(name, imports)]
     except (AttributeError, ImportError):
         return None
-    except NotImplementedError:  # of what raises at use
+    except NotImplementedError:  # a name that raises when used
         return [None]
 
 
 def _takes(function: str, keyword: str) -> bool:
-    """Whether a function takes a keyword, as far as it says so; ``**options`` are for what was never its own."""
+    """Whether a function takes a keyword, as its signature says; ``**options`` take none that were once its own."""
     found = _find(function, imports=True)
     if found is None:
         return True

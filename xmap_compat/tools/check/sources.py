@@ -1,4 +1,4 @@
-"""Programs as ``check`` reads them: files of Python and notebooks, whose cells are one program."""
+"""Programs as ``check`` reads them: Python files, and notebooks, whose cells form one program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Place:
-    """Where something is: lines and columns from 1; cells, of a notebook, from 1; 0 for a file."""
+    """A place in a file: lines and columns count from 1; cells of a notebook from 1, and 0 means a file."""
 
     path: str
     cell: int
@@ -42,7 +42,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is read of a file: a tree over all of its cells, and what could not be read."""
+    """A parsed file: one tree over all of its cells, and the parts that could not be parsed."""
 
     path: str
     cells: tuple[Cell, ...]
@@ -59,7 +59,7 @@ class Program:
 
 
 def program_of(source: str | bytes, path: str) -> Program:
-    """Read a file's contents; what cannot be parsed is listed, not raised."""
+    """Read a file's contents; a part that cannot be parsed is listed and raises nothing."""
     try:
         cells = _cells(source, path)
     except (SyntaxError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -80,7 +80,7 @@ def program_of(source: str | bytes, path: str) -> Program:
 
 
 def _parse(cell: Cell, path: str) -> ast.Module:
-    """The tree of a cell.  What is no Python, and looks like a line for IPython or the shell, is left out."""
+    """The tree of a cell, without lines that are not Python and look like lines for IPython or the shell."""
     name = path if cell.number is None else f"{path}:cell {cell.number}"
     flags = ast.PyCF_ONLY_AST | (0 if cell.number is None else ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     lines = (cell.text if cell.number is None else without_cell_magic(cell.text)).split("\n")
@@ -92,7 +92,7 @@ def _parse(cell: Cell, path: str) -> ast.Module:
             if magic is None:
                 of_cell = None if cell.number is None else _CELL_MAGIC.match(cell.text)
                 if of_cell is not None and of_cell[1] not in _PYTHON_CELLS:
-                    return ast.Module([], [])  # no Python, then
+                    return ast.Module([], [])  # the cell is not Python
                 raise
             _leave_out(lines, magic)
         else:
@@ -120,7 +120,7 @@ def decoded(source: str | bytes) -> str:
     return io.TextIOWrapper(io.BytesIO(source), encoding, newline=None).read()
 
 
-# Magics that run Python: of a cell, and of a line; and of a cell those that do not.  Cells of others may be Python.
+# Cell magics and line magics that run Python; cell magics that do not.  Cells of other magics may be Python.
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun")
 _SHELLS = {"bash", "cmd", "powershell", "script", "sh", "shell", "sx", "system", "!"}
 _LANGUAGES = {"cython", "html", "javascript", "js", "latex", "markdown", "perl", "r", "ruby", "sql", "svg"}
@@ -129,13 +129,13 @@ _OTHER_CELLS = {*_SHELLS, *_LANGUAGES, *_PROCESSES, "file", "writefile"}
 _PYTHON_LINE = re.compile(
     r"^(\s*)((?:[\w, ]+=\s*)?%(?:time|timeit|prun|memit)(?:\s+-s\s+\w+|\s+-\S+(?:\s+\d+)?)*\s)(.*)$"
 )
-# `name = !command` and `name = %magic` too; `help?` and `?help` of a name.
+# Also `name = !command` and `name = %magic`; `help?` and `?help` for a name.
 _MAGIC_LINE = re.compile(r"^(\s*)(?:[\w, ]+=\s*)?[%!].*$|^(\s*)(?:\?{1,2}[\w.]+|\?{0,2}[\w.]+\?{1,2})\s*$")
 _CELL_MAGIC = re.compile(r"\s*%%(\w+|!).*")
 
 
 def without_cell_magic(text: str) -> str:
-    """A cell's text without its first line, if that is a magic; nothing if the cell is no Python then."""
+    """A cell's text without its first line, if that is a magic; empty if the magic does not run Python."""
     magic = _CELL_MAGIC.match(text)
     if magic is None:
         return text
@@ -145,13 +145,13 @@ def without_cell_magic(text: str) -> str:
 
 
 def _magic_line(lines: list[str], number: int) -> int | None:
-    """The line that a syntax error is about, or the last one before it, that looks like a magic; from 0."""
+    """The last line that looks like a magic, at or before the line of a syntax error; counted from 0."""
     before = range(min(number, len(lines)) - 1, -1, -1)
     return next((k for k in before if _MAGIC_LINE.match(lines[k])), None)
 
 
 def _leave_out(lines: list[str], k: int) -> None:
-    """Leave out a command, which may go on after a backslash."""
+    """Remove a command, which may continue after a backslash."""
     continued = lines[k].endswith("\\")
     lines[k] = without_magic(lines[k].rstrip("\\"))
     if continued and k + 1 < len(lines):
@@ -163,7 +163,7 @@ def _leave_out(lines: list[str], k: int) -> None:
 
 
 def without_magic(line: str) -> str:
-    """``pass`` for a line for IPython or the shell; the Python of ``%time``, at its place."""
+    """``pass`` for a line for IPython or the shell; for ``%time``, its Python at the same place."""
     python = _PYTHON_LINE.match(line)
     if python:
         return python[1] + "if 1:".ljust(len(python[2])) + python[3]
@@ -174,7 +174,7 @@ def without_magic(line: str) -> str:
 
 @contextlib.contextmanager
 def deep_recursion() -> Iterator[None]:
-    """Generated sources have expressions and branches that are nested deeply."""
+    """Raise the recursion limit: generated sources may have deeply nested expressions and branches."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, 20_000))
     try:
@@ -184,7 +184,7 @@ def deep_recursion() -> Iterator[None]:
 
 
 def source_files(paths: Iterable[str]) -> Iterator[str]:
-    """The files given, and the Python files and notebooks below the directories given, but for hidden ones."""
+    """The given files, and the Python files and notebooks below the given directories, except hidden ones."""
     for path in paths:
         if not os.path.isdir(path):
             yield path

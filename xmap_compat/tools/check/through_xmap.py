@@ -1,4 +1,4 @@
-"""Which functions of a program are xmapped, or call one that is."""
+"""The functions of a program that are xmapped, or call an xmapped function."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Label = tuple[int, str]  # the module, function or class that binds a name, and 
 
 
 class ThroughXmap:
-    """Names are those of the scope that binds them; attributes of unknown objects may be of any class."""
+    """Names belong to the scope that binds them; attributes of unknown objects may belong to any class."""
 
     def __init__(self, tree: ast.Module, bindings: Bindings):
         self._bindings = bindings
         self._known: set[Label] = set()
-        self._around: dict[int, tuple[ast.AST, ...]] = {}  # of each node, the innermost scope first
+        self._around: dict[int, tuple[ast.AST, ...]] = {}  # for each node, its scopes, innermost first
         self._bound: dict[int, set[str]] = defaultdict(set)
         self._place(tree, (tree,))
         nodes = list(ast.walk(tree))
@@ -46,10 +46,10 @@ class ThroughXmap:
             self._place(part, around)
 
     def _labels(self, node: ast.AST) -> list[Label]:
-        """What a function may be known by, given as ``f``, ``self.f`` or ``model.f``."""
+        """The labels that a function may have, given as ``f``, ``self.f`` or ``model.f``."""
         around = self._around.get(id(node), ())
         if isinstance(node, ast.Name):
-            # The names of a class are seen in its own statements only.
+            # Only the class's own statements see its names.
             scopes = [s for k, s in enumerate(around) if k == 0 or not isinstance(s, ast.ClassDef)]
             return [(id(s), node.id) for s in scopes if node.id in self._bound[id(s)]][:1]
         if not isinstance(node, ast.Attribute):
@@ -81,7 +81,7 @@ class ThroughXmap:
     def leads(self, node: ast.AST) -> bool:
         """Whether a function, given as an expression, leads through an xmap.
 
-        It is ``xmap(f, ...)``, a known name, a lambda that calls one, or any of them wrapped: ``jax.jit(xmap(...))``.
+        It may be ``xmap(f, ...)``, a known name, a lambda that calls one, or a wrapped one: ``jax.jit(xmap(...))``.
         """
         if isinstance(node, ast.Lambda):
             return any(map(self._calls_xmapped, ast.walk(node.body)))
@@ -95,12 +95,12 @@ class ThroughXmap:
         return isinstance(node, ast.Call) and not self._mentions_xmap(node.func) and self.leads(node.func)
 
     def body_calls(self, body: Iterable[ast.AST]) -> bool:
-        """Whether the statements of a function call an xmapped one."""
+        """Whether the statements of a function call an xmapped function."""
         return any(self._calls_xmapped(part) for statement in body for part in ast.walk(statement))
 
 
 def unused_resources(node: ast.Call) -> Iterator[ast.expr]:
-    """Keys of axis_resources that are in neither in_axes nor axis_sizes, where all of them are written out."""
+    """Keys of axis_resources that are neither in in_axes nor in axis_sizes, if all of these are written out."""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     resources = given.get("axis_resources")
     declared = [given.get("in_axes", node.args[1] if len(node.args) > 1 else None), given.get("axis_sizes")]

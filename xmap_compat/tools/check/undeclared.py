@@ -1,4 +1,4 @@
-"""Results that may vary over an axis with resources that ``out_axes`` leave out, which ``install()`` alone takes."""
+"""Results that may vary over an axis with resources but lack it in ``out_axes``; only ``install()`` accepts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TYPES = {"shape", "ndim", "dtype", "size"}
 
 
 def may_be_undeclared(node: ast.Call, tree: ast.AST) -> bool:
-    """Whether a call of ``xmap`` has such a result, as far as its function is in this file."""
+    """Whether a call of ``xmap`` has such a result, as far as this file shows its function."""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     given |= dict(zip(("fun", "in_axes", "out_axes"), node.args))
     fun, ins, out, resources = map(given.get, ("fun", "in_axes", "out_axes", "axis_resources"))
@@ -28,7 +28,7 @@ def _bodies(fun: ast.expr, tree: ast.AST) -> list[ast.Lambda | ast.FunctionDef]:
 
 
 class _Body:
-    """The names of a function that vary over some axes; its inner functions are taken to reduce what they can."""
+    """The names of a function that vary over some axes; inner functions are assumed to reduce all that they can."""
 
     def __init__(self, body: ast.Lambda | ast.FunctionDef, axes: set[str], in_axes: ast.expr):
         self._axes = axes

@@ -1,4 +1,4 @@
-"""What is read of programs: their uses of what JAX removed, and the names of JAX that remain to be looked up."""
+"""The findings of ``check``: uses of removed names, and the names of JAX that remain to be looked up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xmap_compat.tools.check.sources import Place
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Use:
-    """A place in a program that uses something that JAX removed or changed; where it is reached without install()."""
+    """A place in a program that uses a removed or changed name, with the conditions to reach it without install()."""
 
     place: Place
     name: str
@@ -29,10 +29,10 @@ class Reference:
 
     Attributes:
       imported: whether it is in an import statement.
-      written: how many of its parts are attributes that are written here; a local name stands for the others.
-      asked: whether it is only asked whether a value is an instance of it.
-      conditions: it is reached where each of these names is there (True), or is not; or comparisons of versions hold.
-      passed: whether it is passed on as a value.  Nobody follows a module then to the names that are read from it.
+      written: how many of its parts are written here as attributes; a local name stands for the other parts.
+      asked: whether the program only asks whether a value is an instance of it.
+      conditions: the place is reached if each name exists (True) or does not (False), and version comparisons hold.
+      passed: whether it is passed on as a value.  If it is a module, names that are read from it later are unknown.
     """
 
     place: Place
@@ -46,13 +46,13 @@ class Reference:
 
 @dataclasses.dataclass
 class Reading:
-    """What a program says, before it is known what this JAX has.
+    """The contents of a program, before the names of this JAX are known.
 
     Attributes:
-      uses: what is known without JAX.
+      uses: the uses that are known without JAX.
       references: its names of JAX.
-      keywords: its calls of functions of JAX, one for each keyword, with the conditions that they are under.
-      options: what it sets in ``jax.config``.
+      keywords: its calls of JAX functions, one entry for each keyword, with the conditions of the place.
+      options: the options that it sets in ``jax.config``.
       modules: the packages and modules that it imports.
     """
 
@@ -69,7 +69,7 @@ def is_of_jax(name: str) -> bool:
 
 
 def family_advice(name: str | None) -> Advice | None:
-    """Of what belonged to xmap."""
+    """The advice about a name that belonged to xmap; None for other names."""
     if name is None:
         return None
     module = name.rpartition(".")[0]

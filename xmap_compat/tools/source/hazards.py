@@ -1,4 +1,4 @@
-"""What plain JAX computes otherwise than xmap, although it is written alike: refused, or written otherwise."""
+"""Calls that plain JAX computes differently from xmap, although they look alike: refused, or written differently."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.source.module import Module
 
-_BACKWARD = "transpose("  # in the name stacks of the backward pass of a derivative
-# What devices do together; the last ones are sums of cotangents that types ask for.
+_BACKWARD = "transpose("  # marks the backward pass of a derivative in name stacks
+# Operations of all devices together; the last ones sum cotangents, and JAX inserts them because of types.
 _TOGETHER = COLLECTIVES.keys() - {"axis_index"} | {"psum_invariant", "all_gather_invariant"}
 
 
 def _operations(jaxpr: Any) -> Iterator[tuple[Any, str]]:
-    """The equations of a program at any depth, each with the name stacks of those around it and its own."""
+    """The equations of a program at any depth, each with its name stack after those of the equations around it."""
     for eqn, around in _jax.walk(jaxpr):
         yield eqn, "/".join(["", *map(_jax.name_stack, (*around, eqn))])
 
@@ -54,10 +54,10 @@ class _Recorder(Checker):
 
 
 def check(plan: CallPlan, typed: bool) -> None:
-    """Refuse what plain JAX computes otherwise than xmap.
+    """Refuse calls that plain JAX computes differently from xmap.
 
     Args:
-      typed: whether JAX checks which values vary over the mesh; then cotangents are whole.
+      typed: whether JAX checks which values vary over the mesh. If so, cotangents are whole.
     """
     placements = plan.staged.placed.placements
     mesh_of = lambda names: {m for n in names if n in placements for m in placements[n].mesh_axes}  # noqa: E731
@@ -79,7 +79,7 @@ def check(plan: CallPlan, typed: bool) -> None:
 
 
 def check_branches(jaxpr: Any) -> None:
-    """Refuse a derivative with collectives, which types put there, in a branch or loop that not all devices take."""
+    """Refuse a derivative whose types put collectives in a branch or loop that some devices may not take."""
     for eqn, _ in _operations(jaxpr):
         found = _jax.read(eqn)
         decided = eqn.invars[:1] if isinstance(found, _jax.Cond) else ()
@@ -92,7 +92,7 @@ def check_branches(jaxpr: Any) -> None:
 
 
 def _check_compiler(plan: CallPlan) -> None:
-    """Refuse that on which XLA fails by hand, in the call or in its derivatives, and ours goes around."""
+    """Refuse operations of the call, or its derivatives, on which XLA fails beside the compiler's axes; xmap avoids them."""
     if plan.mesh is None or not plan.compiler_axes:
         return
     jaxpr = plan.staged.placed.program.jaxpr
@@ -111,19 +111,19 @@ def _check_compiler(plan: CallPlan) -> None:
 
 
 def contractions_inside(jaxpr: Any) -> frozenset[Span]:
-    """The calls of contractions over names that the body differentiates: there they sum no cotangents."""
+    """The calls of contractions over names that the body differentiates: inside it, they sum no cotangents."""
     call = lambda eqn: next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())  # noqa: E731
     forward = {call(e) for e, stack in _operations(jaxpr) if e.primitive.name == "pdot" and _BACKWARD not in stack}
     return frozenset(call(e) for e, stack in _operations(jaxpr) if _BACKWARD in stack) & forward
 
 
 def differentiates(jaxpr: Any) -> bool:
-    """Whether a body takes a derivative backwards."""
+    """Whether a body takes a derivative in reverse mode."""
     return any(_BACKWARD in stack for _, stack in _operations(jaxpr))
 
 
 def axes_of_generators(plan: CallPlan) -> list[Any]:
-    """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all."""
+    """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all elements."""
     jaxpr = plan.staged.placed.program.jaxpr
     if any(_draws_from_rbg(eqn) and marks.marked(stack) for eqn, stack in _operations(jaxpr)):
         raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
@@ -137,7 +137,7 @@ def axes_of_generators(plan: CallPlan) -> list[Any]:
 
 
 def _draws_from_rbg(eqn: Any) -> bool:
-    """Whether an equation draws random bits with XLA's own generator, with which keys of 'unsafe_rbg' are made too."""
+    """Whether an equation draws random bits with XLA's own generator, which also makes the keys of 'unsafe_rbg'."""
     name = eqn.primitive.name
     kind = str(eqn.invars[0].aval.dtype) if name in ("random_bits", "random_fold_in", "random_split") else ""
     return name == "rng_bit_generator" or kind == "key<urbg>" or (kind == "key<rbg>" and name == "random_bits")
@@ -147,7 +147,7 @@ def _draws_from_rbg(eqn: Any) -> bool:
 
 
 def _vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
-    """The rules of a ``custom_vjp_call``, traced over the axes of a body, without what integers take part in.
+    """The rules of a ``custom_vjp_call``, traced over the axes of a body, without integer operands and results.
 
     Returns:
       The operand that serves as each residual, or None for those that the forward rule returns; the forward rule
@@ -173,7 +173,7 @@ def _vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
 
 
 def _check_linear(plan: CallPlan) -> None:
-    """Refuse rules that may not be given a part of the cotangents, as those that clip are."""
+    """Refuse rules that need whole cotangents because they are not linear in them, such as rules that clip."""
     body = plan.staged.placed.body
     for eqn, _ in _operations(plan.staged.placed.program.jaxpr):
         if isinstance(_jax.read(eqn), _jax.CustomVjp):
@@ -192,20 +192,20 @@ def _check_linear(plan: CallPlan) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RuleOver:
-    """A backward rule of a function with collectives in it or in the rule.
+    """A backward rule of a function, where the function or the rule has collectives.
 
-    A cotangent of a result that is equal along an axis is one for all elements.  Under ``jax.vmap``, and where the
-    types of a ``shard_map`` are checked, a rule gets their sum; without types each device gets a part of it.  A rule
-    that sums over the axis by itself may count neither twice.
+    If a result is equal along an axis, one cotangent belongs to all elements.  Under ``jax.vmap``, and where
+    ``shard_map`` checks types, a rule gets the sum of their cotangents; without types each device gets a part of it.
+    A rule that sums over the axis by itself must not count elements twice in either case.
 
     Attributes:
       spans: the user's calls of those collectives.
       names: their axes.
-      results: of results that are equal along the axes: ``'first'`` if the rule must get their cotangent at the first
-        element only, ``'whole'`` if at each; ``''`` of results that vary.
-      operands: ``'equal'`` if the operands are equal along the axes, and so is what the rule makes for them; ``'vary'``
-        if they vary and what the rule makes does not; else ``''``.
-      gathered: whether the function gathers: its result is equal along the axes, and by the types of JAX it varies.
+      results: for results that are equal along the axes, ``'first'`` if the rule must get a cotangent at the first
+        element only, ``'whole'`` if at each element; ``''`` for results that vary.
+      operands: ``'equal'`` if both the operands and the rule's results for them are equal along the axes; ``'vary'``
+        if the operands vary and the rule's results do not; else ``''``.
+      gathered: whether the function gathers: its result is equal along the axes, but JAX's types say that it varies.
     """
 
     spans: frozenset[Span]
@@ -215,7 +215,7 @@ class RuleOver:
     gathered: bool
 
     def options(self, typed: bool) -> dict[str, str]:
-        """The options of ``backward_over`` that the rule needs, and the helpers that they are."""
+        """The options of ``backward_over`` that the rule needs, each with the helper that is its value."""
         if typed and self.gathered and self.results == "whole":
             raise NotWritable("a gathered result as one that varies, and its backward rule a part of the cotangent")
         before = {"first": "at_first"} if typed else {"whole": "summed_across"}
@@ -225,7 +225,7 @@ class RuleOver:
 
 
 def rules_over(plan: CallPlan) -> list[RuleOver]:
-    """The rules with collectives of each call of a function with such a rule."""
+    """The backward rules with collectives, of each call of a function that has such a rule."""
     found: dict[RuleOver | None, None] = {}
     for marked in plan.staged.marked:
         if isinstance(call := _jax.read(marked.eqn), _jax.CustomVjp):
@@ -264,7 +264,7 @@ def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names
 
 
 def _one(kinds: Mapping[Any, str], found: Sequence[Any], what: str) -> str:
-    """The kind of all results or operands of a rule."""
+    """The one kind that all results or operands of a rule have."""
     if not set(found) <= kinds.keys():
         raise NotWritable(f"a backward rule over several axes, along some of which its {what} are equal")
     if len(set(found)) > 1:
@@ -278,7 +278,7 @@ _SUMS = dict.fromkeys(("psum", "psum_invariant", "pdot"), _NO_SUM) | {"reduce_sc
 
 
 def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[Names], results: Sequence[Names]):
-    """Refuse a rule that sums the cotangent of a collective: xmap has summed it already, JAX would do so again."""
+    """Refuse a rule that sums the cotangent of a collective: xmap has summed it already, and JAX would sum it again."""
     recorder = _Recorder({**checker.placements, COTANGENT: Placement(COTANGENT, 1)}, checker.fun)
     recorder.results(backward, [*residuals, *(names | {COTANGENT} for names in results)])
     for eqn, inputs in recorder.found:
@@ -293,11 +293,11 @@ def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[N
 
 
 class Wrapped(NamedTuple):
-    """What a written rule and its function need for the cotangents of plain JAX.
+    """The texts with which a generated rule and its function handle the cotangents of plain JAX.
 
     Attributes:
-      axes: of its collectives, or a function of the argument that has their name, as text.
-      options: of the helper that makes a rule out of the user's, as text; "" if that may stay.
+      axes: the axes of its collectives, or a function that finds them from the argument with their name, as text.
+      options: the options of the helper that wraps the user's rule, as text; "" if the rule needs no wrapper.
       differ: whether the arguments of the function must differ along the axes of ``jax.vmap``.
     """
 
@@ -310,10 +310,10 @@ class Wrapped(NamedTuple):
 
 
 def wrapped(module: Module, file: str, nodes: Sequence[Any]) -> Wrapped:
-    """What a rule in a file needs.
+    """The wrapper that a rule in a file needs.
 
     Args:
-      nodes: its function, and itself.
+      nodes: the function, and its rule.
     """
     ranges = [(node.lineno, node.end_lineno) for node in nodes]
     within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731

@@ -1,4 +1,4 @@
-"""The helpers that a written module defines: their texts, and what each needs."""
+"""The helpers that a generated module defines: their texts, and the helpers that each one needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READS = {
 
 
 def with_needs(names: Iterable[str]) -> set[str]:
-    """Helpers, with those that they need."""
+    """These helpers, and those that they need."""
     needed: set[str] = set()
     pending = set(names) & HELPERS.keys()
     while pending:
@@ -30,12 +30,12 @@ def with_needs(names: Iterable[str]) -> set[str]:
 
 
 def names_of(helpers_: Iterable[str]) -> set[str]:
-    """Names that mean what they do for helpers: their own, and those of functions of Python that they call."""
+    """Names that must keep their meaning for helpers: their own, and those of the Python builtins that they call."""
     return {*helpers_}.union(*(_READS[name] & vars(builtins).keys() for name in helpers_))
 
 
 def helper_lines(helpers_: Mapping[str, None], names: AxisNames) -> list[str]:
-    """The helpers, with what they need, and the axes that they ask for."""
+    """The helpers, the helpers that they need, and the axes that they ask for."""
     needed = [name for name in HELPERS if name in with_needs(helpers_)]
     used = set().union(*(_READS[name] for name in needed))
     table = ", ".join(f"{literal(n)}: {literal(names.parts(n))}" for n in names.mesh)

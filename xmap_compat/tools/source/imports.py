@@ -1,6 +1,6 @@
-"""What the values are that the user's functions read: of a library, of ours, or of the user's modules.
+"""Where the values come from that the user's functions read: from a library, from this package, or from user modules.
 
-What needs no xmap, and is there in a new process too, stays in the user's modules and is imported from them.
+A value stays in its user module, and is imported from it, if it needs no xmap and exists in a new process too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIBRARY: list[tuple[types.ModuleType, str]] = [
 
 
 def public_name(value: Any) -> tuple[str, types.ModuleType, str] | None:
-    """``('jnp', jax.numpy, 'sin')`` for a function or class of a library, which is used and not copied."""
+    """``('jnp', jax.numpy, 'sin')`` for a function or class of a library, which is imported and not copied."""
     name = getattr(value, "__name__", "")
     if not isinstance(name, str) or not name or not callable(value):
         return None
@@ -75,7 +75,7 @@ def same(known: Any, value: Any) -> bool:
 
 
 def spells(node: ast.expr, value: Any, piece: Piece) -> bool:
-    """Whether an expression of the file is a way to write a value: plain data, or arrays made from it."""
+    """Whether an expression of the file describes a value completely: plain data, or arrays made from plain data."""
     modules = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     if not all(isinstance(piece.globals.get(name), types.ModuleType) for name in modules):
         return False
@@ -103,7 +103,7 @@ _PLAIN_NODES = (
 
 
 def import_statement(free: str, value: Any, piece: Piece, rewritten: Set[str]) -> str | None:
-    """The statement that imports a value from where the user's file has it.
+    """The statement that imports a value in the same way as the user's file does.
 
     Args:
       rewritten: files with collectives.
@@ -120,7 +120,7 @@ def import_statement(free: str, value: Any, piece: Piece, rewritten: Set[str]) -
 
 
 def may_import(module: str, name: str, value: Any, rewritten: Set[str]) -> bool:
-    """Whether a value may stay in its module: one that needs no xmap, has none of its collectives, and gives it."""
+    """Whether a value may stay in its module, which must need no xmap, hold no collectives, and still define it."""
     there = sys.modules.get(module)
     if there is None or needs_us(module, {}):
         return False
@@ -128,7 +128,7 @@ def may_import(module: str, name: str, value: Any, rewritten: Set[str]) -> bool:
 
 
 def needs_us(module: str, seen: dict[str, bool]) -> bool:
-    """Whether importing a module of the user's imports this package, or what it brings back."""
+    """Whether importing a user module imports this package, or a name that this package restores."""
     if module not in seen:
         there, file = sys.modules.get(module), file_of(sys.modules.get(module))
         known = file or module in sys.builtin_module_names or hasattr(there, "__path__")
@@ -141,7 +141,7 @@ def needs_us(module: str, seen: dict[str, bool]) -> bool:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """The modules that a program imports, or may, with the packages that they are in; relative ones with a point."""
+    """The modules that a program imports or may import, with their packages; relative ones begin with a dot."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             home = "." * node.level + (node.module or "")
@@ -154,11 +154,11 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 def is_as_imported(
     module: types.ModuleType, name: str, rewritten: Set[str], seen: Set[tuple[str, str]] = frozenset()
 ) -> bool:
-    """Whether a process that imports a module finds by a name what is there now, and so does what is found.
+    """Whether a new process that imports a module finds the present value by a name, and all that the value reads.
 
-    Nothing of that may be in a file that is rewritten.
+    None of these values may be in a file that is rewritten.
 
-    Modules are changed while they run: ``config.scale = 3``.  A library's are not looked into.
+    A program may change modules while it runs: ``config.scale = 3``.  Libraries are not checked for that.
     """
     file, value = file_of(module), vars(module).get(name)
     if is_library(file) or not file or (file, name) in seen:

@@ -1,4 +1,4 @@
-"""Written modules as one module, in which definitions that are the same in several of them stand once."""
+"""Several generated modules as one module.  If they share a definition, it appears only once."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _EDITS = (" ", EDITED)
 
 
 class Merged:
-    """Collects modules."""
+    """Collects generated modules."""
 
     def __init__(self):
         self._calls: list[tuple[Any, ...]] = []
         self._about: dict[str, None] = {}
         self._statements: list[str] = []
-        self._known: dict[str, Any] = {}  # what each name means: its definition, None for a builtin, the id of an array
+        self._known: dict[str, Any] = {}  # the meaning of a name: a definition, None for a builtin, the id of an array
 
     def add(self, text: str, entry: str, about: str, values: Mapping[str, Any] | None = None) -> str | None:
         """Add the module of a call.
 
         Args:
           entry: its function.
-          about: the call, in words.
+          about: a description of the call.
           values: the arrays that it lacks, by name.
 
         Returns:
-          What its function is called here; None, and nothing is added, if it has names that cannot be told apart.
+          The name of its function in the merged module.  None, and nothing is added, if two names would be ambiguous.
         """
         tree = ast.parse(text)
         read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and hasattr(builtins, n.id)}
@@ -59,7 +59,7 @@ class Merged:
         return entry
 
     def text(self, title: str) -> str:
-        """The module."""
+        """The text of the merged module."""
         width = max(len(name) for name, *_ in self._calls)
         calls = "\n".join(f"  {name.ljust(width)}  {about}" for name, about, _ in self._calls)
         about = "\n\n".join([title, calls, *sorted(self._about, key=lambda p: not p.startswith(_EDITS))])
@@ -69,7 +69,7 @@ class Merged:
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:
-    """The name that each statement of a module binds, or completes as ``f.defvjp(...)`` does, and its lines."""
+    """The statements of a module: the name that each binds, or completes as ``f.defvjp(...)`` does, and its text."""
     lines = text.split("\n")
     for node in ast.parse(text).body[1:]:
         if isinstance(node, _IMPORTS):
@@ -82,7 +82,7 @@ def _statements(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _definitions(text: str) -> dict[str, str]:
-    """All that defines each name of a module."""
+    """Each name of a module, with the text of all statements that define it."""
     found: dict[str, str] = {}
     for name, shown in _statements(text):
         found[name] = f"{found.get(name, '')}\n{shown}"
@@ -90,7 +90,7 @@ def _definitions(text: str) -> dict[str, str]:
 
 
 def _renamed(text: str, old: str, new: str) -> str | None:
-    """A module with another name for one of its own; None if a token of that name may mean something else."""
+    """A module in which one of its own names is replaced; None if a token of that name may mean something else."""
     tables = symtable.symtable(text, "module", "exec").get_children()
     for table in tables:
         tables.extend(table.get_children())

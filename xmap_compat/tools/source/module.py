@@ -1,7 +1,7 @@
-"""The definitions of a written module: the user's functions, rewritten, and every value that they need.
+"""The definitions of a generated module: the user's functions, rewritten, and every value that they need.
 
-The traced program says which calls are collectives and over what; every one of them must be found in
-the source that is rewritten, or there is no source.
+The traced program says which calls are collectives, and over which axes.  Every one of them must be found in
+the source that is rewritten; otherwise no source is generated.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from xmap_compat.tools.source.user_code import (
 )
 
 MAX_LITERAL = 64
-# Names of modules that are imported where they are used.
+# Names of modules that the generated program imports if it uses them.
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
@@ -76,17 +76,17 @@ class Module:
 
     Attributes:
       imports: the import statements.
-      definitions: the text of each definition, in the order of need, by name.
-      helpers: names of functions to be defined beside them.
-      values: arrays too large to be written, by name.
-      name: the function, as an expression.
+      definitions: the text of each definition by name, in the order in which the definitions need each other.
+      helpers: names of helper functions that the generated program defines as well.
+      values: by name, the arrays that are too large for the source.
+      name: an expression for the function.
       calls: the collectives of each innermost call of the user.
       files: where those calls are.
       inside: calls of contractions that the body differentiates.
-      gave_way: whether a name of the user's was reserved.
-      handled: calls whose axes were rewritten, or need not be; of arguments of ``functools.partial``, the axes.
-      nested: in_axes, out_axes and axis_resources of the xmaps inside; they are vmaps, or, where the module is made for
-        the proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
+      gave_way: whether a name of the user's program was changed because it is reserved.
+      handled: calls whose axes were rewritten or may stay; for arguments of ``functools.partial``, the axes.
+      nested: in_axes, out_axes and axis_resources of the xmaps inside.  They are vmaps, or, in the module for the
+        proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Module:
         self._edits[Edit(piece.file, node.lineno, old, new)] = None
 
     def _check_all_found(self, jaxpr: Any) -> None:
-        """Every collective whose axes are called otherwise now must be in a call that was rewritten."""
+        """Every collective whose axes have other names now must be in a call that was rewritten."""
         for eqn, spans in collectives(jaxpr):
             primitive, names = eqn.primitive.name, mentioned_names(eqn.params)
             parts = [part for n in names for part in self.names.parts(n)]
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
             called = f"{primitive} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
-            # Of a backward rule JAX says that it is where the function is called: the proof looks after it.
+            # JAX locates a backward rule where its function is called, so the proof checks it.
             stays = parts == list(names) or "transpose(" in _jax.name_stack(eqn)
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
                 continue
@@ -152,7 +152,7 @@ class Module:
     # ---- names
 
     def _define(self, wanted: str, meaning: Any) -> tuple[str, bool]:
-        """What a value is called, as near to what is wanted as can be, and whether it was known."""
+        """The name of a value, as close to the wanted name as possible, and whether the value had a name already."""
         for name in (wanted, *(f"{wanted}_{k}" for k in range(2, 1000))):
             if name in self._reserved:
                 self.gave_way = True
@@ -164,7 +164,7 @@ class Module:
         raise NotWritable(f"more than a thousand objects with the name {wanted}")
 
     def alias(self, name: str, module: types.ModuleType) -> str:
-        """What a module is called here."""
+        """The name of a module in the generated program."""
         name, known = self._define(name, module)
         if not known:
             self.imports[module_import(name, module)] = None
@@ -175,13 +175,13 @@ class Module:
         return name
 
     def _resolved(self, text: str, piece: Piece) -> str:
-        """A piece of the program with names for what it reads, after all of that has been defined."""
+        """A rewritten piece of the program, after every value that it reads has been defined and named."""
         names, tree = {}, parsed(text)
         for name in free_reads(tree).values():
             if name.startswith(OURS):
                 own = name.removeprefix(OURS)
                 names[name] = self.helper(own) if own in HELPERS else own
-                if own in variables(tree):  # of the user's, which hide it there
+                if own in variables(tree):  # the user's own variables, which hide the name there
                     names[name], _ = self._define(own, own)
                     self.definitions[names[name]] = [f"{names[name]} = {own}"]
             elif piece.has(name) or not hasattr(builtins, name):
@@ -189,12 +189,12 @@ class Module:
         return renamed(text, names)
 
     def _write(self, name: str, piece: Piece, decorated: bool) -> None:
-        """Write a definition after everything that it needs."""
+        """Write a definition after every definition that it needs."""
         text = self._resolved(Rewriter(self, piece).definition(name, decorated), piece)
         self.definitions[name] = text.split("\n")
 
     def _need(self, free: str, piece: Piece) -> str:
-        """Define or import what a free name of a piece of text means; what it is called here."""
+        """Define or import the value of a free name of some text; returns its name in the generated program."""
         if not piece.has(free):
             return self._assigned(free, piece, object())
         value = old_names.of_jax(piece.value(free))
@@ -225,7 +225,7 @@ class Module:
         return self._assigned(free, piece, value, text)
 
     def _assigned(self, free: str, piece: Piece, value: Any, text: str | None = None) -> str:
-        """A variable: assigned as in the file if that says it better, or as there is no other way."""
+        """A variable: assigned as in the file if that is clearer, or if nothing else is possible."""
         node = piece.assigned_around(free)
         if node is None and text is None:
             raise NotWritable(f"{free}, which is not known")
@@ -240,7 +240,7 @@ class Module:
         return name
 
     def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
-        """What an attribute of a module of the user's is called here; None if it may stay there."""
+        """The name in the generated program of an attribute of a user module; None if it may stay in its module."""
         value, file = getattr(owner, name, None), file_of(owner)
         stays = not file.endswith(".py") or is_library(file) or is_ours(owner) or isinstance(value, types.ModuleType)
         if stays or name not in vars(owner) or may_import(owner.__name__, name, value, self.files):
@@ -278,7 +278,7 @@ class Module:
             held = jax.tree.leaves([value.args, value.keywords])
             over = [n for n in held if isinstance(n, str) and self.names.parts(n) != (n,)]
             if over and takes_axes(value.func):
-                raise NotWritable(f"{wanted}, a partial call over axes")  # but where its text is found
+                raise NotWritable(f"{wanted}, a partial call over axes")  # where its text is found, it can be written
             function = f"{self.alias('functools', functools)}.partial"
             return self._called(function, [value.func, *value.args], value.keywords)
         if isinstance(value, types.MethodType):
@@ -299,7 +299,7 @@ class Module:
         return self._function(value, "body") if isinstance(value, types.FunctionType) else None
 
     def _function(self, fun: types.FunctionType, wanted: str, decorated: bool = False, meaning: Any = None) -> str:
-        """Write a function; its name, which is the wanted one if it is a lambda expression."""
+        """Write a function; returns its name, which is the wanted one for a lambda expression."""
         refuse_library(fun.__code__.co_filename, fun.__name__)
         piece = source_of(fun)
         name, known = self._define(getattr(piece.node, "name", wanted), fun if meaning is None else meaning)
@@ -308,7 +308,7 @@ class Module:
         return name
 
     def _decorated(self, value: Any) -> str | None:
-        """What a decorator made of a function: with its decorators, or by ``jax.jit``."""
+        """The result of a decorator: the function with its decorators, or with ``jax.jit``."""
         inner = inspect.unwrap(value)
         if isinstance(inner, types.FunctionType) and not is_library(inner.__code__.co_filename):
             there = inner.__globals__.get(inner.__name__, value)
@@ -319,7 +319,7 @@ class Module:
         return f"{self.alias('jax', jax)}.jit({self.expression(value.__wrapped__, 'body')})"
 
     def _custom_rule(self, value: Any) -> str:
-        """A function with a rule for its derivatives, which a statement or a decorator attaches."""
+        """A function with a derivative rule, which a statement or a decorator attaches."""
         name, kind = value.__name__, "vjp" if isinstance(value, jax.custom_vjp) else "jvp"
         primal, nondiff = value.__wrapped__, tuple(value.nondiff_argnums)
         if not isinstance(primal, types.FunctionType):
@@ -387,7 +387,7 @@ class Module:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """What an object's class is given for its attributes; None if it is given something else."""
+    """The arguments that make an object's attributes when passed to its class; None if they are not the attributes."""
     if isinstance(value, type) or type(value).__module__ in ("builtins", "types", "functools"):
         return None
     if hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""xmaps inside of another one, written as maps of plain JAX."""
+"""Nested xmaps, written as maps of plain JAX."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def is_xmap(callee: Any) -> bool:
-    """Whether a function is the one that users call xmap: ours, which imports the tools, or where legacy had it."""
+    """Whether a function is xmap: this package's, which imports these tools, or the one at legacy's place."""
     homes = (sys.modules.get(name) for name in ("xmap_compat.api", "xmap_compat.legacy.maps"))
     return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
 def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
-    """An xmap inside another one: a vmap for each of its axes, the first one outermost, on its mesh axes."""
+    """An xmap inside another one, as a vmap for each of its axes: the first one outermost, each on its mesh axes."""
     if isinstance(in_axes, list) and not is_single_spec(in_axes):
         in_axes = tuple(in_axes)
     given, results = parse_specs("in_axes", in_axes), parse_specs("out_axes", out_axes)
@@ -51,7 +51,7 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
 
 
 def _position(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:
-    """Where an axis is in an array without the dimensions of the outer ones."""
+    """The dimension of an axis in an array, after the dimensions of the outer axes have been removed."""
     positions = spec.position_of()
     if name not in positions:
         return None

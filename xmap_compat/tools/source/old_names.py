@@ -9,15 +9,15 @@ from xmap_compat.legacy.removed import ALIAS, GONE_MODULES, KEYWORDS, NAMES
 from xmap_compat.random import NamedShape
 from xmap_compat.tools.source.text import NotWritable
 
-# Functions of ``jax.util`` that are short enough to be written out, by name.
+# By name, the functions of ``jax.util`` that are short enough to be written out.
 WRITTEN_OUT = ("safe_map", "safe_zip", "unzip2")
 
 
 def new_name(module: str, name: str) -> str | None:
-    """What is called ``module.name`` in old programs: its name today; None if it has kept it.
+    """Today's name of ``module.name`` in old programs; None if the name has not changed.
 
     Raises:
-      NotWritable: nothing has taken its place, or something that is used otherwise.
+      NotWritable: it has no replacement, or the replacement is used differently.
     """
     row = NAMES.get(f"{module}.{name}")
     if row is None:
@@ -30,7 +30,7 @@ def new_name(module: str, name: str) -> str | None:
 
 
 def new_keyword(function: Any, keyword: str | None) -> str | None:
-    """What a keyword of a function is called today; None if it has kept its name."""
+    """Today's name of a function's keyword; None if it has not changed."""
     for row in KEYWORDS:
         home, _, name = row.function.rpartition(".")
         if row.keyword == keyword and _is_called(function, name):
@@ -41,7 +41,7 @@ def new_keyword(function: Any, keyword: str | None) -> str | None:
 
 
 def maps_by_default(function: Any) -> bool:
-    """Whether a function is ``jax.pure_callback``, of which plain JAX must be told how it is mapped."""
+    """Whether a function is ``jax.pure_callback``, which needs an explicit mapping method in plain JAX."""
     return _is_called(function, "pure_callback")
 
 
@@ -51,13 +51,13 @@ def _is_called(function: Any, name: str) -> bool:
 
 
 def helper_for(value: Any) -> str | None:
-    """The name of the helper for a class of ours, or a function of ``jax.util``."""
+    """The name of the helper that replaces a class of this package or a function of ``jax.util``."""
     name = getattr(value, "__name__", "")
     inside = str(getattr(value, "__module__", "") or "").startswith(("jax._src.util", "jaxlib"))
     return name if value is NamedShape or (name in WRITTEN_OUT and inside and callable(value)) else None
 
 
 def of_jax(value: Any) -> Any:
-    """JAX's function of random numbers for ours, which takes named shapes as well."""
+    """JAX's random function for a function of this package, which also takes named shapes; else the value itself."""
     ours = isinstance(value, types.FunctionType) and value.__module__ == "xmap_compat.random"
     return getattr(value, "__wrapped__", value) if ours else value

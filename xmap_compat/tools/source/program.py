@@ -1,8 +1,8 @@
 """``plan.source()``: the program of a plan for plain JAX, as Python source.
 
-It keeps the user's functions, with their collectives rewritten, under nested ``jax.vmap`` and ``jax.shard_map``.
-Before it is handed out it is staged and compared with the plan's program; where it cannot be written, or
-computes something else, there is no source, and the reason is said.
+The program keeps the user's functions under nested ``jax.vmap`` and ``jax.shard_map``, with their collectives
+rewritten.  It is traced and compared with the plan's program first.  If it cannot be generated, or computes
+something else, you get the reason instead of the source.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 
 def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
-    """The source of a module that defines ``entry_name(plan)``, and the arrays that are too large to be written.
+    """The source of a module that defines ``entry_name(plan)``, and the arrays that are too large for the source.
 
     Returns:
-      The source; the arrays that it declares and leaves to be assigned, by their names in it.
+      The source; by name, the arrays that the source declares and you assign.
 
     Raises:
-      NotImplementedError: something cannot be written, or is not certain to be the same program; says what.
+      NotImplementedError: a part cannot be generated, or may be another program; the message names it.
     """
     try:
         if plan.staged.placed.nested:
@@ -80,7 +80,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
 
 
 def _axis_names(plan: CallPlan) -> AxisNames:
-    """What each axis is called: the vmap of one by its own name, unless that is a mesh axis or no string."""
+    """The name of each axis: its vmap has the axis' own name, unless that is a mesh axis or no string."""
     inner: dict[Any, tuple[tuple[str, ...], int]] = {}
     for axis in (a for call in plan.nested for a in call.axes):
         own = (axis.mesh_axes, math.prod(axis.loop_sizes))
@@ -99,7 +99,7 @@ def _axis_names(plan: CallPlan) -> AxisNames:
 
 
 def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) -> str | None:
-    """Why JAX cannot check which values vary over the mesh, as far as that is known before it is tried."""
+    """Why JAX cannot check which values vary over the mesh, if that is known before trying; else None."""
     if any(mesh_axes for mesh_axes, _ in names.inner.values()):
         return "what an xmap inside gathers is the same on devices, of which types know nothing"
     over = collectives_in(plan.staged.placed.program.jaxpr).union(*(rule.names for rule in rules))
@@ -114,14 +114,14 @@ def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) 
 def _proved(
     plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unchecked: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """The user's functions under nested vmaps, within a shard_map if there is a mesh: written and proved.
+    """The user's functions under nested vmaps, within a shard_map if there is a mesh: generated, then proved.
 
     Args:
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
     """
     typed = plan.mesh is not None and unchecked is None
     jaxpr = plan.staged.placed.program.jaxpr
-    # What a gradient that is taken inside makes of a collective is other than what one from outside does.
+    # A gradient that is taken inside differentiates a collective differently from a gradient taken outside.
     inside = hazards.contractions_inside(jaxpr)
     only_values = bool(inside) or (bool(rules) and hazards.differentiates(jaxpr))
     hazards.check(plan, typed or only_values)
@@ -141,7 +141,7 @@ def _proved(
     with entered(plan.mesh if wrapper.takes_mesh else None):  # no types are in effect then
         given = {wrapper.mesh: current_scope().mesh} if wrapper.takes_mesh else {}
         note = _check(plan, functools.partial(entry, **given), typed)
-    # What an xmap inside is evaluated to is no nest of vmaps: it is compared as an xmap.
+    # The plan evaluates a nested xmap not as a nest of vmaps, so the proof compares it as an xmap.
     of_xmaps = made(True, needed) if module.nested else module
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
     stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
@@ -155,7 +155,7 @@ def _proved(
 
 
 def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
-    """Docstring, the imports that the lines use and those of the module, the mesh, the lines."""
+    """The module: docstring, the imports of the lines and of the definitions, the mesh, and the lines."""
     mapped = wrapper.lines()
     lines = [*_definitions(module), "", "", *mapped]
     read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
@@ -173,7 +173,7 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
 
 
 def _definitions(module: Module) -> list[str]:
-    """The lines of a module before the function for the xmapped one."""
+    """The lines of a module that precede the function for the xmapped one."""
     lines = [*value_lines(module.values), *helper_lines(module.helpers, module.names)]
     for definition in module.definitions.values():
         lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
@@ -184,12 +184,12 @@ def _definitions(module: Module) -> list[str]:
 
 
 def _executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The names that a module defines, but for those that are given."""
+    """Execute a module; returns the names that it defines, without the given ones."""
     module = types.ModuleType(f"_source_of_{entry_name(plan)}")
     vars(module).update(given)
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if getattr(node, "name", "") not in given]
-    sys.modules[module.__name__] = module  # where definitions of classes look for it
+    sys.modules[module.__name__] = module  # definitions of classes look for it there
     try:
         exec(compile(tree, f"<source of {plan.function}>", "exec"), vars(module))
     finally:
@@ -198,10 +198,10 @@ def _executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, 
 
 
 def _check(plan: CallPlan, function: Callable[..., Any], typed: bool) -> str | None:
-    """Raise unless a function gives results of a plan's types; with types, unless it can be differentiated.
+    """Raise unless a function gives results of a plan's types and, if typed, can be differentiated.
 
     Returns:
-      What is to be said of the derivative: without types it fails aloud, and values are the same.
+      A note about the derivative, if there is one: without types, it raises an error, and values are the same.
     """
     leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in plan.arguments]
     args = jax.tree.unflatten(plan.staged.in_tree, leaves)
@@ -216,14 +216,14 @@ def _check(plan: CallPlan, function: Callable[..., Any], typed: bool) -> str | N
         hazards.check_branches(derivative)
         return None
     if isinstance(_derivative(jaxpr_as_fun(plan.staged.jaxpr), leaves), Exception):
-        return None  # nor can what the plan runs
+        return None  # the plan's own program cannot be differentiated either
     if typed:
         raise NotWritable(f"its derivative fails: {_first_line(derivative)}") from derivative
     return f"JAX cannot differentiate this: {_first_line(derivative).rstrip('.')}."
 
 
 def _derivative(function: Callable[..., Any], args: Any) -> Any:
-    """The gradient of the sum of a function's results, staged, or the error that this raises."""
+    """The gradient of the sum of a function's results, traced, or the error that tracing it raises."""
 
     def total(args):
         smooth = [x for x in jax.tree.leaves(function(*args)) if jnp.issubdtype(x.dtype, np.inexact)]
@@ -236,6 +236,6 @@ def _derivative(function: Callable[..., Any], args: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """Type and first line of an error, with the elements of sets, which have no order, in one."""
+    """Type and first line of an error.  The elements of sets, which have no order, are sorted."""
     in_order = lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}"  # noqa: E731
     return ": ".join([type(error).__name__, *(re.sub(r"\{([^{}]*)\}", in_order, str(error))).splitlines()[:1]])

@@ -1,9 +1,9 @@
-"""Proof that a written program computes what a plan's program computes: both are staged and compared.
+"""Proof that a generated program computes the same as a plan's program: both are traced and compared.
 
-The functions of the user that were rewritten are traced over the axes that execute their named axes, where each
-helper stands for the collective that it replaces.  What they compute is then compared with the plan's named
-program as a graph of operations, in which only what the results need is seen, and in which neither the names of
-variables, nor calls of jitted functions, nor the order of independent operations matter.
+The rewritten functions of the user are traced over the axes that execute their named axes.  Each helper stands for
+the collective that it replaces.  The traced program is then compared with the plan's named program, as a graph of
+operations.  The comparison covers only operations that the results need.  It ignores the names of variables, calls
+of jitted functions, and the order of independent operations.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., Any]) -> str | None:
-    """What a rewritten function computes otherwise than the named program of a plan, in words.
+    """How the computation of a rewritten function differs from a plan's named program, as text; None if it does not.
 
     Args:
-      names: what executes each named axis.
-      function: of a module that was executed with ``stand_ins`` for its helpers.
+      names: the axes that execute each named axis.
+      function: from a module that was executed with ``stand_ins`` for its helpers.
     """
     program, body = plan.staged.placed.program, plan.staged.placed.body
     sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
@@ -52,7 +52,7 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
 
 
 def difference(expected: Graph, found: Graph) -> str | None:
-    """What one program computes and the other does not, in words; None if they compute the same."""
+    """An operation that only one of two programs computes, as text; None if they compute the same."""
     found.numbers = expected.numbers
     if expected.function(expected.program, expected.consts) == found.function(found.program):
         return None
@@ -70,15 +70,15 @@ def _described(eqn) -> str:
 
 @dataclasses.dataclass
 class Graph:
-    """A program whose operations get numbers: equal operations of equal operands the same one.
+    """A program with numbered operations: equal operations on equal operands have the same number.
 
     Attributes:
       program: a jaxpr.
       body: the axes that it was traced over.
       consts: the values of its constants, if it does not hold them.
-      parts: what executes each named axis, where the other program names that.
-      among_parts: the axes of that one.
-      equations: by their numbers.
+      parts: the axes that execute each named axis, if the other program uses named axes.
+      among_parts: the axes of the other program.
+      equations: the equations, by number.
     """
 
     program: Any
@@ -89,7 +89,7 @@ class Graph:
     numbers: dict[Any, int] = dataclasses.field(default_factory=dict)
     equations: dict[int, Any] = dataclasses.field(default_factory=dict)
     _effects: list[int] = dataclasses.field(default_factory=list)
-    _open: list[int] = dataclasses.field(default_factory=list)  # functions whose rules are being numbered
+    _open: list[int] = dataclasses.field(default_factory=list)  # functions with rules that are being numbered
 
     def _number(self, *key: Any) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -105,7 +105,7 @@ class Graph:
         return self._number("function", *inputs, *results, "with effects", *effects)
 
     def _results(self, jaxpr: Any, operands: Sequence[int]) -> list[int]:
-        """The numbers of the results of a jaxpr at operands that are numbered."""
+        """The numbers of a jaxpr's results, for operands with these numbers."""
         body, consts = _jax.open_jaxpr(jaxpr)
         variables = _jax.input_vars(body)
         own = [self._constant(c) for c in consts] if len(operands) < len(variables) else []
@@ -124,7 +124,7 @@ class Graph:
         if primitive == "axis_index" and len(over) > 1:
             traced = trace_flat(lambda: lax.axis_index(over), [], self.among_parts or self.body)
             return dataclasses.replace(self, parts={})._results(traced, [])
-        if primitive == "pdot" and not over:  # a contraction of positions
+        if primitive == "pdot" and not over:  # a contraction of positional dimensions
             positional = functools.partial(bind_contraction, **{**eqn.params, "mentions": None})
             return self._results(trace_flat(positional, [v.aval for v in eqn.invars], self.body), operands)
         if primitive in _NEUTRAL:
@@ -146,15 +146,15 @@ class Graph:
         return [self._number("result", k, key, *_type(v)) for k, v in enumerate(eqn.outvars)]
 
     def _over(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What an operation goes over: what executes its named axes, and positions."""
+        """The axes of an operation: those that execute its named axes, and positions."""
         over = [p for n in mentioned_names(params) for p in self.parts.get(n, (n,))]
         return (*over, *(("position", k) for k in (positions(params) if "axes" in params else ())))
 
     def _derivative(self, eqn: Any, held: Any) -> Any:
-        """What a function and its derivative compute."""
+        """Numbers for a function and its derivative."""
         own = self.function(held.body)
         if own in self._open:
-            return own  # a rule calls its function
+            return own  # the rule calls its own function
         self._open.append(own)
         made = own, held.symbolic_zeros, self.function(derivative(functools.partial(trace_flat, body=self.body), eqn))
         self._open.pop()
@@ -167,7 +167,7 @@ class Graph:
         return self._number("constant", array.shape, str(array.dtype), array.tobytes())
 
     def _value(self, value: Any) -> Any:
-        """A parameter as something that can be compared by equality."""
+        """A parameter, converted to a value that can be compared by equality."""
         if _jax.is_jaxpr(value):
             return self.function(value)
         if isinstance(value, (np.ndarray, jax.Array)):
@@ -178,7 +178,7 @@ class Graph:
             return tuple(map(self._value, value))
         if isinstance(value, functools.partial):
             return self._value((value.func, value.args, value.keywords))
-        if isinstance(value, types.FunctionType):  # of a callback
+        if isinstance(value, types.FunctionType):  # the function of a callback
             used = inspect.getclosurevars(value)
             data = {name: v for name, v in used.globals.items() if isinstance(v, _DATA)}
             return self._value((value.__code__, used.nonlocals, data, value.__defaults__, value.__kwdefaults__))

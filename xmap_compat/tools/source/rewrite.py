@@ -1,7 +1,7 @@
 """The text of the user's functions with their collectives rewritten for plain JAX.
 
-Inside, an axis is called by what executes it: its mesh axes, then the axis of a ``jax.vmap`` that has its own name.
-A call of a collective gets those names; where JAX's function cannot do it over them, a helper is called instead.
+In the new text, the axes that execute a named axis replace it: its mesh axes, then a ``jax.vmap`` axis of its name.
+A call of a collective gets these axes.  If JAX's function does not support them, a helper is called instead.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from xmap_compat.tools.source.user_code import AxisNames, Piece, dedented, free_
 if TYPE_CHECKING:
     from xmap_compat.tools.source.module import Module
 
-# With this begin the names in a new text that are not the user's: helpers, modules and definitions.
+# The prefix of names in a new text that are not the user's: helpers, modules and definitions.
 OURS = "_xmap_compat_"
 
 
 def ours(text: str) -> str:
-    """An expression that was made here, for a place among the user's."""
+    """Mark an expression that was made here, for a place in the user's text."""
     return renamed(text, {name: OURS + name for name in free_reads(ast.parse(text)).values()})
 
 
@@ -50,12 +50,12 @@ class Call:
     """A call of a function over axes.
 
     Attributes:
-      given: its arguments, by the names of the parameters.
+      given: its arguments, by parameter name.
       over: the named axes.
-      across: the axes of the mesh that execute them.
-      local: the axes of ``jax.vmap`` that do.
+      across: the mesh axes that execute them.
+      local: the ``jax.vmap`` axes that execute them.
       traced: its collectives in the plan's program.
-      callee: what an expression in it means.
+      callee: a function that returns the value of an expression in the call.
     """
 
     given: Mapping[str, ast.expr]
@@ -76,7 +76,7 @@ class Rewriter:
         self._changed: list[Any] = []
 
     def definition(self, name: str, decorated: bool) -> str:
-        """The definition of a function or a class, by a name, at no indentation."""
+        """The definition of a function or a class, with the given name and without indentation."""
         node, text = self.piece.node, self.piece.text
         if isinstance(node, ast.Lambda):
             self._edit([node])
@@ -91,7 +91,7 @@ class Rewriter:
         if not decorated:
             start, kept = offset(text, node.lineno, 0), [n for n in kept if n not in node.decorator_list]
         if isinstance(node, ast.ClassDef):
-            # Methods that call xmap stay outside of the generated program.
+            # Methods that call xmap are left out of the generated program.
             for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
                 self._put(*self.piece.bounds(method), "")
         self._edit(kept)
@@ -100,7 +100,7 @@ class Rewriter:
         return dedented(self._part(text.rfind("\n", 0, start) + 1, end)).rstrip()
 
     def expression(self) -> str:
-        """The new text of an expression."""
+        """The new text of the piece, which is an expression."""
         self._edit([self.piece.node])
         return self._part(*self.piece.bounds(self.piece.node))
 
@@ -116,7 +116,7 @@ class Rewriter:
         self._put(*self.piece.bounds(node), text)
 
     def _around(self, node: Any, inner: Any, before: str, after: str) -> None:
-        """What is before and after a part of an expression."""
+        """Insert text before and after a part of an expression."""
         (start, end), (inside, inside_end) = self.piece.bounds(node), self.piece.bounds(inner)
         self._put(start, inside, before)
         self._put(inside_end, end, after)
@@ -128,7 +128,7 @@ class Rewriter:
         return ast.get_source_segment(self.piece.text, node) or ""
 
     def _edit(self, roots: Sequence[Any]) -> None:
-        """Edit what changes in parts of the piece, from the outside in."""
+        """Edit the parts of the piece that change, from the outside in."""
         pending = list(roots)
         while pending:
             node = pending.pop(0)
@@ -157,7 +157,7 @@ class Rewriter:
             self._replace(node, ours(new))
 
     def _default(self, node: Any) -> None:
-        """The value of a parameter's default whose names mean something else by now, as variables of loops do."""
+        """Write the value of a parameter's default if its names have other values by now, as loop variables do."""
         value, piece = self.piece.defaults[node], self.piece
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not piece.is_bound(n)]
         changed = isinstance(node, ast.Name) and piece.has(node.id) and piece.value(node.id) is not value
@@ -165,7 +165,7 @@ class Rewriter:
             self._replace(node, ours(self.module.expression(value, "default")))
 
     def _attribute(self, node: ast.Attribute) -> str | None:
-        """What an attribute of a module is called in the new program, if that is something else."""
+        """The new name of an attribute of a module in the generated program; None if the name stays."""
         owner = self.callee(node.value)
         if not isinstance(owner, types.ModuleType):
             return None
@@ -181,7 +181,7 @@ class Rewriter:
         if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
         if old_names.of_jax(callee) is not callee and self.piece.span(node) in self.module.calls:
-            # Of ours, with a named shape, for which it asks for indices.
+            # A function of this package, with a named shape: it asks for indices along the axes.
             self.module.handled.add(self.piece.span(node))
             first = self.piece.bounds([*node.args, *node.keywords][0])[0]
             start, end = self.piece.bounds(function)
@@ -219,7 +219,7 @@ class Rewriter:
         return None
 
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
-        """A call of a function over axes, or a partial one of it: other axes, or a helper."""
+        """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
         if callee is None and isinstance(function, ast.Attribute) and function.attr in vars(jnp):
             callee, arguments = vars(jnp)[function.attr], [function.value, *arguments]  # a method of an array
@@ -233,16 +233,16 @@ class Rewriter:
         if value is _UNKNOWN:
             if not traced and parameter != "axis_name" and (row is None or parameter == "axis"):
                 return
-            # Sizes and indices leave no collective, or none of their own.
+            # Sizes and indices leave no collective in the jaxpr, or none of their own.
             over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or tuple(self.names.mesh)
             text = None if self.names.same else f"{OURS}axes_of({self._source(at)})"
         else:
             values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-            # Any string is the name of an axis, maybe of a vmap inside.
+            # Any string is the name of an axis, perhaps of a vmap inside.
             over = tuple(v for v in values if isinstance(v, str) or (v in self.names.mesh and not isinstance(v, int)))
             parts = tuple(p for v in values for p in (self.names.parts(v) if v in over else (v,)))
             self.names.all_parts([v for v in over if v in self.names.mesh])
-            # Functions of jax.numpy, and methods, read a string letter by letter.
+            # Functions and methods of jax.numpy read a string letter by letter.
             in_letters = isinstance(value, str) and vars(jnp).get(getattr(callee, "__name__", "")) is callee
             stays = parts == values and not (in_letters and len(value) > 1)
             text = None if stays else ours(axes(parts) if parameter == "axis_name" else literal(parts))
@@ -259,7 +259,7 @@ class Rewriter:
             self._replace(at, text)
 
     def _given(self, node: ast.Call, callee: Any, arguments: Sequence[Any], needed: bool) -> dict[str, Any]:
-        """The arguments of a call, by the parameters' names; ``axis`` of one that is a name where they are unknown."""
+        """The arguments of a call, by parameter name; if unknown, an argument that names an axis is ``axis``."""
         keywords = {str(k.arg): k.value for k in node.keywords}
         if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
             if needed:
@@ -272,7 +272,7 @@ class Rewriter:
             return {**dict(zip(["axis"], named)), **keywords}
 
     def _helped(self, node: ast.Call, function: Any, row: Row, given: Any, at: ast.expr, text: str) -> None:
-        """The call of a helper instead.
+        """Call a helper instead of the function.
 
         Args:
           given: the first argument.
@@ -296,16 +296,16 @@ class Rewriter:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}")
 
     def _index_over(self, function: Any, names: Sequence[Any]) -> str:
-        """The index over several axes, the major one first: what executes one of them goes together.
+        """The index over several axes, the major one first.  The axes that execute one named axis stay together.
 
-        It is added up from the minor one, as JAX does.
+        The terms are added from the minor axis on, as JAX does.
         """
         texts = [f"{self._source(function)}({axes(self.names.parts(n))})" for n in names]
         sizes = [self.names.size(names[k + 1 :]) for k in range(len(names))]
         return f"({' + '.join(f'{t} * {size}' if size != 1 else t for t, size in [*zip(texts, sizes)][::-1])})"
 
     def _einsum(self, node: ast.Call) -> None:
-        """Contracted names become letters where they are vmapped; what devices hold is summed."""
+        """Contracted names that are vmapped become letters.  For those that devices hold, the result is summed."""
         spec: Any = node.args[0] if node.args else None
         if not isinstance(spec, ast.Constant) or "{" not in str(spec.value):
             return
@@ -361,7 +361,7 @@ class Rewriter:
     # ---- values
 
     def _evaluated(self, node: ast.expr) -> Any:
-        """The value of an expression that is known before the function runs; a ValueError if it is not."""
+        """The value of an expression if it is known before the function runs; else a ValueError."""
         if any(isinstance(n, ast.Name) and self.piece.is_bound(n) for n in ast.walk(node)):
             raise ValueError
         names = {**self.piece.globals, **self.piece.closure}
@@ -371,7 +371,7 @@ class Rewriter:
             raise ValueError from error
 
     def _axis_value(self, node: ast.expr | None, evaluated: bool = False) -> Any:
-        """The axes and positions of an axis argument; ``_UNKNOWN`` before it runs."""
+        """The axes and positions of an axis argument; ``_UNKNOWN`` if they are unknown before the function runs."""
         if isinstance(node, (ast.Tuple, ast.List)):
             values = [self._axis_value(e, evaluated) for e in node.elts]
             return _UNKNOWN if _UNKNOWN in values else tuple(values)
@@ -390,7 +390,7 @@ _UNKNOWN = object()
 
 
 def takes_axes(callee: Any) -> bool:
-    """Whether a function is one of JAX that may be over axes, and does not bind them."""
+    """Whether a function is a JAX function that takes axis names and does not bind them."""
     if callee is None or callee is jax.vmap or callee is jax.pmap:
         return False
     module = getattr(callee, "__module__", None) or type(callee).__module__

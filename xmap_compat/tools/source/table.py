@@ -1,4 +1,4 @@
-"""The functions over axes that JAX lacks or does otherwise: the helper of each, and when it is needed."""
+"""The functions over axes that JAX lacks or computes differently: the helper for each, and when it is needed."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def _mixed(call: Call) -> bool:
 def _permuted(call: Call) -> bool:
     in_order = list(call.across) == [m for m in call.names.order if m in call.across]
     permutations = [e.params["perm"] for e in call.traced if e.primitive.name == "ppermute"]
-    # Under vmap JAX takes element 0 where no one sends to an element.
+    # Under vmap, an element to which no element sends gets element 0 in JAX.
     known = bool(permutations) and all(n in call.names.sizes for n in call.over)
     partial = bool(call.local) and not (known and all(len(p) == call.names.size(call.over) for p in permutations))
     return _mixed(call) or partial or not in_order
 
 
 def _exchanged(call: Call) -> bool:
-    """An untiled one is wrong in JAX where the split and the new dimension differ: its derivative, or under vmap it."""
+    """JAX is wrong for an untiled one under vmap, and for its derivative where split and new dimension differ."""
     split, concat = (ast.unparse(call.given[k]) if k in call.given else k for k in ("split_axis", "concat_axis"))
     untiled = "tiled" not in call.given or getattr(call.given["tiled"], "value", None) is False
     return _mixed(call) or (untiled and (bool(call.local) or split != concat))
 
 
 def _differentiable(call: Call) -> bool:
-    """Extrema of numbers that are not held constant."""
+    """Extrema of numbers that are not constants for the derivative."""
     kinds = [v.aval.dtype for e in call.traced for v in e.invars]
     x = next(iter(call.given.values()))
     constant = isinstance(x, ast.Call) and call.callee(x.func) is lax.stop_gradient
-    # Of a vmap inside, whose collectives are gone.
+    # The collectives of a vmap inside are gone.
     inside = not any(n in call.names.mesh and n not in call.names.inner for n in call.over)
     return not constant and (bool(kinds) or inside) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
 
 
 class Row(NamedTuple):
-    """A function over axes, the helper that does it where JAX does not, and whether that is so of a call."""
+    """A function over axes, the helper that replaces it, and a test whether a call needs the helper."""
 
     function: Any
     helper: str
@@ -84,7 +84,7 @@ TABLE = (
     Row(named_lax.pargmin, "pargmin"),
 )
 EINSUMS = (named_einsum.xeinsum, named_einsum.einsum, jnp.einsum)
-# Parameters that take axes, in the order in which they are looked for.
+# Parameters that take axes, in the order of the search.
 AXIS_PARAMETERS = ("axis_name", "axes", "axis")
 
 
@@ -114,7 +114,7 @@ def _of_axes(function):
     return lambda x, axes: function(x, axes)
 
 
-# What each helper of a written program stands for.
+# The function that each helper of a generated program stands for.
 STAND_INS: dict[str, Callable[..., Any]] = {
     **{row.helper: _of_axes(row.function) if row.helper.endswith("_over") else row.function for row in TABLE},
     "max_over": _extremum(lax.pmax, jnp.max),
@@ -122,14 +122,14 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "pdot_inside": named_lax.pdot,
     "einsum_over": _einsum_over,
     "einsum_inside": _einsum_over,
-    # What cotangents of a function that is differentiated from outside are is no matter of its program.
+    # How cotangents are treated in a derivative from outside does not change the program itself.
     "backward_over": lambda rule, axes, **options: rule,
     "varying_over": lambda function, *axes: function,
 }
 
 
 def nested_xmaps(calls: Sequence[tuple[Any, Any, Any]]) -> dict[str, Any]:
-    """What stands for the xmaps inside a module."""
-    xmap = sys.modules["xmap_compat.api"].xmap  # which made the plan
+    """A function for each nested xmap of a module, for the proof."""
+    xmap = sys.modules["xmap_compat.api"].xmap  # the xmap that made the plan
     stand_in = lambda given, results, places: lambda f: xmap(f, given, results, axis_resources=places)  # noqa: E731
     return {f"nested_xmap_{k}": stand_in(*call) for k, call in enumerate(calls, 1)}

@@ -28,26 +28,26 @@ _SHOWN = {"np": np, "jnp": jnp, "Ellipsis": ..., **{kind.__name__: kind for kind
 
 
 class NotWritable(Exception):
-    """Something that this way of writing the program cannot express; the message says what, and where."""
+    """A part of the program cannot be written in this way.  The message names the part, and the place."""
 
     placed = False
 
     def at(self, place: str) -> NotWritable:
-        """The same with a place in the user's files, unless it has one."""
+        """The same error with a place in the user's files, unless it names one already."""
         if not self.placed:
             self.args, self.placed = (f"{self} ({place})",), True
         return self
 
 
 class Text(str):
-    """Source, which ``repr`` leaves as it is: ``repr`` of a tuple of them is the source of a tuple."""
+    """Source text that ``repr`` leaves as it is, so ``repr`` of a tuple of them is the source of a tuple."""
 
     __repr__ = str.__str__
 
 
 def literal(value: Any) -> str:
-    """Plain Python data as source: as it shows itself, if that is evaluated to the same."""
-    if type(value) is complex:  # the signs of its zeros
+    """Plain Python data as source: its ``repr``, if that evaluates to the same value."""
+    if type(value) is complex:  # zeros have signs
         return f"complex({literal(value.real)}, {literal(value.imag)})"
     shown = re.sub(r"'([^'\"\\]*)'", r'"\1"', repr(value))
     for text in (shown, repr(value), re.sub(r"(?<![\w\"'])(nan|inf)\b", r"jnp.\1", shown)):
@@ -59,7 +59,7 @@ def literal(value: Any) -> str:
 
 
 def array(value: Any) -> str:
-    """A small array or a NumPy scalar, of a type of NumPy, which JAX does not narrow, if NumPy has it."""
+    """A small array or a NumPy scalar.  Its type is NumPy's if NumPy has it, because JAX does not narrow that."""
     value = np.asarray(value)
     name = value.dtype.name
     dtype = f"np.{name}" if hasattr(np, name) else f"jnp.{name}"
@@ -79,11 +79,11 @@ def partition_spec(spec: Sequence[Any]) -> str:
 
 
 def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool = False) -> str:
-    """A pytree of texts as a display of dictionaries, lists and tuples.
+    """A pytree of texts, written with dictionaries, lists and tuples.
 
     Args:
-      named: a function that says what a class of named tuples is called; without it there is no text for them.
-      whole: without this, one text may stand for a subtree whose leaves are all equal.
+      named: a function that gives the name of a class of named tuples; without it, such a class raises an error.
+      whole: if False, one text may stand for a subtree whose leaves are all equal.
     """
     kind, keys = structure.node_data() or (None, None)
     if kind is None or (len(set(leaves)) == 1 and not whole):
@@ -105,19 +105,19 @@ def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool
 
 
 def identifier(text: str) -> str:
-    """A name that can stand in a program: ``params['w1']`` -> ``params_w1``."""
+    """A valid Python name: ``params['w1']`` -> ``params_w1``."""
     name = "_".join(re.findall(r"[^\W_]+", text)) or "value"
     return f"v{name}" if name[0].isdigit() else name + "_" * keyword.iskeyword(name)
 
 
 class Names:
-    """Fresh names, without those that are taken."""
+    """Fresh names, which differ from those that are taken."""
 
     def __init__(self, taken: Iterable[str]):
         self.taken = {*taken, *keyword.kwlist, "l"}
 
     def like(self, wanted: str) -> str:
-        """A free name as near to the wanted one as can be had; it is taken now."""
+        """A free name as close to the wanted one as possible; it is taken from now on."""
         variants = itertools.chain([wanted], (f"{wanted}_{k}" for k in itertools.count(2)))
         name = next(name for name in variants if name not in self.taken)
         self.taken.add(name)
@@ -128,12 +128,12 @@ class Names:
 
 
 def imports_in_order(statements: Iterable[str]) -> list[str]:
-    """Statements that import, in the order of isort but for what is of the standard library."""
+    """Import statements in the order of isort, except that the standard library has no section of its own."""
     return sorted(statements, key=lambda s: (s.startswith("from "), s))
 
 
 def formatted(text: str) -> str:
-    """The text as ruff and black leave it, where they are installed."""
+    """The text after ruff and black have formatted it, if they are installed."""
     for command in (line.split() for line in _FORMATTERS):
         if importlib.util.find_spec(command[0]) is not None:
             started = [sys.executable, "-m", *command]

@@ -1,4 +1,4 @@
-"""The user's functions: where their text is, what the names in it mean, and which of its calls are collectives."""
+"""The user's functions: where their text is, what the names in it mean, and which calls in it are collectives."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Span = tuple[Any, ...]  # file, line, column, end line, end column
 
 @dataclasses.dataclass(frozen=True)
 class AxisNames:
-    """What each named axis is called in plain JAX.
+    """The names of each named axis in plain JAX.
 
     Attributes:
       mesh: its mesh axes.
-      local: what the vmap of each axis calls it; None if the axis fills its mesh axes.
+      local: the name that each axis has in its vmap; None if the axis fills its mesh axes.
       order: the mesh's axes, in order.
       sizes: the size of each named axis.
-      inner: of the axes of xmaps inside: the mesh axes, and the turns of loops.
+      inner: for each axis of a nested xmap, its mesh axes and the trip count of its loops.
     """
 
     mesh: Mapping[Any, tuple[str, ...]]
@@ -41,7 +41,7 @@ class AxisNames:
     inner: Mapping[Any, tuple[tuple[str, ...], int]] = dataclasses.field(default_factory=dict)
 
     def with_inner(self) -> AxisNames:
-        """The names where those of xmaps inside count as well."""
+        """The same names, together with those of nested xmaps."""
         mesh = {**self.mesh, **{name: mesh_axes for name, (mesh_axes, _) in self.inner.items()}}
         return dataclasses.replace(self, mesh=mesh, local={**self.local, **{name: name for name in self.inner}})
 
@@ -50,7 +50,7 @@ class AxisNames:
 
     def parts(self, name: Any) -> tuple[Any, ...]:
         if name not in self.mesh:
-            return (name,)  # of a vmap of the user's
+            return (name,)  # an axis of the user's own vmap
         own = self.local[name]
         return self.mesh[name] if own is None else (*self.mesh[name], own)
 
@@ -66,7 +66,7 @@ class AxisNames:
 
 
 def collectives(jaxpr: Any) -> Iterator[tuple[Any, list[Span]]]:
-    """Each collective of a program, with the spans of the user's calls that it came from, innermost first."""
+    """Each collective of a program, with the spans of the user's calls that contain it, innermost first."""
     for eqn, around in _jax.walk(jaxpr):
         if eqn.primitive.name in COLLECTIVES:
             spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
@@ -77,12 +77,12 @@ def collectives(jaxpr: Any) -> Iterator[tuple[Any, list[Span]]]:
 
 
 def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
-    """The names that a piece of a program reads and does not bind, by line and column: those that Python looks up."""
+    """The names that a piece of a program reads and does not bind, by line and column, as Python looks them up."""
     top, found = _compiled(node), {}
     for code in _codes(top):
         instructions = list(dis.get_instructions(code))
-        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top}  # by a class,
-        bound.add("__name__")  # which reads this one unseen
+        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top}  # names of a class,
+        bound.add("__name__")  # and this one, which a class body reads implicitly
         for i in instructions:
             if i.opname in _LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
                 found[i.positions.lineno, i.positions.col_offset or 0] = i.argval
@@ -116,7 +116,7 @@ def bound_by(statement: ast.stmt) -> set[str]:
 
 
 def first_line(node: Any) -> int:
-    """Where a part of a file begins, with its decorators."""
+    """The first line of a part of a file, including its decorators."""
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
@@ -140,12 +140,12 @@ def parsed(text: str) -> ast.Module:
     """A rewritten piece of a program."""
     try:
         return ast.parse(text)
-    except SyntaxError as error:  # as in an f-string, where quotes of Python 3.11 end the text
+    except SyntaxError as error:  # in Python 3.11, say, quotes inside an f-string end it
         raise NotWritable(f"code that is not valid Python after it is rewritten: {error.msg}") from None
 
 
 def dedented(text: str) -> str:
-    """A definition at no indentation; what is in its texts of several lines stays as it is."""
+    """A definition without indentation; its strings of several lines stay as they are."""
     width = len(text) - len(text.lstrip())
     nodes = (
         [n for n in ast.walk(parsed(f"if 1:\n{text}")) if isinstance(n, (ast.Constant, ast.JoinedStr))] if width else ()
@@ -157,13 +157,13 @@ def dedented(text: str) -> str:
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
-    """A program with other names for what it reads and does not bind."""
+    """A program in which names that it reads and does not bind are replaced."""
     edits = []
     for (line, column), name in free_reads(parsed(text)).items():
         at = offset(text, line, column)
         if names.get(name, name) != name:
             if not text.startswith(name, at):
-                raise NotWritable(f"{name} in an f-string")  # whose places Python 3.11 does not know
+                raise NotWritable(f"{name} in an f-string")  # Python 3.11 does not know the places of names there
             edits.append((at, at + len(name), names[name]))
     return spliced(text, edits)
 
@@ -173,9 +173,9 @@ class Piece:
     """A function, a class or an expression in its file, and what the names around it mean.
 
     Attributes:
-      globals: of its module.
+      globals: those of its module.
       closure: the variables of the functions around it that are known.
-      defaults: the values of the parameters' defaults, by their expressions.
+      defaults: the values of parameter defaults, by their expressions.
     """
 
     file: str
@@ -194,14 +194,14 @@ class Piece:
         return (self.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
     def bounds(self, node: Any) -> tuple[int, int]:
-        """Where a part is in the text, with its decorators."""
+        """Start and end of a part in the text, including its decorators."""
         line = first_line(node)
         start = offset(self.text, line, node.col_offset if line == node.lineno else 0)
         return start, offset(self.text, node.end_lineno, node.end_col_offset)
 
     @functools.cached_property
     def free(self) -> dict[tuple[int, int], str]:
-        """Where it reads names that it does not bind."""
+        """The places where it reads names that it does not bind."""
         try:
             return free_reads(self.node)
         except SyntaxError as error:
@@ -215,14 +215,14 @@ class Piece:
         return self.closure[name] if name in self.closure else self.globals[name]
 
     def is_bound(self, node: ast.Name) -> bool:
-        """Whether a name is one of the piece's own there."""
+        """Whether the piece itself binds a name at that place."""
         return (node.lineno, node.col_offset) not in self.free
 
     def known(self, node: ast.Name) -> bool:
         return not self.is_bound(node) and self.has(node.id)
 
     def imported_inside(self, name: str) -> Any:
-        """What the piece imports by a name; None if it does not."""
+        """The value that the piece imports by a name; None if it does not."""
         imports = [n for n in ast.walk(self.node) if isinstance(n, (ast.Import, ast.ImportFrom))]
         for node, alias in ((n, a) for n in imports for a in n.names if (a.asname or a.name.split(".")[0]) == name):
             if isinstance(node, ast.Import):
@@ -232,11 +232,11 @@ class Piece:
         return None
 
     def assigned_inside(self, name: str) -> ast.expr | None:
-        """What the function assigns to a variable, if it does so once."""
+        """The expression that the function assigns to a variable, if it does so once."""
         return _assignment(ast.walk(self.node), name)
 
     def assigned_around(self, name: str) -> ast.expr | None:
-        """What is assigned to a variable, once, in the functions around or in the module."""
+        """The expression that the functions around or the module assign to a variable, if they do so once."""
         holds = lambda n: n.lineno <= self.node.lineno and self.node.end_lineno <= n.end_lineno  # noqa: E731
         around = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and holds(n) and n is not self.node]
         for node in sorted(around, key=lambda n: -n.lineno):
@@ -255,7 +255,7 @@ class Piece:
 
 
 def _assignment(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
-    """The expression that is assigned to a variable, if one is and no more than once."""
+    """The expression that is assigned to a variable, if there is exactly one assignment."""
     assigned, stored = [], 0
     for n in nodes:
         if isinstance(n, (ast.Assign, ast.AnnAssign)):
@@ -279,7 +279,7 @@ def file_at(file: str, what: str) -> Piece:
 
 
 def source_of(fun: types.FunctionType) -> Piece:
-    """Where a function is defined."""
+    """The piece that defines a function."""
     code = fun.__code__
     found = file_at(code.co_filename, code.co_name)
     node = _lambda_node(found.tree, code) if code.co_name == "<lambda>" else _def_node(found.tree, code)
@@ -294,7 +294,7 @@ def source_of(fun: types.FunctionType) -> Piece:
 
 
 def source_of_class(cls: type) -> Piece:
-    """Where a class is defined."""
+    """The piece that defines a class."""
     module = inspect.getmodule(cls)
     found = file_at(getattr(module, "__file__", None) or "", f"the class {cls.__name__}")
     nodes = [n for n in ast.walk(found.tree) if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
@@ -309,7 +309,7 @@ def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
 
 
 def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
-    """The one lambda expression in the line that is compiled to the like of this."""
+    """The only lambda expression in its line that compiles to code like this."""
     lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
     codes = lambda n: [c for c in _compiled(n).co_consts if isinstance(c, types.CodeType)]  # noqa: E731
     alike = [n for n in lambdas if _likeness(code) in map(_likeness, codes(n))]
@@ -317,7 +317,7 @@ def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
 
 
 def _likeness(code: types.CodeType) -> Any:
-    """Parameters, constants, and where in the file the instructions are from."""
+    """Parameters, constants, and the places in the file of the instructions."""
     constants = [repr(c) for c in code.co_consts if not isinstance(c, types.CodeType)]
     places = {p for p in code.co_positions() if None not in p and p[2] != p[3]}
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], constants, places

@@ -1,4 +1,4 @@
-"""The functions of a written module that map the user's: over devices, over loops, over what is vectorized."""
+"""The functions of a generated module that map the user's function over devices, loops and vectorized axes."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def mesh_lines(mesh: jax.sharding.Mesh, name: str) -> list[str]:
 
 
 def value_lines(values: dict[str, Any]) -> list[str]:
-    """Declarations of arrays that are too large to be written: to be assigned by whoever uses the module."""
+    """Declarations of arrays that are too large for the source: the user of the module assigns them."""
     shown = ((name, np.shape(v), np.asarray(v).dtype) for name, v in values.items())
     return [f"{name}: jax.Array  # assign this one: {dtype}{list(shape)}" for name, shape, dtype in shown]
 
 
 class _Group(NamedTuple):
-    """An argument or the result: the name of a variable for it, its pytree, and the arrays in this."""
+    """An argument or the result: the name of its variable, its pytree, and the arrays in the pytree."""
 
     name: str
     structure: Any
     arrays: Sequence[Any]
 
     def like(self, leaves: Iterable[str], whole: bool = False) -> str:
-        """A pytree of texts with this structure, or a prefix of it, unless the whole is asked for."""
+        """A pytree of texts with this structure, or a prefix of it unless ``whole`` is true."""
         leaves = list(leaves)
         try:
             return prefix(self.structure, leaves, whole=whole)
-        except NotWritable:  # classes of the user's
+        except NotWritable:  # the user's own classes
             return f"jax.tree.unflatten(jax.tree.structure({self.name}), [{', '.join(leaves)}])"
 
 
@@ -68,8 +68,8 @@ class Wrapper:
 
     Attributes:
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
-      one_by_one: axes whose elements are computed one after the other.
-      only_values: whether the function may not be differentiated.
+      one_by_one: axes whose elements are computed one at a time.
+      only_values: whether the function must not be differentiated.
     """
 
     plan: CallPlan
@@ -119,14 +119,14 @@ class Wrapper:
         return [f"def {name}{called}:", *(f"    {line}" for line in (f'"""{about}"""', *body))]
 
     def _places(self, texts: Sequence[str], given: str, gives: str) -> list[str]:
-        """Options of a map with a text for each array of the arguments and the results."""
+        """Options of a map, with a text for each array of the arguments and the results."""
         count = len(self.plan.arguments)
         named = lambda cls: self.module.expression(cls, cls.__name__)  # noqa: E731
         results = prefix(self.result.structure, texts[count:], named)
         return [f"{given}={self.given.like(texts[:count])}", f"{gives}={results}"]
 
     def _over_devices(self) -> Iterator[str]:
-        """The body of the function that goes over the mesh."""
+        """The body of the function that maps over the mesh."""
         specs = [partition_spec(array.spec or ()) for array in (*self.plan.arguments, *self.plan.results)]
         options = [f"mesh={self.mesh}", *self._places(specs, "in_specs", "out_specs")]
         if self.plan.mesh is not None and self.plan.compiler_axes:
@@ -142,7 +142,7 @@ class Wrapper:
         yield f"return {self.mapped}{self.called}"
 
     def _on_device(self) -> Iterator[str]:
-        """The body of the function that maps the user's over what one device has."""
+        """The body of the function that maps the user's function over the elements of one device."""
         for group in self.arguments:
             if squeezed := self._at_full_axes("jnp.squeeze", group):
                 yield f"{group.name} = {squeezed}"
@@ -154,7 +154,7 @@ class Wrapper:
         yield f"return {expanded or returned}"
 
     def _at_full_axes(self, function: str, group: _Group) -> str | None:
-        """A function over the dimensions of axes that fill their mesh axes, of which a device has one element."""
+        """Call a function over the dimensions of axes that fill their mesh axes: a device has one element of each."""
         full = [[k for k, n in enumerate(a.axes) if n is not None and not self.names.local[n]] for a in group.arrays]
         shown = list(map(axes, full))
         if not any(full):
