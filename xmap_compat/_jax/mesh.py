@@ -1,4 +1,4 @@
-"""Meshes in scope, and what jit and shard_map need of them."""
+"""Meshes in scope, and how jit and shard_map use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xmap_compat._jax.nice import part
 from xmap_compat._jax.patches import Restoration, hold
 from xmap_compat._jax.types import explicit_spec
 
-# What JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
+# The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 contexts = part("contexts")
 spmd = part("spmd")
 
@@ -32,8 +32,8 @@ class _Entered(NamedTuple):
     Attributes:
       mesh: None for the lowest level, outside of all.
       outside: the mesh of ``jax.set_mesh`` when it was entered.
-      found_as: what JAX holds for it while it is the innermost, by identity.
-      leave: what undoes it.
+      found_as: the object that JAX holds for it while it is the innermost, by identity.
+      leave: the function that undoes it.
     """
 
     mesh: jax.sharding.Mesh | None
@@ -51,7 +51,7 @@ _entered_meshes = _EnteredMeshes()
 
 
 def ambient_mesh() -> jax.sharding.Mesh | None:
-    """The concrete mesh in scope: of ``with Mesh`` (also ours) and ``jax.set_mesh`` the one entered last."""
+    """The concrete mesh in scope: the one entered last by ``with Mesh`` (also ours) or ``jax.set_mesh``."""
     concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
     mesh, outside = entered.mesh, entered.outside
     if not _is_innermost(entered):
@@ -70,7 +70,7 @@ def _is_innermost(entered):
 def enter_mesh(mesh: jax.sharding.Mesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
 
-    Bare PartitionSpecs mean that mesh, as long as JAX has what that sets.
+    Bare PartitionSpecs mean that mesh, as long as JAX has the state that this sets.
     """
     _bare_specs_in_jit.enter()
     _push_mesh(mesh)
@@ -84,7 +84,7 @@ def exit_mesh(mesh: jax.sharding.Mesh) -> None:
 def _push_mesh(mesh):
     leave = contextlib.ExitStack()
     if not (get_concrete_mesh().empty or in_manual_region()):
-        # Else the devices of jax.set_mesh would count for a whole jit.
+        # Otherwise the devices of jax.set_mesh would count for a whole jit.
         with contextlib.suppress(ValueError):  # within a jit it cannot be set
             leave.enter_context(jax.set_mesh(_EMPTY))
     _enter(_Entered(mesh, get_concrete_mesh(), contexts.push(mesh), leave))
@@ -115,23 +115,23 @@ def context_of(mesh: jax.sharding.Mesh) -> Iterator[None]:
 
 
 def mesh_to_stage(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | jax.sharding.AbstractMesh:
-    """What a program over a mesh should hold of it: no devices, if it is that of ``jax.set_mesh``.
+    """The mesh that a program over a mesh should hold: one without devices, if it is that of ``jax.set_mesh``.
 
-    Of that one only the abstract mesh is part of jit's cache key: the program is used again for other devices.
+    Only the abstract mesh of that one is part of jit's cache key: the program is reused for other devices.
     """
     return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
 def replicated(values: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
-    """Values as they must be to enter a shard_map whole."""
+    """Values, replicated so that they can enter a shard_map whole."""
     return resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh, kept)
 
 
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
-    """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say.
+    """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from its in_specs.
 
     Args:
-      kept: mesh axes over which they lie as they did.
+      kept: mesh axes over which their sharding stays the same.
     """
     explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
     if not explicit:
