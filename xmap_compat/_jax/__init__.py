@@ -1,4 +1,4 @@
-"""The only package that touches private JAX names or asks which JAX this is, by subject.
+"""The only package that uses private JAX names or asks for JAX's version, arranged by subject.
 
 Everything else uses public JAX, and this package by the names below; ``tests/core/test_fences.py``
 holds that line.  Each branch on a version names the release that made it necessary, and a test fails when such a

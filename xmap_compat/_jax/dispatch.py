@@ -1,4 +1,4 @@
-"""``jax.jit`` as xmap needs it: on a backend, and with refusals in better words."""
+"""``jax.jit`` as xmap needs it: on a backend, and with clearer refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Explanation = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 
 def explaining(stage: Callable[..., Any], explain: Explanation) -> Callable[..., Any]:
-    """The same function, but where it refuses its arguments, ``explain(args, kwargs)`` may raise in better words."""
+    """The same function, but where it refuses its arguments, ``explain(args, kwargs)`` may raise a clearer error."""
 
     @functools.wraps(stage)
     @api_boundary

@@ -1,7 +1,7 @@
 """The one reader of JAX's structured equations: what each holds, by the same names for all releases.
 
 ``read(equation)`` gives one of the frozen values below, or None for an ordinary primitive.  The evaluator, the type
-check, listings and sources match on these, and know no parameters of JAX's.
+check, listings and sources match on these, and do not read JAX's parameters.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 class Call(NamedTuple):
-    """A function that is called where it stands.
+    """A function that is called in place.
 
     Attributes:
       body: its jaxpr.
-      name: that of a function which the user jitted; None for what JAX wraps so by itself.
+      name: the name of a function that the user jitted; None for a function that JAX itself wraps so.
     """
 
     body: Any
@@ -65,7 +65,7 @@ class Cond(NamedTuple):
     """``lax.cond`` and ``lax.switch``: the first operand is the index of the branch.
 
     Attributes:
-      branches: their jaxprs, all of the other operands.
+      branches: their jaxprs, which all take the other operands.
       platforms: of ``lax.platform_dependent``, for each branch the platforms that take it (None: all
         others); else None.
     """
@@ -81,7 +81,7 @@ class CustomJvp(NamedTuple):
       body: the function.
       rule: ``(*primals, *tangents) -> [*outs, *out_tangents]``; among tangents may be symbolic zeros, of the arguments
         if the rule asked for them, and of the results.
-      symbolic_zeros: whether it did.
+      symbolic_zeros: whether the rule asked for symbolic zeros.
     """
 
     body: Any
@@ -94,8 +94,8 @@ class CustomVjp(NamedTuple):
 
     Attributes:
       body: the function.
-      params: from which :meth:`rules` are made.
-      num_consts: how many operands, the first ones, are no arguments of the function: it closes over them.
+      params: the parameters from which :meth:`rules` makes the rules.
+      num_consts: how many of the first operands are not arguments of the function: it closes over them.
       symbolic_zeros: whether the backward rule takes cotangents that are known to be zero.
     """
 
@@ -166,7 +166,7 @@ class Operation(NamedTuple):
 
 
 class Expanded(NamedTuple):
-    """An operation of ``jax.experimental.hijax`` that is evaluated as what it stands for, derivatives included.
+    """An operation of ``jax.experimental.hijax`` that is evaluated by its definition, derivatives included.
 
     It is a linear map that holds a function (``tangent_solve`` of a ``lax.custom_root`` is given one), or its results
     have no derivative: JAX's batching rule of ``searchsorted`` fails where axes are left to the compiler.
@@ -230,7 +230,7 @@ def _composite(params):
 
 
 def _optimized_rule(params):
-    """``custom_vjp(optimize_remat=True)``: XLA drops residuals that nobody reads."""
+    """``custom_vjp(optimize_remat=True)``: XLA drops residuals that nothing reads."""
     return Call(params["fwd_jaxpr"])
 
 
@@ -274,7 +274,7 @@ def _linear_solve(params):
 
 
 def _operation(params):
-    """Operations of ``jax.experimental.hijax``, of which JAX makes its roots since 0.12."""
+    """Operations of ``jax.experimental.hijax``, with which JAX makes its roots since 0.12."""
     operation: Any = params["_prim"]
     if not isinstance(operation, HiPrim):
         return None

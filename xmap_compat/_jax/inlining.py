@@ -1,4 +1,4 @@
-"""Calls inlined."""
+"""Inline calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xmap_compat._jax.jaxprs import Literal, input_vars, open_jaxpr
 
 
 def inline_calls(jaxpr: Any, kept: Container[Any]) -> Any:
-    """An open jaxpr with the equations of jitted functions, under variables of their own, in the place of calls.
+    """An open jaxpr in which the equations of jitted functions, under variables of their own, replace their calls.
 
     Calls of the jaxprs in ``kept`` stay.
     """

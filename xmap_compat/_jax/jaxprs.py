@@ -26,7 +26,7 @@ def _sample_collective(x):
     return jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)
 
 
-# What has no public name is read off a program that has it.
+# Objects that have no public name are taken from a program that has them.
 _sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((1,), "float32"))
 reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
 NamedAxisEffect: Any = type(next(iter(_sample.effects)))
@@ -71,11 +71,11 @@ def subjaxprs(params: Any) -> Iterator[Any]:
 
 
 def walk(held: Any, once: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The equations of a jaxpr and of those in it, in order; with each the equations around it, outermost first.
+    """The equations of a jaxpr and of those in it, in order, each with the equations around it, outermost first.
 
     Args:
       held: a jaxpr, or the parameters of an equation, which may hold some.
-      once: whether a jaxpr that stands in several places is entered at the first of them only.
+      once: whether a jaxpr that occurs several times is entered only the first time.
     """
     return _walk(held, (), set() if once else None)
 
@@ -120,7 +120,7 @@ def _is_reference(atom):
 
 
 def _uses_references(walked):
-    """Whether an equation has to do with references, other than those within a kernel of Pallas."""
+    """Whether an equation uses references, other than those within a kernel of Pallas."""
     eqn, around = walked
     in_kernel = any(outer.primitive.name == "pallas_call" for outer in around)
     return not in_kernel and any(map(_is_reference, (*eqn.invars, *eqn.outvars)))
@@ -132,11 +132,11 @@ def is_reference(x: Any) -> bool:
 
 
 def bind_params(primitive: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """What a primitive of an equation is bound with: ``subfuns``, if it holds functions, and its other parameters."""
+    """The parameters that bind an equation's primitive: ``subfuns``, if it holds functions, and the others."""
     bound = primitive.get_bind_params(dict(params))
     if VERSION >= (0, 9, 2):
         return bound
-    subfuns, others = bound  # which are arguments there, before the operands
+    subfuns, others = bound  # the functions are arguments there, before the operands
     return {**others, "subfuns": subfuns} if subfuns else others
 
 

@@ -19,9 +19,9 @@ from xmap_compat._jax.version import VERSION
 def local_operation(eqn: Any, mesh_axes: Sequence[str], compiler: Container[Any] = ()) -> tuple[Any, Mapping[str, Any]]:
     """An equation's primitive and parameters, fit for evaluation inside our typed ``shard_map``.
 
-    Shardings that were recorded outside have no meaning there, but for axes that the compiler has; operations that
-    carry the types of their results must declare the mesh axes over which these vary; and JAX interprets Pallas
-    kernels with loops that do not type-check there (as of 0.12), nor would they in a ``shard_map`` written by hand
+    Shardings that were recorded outside have no meaning there, except for axes that the compiler has.  Operations that
+    carry the types of their results must declare the mesh axes over which these vary.  JAX (as of 0.12) interprets
+    Pallas kernels with loops that do not type-check there, nor would they in a ``shard_map`` written by hand
     with ``check_vma=True``.
     """
     params: dict[str, Any] = {k: None if k == "sharding" else v for k, v in eqn.params.items()}

@@ -1,4 +1,4 @@
-"""Meshes in scope, and what jit and shard_map need of them."""
+"""Meshes in scope, and how jit and shard_map use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xmap_compat._jax.nice import part
 from xmap_compat._jax.patches import Restoration, hold
 from xmap_compat._jax.types import explicit_spec
 
-# What JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
+# The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 contexts = part("contexts")
 spmd = part("spmd")
 
@@ -35,8 +35,8 @@ class _Entered(NamedTuple):
       mesh: None for the lowest level, outside of all.
       outside: the mesh of ``jax.set_mesh`` when it was entered.
       types: the abstract mesh then.
-      found_as: what JAX holds for it while it is the innermost, by identity.
-      leave: what undoes it.
+      found_as: the object that JAX holds for it while it is the innermost, by identity.
+      leave: the function that undoes it.
     """
 
     mesh: AnyMesh | None
@@ -81,8 +81,8 @@ def _is_innermost(entered):
 def enter_mesh(mesh: AnyMesh) -> None:
     """Enter a mesh as ``with jax.sharding.Mesh(...)`` does, without its deprecation warning (since 0.10.1).
 
-    Bare PartitionSpecs mean that mesh, as long as JAX has what that sets.  Of an abstract one the types of its axes
-    are not in effect either.
+    Bare PartitionSpecs mean that mesh, as long as JAX has the state that this sets.  The types of the axes of an
+    abstract mesh are not in effect either.
     """
     _bare_specs_in_jit.enter()
     _push_mesh(mesh)
@@ -97,7 +97,7 @@ def _push_mesh(mesh):
     leave = contextlib.ExitStack()
     is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
     if not (get_concrete_mesh().empty or in_manual_region()):
-        # Else the devices of jax.set_mesh would count for a whole jit.
+        # Otherwise the devices of jax.set_mesh would count for a whole jit.
         with contextlib.suppress(ValueError):  # within a jit it cannot be set
             leave.enter_context(jax.set_mesh(_EMPTY))
     if is_abstract or (get_concrete_mesh().empty and not in_manual_region()):
@@ -134,23 +134,23 @@ def context_of(mesh: AnyMesh) -> Iterator[None]:
 
 
 def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
-    """What a program over a mesh should hold of it: no devices, if it is that of ``jax.set_mesh``.
+    """The mesh that a program over a mesh should hold: one without devices, if it is that of ``jax.set_mesh``.
 
-    Of that one only the abstract mesh is part of jit's cache key: the program is used again for other devices.
+    Only the abstract mesh of that one is part of jit's cache key: the program is reused for other devices.
     """
     return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
 def replicated(values: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
-    """Values as they must be to enter a shard_map whole."""
+    """Values, replicated so that they can enter a shard_map whole."""
     return resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh, kept)
 
 
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
-    """Under a mesh with Explicit axes shard_map refuses arguments that lie otherwise than its in_specs say.
+    """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from its in_specs.
 
     Args:
-      kept: mesh axes over which they lie as they did.
+      kept: mesh axes over which their sharding stays the same.
     """
     explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
     if not explicit:

@@ -14,7 +14,7 @@ from xmap_compat._jax.version import VERSION
 _Config: Any = type(jax.config)
 _update, _read, _values = _Config.update, _Config.read, _Config.values
 
-# What the removed options are set to, while they are accepted; and functions that are told of it.
+# The values of the removed options while they are accepted, and the functions that are told of changes.
 _remembered: dict[str, Any] = {}
 _heard: dict[str, Callable[[Any], None]] = {}
 

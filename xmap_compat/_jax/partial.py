@@ -1,4 +1,4 @@
-"""A ``shard_map`` over some axes of a mesh, of which the compiler has the others."""
+"""A ``shard_map`` over some axes of a mesh; the compiler has the others."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from xmap_compat._jax.version import VERSION
 
 
 def widens(platform: str) -> bool:
-    """Whether a back end cannot sum bfloat16 over devices there, which is to be done as :func:`widened` does it.
+    """Whether a back end cannot sum bfloat16 over devices there; then :func:`widened` does it.
 
     XLA's CPU compiler aborts the process, on all-reduces and reduce-scatters that come from JAX: those of ``psum`` and
-    ``psum_scatter``, and of the transposes of ``pcast`` and ``all_gather``.  No release mends it, to 0.12.0.  (Those
+    ``psum_scatter``, and of the transposes of ``pcast`` and ``all_gather``.  No release to 0.12.0 fixes it.  (Those
     that its own partitioner makes are fine, and so are floats of 16 and of 8 bits.)
     """
     return platform == "cpu"
 
 
 def widened(collective: Callable[[Any], Any], x: Any) -> Any:
-    """``collective(x)``, of bfloat16 in float32; so is its transpose then."""
+    """``collective(x)``, with bfloat16 sent as float32, in its transpose too."""
     if jax.typeof(x).dtype != jnp.bfloat16:
         return collective(x)
     return lax.convert_element_type(collective(lax.convert_element_type(x, jnp.float32)), jnp.bfloat16)
@@ -49,7 +49,7 @@ def constrained(x: Any, entries: Sequence[Any], axes: Container[Any]) -> Any:
     """``with_sharding_constraint`` over the axes that the compiler has, or ``reshard`` where they are Explicit.
 
     Args:
-      entries: for each dimension that of a PartitionSpec, which may have other axes too.
+      entries: the entry of a PartitionSpec for each dimension; it may have other axes too.
     """
     mesh = jax.sharding.get_abstract_mesh()
     wanted = _over(entries, axes)
@@ -76,7 +76,7 @@ def _over(entries, axes):
 
 
 def reshaped(x: Any, shape: Sequence[int]) -> Any:
-    """``lax.reshape`` that tells JAX how the result lies, where Explicit axes shard dimensions that it leaves alone."""
+    """``lax.reshape`` that tells JAX how the result is sharded, where Explicit axes shard dimensions that it keeps."""
     spec = explicit_spec(x)
     if not any(spec):
         return lax.reshape(x, shape)
@@ -102,9 +102,9 @@ def sum_scatter(x: Any, axes: Sequence[Any]) -> Any:
 
 
 def gather(x: Any, axes: Sequence[Any], to: str) -> Any:
-    """Tiled ``lax.all_gather`` of the first dimension.  Of Explicit values JAX (to 0.12) cannot scatter the cotangents.
+    """Tiled ``lax.all_gather`` of the first dimension.  JAX (to 0.12) cannot scatter cotangents of Explicit values.
 
-    Tiled, as JAX mistypes untiled gathers of Explicit values and batches wrongly the scatter that is their transpose.
+    It is tiled because JAX mistypes untiled gathers of Explicit values, and batches their transpose wrongly.
     """
     to = "invarying" if any(explicit_spec(x)) else to
     if VERSION >= (0, 10, 0) or to == "varying":

@@ -1,4 +1,4 @@
-"""What modern JAX lacks, put in place while it is needed."""
+"""Names and rules that modern JAX lacks, put in place while they are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xmap_compat._jax.jaxprs import pbroadcast_p, reduce_scatter_p
 class Restoration:
     """Names and rules that modern JAX lacks, present while any thread needs them.
 
-    Counted: the first one in installs, the last one out restores exactly what was there.  What is
+    It is counted: the first user installs, and the last one restores exactly what was there.  What is
     installed does nothing in other threads, except for attributes that JAX does not have.
     """
 
@@ -209,7 +209,7 @@ def _batch_own_scatter(x, own, *, axis_name, scatter_dimension, tiled, **_):
 
 
 def _batch_own_permutation(x, own, *, axis_name, perm):
-    """Everyone takes the slice of its source out of all of them, or zeros if it has none."""
+    """Each element takes the slice of its source out of all of them, or zeros if it has none."""
     at, others = axis_name.index(own), [name for name in axis_name if name != own]
     x = _everything(x, own, axis_name)
     sizes = x.shape[: len(axis_name)]

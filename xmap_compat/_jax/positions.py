@@ -40,7 +40,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 def api_boundary(fun: C) -> C:
     """Let the traceback of what a function raises end in the user's file, as JAX's own functions do.
 
-    In IPython those only mark their frames as hidden, and it shows the last one all the same: here they are removed.
+    In IPython, JAX's functions only mark their frames as hidden, and the last one still shows: here they are removed.
     """
 
     @functools.wraps(fun)
@@ -49,7 +49,7 @@ def api_boundary(fun: C) -> C:
         try:
             return fun(*args, **kwargs)
         except Exception as error:
-            # What is around looks for who raised it.
+            # Functions around this one look for the frame that raised it.
             if outermost and jax.config.jax_traceback_filtering != "off":
                 error.with_traceback(_without_hidden_frames(error.__traceback__))
             raise
@@ -63,7 +63,7 @@ _boundary = threading.local()
 
 
 def _enter_boundary() -> bool:
-    """Whether it is the outermost."""
+    """Whether this boundary is the outermost."""
     outermost = not getattr(_boundary, "inside", False)
     _boundary.inside = True
     return outermost

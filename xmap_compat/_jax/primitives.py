@@ -31,7 +31,7 @@ class Level(NamedTuple):
     """One dimension that a primitive is batched over.
 
     Attributes:
-      size: of the dimension.
+      size: the size of the dimension.
       positions: for each operand where the dimension is (counted after the outer levels removed theirs), or None.
       name: the named axis that it binds, or None.
       kept: for each result whether it has the dimension; all have it by default.
@@ -65,7 +65,7 @@ def bind_batched(
 def names_after_batching(
     eqn: Any, sizes: Mapping[Hashable, int], operands: Sequence[frozenset[Hashable]]
 ) -> list[frozenset[Hashable]] | None:
-    """Over which of the named axes ``sizes`` the results of an equation vary, by its primitive's batching rule.
+    """The named axes among ``sizes`` that the results of an equation vary over, by its primitive's batching rule.
 
     Args:
       operands: for each operand the axes that it varies over.

@@ -27,7 +27,7 @@ def plain_context() -> Iterator[None]:
 
 
 def current_trace() -> Any:
-    """What stands for the trace that primitives are bound in now: the same trace has an equal one."""
+    """A stand-in for the trace that primitives are bound in now: the same trace has an equal one."""
     return trace_state.get_opaque_trace_state()
 
 

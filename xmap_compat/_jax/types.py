@@ -1,4 +1,4 @@
-"""What the types of JAX's values say."""
+"""Properties of values that their JAX types show."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def varying_axes_of(aval: Any) -> frozenset[str]:
-    """The same of the type of a value."""
+    """The same for the type of a value."""
     return aval.manual_axis_type.varying if VERSION >= (0, 10, 0) else aval.vma
 
 
@@ -49,7 +49,7 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
 
 
 def explicit_spec(x: Any) -> tuple[Any, ...]:
-    """How the type of a value says that its dimensions are sharded over Explicit mesh axes; None where it does not."""
+    """How a value's type shards its dimensions over Explicit mesh axes; None where it does not."""
     aval = jax.typeof(x)
     sharding = getattr(aval, "sharding", None)
     return tuple(sharding.spec) if sharding is not None else (None,) * aval.ndim

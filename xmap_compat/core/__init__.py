@@ -1,1 +1,1 @@
-"""What xmap is made of: one module for each stage of a call, and the rules of primitives."""
+"""The implementation of xmap: one module for each stage of a call, and the rules of primitives."""

@@ -1,4 +1,4 @@
-"""Primitives bound on named values: batched over their local dimensions."""
+"""Bind primitives on named values, batched over their local dimensions."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def bind_named(
 def bind_over_names(
     loc: Locality, eqn: Any, operands: Sequence[NamedValue], over: frozenset[AxisName], results: Sequence[frozenset]
 ) -> list[NamedValue]:
-    """Bind a primitive that names axes of which every device has all elements, by its batching rule.
+    """Bind a primitive that names axes, by its batching rule; every device has all elements of these axes.
 
     Args:
       over: the axes that it names.
-      results: what each result varies over.
+      results: the named axes that each result varies over.
     """
     names = frozenset().union(*(v.names for v in operands))
     levels = [n for n in loc.placements if n in over or (n in names and loc.has_local_dim(n))]
@@ -59,7 +59,7 @@ def bind_over_names(
 def bind_per_element(
     loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
-    """Bind a primitive once for each element of the named axes, in a loop: for those whose batching rule mixes them."""
+    """Bind a primitive once for each element of the named axes, in a loop, because its batching rule mixes elements."""
     names = frozenset().union(*(v.names for v in operands))
     levels = loc.local_names(names)
     if not levels:
@@ -73,7 +73,7 @@ def bind_per_element(
 
 
 def _levels(loc, operands, names):
-    """The named dimensions to batch over; an inner one is counted after the outer ones are removed."""
+    """The named dimensions to batch over; positions of inner ones are counted after the outer ones are removed."""
     levels = []
     for k, name in enumerate(names):
         found = [_index_in(without(v.dims, names[:k]), name) for v in operands]
@@ -82,12 +82,12 @@ def _levels(loc, operands, names):
 
 
 def _dims(data, levels) -> Dims:
-    """Those of a batched result: the levels, then positional ones."""
+    """The dimensions of a batched result: the levels, then the positional dimensions."""
     return (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
 
 
 def _typed_result(loc, data, dims, names):
-    """Make a result vary over all its names, also where a batching or typing rule found that it need not."""
+    """Make a result vary over all its names, even where a batching or typing rule found that it need not."""
     return vary_over(loc, NamedValue(data, dims, names), names)
 
 

@@ -1,4 +1,4 @@
-"""Stages 1 to 4 of a call: what the user declared and passed becomes one frozen value, before anything is evaluated."""
+"""Stages 1 to 4 of a call: the declaration and the arguments become one frozen value before any evaluation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Declaration:
     undeclared: bool = False  # whether results may vary over axes on the mesh that their specs leave out
 
     def key(self) -> Hashable:
-        """Equal for declarations of one function that mean the same."""
+        """A key that is equal for equivalent declarations of one function."""
         specs = [jax.tree.flatten(s) for s in (self.in_specs, self.out_specs)]
         return (
             *((tuple(leaves), tree) for leaves, tree in specs),
@@ -72,9 +72,9 @@ class Arguments:
     """What a call was given, flattened once.
 
     Attributes:
-      leaves, paths, specs: each array or scalar, where it stands (``args[0]['w']``), and its spec.
-      tree: the structure that they stand in.
-      sizes: of the axes, as far as the arguments and ``axis_sizes`` tell.
+      leaves, paths, specs: each array or scalar, its path (``args[0]['w']``), and its spec.
+      tree: the pytree structure of the leaves.
+      sizes: the axis sizes that follow from the arguments and ``axis_sizes``.
     """
 
     leaves: tuple[Any, ...]
@@ -85,7 +85,7 @@ class Arguments:
 
     @property
     def names(self) -> list[frozenset[AxisName]]:
-        """The named axes of each."""
+        """The named axes of each leaf."""
         return [frozenset(spec.position_of()) for spec in self.specs]
 
     def types(self) -> Any:
@@ -101,7 +101,7 @@ def _positional_type(leaf, spec):
 
 @dataclasses.dataclass(frozen=True)
 class PlacedCall:
-    """Everything decided about one call before anything is evaluated.
+    """All decisions about one call, made before anything is evaluated.
 
     Attributes:
       scope: the resources in scope at the call.
@@ -109,8 +109,8 @@ class PlacedCall:
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
-      undeclared: of these, for each result, those that its spec leaves out: each device keeps its own element.
-      body: what was in scope when the program was traced.
+      undeclared: for each result, the named axes that its spec leaves out: each device keeps its own element.
+      body: the axes and resources in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
       compiler: mesh axes that are left to the compiler where the call uses the others.
     """
@@ -138,7 +138,7 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
 
 
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
-    """The same where the arguments have been bound to their specs."""
+    """Place a call whose arguments have been bound to their specs."""
     scope, sizes, input_names = current_scope(), arguments.sizes, arguments.names
     placements = _placements(declared, sizes, scope)
     checker = Checker(placements, declared.name)
@@ -153,7 +153,7 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     uses_mesh = any(p.mesh_axes for p in placements.values())
     if uses_mesh or mentions_any(program.jaxpr, body.device_axes):
         mesh_axes = axes.on_mesh(body.device_axes)
-        # They are axes of the outermost xmap, but two that are nested in each other must not need the same one either.
+        # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
         checker = Checker({**placements, **mesh_axes}, declared.name)
         placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
@@ -166,7 +166,7 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
 
 
 def _check_outer_names(program, placements):
-    """Axes of a vmap around the xmap cannot be reached from inside our shard_map."""
+    """Raise if the program names axes of a vmap around the xmap: our shard_map cannot reach them."""
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
@@ -183,7 +183,7 @@ def _shard_map_in(jaxpr):
 
 
 def _left_to_compiler(scope, program, placements):
-    """The mesh axes that are the compiler's; those that nobody uses are known when the program is."""
+    """The mesh axes left to the compiler; the unused ones are known once the program is."""
     if scope.mesh is None or not scope.unused_to_compiler or enclosing_bodies():
         return scope.compiler
     return frozenset(scope.mesh.axis_names) - mesh_axes_used(program, placements)
@@ -198,7 +198,7 @@ def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placemen
 def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:
     """The arguments of a call at top level, with those on one device moved to the mesh in scope.
 
-    None if there are no such arguments, or others that are committed to other devices; the error says so then.
+    None if there are no such arguments, or if others are committed to other devices; the error then says so.
     """
     scope = current_scope()
     devices = set(devices_of(scope.mesh))
@@ -220,7 +220,7 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception
 
 
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
-    """Stage 1 of a call: each argument with its spec, and the sizes of axes; raises where they do not fit."""
+    """Stage 1 of a call: give each argument its spec and infer the axis sizes; raise where they do not fit."""
     found, tree = jax.tree_util.tree_flatten_with_path(args)
     needed = [name for name in spec_names(declared.in_specs) if name not in declared.sizes]
     if needed and not args:
@@ -254,7 +254,7 @@ def _placements(declared, sizes, scope):
     if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
         axes.check_offered(placements)
         return placements
-    # No mesh axis can be had here (we are inside the user's shard_map): each device computes everything.
+    # No mesh axis is available here (inside the user's shard_map): each device computes everything.
     return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}
 
 
@@ -292,7 +292,7 @@ def result_paths(program):
 
 
 def _check_results(checker, program, out_specs, results, may_be_undeclared):
-    """Raises what is wrong with the results, and gives the axes that each varies over beyond its spec."""
+    """Raise if results do not fit their specs; return the axes that each varies over beyond its spec."""
     undeclared_axes = []
     for spec, names, path in zip(out_specs, results, result_paths(program)):
         wanted = frozenset(spec.position_of())

@@ -1,6 +1,6 @@
-"""The table of collectives, as far as names go: what stage 4 and the tools need to know of each.
+"""The table of collectives with respect to named axes: the properties that stage 4 and the tools need.
 
-How each is evaluated on one device is in ``rules/``; a test holds that the two tables have the same rows.
+The rules in ``rules/`` evaluate each on one device; a test checks that the two tables have the same rows.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _any_parameters(params: Params, size: int, where: str) -> None:
 
 
 class Row(NamedTuple):
-    """What is known of one collective primitive.
+    """The properties of one collective primitive.
 
     Attributes:
-      called: the name of the function that people call.
+      called: the name of the public function.
       names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``spread``.
-      groups: whether it takes ``axis_index_groups``, with which its results always differ.
+      groups: whether it takes ``axis_index_groups``; with groups, its results always differ between elements.
       reduces: whether it is a reduction, which may also be over positional dimensions, and over groups of any sizes.
       check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
       joint: whether the primitive makes one result of all operands; others translate each operand by itself.
@@ -70,7 +70,7 @@ COLLECTIVES: dict[str, Row] = {
     "all_to_all": Row("all_to_all", spread, groups=True),
     "ppermute": Row("ppermute", spread, check=check_permutation),
     "pdot": Row("pdot", reduced, joint=True),
-    # What nested xmaps leave for the outermost one: see ``core/nested``.
+    # The primitives that nested xmaps leave for the outermost one: see ``core/nested``.
     "device_vary": Row("device_vary", spread),
     "device_sum": Row("device_sum", reduced),
     "device_gather": Row("device_gather", reduced),
@@ -79,7 +79,7 @@ COLLECTIVES: dict[str, Row] = {
 
 
 def check_parameters(primitive: str, params: Params, size: int, where: str) -> None:
-    """Raise if names or indices in a collective's parameters are no such, or do not fit ``size`` elements together."""
+    """Raise if names or indices in a collective's parameters are invalid, or do not fit ``size`` elements together."""
     row = COLLECTIVES[primitive]
     if positions(params) and not row.reduces:
         raise errors.integer_in_collective(primitive, positions(params)[0], where)
@@ -111,17 +111,17 @@ def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
 
 
 def collectives_of(eqn: Any) -> frozenset[AxisName]:
-    """Every axis name that one equation mentions, if it is a collective or some collective is inside of it."""
+    """Every axis name that one equation mentions, if it is a collective or contains one."""
     own = mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES else ()
     return _jax.axes_of_effects(eqn).union(own, *map(collectives_in, _jax.subjaxprs(eqn.params)))
 
 
 def names_used(eqn: Any) -> frozenset[AxisName]:
-    """Every axis name that an equation mentions, also by a primitive that is in no table."""
+    """Every axis name that an equation mentions, including those of primitives that are in no table."""
     return collectives_of(eqn).union(mentioned_names(eqn.params))
 
 
-# One jaxpr may stand in many equations, which may stand in many jaxprs.
+# One jaxpr may occur in many equations, and these in many jaxprs.
 _COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
 
 

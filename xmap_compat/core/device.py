@@ -1,4 +1,4 @@
-"""What one device knows of the axes of an xmap, and how values are cast, moved and laid out on it."""
+"""The axes of an xmap as one device sees them, and how values are cast, moved and laid out on a device."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Locality:
-    """What evaluation on one device needs to know.
+    """The properties of one device that evaluation needs.
 
     Attributes:
       placements: every axis of this xmap.
       mesh_axes: the mesh axes that are mapped over devices here, in the order of the mesh; empty
         without a ``shard_map``.
       mesh_sizes: their sizes.
-      nested: whether this is the body of another xmap, whose named axes ``mesh_axes`` are.
+      nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that one.
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
-        around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not tell of these.
+        around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not show these.
       compiler: the mesh axes that are left to the compiler.
       widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
-      mixed: whether what is gathered may vary in its type, of which names do not tell: see ``core/uses.py``.
+      mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -59,7 +59,7 @@ class Locality:
         return bool(self.mesh_axes) and not self.nested
 
     def place(self, name: AxisName) -> Placement:
-        """The placement of an axis; one bound outside of this xmap acts as a mesh axis filled by it."""
+        """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
         known = self.placements.get(name)
         if known is not None:
             return known
@@ -101,7 +101,7 @@ class Locality:
         return math.prod(self.place(n).size for n in names)
 
     def parts(self, names: Iterable[AxisName]) -> list[Part]:
-        """What axes are cut into, major first: for each its mesh axes, then its own local dimension."""
+        """The parts that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
         cut: list[Part] = []
         for name in names:
             cut.extend(Part("mesh", m, self.mesh_size(m)) for m in self.place(name).mesh_axes)
@@ -110,7 +110,7 @@ class Locality:
         return cut
 
     def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
-        """The same parts as arrays on a device have them: mesh axes in the order of the mesh; local dimensions."""
+        """The same parts as two lists: mesh axes in the order of the mesh, and local dimensions."""
         names = list(names)
         mesh = [Part("mesh", m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
         return mesh, [Part("local", n, self.placements[n].local_size) for n in self.local_names(names)]
@@ -138,11 +138,11 @@ def _vary_typed(loc, data, axes):
 
 
 def travel(loc: Locality, collective: Callable[[Any], Any], data: Any) -> Any:
-    """A collective over devices, or a cast to varying, whose transpose is one."""
+    """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
     return _jax.widened(collective, data) if loc.widens else collective(data)
 
 
-# What vary_over made of a value for some names, and in which trace.  Several uses share one cast: in a gradient their
+# The results of vary_over for a value and some names, with the trace.  Several uses share a cast: in a gradient their
 # cotangents are added on each device, and summed over devices once.
 _CASTS: weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
 _CASTS = weakref.WeakKeyDictionary()
@@ -166,7 +166,7 @@ def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> Na
 
 
 def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
-    """Let operands that meet vary over the same mesh axes, where names do not tell: primitives add no casts."""
+    """Cast operands of one primitive to the same mesh axes where names do not show them: primitives add no casts."""
     if not (loc.foreign or loc.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
@@ -175,7 +175,7 @@ def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedVal
 
 
 def vary_as(loc: Locality, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
-    """Let values vary over foreign mesh axes, those of each value given."""
+    """Cast values to vary over foreign mesh axes; ``axes`` gives those of each value."""
     return [
         NamedValue(_vary_typed(loc, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
@@ -193,9 +193,9 @@ def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 
 def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
-    """Gather along the first dimension, over mesh axes (and axes bound outside); ``to`` as of all_gather."""
+    """Gather along the first dimension, over mesh axes (and axes bound outside); ``to`` is as in ``all_gather``."""
     if _jax.is_key(data):
-        # Gathering typed PRNG keys does not lower (jax 0.12): their raw data travels.
+        # JAX (0.12) cannot lower gathers of typed PRNG keys: their raw data is sent instead.
         impl = jax.random.key_impl(data)
         return jax.random.wrap_key_data(gather_devices(loc, jax.random.key_data(data), mesh_axes, to), impl=impl)
     own = tuple(m for m in mesh_axes if m in loc.mesh_axes)

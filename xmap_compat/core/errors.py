@@ -1,7 +1,7 @@
-"""What the core refuses: one function for each message.  Legacy's wording is kept where legacy had the message.
+"""The messages of the core: one function for each.  Legacy's wording is kept where legacy had the message.
 
 Most functions return an exception for the caller to raise, so that the traceback ends where the mistake was found;
-a ``..._text`` is of a warning, and a ``..._note`` goes below an error of JAX.
+a ``..._text`` is the text of a warning, and a ``..._note`` is a note on an error of JAX.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def show(spec: Any) -> str:
 
 
 def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
-    """A sentence for names that are almost written as known ones, but for case or a letter; often empty."""
+    """A sentence for names that differ from known ones only in case or a letter; often empty."""
     spelled = {str(name).lower(): name for name in known}
     close = (difflib.get_close_matches(str(name).lower(), spelled, n=1) for name in names)
     meant = list(dict.fromkeys(spelled[match[0]] for match in close if match))
@@ -65,7 +65,7 @@ def _dimensions(count: int) -> str:
 
 
 def _exactly(spec: Any, rank: int, found: int) -> str:
-    """What a list without an ellipsis asks for, and what to do."""
+    """Say what a list without an ellipsis requires, and what to do."""
     other = "the other" if found == rank + 1 else "the others"
     advice = f"Write {show([*spec, ...])} or name {other}" if found > rank else _FEWER
     return f"{show(spec)} names exactly {_dimensions(rank)}. {advice}"
@@ -96,7 +96,7 @@ def bad_spec(where: str, spec: Any, path: str) -> TypeError:
 
 
 def _spec_meant(spec: Any) -> str:
-    """What to write for a specification that is none, where that can be guessed."""
+    """What to write instead of an invalid specification, if that can be guessed."""
     if spec is ... or (isinstance(spec, str) and spec == "..."):
         return ". Write [...] where no dimension is named"
     if isinstance(spec, str):
@@ -286,7 +286,7 @@ def committed_elsewhere_note() -> str:
 
 
 def note_once(error: BaseException, note: str) -> None:
-    """Add a note to an error of JAX or of the user, which may pass several functions that would add it."""
+    """Add a note once to an error of JAX or of the user, which may pass several functions that would add it."""
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
@@ -518,7 +518,7 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
 
 
 def _resource_conflict(message: str) -> Any:
-    """The type that these errors had, without the link to a page of JAX's that does not speak of them."""
+    """The type that these errors had, without its link to a page of JAX that does not mention them."""
     error = JAXTypeError(message)
     error.args = (message,)
     return error

@@ -2,7 +2,7 @@
 
 Ordinary primitives are batched over the local dimensions of their operands; collectives go through
 the table; control flow and calls are rebuilt around the evaluation of their bodies, so that a
-collective is found wherever it hides and every value keeps exact named axes.
+collective is found at any depth and every value keeps exact named axes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
 
-# What calls Python and waits for what it gives, which JAX refuses in a shard_map over a part of the mesh.
+# Primitives that call Python and wait for the result: JAX refuses them in a shard_map over a part of the mesh.
 _CALLBACKS = ("pure_callback", "io_callback")
 
-# What calls Python and does not wait; without operands XLA refuses it there.
+# Primitives that call Python and do not wait: without operands, XLA refuses them there.
 _DEBUGGING = ("debug_callback", "debug_print")
 
 
 class RepeatedCalls:
-    """The jitted functions that a program calls more than once: each stays one, evaluated once for its layouts.
+    """The jitted functions that a program calls more than once: each stays one, evaluated once for each layout.
 
-    Others are evaluated in place, which is faster to trace.
+    Other jitted functions are evaluated in place, which is faster to trace.
     """
 
     def __init__(self, jaxpr: Any):
@@ -55,7 +55,7 @@ class RepeatedCalls:
         return id(jaxpr) in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
-        """The jitted function that evaluates a jaxpr; its cache tells layouts apart, as they are in the types."""
+        """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
         key = (id(jaxpr), id(ev.loc), ev.gathers)
         if key not in self._functions:
 
@@ -78,7 +78,7 @@ class Evaluator:
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       taken: in a branch, which elements take it; None where all do.
-      rules: what is known of the custom rules of equations.
+      rules: the axis names found in the custom rules of equations.
       gathers: equations of the program whose results vary in their type.
     """
 
@@ -105,7 +105,7 @@ class Evaluator:
         return [read(v) for v in body.outvars]
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
-        """The evaluator of a program, which knows how that gathers best; ``results``: what these are broadcast to."""
+        """An evaluator that knows a program's best gathers; ``results``: the names to broadcast its results to."""
         if not self.loc.typed:
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
@@ -159,7 +159,7 @@ class Evaluator:
         return evaluate_partitioned(self.loc, primitive, operands, params)
 
     def named_axes(self, eqn: Any) -> frozenset[AxisName]:
-        """The axes of this xmap that an operation in no table names."""
+        """The axes of this xmap that an equation names, if its operation is in no table."""
         return self.loc.own(names_used(eqn))
 
     def over_names(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
@@ -237,7 +237,7 @@ _STRUCTURED: dict[type, Rule] = {
 
 
 def _sharding_constraint(ev: Evaluator, operands, eqn):
-    """Inside our shard_map each device holds its part already: a constraint speaks of the compiler's axes only."""
+    """Inside our shard_map each device already holds its part: a constraint applies to the compiler's axes only."""
     if ev.loc.typed and not ev.loc.compiler:
         return list(operands)
     if ev.loc.typed:
@@ -247,7 +247,7 @@ def _sharding_constraint(ev: Evaluator, operands, eqn):
 
 
 def _constrained(loc: Locality, value: NamedValue, sharding: Any) -> NamedValue:
-    """A value whose positional dimensions lie over the compiler's axes as a sharding says, which has all axes."""
+    """Constrain a value's positional dimensions over the compiler's axes, as a sharding over all axes says."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return value
     entries = itertools.chain(sharding.spec, itertools.repeat(None))
@@ -256,7 +256,7 @@ def _constrained(loc: Locality, value: NamedValue, sharding: Any) -> NamedValue:
 
 
 def _device_put(ev: Evaluator, operands, eqn):
-    """Of shardings as above; other places (a device, a kind of memory) are left to JAX."""
+    """Treat shardings as constraints; leave other places (a device, a kind of memory) to JAX."""
     places = eqn.params["devices"]
     if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in places):
         return [_constrained(ev.loc, v, place) if ev.loc.compiler else v for v, place in zip(operands, places)]

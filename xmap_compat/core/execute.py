@@ -27,8 +27,8 @@ from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional
 
-# What executes calls instead of ``execute`` while a report on a whole program is made: a function of the same
-# arguments.  It is part of jit's cache key, so that nothing is used which was traced without it.
+# A function that executes calls instead of ``execute``, with the same arguments, while a report on a program is made.
+# It is part of jit's cache key, so that jit does not reuse programs that were traced without it.
 executor = jax.make_user_context(default_value=None)
 
 
@@ -48,7 +48,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh.
 
     Args:
-      evaluator: makes what evaluates the program; a plan watches it with one of its own.
+      evaluator: makes the evaluator of the program; a plan passes its own to watch the evaluation.
     """
     call = NestedCall(placed.fun_name, own_of(placed.placements.values()))
     with mark(call) if placed.nested else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Where on an axis an element is: the index of a device, and the global index along named axes."""
+"""The position of an element on an axis: the index of a device, and the global index along named axes."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ class _Chunked:
 class _Nest:
     """Runs equations in nested scans, each equation in the loops that it varies over and in no other.
 
-    Each runs once for each turn of its own loops: a callback is not repeated, and the gradient of what does
-    not vary over a loop reaches custom rules as one sum over its turns.
+    Each runs once for each iteration of its own loops: a callback is not repeated.  The gradient of a value that
+    does not vary over a loop reaches custom rules as one sum over its iterations.
     """
 
     ev: Evaluator
@@ -128,7 +128,7 @@ class _Nest:
         return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
 
     def _scan(self, loop, eqns, wanted, env, inner):
-        # In the order of the program: that of sets of variables is another one in each process.
+        # In the order of the program: the order of a set of variables differs between processes.
         outputs = [v for e in eqns for v in e.outvars if v in wanted]
         read = _all_read(eqns)
         scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
@@ -148,7 +148,7 @@ def _all_read(eqns):
 
 
 def _first_of_equal(loc, chunked):
-    """Drop the leading dimension of loops that a result does not vary over: it was computed equal in each turn."""
+    """Drop the leading dimension of loops that a result does not vary over: each iteration computed the same value."""
     value, loops = chunked.value, chunked.loops
     own = {loop for n in value.names for loop in loc.placements[n].loops}
     index = tuple(slice(None) if loop in own else 0 for loop in loops)

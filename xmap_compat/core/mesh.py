@@ -23,8 +23,8 @@ class Mesh(jax.sharding.Mesh):
     ``jax.lax.with_sharding_constraint``.  The context can be entered again, nested, and used as a
     decorator.
 
-    It is a ``jax.sharding.Mesh``, equal to JAX's of the same devices and names, and accepted wherever
-    that is; only its ``with`` differs, which JAX has deprecated.
+    It is a ``jax.sharding.Mesh``, equal to JAX's mesh of the same devices and names, and accepted wherever
+    that one is.  Only its ``with`` differs, which JAX has deprecated.
 
     Args:
       devices: an array (or list) of JAX devices; ``np.empty((), object)`` with no names is the empty
@@ -86,7 +86,7 @@ _meshes: weakref.WeakValueDictionary[jax.sharding.Mesh, Mesh] = weakref.WeakValu
 
 
 def mesh_of_jax(mesh: _jax.AnyMesh) -> _jax.AnyMesh:
-    """JAX's own mesh, of one that may be ours."""
+    """JAX's own mesh for a mesh that may be ours."""
     return mesh.physical_mesh if isinstance(mesh, Mesh) else mesh
 
 
@@ -130,7 +130,7 @@ def platform_of(mesh: _jax.AnyMesh) -> str | None:
 
 
 def is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
-    """Whether it is JAX's way to write that there is no mesh."""
+    """Whether devices and names are JAX's way to write that there is no mesh."""
     return not names and devices.shape == () and devices.item() is None
 
 

@@ -92,7 +92,7 @@ def is_array(x):
 
 
 def _names_of(x, checker, memo):
-    """Walk back over the equations that made a value; iterative, for programs are long."""
+    """Walk back over the equations that made a value; iterative, because programs can be long."""
     pending = [x]
     while pending:
         value = pending[-1]

@@ -34,10 +34,10 @@ class Checker:
     Attributes:
       placements: this xmap's axes.
       fun: the name of the function, for messages.
-      device_axes: mesh axes that belong to the outermost xmap around this one: known where a program is checked
-        only, not where it is evaluated.
-      room: axes that every result has anyway, so that values may vary over them for the sake of their tangents.
-      trace: as that of the evaluator; needed where there is room.
+      device_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
+        checked, not where it is evaluated.
+      room: axes that every result has anyway; values may vary over them where their tangents do.
+      trace: the same as the evaluator's; needed where there is room.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -63,7 +63,7 @@ class Checker:
         return list(self._known[key][0])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
-        """The same of a program that was traced late, by a custom rule, and that nobody has checked."""
+        """Check a program that a custom rule traced late, and return the named axes of its results."""
         placements = {**self.placements, **self.device_axes}
         return dataclasses.replace(self, placements=placements).results(jaxpr, inputs)
 
@@ -95,11 +95,11 @@ class Checker:
         return f"a value that an xmapped function {nested} uses at {self.where(eqn)}"
 
     def where(self, eqn: Any) -> str:
-        """The user's line of an equation.  Inside a jitted function of JAX it may have none: then that of the call."""
+        """The user's line of an equation.  In a jitted function of JAX it may have none; then the line of the call."""
         return _jax.where_in_user_code(eqn, *reversed(self._around))
 
     def check_distinct_resources(self, names: Names, place: Callable[[], str]) -> None:
-        """Raise if two of the names need one resource: no device (or turn of a loop) could hold both."""
+        """Raise if two of the names need one resource: no device (or iteration of a loop) could hold both."""
         if len(names) < 2:
             return
         owner: dict[Any, AxisName] = {}
@@ -122,7 +122,7 @@ class Checker:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        """An operation that is in no table.  One that names axes, by its batching rule: where no device is involved."""
+        """An operation in no table.  If it names axes, its batching rule decides where no device is involved."""
         over = names_used(eqn) & self.own
         if not over:
             return [_union(inputs)] * len(eqn.outvars)
@@ -178,14 +178,14 @@ def _called(checker: Checker, call: Any, inputs: Sequence[Names]) -> list[Names]
 
 
 def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names]) -> list[Names]:
-    """Where there is room, results vary as their tangents do: a rule may use one that the function itself ignores."""
+    """Where there is room, results vary as their tangents do: a rule may use an operand that the function ignores."""
     names = checker.results(call.body, inputs)
     room = checker.room & _union(inputs)
     if all(room <= n for n in names):
         return names
     try:
         outs = dataclasses.replace(checker, room=NONE).results(derivative(checker.trace, checker._around[-1]), inputs)
-    except Exception:  # There is no derivative, or none that these axes may meet in.
+    except Exception:  # There is no derivative, or these axes must not meet in it.
         return names
     tangents = iter(outs[len(outs) // 2 :])
     inexact = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in call.body.out_avals]
@@ -204,7 +204,7 @@ def _around_carry(scan, inputs):
 
 
 def scan_carry_names(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
-    """The fixpoint of what a scan's carry varies over."""
+    """The fixpoint of the named axes that a scan's carry varies over."""
     consts, xs = _around_carry(scan, inputs)
 
     def step(carry):
@@ -226,7 +226,7 @@ def _while(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> list[
 
 
 def while_names(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> tuple[list[Names], Names]:
-    """What a while loop's carry and its predicate vary over."""
+    """The named axes that a while loop's carry and its predicate vary over."""
     first_carried = loop.num_condition_consts + loop.num_body_consts
     condition_consts, body_consts = (
         inputs[: loop.num_condition_consts],
@@ -256,18 +256,18 @@ def _linear_solve(checker: Checker, solve: _jax.LinearSolve, inputs: Sequence[Na
 
 
 def linear_solve_names(inputs: Sequence[Names]) -> Names:
-    """One set for every unknown and right-hand side: the solve mixes them all."""
+    """The same names for every unknown and right-hand side: the solve mixes them all."""
     return _union(inputs)
 
 
 def _operation(checker: Checker, held: _jax.Operation, inputs: Sequence[Names]) -> list[Names]:
-    """One set for all results: a root depends on all that its equation depends on."""
+    """The same names for all results: a root depends on everything that its equation depends on."""
     union = _union(inputs)
     found = [checker.results(body, [union] * len(body.in_avals)) for body in held.bodies]
     return [_union([union, *itertools.chain(*found)])] * len(checker._around[-1].outvars)
 
 
-# Of others (custom_vmap, shard_map, linear maps of roots) the results vary over what the operands do.
+# For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands' names.
 _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] = {
     _jax.Call: _called,
     _jax.Checkpoint: _called,

@@ -1,6 +1,6 @@
-"""What an error of JAX in the user's function has to do with named axes, as a note on it.
+"""Notes that say how an error of JAX in the user's function is related to named axes.
 
-Loaded when there is such an error.
+This module is loaded only when there is such an error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from xmap_compat.core.restored import is_name
 
 
 def add_note(error: Exception) -> None:
-    """Add to an error of the user's function, while it is traced, what explains it, if anything does."""
+    """Add a note that explains an error raised while the user's function is traced, if a note applies."""
     with contextlib.suppress(Exception):  # the user's error is the one to be seen
         if note := _note_for(error):
             errors.note_once(error, note)
 
 
-# What JAX and NumPy speak of where a program counts dimensions that are named, or asks for their sizes.
+# Words in errors of JAX and NumPy when a program counts named dimensions, or asks for their sizes.
 _OF_DIMENSIONS = re.compile(
     r"shape|dimension|ndim|rank|ax[ei]s|unsized|0-d|subscript|string indexing|out of bounds|permutation"
 )
@@ -51,7 +51,7 @@ def _note_for(error: Exception) -> str | None:
         or isinstance(error, jax.errors.JAXTypeError | NotImplementedError)
     ):
         return None
-    # Of the arguments of inner functions it is not known what they vary over: then what was passed to them is shown.
+    # The names of inner functions' arguments are unknown: then the note shows the values passed to these functions.
     mapped = next(filter(None, (_mapped_variables(*frame) for frame in frames)), None)
     operation = next(filter(_OPERATIONS.__contains__, called), "" if called else "shape")
     return _positional_note(mapped, operation) if mapped else None
@@ -72,12 +72,12 @@ def _axis_given_by_name(below: Sequence[types.FrameType]) -> str | None:
 
 
 def _mapped_variables(frame: types.FrameType, line: int) -> dict[str, tuple[tuple[int, ...], Mapping[Any, int]]]:
-    """The variables on a line (or of its function, where its source is not known) that vary over named axes."""
+    """The variables on a line (or of its function, if the source is unknown) that vary over named axes."""
     words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
     found = {}
     for name, value in frame.f_locals.items():
         if is_array(value) and (not words or name in words):
-            with contextlib.suppress(ValueError):  # it is not known
+            with contextlib.suppress(ValueError):  # the source is unknown
                 found[name] = (jnp.shape(value), named_shape(value))
     return {name: found[name] for name in sorted(found, key=[*words, *found].index) if found[name][1]}
 
@@ -95,7 +95,7 @@ TAKE_NAMES = {
     for name in names.split()
 }
 
-# The functions of xmap_compat.numpy that are called like those of jax.numpy, which take no axis names.
+# The functions of xmap_compat.numpy with the same names as those of jax.numpy, which take no axis names.
 _NAMED = "all any argmax argmin argsort average count_nonzero cumprod cumsum flip median nanmax nanmean nanmin nansum"
 NAMED_FUNCTIONS = frozenset(f"{_NAMED} norm prod ptp quantile roll sort take".split())
 
@@ -106,7 +106,7 @@ _OTHER_ARGUMENTS = {"one_hot": ", num_classes", "quantile": ", q", "roll": ", sh
 
 
 def _positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]]], operation: str) -> str:
-    """``values``: variables with their positional and their named shapes; ``operation``: what was done to them."""
+    """``values``: variables with their positional and their named shapes; ``operation``: the operation on them."""
     described = [
         f"`{variable}` has {f'the positional shape {tuple(shape)}' if shape else 'no positional dimensions'} here; "
         f"its named axes are {{{', '.join(f'{name}: {size}' for name, size in named.items())}}}."
@@ -117,7 +117,7 @@ def _positional_note(values: Mapping[str, tuple[Sequence[int], Mapping[Any, int]
 
 
 def _by_name(operation: str, named: Mapping[str, Sequence[str]]) -> list[str]:
-    """How an operation over positional dimensions is written over the named axes of its operands, if it is."""
+    """How to write an operation over positional dimensions over its operands' named axes, if that is possible."""
     (variable, names), *others = named.items()
     operation = "take" if operation == "getitem" else operation
     if not names:

@@ -36,7 +36,7 @@ def positions(params: Params) -> tuple[int, ...]:
 
 
 def _is_position(axis):
-    """Whether JAX reads an axis as a dimension: Python's integers, and truth values; NumPy's integers are names."""
+    """Whether JAX reads an axis as a dimension: Python's integers and booleans; NumPy's integers are names."""
     return isinstance(axis, int)
 
 
@@ -45,7 +45,7 @@ def _is_index(value):
 
 
 def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, where: str) -> None:
-    """Raise unless groups cover one axis of ``size`` elements, with as many in each where they must be equal."""
+    """Raise unless groups cover one axis of ``size`` elements, and have equal sizes where that is required."""
     groups = params["axis_index_groups"]
     if sorted(itertools.chain.from_iterable(groups)) != list(range(size)):
         raise errors.groups_do_not_cover(primitive, groups, size, where)
@@ -61,7 +61,7 @@ def check_source(params: Params, size: int, where: str) -> None:
 
 
 def check_permutation(params: Params, size: int, where: str) -> None:
-    """Raise unless a ``ppermute`` moves each index once at most, and to one place."""
+    """Raise unless each index is at most once a source and at most once a destination of a ``ppermute``."""
     perm = params["perm"]
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_index, pair)) for pair in perm):
         what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, (source, destination)"

@@ -21,7 +21,7 @@ from xmap_compat.core.specs import AxisName, check_name
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one named axis lives: its elements are cut over devices, then over loops, the rest is vectorized.
+    """Where one named axis lives: its elements are cut over devices, then over loops; the rest is vectorized.
 
     Attributes:
       name: the axis.
@@ -41,17 +41,17 @@ class Placement:
 
     @property
     def devices(self) -> int:
-        """How many chunks the axis is cut into by the mesh."""
+        """The number of chunks that the mesh cuts the axis into."""
         return math.prod(self.mesh_sizes)
 
     @property
     def device_size(self) -> int:
-        """Elements on one device."""
+        """The number of elements on one device."""
         return self.size // self.devices
 
     @property
     def local_size(self) -> int:
-        """Elements computed at once on one device: the dimension that is vectorized."""
+        """The number of elements computed at once on one device: the size of the vectorized dimension."""
         return self.device_size // math.prod(self.loop_sizes)
 
     @property
@@ -65,7 +65,7 @@ class Placement:
         return dataclasses.replace(self, loops=(), loop_sizes=())
 
     def without_mesh_axes_of_one(self) -> Placement:
-        """The same, but for mesh axes of one device: they cut nothing."""
+        """The same placement without mesh axes of one device, which cut nothing."""
         kept = [(axis, size) for axis, size in zip(self.mesh_axes, self.mesh_sizes) if size != 1]
         axes, sizes = zip(*kept) if kept else ((), ())
         return dataclasses.replace(self, mesh_axes=axes, mesh_sizes=sizes)
@@ -81,7 +81,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAxis:
-    """A mesh axis as a named axis of the outermost xmap: what a nested xmap splits its own axes over.
+    """A mesh axis as a named axis of the outermost xmap: a nested xmap splits its own axes over it.
 
     Attributes:
       mesh_axis: the mesh axis.
@@ -99,7 +99,7 @@ Resources = Mapping[AxisName, tuple[Any, ...]]
 
 
 def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]:
-    """``{'a': 'x'}`` -> ``{'a': ('x',)}``, checked for what needs no mesh."""
+    """``{'a': 'x'}`` -> ``{'a': ('x',)}``, with the checks that need no mesh."""
     if axis_resources is None:
         return {}
     if not isinstance(axis_resources, Mapping):
@@ -119,7 +119,7 @@ def parse_axis_resources(axis_resources: Any) -> dict[AxisName, tuple[Any, ...]]
 
 
 def _check_resource(name, resource):
-    """Any hashable may name a mesh axis or a loop, but some surely mean something else."""
+    """Any hashable may name a mesh axis or a loop; refuse those that surely mean something else."""
     others = (tuple, type, jax.Device, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
     if resource is None or resource is ... or isinstance(resource, others):
         raise errors.bad_resource(name, resource)
@@ -130,7 +130,7 @@ def _check_resource(name, resource):
 
 
 def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName, tuple[Any, ...]]:
-    """The resources of axes that the call has; others are ignored with a warning, as they cannot matter."""
+    """The resources of axes that the call has; warn about others and ignore them, because they have no effect."""
     names = list(names)
     unused = {name: entries for name, entries in resources.items() if name not in names}
     if unused:
@@ -146,7 +146,7 @@ class Scope:
       mesh: the mesh, which may be abstract.
       loops: named loops with their lengths.
       compiler: mesh axes that are left to the compiler.
-      unused_to_compiler: whether those that the call does not use are left to it too.
+      unused_to_compiler: whether mesh axes that the call does not use are left to the compiler too.
     """
 
     mesh: _jax.AnyMesh | None

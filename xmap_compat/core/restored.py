@@ -1,6 +1,6 @@
-"""What is in JAX while a body is traced, and at no other time.
+"""The attributes and rules that JAX has only while a body is traced.
 
-Here is what the core itself needs; ``xmap_compat.vocabulary`` adds the functions that JAX has removed.
+This module has those that the core itself needs; ``xmap_compat.vocabulary`` adds the functions that JAX has removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_name(axis: Any) -> bool:
 
 
 class _NamesOfType(Mapping):
-    """What a type says of the names of its value in a body: programs can hand it on to other types, and not read it."""
+    """A type's named shape in a body: programs can pass it on to other types, but cannot read it."""
 
     def __init__(self, aval: Any):
         self._aval = aval
@@ -46,12 +46,12 @@ class _NamesOfType(Mapping):
 
 
 def _named_shape_of_type(aval: Any) -> Mapping[AxisName, int]:
-    """``x.aval.named_shape``: empty, as it was for all values outside of bodies; inside a type does not know it."""
+    """``x.aval.named_shape``: empty outside of bodies, as in legacy; inside a body, a type does not know its names."""
     return _NamesOfType(aval) if _in_body() else {}
 
 
 def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
-    """Ties share alike.  Integers among the axes are positional dimensions, which the extremum has no more."""
+    """Ties share the tangent equally.  Integers among the axes are positional dimensions that the extremum lacks."""
     kept = lax.expand_dims(out, [a for a in axes if isinstance(a, int)])
     ties = (x == kept).astype(x.dtype)
     total = lambda v: lax.psum(v, axes, axis_index_groups=axis_index_groups)  # noqa: E731

@@ -169,7 +169,7 @@ def check_result(spec: AxisSpec, named_shape_size: int, positional_shape: Sequen
 def infer_sizes(
     specs: Sequence[AxisSpec], shapes: Sequence[Sequence[int]], paths: Sequence[str], given: Mapping[AxisName, int]
 ) -> dict[AxisName, int]:
-    """Axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
+    """Infer axis sizes from ``axis_sizes`` and from the arguments; all must agree."""
     sizes = dict(given)
     origins = dict.fromkeys(given, "axis_sizes")
     for spec, shape, path in zip(specs, shapes, paths):
@@ -202,7 +202,7 @@ def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
 
 
 def _is_container(x):
-    """Something that cannot be an axis name inside a list or a dictionary."""
+    """Whether a value cannot be an axis name inside a list or a dictionary."""
     return isinstance(x, (list, tuple, dict)) or not jax.tree_util.all_leaves([x])
 
 
@@ -265,7 +265,7 @@ def _make_spec(where, pairs, rank, source, path):
 
 
 def check_name(where: str, name: Any, path: str = "", source: Any = None) -> None:
-    """Raise unless something can be the name of an axis."""
+    """Raise unless ``name`` can be the name of an axis."""
     if isinstance(name, jax.sharding.PartitionSpec):
         raise errors.partition_spec(where, name, path, source)
     is_dots = isinstance(name, str) and name == "..."

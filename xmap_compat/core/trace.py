@@ -49,7 +49,7 @@ def trace_program(
       body: axis sizes and resources.
     """
 
-    # Which axes of the outer xmap the arguments of a nested one vary over is unknown here.
+    # It is unknown here which axes of the outer xmap the arguments of a nested one vary over.
     known = () if enclosing_bodies() else input_names
 
     @functools.wraps(fun)
@@ -63,7 +63,7 @@ def trace_program(
 
 
 def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any:
-    """Trace a callable held by a custom rule as the body was traced; a closed jaxpr."""
+    """Trace a callable held by a custom rule as the body was traced; returns a closed jaxpr."""
     return _trace(fun, types, body, return_shape=False)
 
 
@@ -95,7 +95,7 @@ def _notes() -> Any:
 
 @contextlib.contextmanager
 def _noted_errors() -> Iterator[None]:
-    """While the user's function is traced: its errors get a note on what they have to do with named axes."""
+    """While the user's function is traced, add notes to its errors that relate them to named axes."""
     try:
         yield
     except (IndexError, NotImplementedError, TypeError, ValueError) as error:
@@ -122,12 +122,12 @@ def _new_device_axes(body):
 
 @contextlib.contextmanager
 def body_context(body: Body) -> Iterator[None]:
-    """What tracing a body needs: its axes known to this thread, and the vocabulary that JAX removed."""
+    """The context for tracing a body: this thread knows its axes, and JAX has the removed vocabulary again."""
     with entered_body(body), restored(), _by_our_rules(True), _jax.plain_context():
         yield
 
 
-# Part of jit's cache key: what JAX's own rules made of a jitted function outside must not be used inside.
+# Part of jit's cache key: programs that JAX's own rules made of a jitted function outside must not be used inside.
 _by_our_rules = jax.make_user_context(default_value=False)
 
 

@@ -1,7 +1,7 @@
-"""Results that vary over an axis that their ``out_axes`` leave out, as legacy had them: under ``install()`` only.
+"""Results that vary over an axis that their ``out_axes`` leave out, as in legacy: under ``install()`` only.
 
-Where the axis fills its mesh axes, each device keeps its own element: reading the result gives the element of index 0,
-and the next xmap over the same mesh is given on each device what that device has.  Programs that feed a decode state
+Where the axis fills its mesh axes, each device keeps its own element.  Reading the result gives the element of index 0,
+and the next xmap over the same mesh gets each device's own element there.  Programs that feed a decode state
 back rely on both.  Nothing is broadcast.
 """
 
@@ -23,13 +23,13 @@ _warned: set[tuple[str, str, tuple[AxisName, ...]]] = set()
 
 
 def can_stay(extra: Sequence[AxisName], placements: Mapping[AxisName, Placement]) -> bool:
-    """Whether legacy gave a result that varies over these axes: each has one element on each device."""
+    """Whether legacy returned a result that varies over these axes: each has one element on each device."""
     places = [placements[name] for name in extra]
     return all(p.mesh_axes and p.local_size == 1 and not p.loops for p in places)
 
 
 def warn(path: str, extra: Sequence[AxisName]) -> None:
-    """Once for each place, result and axes."""
+    """Warn once for each place, result and axes."""
     place = (_jax.where_now(), path, tuple(extra))
     if place not in _warned:
         _warned.add(place)
@@ -44,14 +44,14 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
 
 
 def stacked_spec(mesh_axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
-    """How a result leaves the typed shard_map: with the elements of all devices in a dimension of its own."""
+    """The spec of a result that leaves the typed shard_map: the elements of all devices get their own dimension."""
     return PartitionSpec(tuple(mesh_axes), *spec)
 
 
 def each_its_own(
     stacked: Any, mesh: Any, mapped: Sequence[str], mesh_axes: Sequence[str], spec: PartitionSpec, path: str
 ) -> Any:
-    """Drop that dimension where it is: each device keeps its element of an array that says it is whole on each.
+    """Drop that dimension on each device: each keeps its own element of an array that is declared replicated.
 
     Args:
       mapped: the mesh axes that are not left to the compiler.

@@ -1,9 +1,9 @@
-"""Which gathers are better typed as varying, found from what becomes of their results.
+"""Find the gathers that are better typed as varying, from the uses of their results.
 
-A gathered value is equal on all devices.  If its type says so, it is cast to varying where it meets what varies,
+A gathered value is equal on all devices.  If its type says so, it is cast to varying where it meets a varying value,
 and the transpose of that cast is an all-reduce.  If its type does not say so, the transpose of the gather is a
-reduce-scatter, of half the bytes, which is what the weights of FSDP want.  But then all its uses must vary over the
-gathered mesh axes, and what shrinks before it meets others, as in ``all_gather(x).sum(0) * x``, is summed whole.
+reduce-scatter of half the bytes, which suits the weights of FSDP.  But then all its uses must vary over the
+gathered mesh axes, and a value that shrinks before it meets others is summed whole, as in ``all_gather(x).sum(0) * x``.
 A backward pass over each body finds where the uses of every value vary, and how much is cast on the way.
 """
 
@@ -30,20 +30,20 @@ class Cost(NamedTuple):
     """How many elements are cast to vary over a mesh axis because of a value, on one device.
 
     Attributes:
-      late: what the value leads to, where that meets what varies; needed if the value itself does not.
-      early: what the value meets before; needed if the value varies.
+      late: those cast where results of the value meet varying values; needed if the value itself does not vary.
+      early: those cast in values that it meets before; needed if the value varies.
     """
 
     late: float
     early: float
 
 
-# For each mesh axis over which something varies sooner or later, its cost; None where the value itself is cast.
+# The cost for each mesh axis over which a value varies sooner or later; None where the value itself is cast.
 Use = Mapping[Any, Cost | None]
 
 
 class _Origin(enum.Enum):
-    """What a value is computed from: constants alone, something gathered too, or other arguments only."""
+    """The sources of a value: constants alone, gathered values too, or other arguments only."""
 
     CONSTANT = enum.auto()
     GATHERED = enum.auto()
@@ -54,7 +54,7 @@ class _Value(NamedTuple):
     """A variable: its named axes, and its elements on a device.
 
     Attributes:
-      cost: how many have to be cast if the value meets what varies: none without a derivative, or if it varies too.
+      cost: how many are cast if the value meets a varying one: none without a derivative, or if it varies too.
     """
 
     names: Names
@@ -66,11 +66,11 @@ class _Value(NamedTuple):
 def varying_gathers(
     loc: Locality, checker: Checker, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]
 ) -> frozenset[Any]:
-    """The equations of a program that had better gather as varying.
+    """The equations of a program whose gathers are better typed as varying.
 
     Args:
       inputs: the named axes of the program's inputs.
-      results: those that its results are broadcast to.
+      results: the named axes that its results are broadcast to.
     """
     if not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _gathers_in(jaxpr)):
         return frozenset()
@@ -92,7 +92,7 @@ def _gathers_in(held: Any) -> Iterator[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """The backward pass; ``chosen`` says of each gather whether it had better vary, wherever its body is called."""
+    """The backward pass; ``chosen`` says whether each gather had better vary, wherever its body is called."""
 
     loc: Locality
     checker: Checker
@@ -136,11 +136,11 @@ class _Uses:
         return _Value(names, elements, origin, elements if smooth and origin is _Origin.OTHER else 0)
 
     def cast_to(self, names: Names) -> Use:
-        """The use of a value that is cast to vary over all of these."""
+        """The use of a value that is cast to vary over all of the names."""
         return dict.fromkeys(self.loc.mesh_axes_of(self.loc.own(names)))
 
     def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, Cost]:
-        """All uses of a value: where all of them vary; one cast serves several."""
+        """All uses of a value together: the axes over which all of them vary; one cast serves several uses."""
         found = {}
         for axis in self.loc.mesh_axes:
             if all(axis in use for use in uses):
@@ -198,7 +198,7 @@ def _origin(found, atom):
 
 
 def _of_ordinary(operands, after, together):
-    """The results vary where an operand does, and else where they are used."""
+    """Results vary where an operand does, and otherwise where their uses do."""
     ahead = [axis for axis in after[0] if axis not in together and all(axis in use for use in after)] if after else []
     met = sum(v.cost for v in operands)
     costs = {axis: [sum(use[axis][k] for use in after) for k in (0, 1)] for axis in ahead}
@@ -216,7 +216,7 @@ def _called(uses: _Uses, call: Any, operands: Sequence[_Value], outs: Sequence[_
 
 
 def _scan(uses: _Uses, scan: _jax.Scan, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]):
-    """What enters or leaves a turn is cast in each of them; the carry is cast before the first turn, and after each."""
+    """Values that enter or leave an iteration are cast in each; the carry is cast before the first, and after each."""
     names = [v.names for v in operands]
     carry = scan_carry_names(uses.checker, scan, names)
     carried = list(map(uses.cast_to, carry))
@@ -231,7 +231,7 @@ def _scan(uses: _Uses, scan: _jax.Scan, operands: Sequence[_Value], outs: Sequen
 def _custom(
     uses: _Uses, call: _jax.CustomJvp, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]
 ):
-    """Of its rule only the type is known: that of an operation, whose results vary each by itself."""
+    """Only the type of its rule is known: that of an operation, each of whose results varies by itself."""
     uses.leave(call.body)
     return _of_ordinary(operands, after, uses.cast_to(frozenset.intersection(*(v.names for v in outs))) if outs else {})
 
@@ -241,7 +241,7 @@ def _times(use, turns):
 
 
 def _cond(uses: _Uses, cond: _jax.Cond, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]):
-    """Operands are cast before to what the index varies over, results to what those of any branch do."""
+    """Operands are cast first to the index's names; results are cast to the names of any branch's results."""
     index, *operands = operands
     results, before = [uses.cast_to(v.names) for v in outs], uses.cast_to(index.names)
     names, origins = [v.names for v in operands], [v.origin for v in operands]

@@ -72,7 +72,7 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
 
 
 class _Cotangent:
-    """The mark of what a custom backward rule makes from its cotangents: an axis of one element (see ``COTANGENT``)."""
+    """Marks values that a custom backward rule makes from its cotangents: an axis of one element (``COTANGENT``)."""
 
     def __str__(self) -> str:
         return "cotangent"

@@ -1,1 +1,1 @@
-"""Unmodified programs of the time when JAX had xmap: what they find, and how they are run."""
+"""Support for unmodified programs from the time when JAX had xmap: old names, and ways to run the programs."""

@@ -1,4 +1,4 @@
-"""Functions with the signatures that they had, which call those of today; and what is refused at use."""
+"""Functions with their old signatures, which call the functions of today; and names that are refused at use."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class _WithOrWithoutMesh:
 
 
 def with_sharding_constraint(x: Any, axis_resources: Any = UNSET, *, shardings: Any = UNSET) -> Any:
-    """That of ``jax.experimental.pjit``, with ``axis_resources``."""
+    """The function of ``jax.experimental.pjit``, with ``axis_resources``."""
     return jax.lax.with_sharding_constraint(x, _specs(axis_resources) if shardings is UNSET else shardings)
 
 
 def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
-    """Each leaf once on each device, in a new leading dimension."""
+    """Put each leaf once on each device, in a new leading dimension."""
     return jax.tree.map(lambda leaf: _one_each([jnp.asarray(leaf)] * len(devices), devices), x)
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
-    """One shard on each device, in a new leading dimension."""
+    """Put one shard on each device, in a new leading dimension."""
     return jax.tree.map(lambda *leaves: _one_each(list(map(jnp.asarray, leaves)), devices), *shards)
 
 
@@ -103,7 +103,7 @@ def pure_callback_or(pure_callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What gives a function old names for keywords; each stands for the one of today."""
+    """A decorator that gives a function old names for keywords; each stands for the one of today."""
 
     def extend(function):
         @functools.wraps(function)
@@ -157,7 +157,7 @@ def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
 
 
 def wrap_init(fun: Callable[..., Any], params: dict[str, Any] | None = None) -> Any:
-    """That of ``jax.linear_util``, without debugging information."""
+    """The function of ``jax.linear_util``, without debugging information."""
     api_util: Any = jax.api_util
     return jax.extend.linear_util.wrap_init(fun, params, debug_info=api_util.debug_info("wrap_init", fun, (), {}))
 
@@ -235,7 +235,7 @@ ADAPTERS: dict[str, Any] = {
     "jax.numpy.NZERO": -0.0,
 }
 
-# What JAX has, and which lacks something that it had: module, name, and what takes its place.
+# Functions of JAX that lack something that they had: module, name, and replacement.
 EXTENDED: list[tuple[str, str, Callable[[Any], Any]]] = [
     # JAX's own warn of a name that the program has not written.
     ("jax", "host_id", lambda host_id: jax.process_index),
@@ -267,6 +267,6 @@ class _Refused(type):
 
 
 def refused(name: str, now: str) -> Any:
-    """What stands at an old name whose meaning is gone."""
+    """The object at an old name whose meaning is gone."""
     module, _, attribute = name.rpartition(".")
     return _Refused(attribute, (), {"__module__": module, "now": now, "__doc__": f"Removed from JAX: write {now}."})

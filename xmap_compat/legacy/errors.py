@@ -1,4 +1,4 @@
-"""Messages of names that JAX removed."""
+"""Messages about names that JAX removed."""
 
 from __future__ import annotations
 

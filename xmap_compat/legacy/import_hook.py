@@ -89,14 +89,14 @@ SPAWN = "multiprocessing.spawn"
 
 
 class _InstallWithJax:
-    """Unpickled by a child, it installs there."""
+    """An object that installs in a child process when the child unpickles it."""
 
     def __reduce__(self):
         return install_with_jax, ()
 
 
 def _tell_children() -> None:
-    """A spawned process imports the main module again, after it has unpickled what it is told to prepare."""
+    """A spawned process imports the main module again, after it has unpickled its preparation data."""
     spawn = sys.modules[SPAWN]
     prepare = spawn.get_preparation_data  # type: ignore[attr-defined]
     if hasattr(prepare, "without_xmap_compat"):

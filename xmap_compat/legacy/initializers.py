@@ -10,7 +10,7 @@ import jax
 
 from xmap_compat.random import NamedShape, fold_in_names, variance_scaling
 
-# Of those that are variance_scaling by another name: scale, mode and distribution.
+# The initializers that are variance_scaling by another name: scale, mode and distribution.
 SCALINGS = {
     "glorot_normal": (1.0, "fan_avg", "truncated_normal"),
     "glorot_uniform": (1.0, "fan_avg", "uniform"),

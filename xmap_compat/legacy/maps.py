@@ -113,7 +113,7 @@ thread_resources = ThreadResources()
 @functools.wraps(api.xmap)
 @_jax.api_boundary
 def xmap(fun: Any, in_axes: Any, out_axes: Any, **options: Any) -> Any:
-    """That of the package, but for results that vary over an axis that their specs leave out: they are as they were."""
+    """The package's xmap, but results may vary over axes that their specs leave out, as in legacy."""
     return api.make(fun, in_axes, out_axes, undeclared=True, **options)
 
 

@@ -1,6 +1,6 @@
 """Names and keywords that JAX had and that ``install()`` does not restore, with the reason; ``check`` shows it.
 
-``tests/install/gone.json`` is the record of what is gone; each name of it is in the table of removed names, or here.
+``tests/install/gone.json`` is the record of what is gone; each of its names is in the table of removed names, or here.
 """
 
 from __future__ import annotations

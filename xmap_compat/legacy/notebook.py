@@ -1,6 +1,6 @@
 """Notebooks as programs: ``python -m xmap_compat notebook.ipynb`` runs the cells in order, in a kernel of their own.
 
-Nothing is written.  ``--compare`` compares what each cell shows with the output that the notebook stores.
+The notebook is not changed.  ``--compare`` compares what each cell shows with the output that the notebook stores.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Notebook:
 
     @contextlib.contextmanager
     def kernel(self) -> Iterator[RunCell]:
-        """What runs a cell in a fresh kernel of this Python, with all installed as soon as it has imported JAX."""
+        """A function that runs a cell in a fresh kernel of this Python, with all installed once it has imported JAX."""
         folder = os.path.dirname(os.path.abspath(self.path))
         sockets = tempfile.TemporaryDirectory(prefix="xmap_compat")
         config = self._config()
@@ -102,7 +102,7 @@ class Shown:
 
 
 def shown(outputs: Sequence[Any]) -> Shown:
-    """What is printed and displayed as text, without what goes to the error stream."""
+    """The text that is printed and displayed, without the text of the error stream."""
     texts, error, traceback = [], "", ""
     for output in outputs:
         if output["output_type"] == "stream" and output["name"] == "stdout":
@@ -114,11 +114,11 @@ def shown(outputs: Sequence[Any]) -> Shown:
     return Shown("".join(texts), error, traceback)
 
 
-# What differs from run to run: addresses and times.
+# Addresses and times differ from run to run.
 _CHANGING = [
     (re.compile(r"\bat 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{9,}"), "0x..."),  # other numbers are shorter
     (re.compile(r"(?m)^(CPU times|Wall time|\s*.*\bper loop\b).*$"), "..."),
-    # "max 3.5 min 2.1" is no time.
+    # "max 3.5 min 2.1" is not a time.
     (re.compile(r"\b\d+(\.\d+)?( ?(ns|µs|us|ms|s|minutes|seconds|sec)\b|min\b| min(?= ?\d+(\.\d+)? ?s\b))"), "..."),
     (_COLOURS, ""),
 ]
@@ -142,7 +142,7 @@ def same_text(stored: str, found: str, rtol: float = RTOL, atol: float = ATOL) -
 
 
 def _is_close(stored: str, found: str, rtol: float, atol: float) -> bool:
-    """Whether two numbers are close; integers are counted, and equal or not."""
+    """Whether two numbers are close; integers must be equal."""
     if _INTEGER.fullmatch(stored) and _INTEGER.fullmatch(found):
         return int(stored) == int(found)
     a, b = float(stored), float(found)
@@ -178,7 +178,7 @@ def difference(
     """What to print if a cell (counted from 1) does not show what is stored; empty if it does.
 
     An exception that is stored is expected, by its type: messages may be worded better.  So may those that a cell
-    which ``catches`` exceptions prints: what is stored of one must be in it.
+    which ``catches`` exceptions prints: the stored message must be in it.
     """
     lines: list[str] = []
     if stored.error != found.error:
@@ -263,7 +263,7 @@ def _compare(notebook: Notebook, rtol: float, atol: float) -> int:
 
 
 def compare_cell(notebook: Notebook, run: RunCell, index: int, rtol: float = RTOL, atol: float = ATOL) -> str:
-    """Run a cell, and say what differs from what is stored of it."""
+    """Run a cell, and say how its output differs from the stored output."""
     cell = notebook.stored.cells[index]
     catches = re.search(r"(?m)^\s*except\b.*\bas\b", cell.source) is not None
     return difference(shown(cell.outputs), shown(run(index)), index + 1, rtol, atol, catches)

@@ -12,7 +12,7 @@ from xmap_compat.legacy import notebook
 
 
 class NotebookFile(pytest.File):
-    """A notebook: its cells run in order, in one kernel, and are compared with what it stores of them."""
+    """A notebook: its cells run in order, in one kernel, and are compared with its stored outputs."""
 
     def collect(self) -> Iterator[NotebookCell]:
         self._stack = contextlib.ExitStack()
@@ -26,7 +26,7 @@ class NotebookFile(pytest.File):
             yield NotebookCell.from_parent(self, name=f"cell {index + 1}", index=index)
 
     def difference_in(self, index: int) -> str:
-        """What differs in a cell, which is run after all that come before it."""
+        """The difference in a cell, which is run after all cells before it."""
         if self._kernel is None:
             self._kernel = self._stack.enter_context(self.notebook.kernel())
         for before in self.notebook.code:
@@ -40,7 +40,7 @@ class NotebookFile(pytest.File):
 
 
 class Difference(Exception):
-    """A cell does not show what is stored of it."""
+    """A cell does not show its stored output."""
 
 
 class NotebookCell(pytest.Item):

@@ -35,7 +35,7 @@ _PRESENT = {name: importlib.import_module(name) for name in removed.MODULES if _
 
 
 def restoration() -> _jax.Restoration:
-    """What ``install()`` puts in place of the table."""
+    """The restoration that ``install()`` makes from the table."""
     made = _jax.Restoration()
     finders = _finders_by_module()
     _make_modules(made, finders)
@@ -60,7 +60,7 @@ def _finders_by_module() -> dict[str, Finders]:
 
 
 def _make_modules(made: _jax.Restoration, finders: dict[str, Finders]) -> None:
-    """Modules that this JAX lacks; their parents find them as attributes."""
+    """Make the modules that this JAX lacks; their parents find them as attributes."""
     for row in removed.TABLE:
         if row.kind == removed.MODULE:
             made.entry(sys.modules, row.name, _module(row.name, functools.partial(_attribute_of, row)))
@@ -77,7 +77,7 @@ def _make_modules(made: _jax.Restoration, finders: dict[str, Finders]) -> None:
 
 
 def find(row: removed.Removed) -> Any:
-    """What stands for a row of the removed."""
+    """The object for a row of the table."""
     if row.kind == removed.REFUSED:
         return _refused(row)
     if row.kind == removed.ADAPTER:
@@ -128,7 +128,7 @@ def _add_names(made: _jax.Restoration, module: types.ModuleType, found: Finders)
 
 
 def _public(module: str, found: Finders) -> list[str]:
-    """What ``from module import *`` gives: its own names, and the removed that are the same objects or adapters."""
+    """The names that ``from module import *`` gives: its own, and the removed that are the same objects or adapters."""
     own = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
     others = [name for name in found if getattr(removed.NAMES.get(f"{module}.{name}"), "kind", "") in STARRED]
     with warnings.catch_warnings():
@@ -137,7 +137,7 @@ def _public(module: str, found: Finders) -> list[str]:
 
 
 def _getattr_of(module: str, found: Finders, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
-    """A module's ``__getattr__``: its own first, and then the names that were removed."""
+    """A module's ``__getattr__``: it looks for the module's own names first, and then for names that were removed."""
 
     kept: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
-"""The table of what JAX has removed since the time of xmap, as plain data: ``check`` reads it without JAX.
+"""The table of names that JAX has removed since the time of xmap, as plain data: ``check`` reads it without JAX.
 
 ``install()`` restores what the table says, where the JAX that runs lacks it (:mod:`xmap_compat.legacy.restore`).
-The family of xmap itself is not in here: that is :mod:`xmap_compat.legacy.maps`.
+The names of xmap itself are not in here: they are in :mod:`xmap_compat.legacy.maps`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Removed:
       name: where it was.
       until: the last of the releases looked at that has it.
       kind: ALIAS, the same object under its old name; MODULE, a module that moved; ADAPTER, a function of the old
-        signature that calls the new one; or REFUSED, what meant something else: it can be imported, and raises at use.
+        signature that calls the new one; or REFUSED, a name whose meaning is gone: it imports, and raises at use.
       now: what to write today.
     """
 
@@ -218,7 +218,7 @@ XMAP_OPTIONS = (
     "experimental_xmap_spmd_lowering_manual",
     "experimental_xmap_ensure_fixed_sharding",
 )
-# And others: there is one behaviour, that which programs asked for with them, or they served what is gone.
+# Other options: JAX has only the behaviour that programs asked for with them, or they served removed features.
 OPTIONS: dict[str, Any] = {
     "jax_spmd_mode": "allow_all",
     "jax_array": True,

@@ -28,7 +28,7 @@ SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names", "variance_
 
 
 def _new_installation() -> _jax.Restoration:
-    """The family of xmap.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
+    """Restore xmap's own names.  The names of ``jax.lax`` and braces come with the restoration of bodies."""
     installation = _jax.Restoration()
     pxla = importlib.import_module("jax.interpreters.pxla")
     installation.entry(sys.modules, maps.MAPS, maps.module)
@@ -100,7 +100,7 @@ def install(removed: bool = True) -> Installed:
     use ``python -m xmap_compat script.py``.
 
     Args:
-      removed: whether to restore other names too that such programs used and JAX has removed since:
+      removed: whether to also restore other names that such programs used and JAX has removed since:
         ``jax.tree_map``, ``pjit(in_axis_resources=)``, ``jnp.DeviceArray`` and the like, listed in the migration
         guide. Names that this JAX has are not touched.
 

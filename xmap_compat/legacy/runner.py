@@ -1,4 +1,4 @@
-"""What ``python -m xmap_compat script.py`` does: a program runs in this process, in the place of the main program."""
+"""Run a program for ``python -m xmap_compat script.py``: in this process, in the place of the main program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 def run_program(args: Sequence[str]) -> None:
     """Run ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]`` in this process, in the place of the main program.
 
-    Whatever it raises is raised, and shown at the end of the process with the traceback that plain Python shows.
+    Its exceptions are raised, and shown at the end of the process with the traceback that plain Python shows.
     """
     if args[0] != "-m":
         sys.argv = list(args)
@@ -67,7 +67,7 @@ def _new_main_module() -> types.ModuleType:
 
 
 def replace_first_path(path: str) -> None:
-    """In the place of what Python has put there for ``-m xmap_compat`` (the working directory) or for a command."""
+    """Replace the entry that Python has put there for ``-m xmap_compat`` (the working directory) or for a command."""
     if not sys.flags.safe_path:
         sys.path[0] = path
 

@@ -1,4 +1,4 @@
-"""Parts that only help: without one of them xmap gives the same numbers and compiles the same programs.
+"""Optional parts: without one of them xmap gives the same numbers and compiles the same programs.
 
 Each part is a module here and, under the same names, a class of stand-ins in ``plain.py``.  A part is off if this JAX
 lacks a private thing that it needs; one warning says which.  ``XMAP_COMPAT_PUBLIC=1`` turns all of them off.
@@ -18,7 +18,7 @@ from xmap_compat._jax.nice import plain
 
 PARTS = [name for name, value in vars(plain).items() if isinstance(value, type) and value.__module__ == plain.__name__]
 
-# What Python raises where a private name is gone, or no longer what it was.
+# Errors that Python raises where a private name is gone or has changed.
 _CHANGED = (ImportError, AttributeError, KeyError, IndexError, TypeError)
 
 _off: set[str] = set()

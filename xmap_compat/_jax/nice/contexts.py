@@ -28,7 +28,7 @@ def push(mesh: jax.sharding.Mesh) -> Any:
 
 
 def replace(mesh: jax.sharding.Mesh, base: bool = False) -> Any:
-    """Put a mesh in the place of the innermost one, or of that outside of all contexts."""
+    """Put a mesh in the place of the innermost mesh, or of the mesh outside of all contexts."""
     at = 0 if base else -1
     thread_resources.stack[at] = made = thread_resources.env._replace(physical_mesh=mesh)
     thread_resources.env = thread_resources.stack[-1]

@@ -21,7 +21,7 @@ def tracer_origin(x: Any) -> tuple[str, Any]:
     if not isinstance(x, partial_eval.DynamicJaxprTracer):
         # Tracers of a derivative have a primal, those of vmap a value.
         return "same", x.primal if hasattr(x, "primal") else x.val
-    held = x.full_lower()  # of a constant, and of what a function closes over, the value itself
+    held = x.full_lower()  # for a constant, and for a value that a function closes over, the value itself
     if held is not x:
         return "same", held
     if x.parent is None:

@@ -1,4 +1,4 @@
-"""What stands in for each part that is off: public JAX only.
+"""Stand-ins for each part that is off: public JAX only.
 
 The docstring of a class says what is missing then, in the words of the warning.
 """

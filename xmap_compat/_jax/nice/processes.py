@@ -1,4 +1,4 @@
-"""What joins the processes of a program: their store of keys and values."""
+"""The store of keys and values that the processes of a program share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ProcessStore:
         self.client = client
 
     def put(self, key: str, value: str) -> str:
-        """Set a key that has no value yet; the value that stands afterwards, which may be another process's."""
+        """Set a key that has no value yet; returns its value afterwards, which may be another process's."""
         try:
             self.client.key_value_set(key, value)
             return value
@@ -45,6 +45,6 @@ class ProcessStore:
 
 
 def process_store() -> ProcessStore | None:
-    """That of this process; None if it has not joined others."""
+    """The store of this process; None if it has not joined others."""
     client = distributed.global_state.client
     return None if client is None else ProcessStore(client)

@@ -15,7 +15,7 @@ Calling = Callable[[tuple[Any, ...]], contextlib.AbstractContextManager[None]]
 def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
-    ``recovery(error, args, kwargs)`` gives them, or None where the error stands, or raises one that says more.
+    ``recovery(error, args, kwargs)`` returns them, or None where the error stands, or raises a clearer error.
     The context ``calling(args)`` is around the call.
     Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
     fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay JAX's own: put on the function itself

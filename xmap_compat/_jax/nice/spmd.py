@@ -24,7 +24,7 @@ def axes_of_spmd_vmap() -> frozenset[Any]:
 
 
 def no_spmd_names() -> contextlib.AbstractContextManager[None]:
-    """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: those of our own levels are no such vmap."""
+    """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: our own levels are no such vmap."""
     env = trace_ctx.axis_env
     parts = {name: getattr(env, name) for name in inspect.signature(type(env)).parameters}
     return _axis_env(env, type(env)(**{**parts, "spmd_axis_names": type(env.spmd_axis_names)()}))

@@ -1,4 +1,4 @@
-"""Which of JAX's transformations made a function, and what of."""
+"""Which of JAX's transformations made a function, and from which function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 
 def transformation_of(fun: Any) -> tuple[str, Any, dict[str, Any]] | None:
-    """``('grad', f, {'argnums': 1})`` for ``jax.grad(f, argnums=1)``; None if a function is not made by ``jax``'s own.
+    """``('grad', f, {'argnums': 1})`` for ``jax.grad(f, argnums=1)``; None if no transformation of ``jax`` made it.
 
     Read from what the function and those of JAX that it calls close over, under the names of public parameters.
     """
@@ -39,7 +39,7 @@ def _maker(fun):
 
 
 def _called_by(fun, held):
-    """A function of JAX and those that it closes over, the outermost first; all else that these hold."""
+    """A function of JAX and those that it closes over, outermost first; and everything else that these hold."""
     cells = dict(zip(fun.__code__.co_freevars, (c.cell_contents for c in fun.__closure__ or ())))
     held.update((name, value) for name, value in cells.items() if name not in held)
     yield fun

@@ -11,7 +11,7 @@ from xmap_compat.core.specs import AxisName
 
 
 def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
-    """Those that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
+    """The mesh axes that nested xmaps may use: the outermost body offers those of the mesh, others pass them on."""
     if enclosing := enclosing_bodies():
         return enclosing[-1].device_axes
     if scope.mesh is None or _jax.in_manual_region():
@@ -20,7 +20,7 @@ def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
 
 
 def check_offered(placements: Mapping[AxisName, Placement]) -> None:
-    """A custom rule is traced late, when the compiler has been given the axes that its function did not use."""
+    """Raise if a custom rule that is traced late needs mesh axes that the compiler has been given already."""
     if not (enclosing := enclosing_bodies()):
         return
     known = {axis.mesh_axis for axis in enclosing[-1].device_axes}
@@ -40,5 +40,5 @@ def hidden(axes: Mapping[DeviceAxis, int]) -> dict[AxisName, Placement]:
 
 
 def own_of(placements: Iterable[Placement]) -> tuple[Placement, ...]:
-    """Those of the user's axes."""
+    """The placements of the user's axes."""
     return tuple(p for p in placements if not isinstance(p.name, DeviceAxis))

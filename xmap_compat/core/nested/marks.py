@@ -1,7 +1,7 @@
 """Which equations of a traced body come from an xmap nested in it.
 
-A nested call is evaluated when the body around it is traced, so that the placements of its axes are gone from what
-it leaves there.  It runs under a named scope that stands for them: jit may give a traced function back from
+A nested call is evaluated when the body around it is traced, so its equations no longer show the placements of its
+axes.  It runs under a named scope that stands for them: jit may return a traced function from
 its cache without calling it, and the scope is in the traced function.
 """
 
@@ -31,7 +31,7 @@ class NestedCall:
     axes: tuple[Placement, ...]
 
 
-# Equal calls have one scope: this grows with the axes of a program, and not with its calls.
+# Equal calls share one scope: this grows with the axes of a program, and not with its calls.
 _calls: dict[str, NestedCall] = {}
 
 

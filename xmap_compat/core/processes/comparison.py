@@ -53,7 +53,7 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
         in all.
 
     Raises:
-      ValueError: ``timeout`` is no positive number of seconds.
+      ValueError: ``timeout`` is not a positive number of seconds.
 
     Example, where one process reads its data for minutes:
 
@@ -104,7 +104,7 @@ class ComparedCalls:
     """The calls of one jitted function: each is compared when it is traced, or else before it runs.
 
     ``lower``, ``trace`` and ``eval_shape`` trace without a call: what they have traced is compared when it is called.
-    A call of it that the processes have agreed on is not compared again, though one of them may trace it again alone.
+    A call that the processes have agreed on is not compared again, although one of them may trace it again alone.
     """
 
     def __init__(self):
@@ -113,7 +113,7 @@ class ComparedCalls:
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """Around a call that jit has not compiled before."""
+        """The context around a call that jit has not compiled before."""
         staged = _jax.is_staging()
         key = _key(args) if self._deferred else None
         if found := self._deferred.get(key):
@@ -126,7 +126,7 @@ class ComparedCalls:
             _active.calls.pop()
 
     def traced(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
-        """From within jit's trace: the call has been placed."""
+        """Called from within jit's trace, when the call has been placed."""
         processes = {d.process_index for d in devices_of(placed.scope.mesh)}
         if placed.nested or len(processes) < 2 or jax.process_index() not in processes:
             return
@@ -160,7 +160,7 @@ class ComparedCalls:
 
 
 def _key(args) -> tuple[Any, Any, Scope] | None:
-    """Of the arguments of a call, traced or not, and what is in scope; None if some are no arrays."""
+    """A key of a call's arguments, traced or not, and of the scope; None if some are not arrays."""
     leaves, tree = jax.tree.flatten(args)
     try:
         types = [jax.typeof(leaf) for leaf in leaves]

@@ -11,7 +11,7 @@ def process_list(processes: Sequence[int]) -> str:
 
 
 def verb(processes: Sequence[int], word: str) -> str:
-    """``calls`` of one, ``call`` of several."""
+    """``calls`` for one process, ``call`` for several."""
     return word if len(processes) > 1 else f"{word}s"
 
 

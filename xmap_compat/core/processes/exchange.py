@@ -18,14 +18,14 @@ from xmap_compat import _jax
 from xmap_compat.core.processes import errors
 from xmap_compat.core.processes.fingerprint import Fingerprint
 
-WARNING_AFTER = 0.25  # of the time to wait, if it is not known whether the call will be made
-SECONDS_TO_TELL = 2.0  # for processes that have not come when two differ: they show which one is the odd one
-MOST_LINES, LONGEST_LINE = 2_000, 500  # of programs that differ, to find where; what is compared is all of them
+WARNING_AFTER = 0.25  # of the time to wait, while it is unknown whether the call will be made
+SECONDS_TO_TELL = 2.0  # for late processes, after two differ: their digests show which one is the odd one
+MOST_LINES, LONGEST_LINE = 2_000, 500  # of programs that differ, to find where; digests are of whole programs
 LONGEST_SHOWN = 200  # characters of each side of a difference
 
 
 class History:
-    """How many calls this process has compared with the same others."""
+    """The number of calls that this process has compared with the same other processes."""
 
     def __init__(self, store: _jax.ProcessStore, processes: tuple[int, ...]):
         self.store = store
@@ -53,7 +53,7 @@ histories: dict[tuple[int, ...], History] = {}
 
 
 def history_of(store: _jax.ProcessStore, processes: tuple[int, ...]) -> History:
-    """The one of this process with these others."""
+    """The history of this process with these others."""
     found = histories.get(processes)
     if found is None or found.store.client is not store.client:  # of another jax.distributed.initialize()
         found = histories[processes] = History(store, processes)
@@ -79,7 +79,7 @@ class _Comparison:
         self.me = jax.process_index()
 
     def run(self) -> None:
-        """Returns when all have posted the same digest; raises on every process if one has not."""
+        """Return when all processes have posted the same digest; raise on every process if one has not."""
         digests = self._collect()
         if len(digests) < len(self.processes) or len(set(digests.values())) > 1:
             self.store.put(f"{self.folder}/details/{self.me}", self._details())
@@ -93,7 +93,7 @@ class _Comparison:
             raise errors.processes_missing(outcome[0], self.me, self.timeout, outcome[1], self.place, alone)
 
     def _collect(self) -> dict[int, str]:
-        """The digests of all, or of those who came in time, or soon after two differed."""
+        """The digests of all processes, or of those that posted in time, or soon after two differed."""
         self.store.put(f"{self.folder}/digest/{self.me}", self.made.digest)
         began = time.monotonic()
         differs, until = False, began + self.timeout
@@ -155,7 +155,7 @@ def _difference(processes, details, others):
 
 
 def _shown(what, own, other):
-    """Two texts; of long ones a piece that begins a little before they differ."""
+    """Two texts; of long texts, a piece that begins a little before they differ."""
     begin = 0
     if max(len(own), len(other)) > LONGEST_SHOWN:
         parting = (k for k, (a, b) in enumerate(zip(own, other)) if a != b)

@@ -1,6 +1,6 @@
-"""What a call is, in words that are the same in every process that makes it, and a digest of them.
+"""A fingerprint of a call: text that is the same in every process that makes it, and a digest of this text.
 
-Identities, addresses, hash seeds and paths of files differ between processes of one program, and stay out.
+Identities, addresses, hash seeds and paths of files differ between processes of one program, and are left out.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from xmap_compat.core.mesh import SerialLoop
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.trace import trace_flat
 
-# Settings of JAX that change numbers and are not seen in a program.
+# Settings of JAX that change numbers and do not appear in a program.
 SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 # Larger constants that a body closes over are compared by their type only.
 LARGEST_CONSTANT = 2**24  # bytes
 
-# Parameters that may be each process's own: what is done with values outside of the computation.
+# Parameters that may differ between processes: they say what happens to values outside of the computation.
 OWN = ("callback", "fmt", "logging_record")
-ORDERS = 2  # of so many rules, one in the other, programs are compared: many call their own function, without an end
+ORDERS = 2  # rules within rules are compared to this depth: many rules call their own function without end
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """What one call is.
+    """The fingerprint of one call.
 
     Attributes:
-      parts: in words, by what they describe.
+      parts: texts, by the part of the call that they describe.
       program: the lines of the named program.
-      processes: those that have devices on the mesh, in order.
+      processes: the processes that have devices on the mesh, in order.
       uses_mesh: whether an axis is split over the mesh.
     """
 
@@ -58,7 +58,7 @@ class Fingerprint:
 
 
 def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> Fingerprint:
-    """Of one call, which has been traced."""
+    """The fingerprint of one call, which has been traced."""
     mesh = placed.scope.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
     processes = tuple(sorted({d.process_index for d in mesh.devices.flat}))
@@ -82,7 +82,7 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
 
 
 def _resources(declared):
-    """As the user wrote them, one resource without its tuple; their order does not depend on how they were made."""
+    """The resources as the user wrote them (one resource without its tuple), sorted by axis."""
     entries = {name: [_entry(r) for r in resources] for name, resources in declared.resources.items()}
     shown = [(name, _Verbatim(r[0] if len(r) == 1 else f"({', '.join(r)})")) for name, r in entries.items()]
     return _mapping(sorted(shown, key=lambda item: repr(item[0])))
@@ -101,7 +101,7 @@ def _mapping(items):
 
 
 def _devices(mesh):
-    """Their order on the mesh, and whose they are."""
+    """The order of the devices on the mesh, and the process of each."""
     devices = list(mesh.devices.flat)
     ids = " ".join(str(d.id) for d in devices)
     return f"{devices[0].platform} devices {ids} of processes {' '.join(str(d.process_index) for d in devices)}"
@@ -126,8 +126,8 @@ def _type(aval):
 class _Programs:
     """The lines of a program and of those that its equations call, each written once and then called by its number.
 
-    What custom rules will do is in no equation: it is the program of a function's derivative, or of the function under
-    a ``vmap``, and those that the rules in it make, up to ``ORDERS`` of one in the other.
+    Custom rules appear in no equation.  Their programs are those of a function's derivative, or of the function under
+    a ``vmap``, and those that the rules in these make, up to ``ORDERS`` levels deep.
     """
 
     def __init__(self, trace: Callable[..., Any] | None = None):
@@ -182,13 +182,13 @@ class _Programs:
         self.order += 1
         try:
             return {"rules": _Verbatim(self._called(make(self.trace, eqn)))}
-        except Exception as error:  # it has no derivative, say
+        except Exception as error:  # for example, it has no derivative
             return {"rules": type(error)}
         finally:
             self.order -= 1
 
     def text(self, value: Any) -> str:
-        """A parameter or constant."""
+        """The text of a parameter or constant."""
         if _jax.is_jaxpr(value):
             return self._called(value)
         if isinstance(value, (type, enum.Enum, _Verbatim)):
@@ -214,7 +214,7 @@ class _Programs:
 
 
 def _under_vmap(trace, eqn):
-    """An equation under a ``vmap``, of two elements of each operand."""
+    """An equation under a ``vmap``, with two elements of each operand."""
     mapped = jax.vmap(lambda *args: _jax.bind(eqn.primitive, args, eqn.params))
     return trace(mapped, [jax.ShapeDtypeStruct((2, *v.aval.shape), v.aval.dtype) for v in eqn.invars])
 
@@ -226,7 +226,7 @@ _RULES: dict[type, Callable[..., Any]] = {
 
 
 def _constant(value):
-    """By its values; by its type alone if it is large, if other processes have parts of it, or if it is traced."""
+    """A constant by its values; by its type alone if it is large, if other processes have parts of it, or if traced."""
     kind = _type(jax.typeof(value))
     here = not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
     if here and _jax.is_key(value):

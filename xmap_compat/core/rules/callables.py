@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def only_arrays(fun):
-    """A function without those results that are no arrays, and how to put them back as None.
+    """A function without its results that are not arrays, and how to put them back as None.
 
-    These are tangents of integers, and zeros that are known to be zero.
+    Such results are tangents of integers, and zeros that are known to be zero.
     """
     kept: list[bool] = []
 
@@ -45,8 +45,8 @@ def _dtype(x):
 def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:
     """Trace a callable that a custom rule holds on positional types, then evaluate it on named values.
 
-    Tangents of integers (float0) and symbolic zeros are no operands of any equation: they are passed as constants,
-    and stand as None in the results.
+    Tangents of integers (float0) and symbolic zeros are not operands of any equation: they are passed as constants,
+    and are None in the results.
     """
     dynamic = [v for v in values if not is_no_array(v)]
 
@@ -77,7 +77,7 @@ def evaluate_whole(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) ->
     return custom(*operands)
 
 
-# Of so many derivatives, one of the other, collectives are known: many rules call their own function, without an end.
+# Collectives are found up to this order of derivatives: many rules call their own function without end.
 _ORDERS = 3
 
 
@@ -102,7 +102,7 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
 def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
     """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results, *tangents)``.
 
-    Of a function with a backward rule it is ``(*operands, *cotangents) -> (*results, *cotangents)``.  Tangents of
+    For a function with a backward rule it is ``(*operands, *cotangents) -> (*results, *cotangents)``.  Tangents of
     integers are left out.
     """
     backward = isinstance(_jax.read(eqn), _jax.CustomVjp)
@@ -129,12 +129,12 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
 
 
 def is_smooth(x: Any) -> bool:
-    """Whether a value, or one of a type, has a derivative: integers have none."""
+    """Whether a value, or a value of a type, has a derivative: integers have none."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def is_no_array(value: NamedValue) -> bool:
-    """Whether a tangent or cotangent is one of integers, or known to be zero."""
+    """Whether a tangent or cotangent belongs to an integer, or is known to be zero."""
     return is_float0(value) or _jax.is_symbolic_zero(value.data)
 
 

@@ -1,7 +1,7 @@
 """The primitive behind ``pdot`` and ``einsum``: a sum of products over positional dimensions and named axes at once.
 
 Positional dimensions carry labels, as in an einsum.  Named axes need none: an operand varies over an axis or not.
-Contracted as one, any number of operands need one path, found where it is known what a device holds, and one sum
+Contracted together, any number of operands need one path, found where the shapes on a device are known, and one sum
 over devices.
 """
 
@@ -30,11 +30,11 @@ Labels = tuple[int, ...]
 
 
 class Subscripts(NamedTuple):
-    """Labels of positional dimensions: equal ones go together, and those that the output lacks are summed.
+    """Labels of positional dimensions: equal labels are matched, and those that the output lacks are summed.
 
     Attributes:
       inputs: for each operand its labels, each once.
-      output: the labels of the result; each is some operand's.
+      output: the labels of the result; each is a label of some operand.
     """
 
     inputs: tuple[Labels, ...]
@@ -63,7 +63,7 @@ class Mentions:
 def bind_contraction(
     *operands: Any, axes: Sequence[Hashable], subscripts: Subscripts, mentions: Mentions | None = None, **options: Any
 ) -> Any:
-    """The sum of the operands' products; an ordinary einsum when nothing named is left to do or to check.
+    """The sum of the operands' products; an ordinary einsum if no named axis is left to sum over or to check.
 
     Args:
       operands: two arrays or more.
@@ -83,7 +83,7 @@ def bind_contraction(
 
 
 def summed(total: Callable[[Any], Any], x: Any) -> Any:
-    """A sum, of truth values whether one is true."""
+    """A sum; for booleans, whether one is true."""
     return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)
 
 
@@ -93,7 +93,7 @@ def sum_dims(x: Any, dims: Sequence[int]) -> Any:
 
 
 def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | None:
-    """What products are added up in: no less than they have, as placements differ in how often they round a sum."""
+    """The type to add products in: no less precise than theirs, as placements round a sum differently often."""
     return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))
 
 
@@ -124,7 +124,7 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
 
 
 def _sum_alone(operands, subscripts, dtype):
-    """Sums that no dot makes, in no less precision than those that it makes."""
+    """Sums without a dot, in no less precision than the sums that a dot makes."""
     inputs, output = subscripts
     alone = [_alone(inputs, k, output) for k in range(len(inputs))]
     if not any(alone):
@@ -143,7 +143,7 @@ def _dot(x, y, subscripts, options):
 
 
 def _dot_numbers(x, y, kept):
-    """Dimension numbers of the dot of two labelled arrays, and the labels of what it gives."""
+    """Dimension numbers of the dot of two labelled arrays, and the labels of its result."""
     shared = [c for c in x if c in y]
     batch = [c for c in kept if c in shared]
     summed = [c for c in shared if c not in kept]
@@ -169,7 +169,7 @@ def _path(subscripts, shapes, optimize):
 
 
 def _in_pairs(path, count):
-    """Steps of more than two operands are done two at a time; what a step gives comes last."""
+    """Split steps of more than two operands into pairs; the result of a step comes last."""
     for step in path:
         operands = sorted(step)
         while len(operands) > 2:
@@ -186,7 +186,7 @@ def _abstract_eval(*operands, axes, mentions, **params):
 
 
 def _cotangent(ct, index, operands, *, subscripts, preferred_element_type, optimize, axes, mentions, precision):
-    """The cotangent of one operand: the others times that of the result; named axes are not summed (as in legacy)."""
+    """One operand's cotangent: the others times the result's cotangent; named axes are not summed (as in legacy)."""
     own, x = subscripts.inputs[index], operands[index]
     terms = _replaced(subscripts.inputs, index, subscripts.output)
     kept = tuple(c for c in own if any(c in labels for labels in terms))
@@ -221,7 +221,7 @@ def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
 
 
 def _without_axis(mentions, name, varies):
-    """What is left to check once it is known which operands vary over an axis."""
+    """The mentions left to check once it is known which operands vary over an axis."""
     if mentions is None:
         return None
     for operand, skipped, does in zip(mentions.operands, mentions.skipped, varies):
@@ -232,7 +232,7 @@ def _without_axis(mentions, name, varies):
 
 
 def left_to_check(mentions: Mentions | None, known: Container[Hashable]) -> Mentions | None:
-    """What is left to check when some axes have been."""
+    """The mentions left to check when some axes have been checked."""
     if mentions is None:
         return None
     left = tuple(tuple(pair for pair in skipped if pair[0] not in known) for skipped in mentions.skipped)
@@ -256,7 +256,7 @@ def contract(loc: Locality, params: Params, *operands: NamedValue) -> NamedValue
         *(vary_over(loc, v, names).data for v in operands),
         axes=[n for n in params["axes"] if not loc.is_own(n)],
         subscripts=Subscripts(tuple(inputs), order),
-        # From inside of a shard_map nobody outside can be asked.
+        # Inside a shard_map, names bound outside of it cannot be checked.
         mentions=None if loc.typed else left_to_check(params["mentions"], loc.placements),
         **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
     )
@@ -270,7 +270,7 @@ def contract(loc: Locality, params: Params, *operands: NamedValue) -> NamedValue
 
 
 def _labels(value, labels, local):
-    """The labels of all dimensions: of positional ones as given, of local parts of axes those of the axes."""
+    """The labels of all dimensions: the given ones for positional dimensions, those of the axes for local parts."""
     given = iter(labels)
     return tuple(next(given) if name is None else local[name] for name in value.dims)
 

@@ -1,7 +1,7 @@
 """Control flow of a named program, rebuilt around the evaluation of its bodies.
 
-Where elements of named axes go different ways, branches become selections and loops run until none goes on; where
-devices do, and their ways hold collectives, devices stay together.
+Where elements of named axes take different branches, branches become selections, and loops run until none goes on.
+Where devices do, and their branches hold collectives, devices stay together.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
     """A ``lax.scan`` over the evaluated body.
 
     Args:
-      operands: constants, the carry before the first turn, and what is scanned over, in any layout.
+      operands: constants, the carry before the first iteration, and the scanned values, in any layout.
 
     Returns:
       The last carry, and the stacked results with their new dimension as the first positional one.  The carry has the
-      names that it varies over after any number of turns, in the canonical layout from the start, since its type
-      must be the same in every turn.
+      names that it varies over after any number of iterations, in the canonical layout from the start, since its type
+      must be the same in every iteration.
     """
     consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
     names = scan_carry_names(ev.checker, scan, [v.names for v in operands])
@@ -56,9 +56,9 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
 
 
 def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[NamedValue]) -> list[NamedValue]:
-    """The carry, as it varies over foreign mesh axes after any number of turns: its type must be the same in each.
+    """The carry, cast to the foreign mesh axes of any iteration: its type must be the same in each.
 
-    (Of the xmap's own axes the type check of the program tells.)
+    (The type check of the program finds the xmap's own axes.)
     """
     while ev.loc.foreign:
         before = [_jax.varying_axes(v.data) for v in carry]
@@ -81,11 +81,11 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
     """A ``lax.while_loop`` over the evaluated condition and body, as ``jax.vmap`` makes it for its elements.
 
     Args:
-      operands: constants of the condition, constants of the body, and the carry before the first turn.
+      operands: constants of the condition, constants of the body, and the carry before the first iteration.
 
     Returns:
-      The last carry.  It varies over all that the predicate varies over, since elements stop at different turns: one
-      whose predicate is false keeps its value while others go on, and is asked again after each turn.
+      The last carry.  It varies over all names of the predicate, since elements stop at different iterations: one
+      whose predicate is false keeps its value while others go on, and its predicate is computed again each time.
     """
     condition_consts, body_consts, init = split(operands, loop.num_condition_consts, loop.num_body_consts)
     names, varying = while_names(ev.checker, loop, [v.names for v in operands])
@@ -105,8 +105,8 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
 class _Condition:
     """The condition of a loop in which some elements go on while others do not.
 
-    Where the loop communicates, all devices must agree to go on: whether any element is left is then an
-    all-reduce; otherwise each device stops by itself.
+    Where the loop communicates, all devices must agree to go on: an all-reduce then tells whether any element
+    is left.  Otherwise each device stops by itself.
     """
 
     ev: Evaluator
@@ -123,10 +123,10 @@ class _Condition:
 
 
 def _while_any(condition: _Condition, step, first, asked_again: bool):
-    """Run until no element goes on; those that do not in a turn keep their value, and are asked again after it.
+    """Run until no element goes on; stopped elements keep their value, and their condition is computed again.
 
-    A loop (or ``vmap``) around this one may have to ask elements that stand still, if the condition has a collective
-    over its axes: then the condition is computed where the loop asks for it, and once more for the selection.
+    A loop (or ``vmap``) around this one may need the condition of stopped elements, if the condition has a collective
+    over its axes: then the condition is computed where the loop needs it, and once more for the selection.
     """
 
     def advance(pending, carry):
@@ -163,7 +163,7 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
       operands: the index of the branch, then the operands of every branch.
 
     Returns:
-      Results that vary over what the index varies over and what any branch makes of them.  It is a selection where
+      Results that vary over the names of the index and of any branch's results.  It is a selection where
       elements on one device take different branches, and where devices might miss each other in a collective.
     """
     index, *operands = operands
@@ -178,7 +178,7 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
 
     if cond.platforms is not None:
         return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
-    # What differs inside differs before: a cast within a branch would become a sum within a branch of the gradient.
+    # Operands are cast before the branches: a cast within a branch would become a sum within a branch of the gradient.
     operands = [vary_over(ev.loc, v, index.names) for v in operands]
     return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
 
@@ -193,7 +193,7 @@ def _alike(ev, branches, operands):
 
 
 def _by_platform(platforms, branches, operands):
-    """``lax.platform_dependent``: of the branches only that of the platform is lowered, for others may not lower there.
+    """``lax.platform_dependent``: only the platform's branch is lowered, because others may not lower there.
 
     Args:
       platforms: for each branch the platforms that take it, or None for all others.
@@ -216,10 +216,10 @@ def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValu
 
     The others' cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be differentiated.  So their
     gradient is cut, as ``jax.vmap`` does, except where values flow into a collective over an axis along which elements
-    go different ways: from there they reach elements that take the branch.
+    take different branches: from there they reach elements that take the branch.
 
     Args:
-      env: the values of the inputs; receives all that is computed without a cut.
+      env: the values of the inputs; receives all values that are computed without a cut.
 
     Returns:
       The values of all variables.
@@ -240,7 +240,7 @@ def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValu
 
 
 def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
-    """For each equation, whether one that meets others in a collective needs its results."""
+    """For each equation, whether an equation that meets others in a collective needs its results."""
     needed: set[Any] = set()
     flows = []
     for eqn, axes in reversed(list(zip(eqns, met))):
@@ -266,14 +266,14 @@ def _cut(ev, taken, value):
 
 
 def _cut_unreached(ev, over, value):
-    """Cut the gradient of elements such that no element along the axes ``over`` takes the branch."""
+    """Cut the gradient of an element if no element along the axes ``over`` takes the branch."""
     names = sorted(over, key=str)
     taken = dataclasses.replace(ev.taken, data=ev.taken.data.astype(np.int32))
     axes = ev.loc.mesh_axes_of(over)
     if not (axes and ev.loc.typed):
         found = max_over(ev.loc, taken, names)
         return _cut(ev, dataclasses.replace(found, data=found.data > 0), value)
-    # No wider over those axes: a rule that sums over them counts on what its operands vary over.
+    # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
     value = conform_to_names(ev.loc, value, value.names | (taken.names - over))
     dims = [n for n in value.dims if n is not None]
     taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
@@ -290,5 +290,5 @@ def _cut_tangent(t, out, x, taken, *, reduced, mesh_axes):
     return lax.select(lax.broadcast_in_dim(reached, t.shape, range(reached.ndim)), t, lax.full_like(t, 0))
 
 
-# Only the derivative asks other devices, so that values are computed without.
+# Only the derivative needs other devices, so values are computed without them.
 cut_tangent_p = _jax.define_attached_tangent("cut_tangent", _cut_tangent)

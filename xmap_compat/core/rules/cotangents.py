@@ -1,4 +1,4 @@
-"""What a custom backward rule is applied to, and what its results mean: the cotangents of one ``custom_vjp``.
+"""The cotangents of one ``custom_vjp``: those that its backward rule is applied to, and the meaning of its results.
 
 A rule is written for one element of each named axis.  It is applied on devices that hold many, where some values
 are equal for all elements, and where their cotangents exist once.  Nothing may be counted twice, whether the rule
@@ -62,8 +62,8 @@ def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[in
     or leave that to us: it is applied to that cotangent alone, so that the result tells.
 
     Returns:
-      Cases, each with cotangents by the number of their result; those that are missing are zero.  There is one at
-      least; cotangents of integers, and those known to be zero, are in none.
+      Cases, each with cotangents by the number of their result; missing ones are zero.  There is at least one case;
+      cotangents of integers, and those known to be zero, are in none.
     """
     together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
     cases: dict[Names, dict[int, NamedValue]] = {}
@@ -75,7 +75,7 @@ def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[in
 
 
 def apply_rule(ev, rule, residuals, cotangents, case):
-    """The results of a backward rule; where some cotangents are zero, by the linearity of the rule without them."""
+    """The results of a backward rule.  It is linear, so cotangents that are zero are left out."""
     marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
@@ -107,7 +107,7 @@ def collectives_of_results(jaxpr) -> list[Names]:
 
 
 def _at_first_element(loc, value, names):
-    """A value that is zero but for the first element of axes that it did not vary over."""
+    """A value that is set to zero except at the first element of axes that it did not vary over."""
     if not names:
         return value
     index = index_of(loc, [n for n in loc.placements if n in names])

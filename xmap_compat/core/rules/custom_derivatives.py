@@ -80,7 +80,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     Returns:
       Results in the canonical layout of what each varies over.  The cotangent of an operand has the operand's layout
-      and names, and is what the un-mapped function would give; ``core/rules/cotangents.py`` says how.
+      and names, and is the cotangent of the un-mapped function; ``core/rules/cotangents.py`` says how.
     """
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
@@ -110,7 +110,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
-        # No others: a sum over devices is not to be there for constants of a branch that not all devices take.
+        # No other operands: constants of a branch that not all devices take must not need a sum over devices.
         wanted = {k: layouts[k] for k in differentiated}
         different = dict.fromkeys(names for _, names, _ in wanted.values())
         found = {names: backward(residuals, cotangents, names) for names in different}

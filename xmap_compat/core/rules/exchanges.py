@@ -1,7 +1,7 @@
 """Collectives that trade elements of split axes between devices: psum_scatter, all_to_all, ppermute.
 
 The local part of an axis is a dimension of the array, so its share of the work is a change of shape or
-an index; only what changes device travels.
+an index; only elements that change device are sent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], pos
 
 
 def _scattered(loc, summed, names, position):
-    """The sums over devices of what each has summed already, cut along a positional dimension."""
+    """Sum the devices' own sums over devices, cut along a positional dimension."""
     data, mesh, local = _split(loc, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
@@ -58,7 +58,7 @@ def _scattered(loc, summed, names, position):
 
 
 def _scatter_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    """Each member's piece is summed on a device, and those sums over devices."""
+    """Sum each member's piece on a device, then over devices."""
     names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
     members, count = members_table(groups), len(groups[0])
 
@@ -107,7 +107,7 @@ def all_to_all(loc: Locality, value: NamedValue, names: Sequence[AxisName], spli
 
 
 def _own_chunk(loc, value, names, position):
-    """Of a value that is the same everywhere everyone takes its chunk: nothing needs to travel."""
+    """Where a value is the same everywhere, each element takes its chunk: nothing needs to be sent."""
     value = vary_over(loc, value, names)
     data, mesh, local = _split(loc, value, position, names)
     if mesh:
@@ -117,7 +117,7 @@ def _own_chunk(loc, value, names, position):
 
 
 def _exchange(loc, value, names, split):
-    """Everyone's chunks for us, with a first positional dimension for the source."""
+    """The chunks that all elements have for this one, with a first positional dimension for the source."""
     value = conform_to_names(loc, value, value.names | loc.own(names))
     data, mesh, local = _split(loc, value, split, names)
     if mesh:
@@ -139,7 +139,7 @@ def _exchange(loc, value, names, split):
 
 
 def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> NamedValue:
-    """``lax.ppermute``: move elements between positions of the axes; what no one sends to is zero."""
+    """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing are zero."""
     if not loc.present(value, names):
         return _keep_received(loc, value, names, perm)
     value = conform_to_names(loc, value, value.names | loc.own(names))
@@ -155,7 +155,7 @@ def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: S
 
 
 def _keep_received(loc, value, names, perm):
-    """A value that is the same everywhere arrives wherever anything is sent; elsewhere there are zeros."""
+    """Keep a value that is the same everywhere at the positions that receive it; put zeros elsewhere."""
     received = np.zeros(loc.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():

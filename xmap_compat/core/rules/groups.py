@@ -76,7 +76,7 @@ def sum_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValu
 
 
 def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], table: np.ndarray, rows: int):
-    """For each of ``rows`` the sum, over a device's elements, of what a table ``[element, k]`` assigns to it.
+    """For each of ``rows`` the sum, over a device's elements, of values that a table ``[element, k]`` assigns to it.
 
     ``k`` counts along the first positional dimension, which becomes that of the rows.
     """

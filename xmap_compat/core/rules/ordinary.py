@@ -75,8 +75,8 @@ def _staged(scalar):
 def _clamp(loc, primitive, operands, params):
     """Bounds may be scalars, but one that has named axes must take the operand's whole shape.
 
-    So must any that may have a derivative, which JAX (to 0.12) knows for bounds of the operand's shape only: one whose
-    axes have no local dimensions is a scalar as well.
+    So must any bound that may have a derivative: JAX (to 0.12) has one only for bounds of the operand's shape.  A bound
+    whose axes have no local dimensions is a scalar as well.
     """
     _, x, _ = operands
     names = frozenset().union(*(v.names for v in operands))
@@ -174,10 +174,10 @@ def _dot_general(loc, primitive, operands, params):
 
 
 def _pure_callback(loc, primitive, operands, params):
-    """One call for each element, as the body is written for one, unless the program says that more can be in a call.
+    """Make one call for each element, as the body is written for one, unless the program allows more in a call.
 
     ``vectorized=True`` of old programs says so.  JAX adds dimensions to those operands that vary over an axis, and
-    NumPy aligns them rightly if all that vary have the same ones and no operand has a higher rank: others would
+    NumPy aligns them correctly if all that vary have the same ones and no operand has a higher rank: others would
     give results that depend on which axes have local dimensions.
     """
     method = params["vmap_method"] or "sequential"

@@ -1,4 +1,4 @@
-"""Operations that XLA cannot partition over the compiler's axes in every layout: ours are laid out as it can.
+"""Operations that XLA cannot partition over the compiler's axes in every layout: here they get a layout that it can.
 
 XLA (to jax 0.12) aborts the process on gathers and scatters that are split in two ways, along an indexed dimension and
 another one for example, gives wrong numbers for some such scatters, and for gradients of convolutions along dimensions
@@ -28,8 +28,8 @@ class Layout:
     """Which positional dimensions of an operation the compiler may split.
 
     Attributes:
-      operands: those of each operand.
-      results: those of each result.
+      operands: the dimensions of each operand.
+      results: the dimensions of each result.
       named: whether it may split dimensions of named axes.
     """
 
@@ -146,5 +146,5 @@ _LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layou
     "fft": _fft,
 }
 
-# Those that fail where one axis partitions them already.
+# Primitives that fail where even one axis partitions them.
 _BY_ONE_AXIS = ("conv_general_dilated", "fft")

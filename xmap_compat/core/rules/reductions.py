@@ -34,7 +34,7 @@ def _reduction_dims(value, names, positions):
 
 
 def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positions: Sequence[int] = ()) -> NamedValue:
-    """``lax.psum``: a local sum, then one all-reduce of what is left."""
+    """``lax.psum``: a local sum, then one all-reduce of the result."""
     present = loc.present(value, names)
     dims = _reduction_dims(value, present, positions)
     data = lax.reduce_sum(value.data, dims) if dims else value.data
@@ -62,14 +62,14 @@ def _extremum_over(reduce: Callable, across: Callable):
 
 
 def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
-    """JAX has no derivative for pmax and pmin: ties share it, over devices as within one."""
+    """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as within one."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extremum(x)
     if loc.typed and set(mesh_axes) <= set(loc.mesh_axes):
         params = {"reduced": tuple(dims), "mesh_axes": mesh_axes, "widens": loc.widens}
         return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, **params)
 
-    # An xmap around this one, or the user's vmap, has yet to translate what is made of axes outside.
+    # An xmap around this one, or the user's vmap, has yet to translate collectives over axes outside.
     @jax.custom_jvp
     def fun(x):
         return extremum(x)
@@ -85,7 +85,7 @@ def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[in
 
 
 def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
-    """The tangent of an extremum over ``dims`` and devices: that of all elements which are equal to it, on average."""
+    """The tangent of an extremum over ``dims`` and devices: the mean tangent of all elements that are equal to it."""
     ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)
     shared = lambda v: total(lax.reduce_sum(v, dims) if dims else v)  # noqa: E731
     return shared(t * ties) / shared(ties)
@@ -104,8 +104,8 @@ extremum_tangent_p = _jax.define_attached_tangent("extremum_tangent", _tangent_o
 def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any]) -> Callable:
     """An extremum over devices that is NaN where any value is, as within a device; XLA's all-reduce may drop NaN.
 
-    Floats are compared as the integers of the same order, with NaN beyond all of them.  Complex numbers XLA does not
-    compare between devices at all: they are gathered.
+    Floats are compared as the integers of the same order, with NaN beyond all of them.  XLA cannot compare complex
+    numbers between devices: they are gathered.
     """
 
     def extremum(loc, x, mesh_axes):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Rebuilt around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
+    """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
     names = linear_solve_names([v.names for v in operands])
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [vary_over(ev.loc, v, names) for v in operands]

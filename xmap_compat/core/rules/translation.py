@@ -9,7 +9,7 @@ from xmap_compat.core.values import NamedValue
 
 
 class Translation(NamedTuple):
-    """On one device.
+    """The functions that evaluate one collective on one device.
 
     Attributes:
       apply: ``(locality, params, *operands) -> result``.
