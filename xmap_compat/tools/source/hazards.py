@@ -92,7 +92,7 @@ def check_branches(jaxpr: Any) -> None:
 
 
 def _check_compiler(plan: CallPlan) -> None:
-    """Refuse operations of the call or its derivatives that XLA fails on beside the compiler's axes; xmap avoids them."""
+    """Refuse operations of a call or its derivatives on which XLA fails beside compiler axes; xmap avoids them."""
     if plan.mesh is None or not plan.compiler_axes:
         return
     jaxpr = plan.staged.placed.program.jaxpr
