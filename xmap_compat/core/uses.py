@@ -54,7 +54,7 @@ class _Value(NamedTuple):
     """A variable: its named axes, and its elements on a device.
 
     Attributes:
-      cost: how many are cast if the value meets a varying one: none without a derivative, or if it varies too.
+      cost: how many elements are cast if it meets a varying value: none without a derivative, or if it varies too.
     """
 
     names: Names
