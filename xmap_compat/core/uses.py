@@ -30,8 +30,8 @@ class Cost(NamedTuple):
     """How many elements are cast to vary over a mesh axis because of a value, on one device.
 
     Attributes:
-      late: those cast where results of the value meet varying values; needed if the value itself does not vary.
-      early: those cast in values that it meets before; needed if the value varies.
+      late: those of results of the value, where they meet varying values; needed if the value itself does not vary.
+      early: those of values that it meets before; needed if the value varies.
     """
 
     late: float

@@ -75,7 +75,7 @@ def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[in
 
 
 def apply_rule(ev, rule, residuals, cotangents, case):
-    """The results of a backward rule; where some cotangents are zero, its derivative along the others: it is linear."""
+    """The results of a backward rule.  Where some cotangents are zero, use its derivative along the others (linear)."""
     marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
