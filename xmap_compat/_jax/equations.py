@@ -79,8 +79,8 @@ class CustomJvp(NamedTuple):
 
     Attributes:
       body: the function.
-      rule: ``(*primals, *tangents) -> [*outs, *out_tangents]``; among tangents may be symbolic zeros, of the arguments
-        if the rule asked for them, and of the results.
+      rule: ``(*primals, *tangents) -> [*outs, *out_tangents]``; tangents of arguments may be symbolic zeros
+        if the rule asked for them, and so may tangents of results.
       symbolic_zeros: whether the rule asked for symbolic zeros.
     """
 

@@ -184,7 +184,7 @@ def _batch_exchange(x, d, *, split_axis, concat_axis, **params):
 
 
 def _everything(x, own, axis_name):
-    """The slices of all elements, with a first dimension for each axis; of ``own`` it is the first of ``x``."""
+    """The slices of all elements, with a first dimension for each axis; that of ``own`` is the first of ``x``."""
     others = [name for name in axis_name if name != own]
     for name in reversed(others):
         x = jax.lax.all_gather(x, name)
@@ -198,7 +198,7 @@ def _batch_own_gather(x, own, *, axis_name, all_gather_dimension, tiled, **_):
 
 
 def _batch_own_scatter(x, own, *, axis_name, scatter_dimension, tiled, **_):
-    """The own axis' share of the pieces becomes the mapped dimension, the others' are scattered."""
+    """The own axis' share of the pieces becomes the mapped dimension; the shares of other axes are scattered."""
     at, d, shape = axis_name.index(own), scatter_dimension, x.shape[1:]
     sizes = [len(x) if name == own else jax.lax.axis_size(name) for name in axis_name]
     pieces = x.sum(0).reshape(*shape[:d], *sizes, shape[d] // math.prod(sizes), *shape[d + 1 :])

@@ -17,7 +17,7 @@ import numpy
 import opt_einsum
 from jax.extend import source_info_util
 
-_FOLDERS = [os.path.dirname(jax.__file__) + os.sep]  # whose frames are not the user's
+_FOLDERS = [os.path.dirname(jax.__file__) + os.sep]  # frames in these folders are not the user's
 
 
 def exclude_from_positions(folder: str) -> None:

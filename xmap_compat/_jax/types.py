@@ -21,7 +21,7 @@ def is_key(x: Any) -> bool:
 def draws_from_rbg(primitive: Any, operands: Sequence[Any]) -> bool:
     """Whether a primitive draws random bits with XLA's own generator (``impl='rbg'``).
 
-    Keys of ``impl='unsafe_rbg'`` are made with it too.
+    XLA's generator also makes keys of ``impl='unsafe_rbg'``.
     """
     if primitive.name == "rng_bit_generator":
         return True

@@ -1,4 +1,4 @@
-"""Operations that know nothing of varying mesh axes in their types or lowerings, called as they are outside."""
+"""Call operations that have no varying mesh axes in their types or lowerings as they are called outside."""
 
 from __future__ import annotations
 

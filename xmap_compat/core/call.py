@@ -109,7 +109,7 @@ class PlacedCall:
       in_specs, out_specs: one spec per argument leaf and per result leaf.
       program: the traced function.
       result_names: the named axes that each result varies over.
-      undeclared: for each result, the named axes that its spec leaves out: each device keeps its own element.
+      undeclared: for each result, those of its named axes that its spec leaves out: each device keeps its own element.
       body: the axes and resources in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
       compiler: mesh axes that are left to the compiler where the call uses the others.

@@ -55,8 +55,8 @@ class Mesh(jax.sharding.Mesh):
         devices = np.asarray(devices, dtype=object)
         if not is_empty(devices, names):
             _check_devices(devices, names)
-        # JAX keeps one mesh for each array of devices, and compares meshes by identity.  So do we: ours has all
-        # attributes of JAX's, and is compared by it.
+        # JAX keeps one mesh for each array of devices, and compares meshes by identity.  We do the same: our mesh has
+        # all attributes of JAX's mesh, and two of ours are equal if they have the same mesh of JAX's.
         physical_mesh = jax.sharding.Mesh(devices, names, axis_types)
         made = _meshes.get(physical_mesh)
         if made is None:

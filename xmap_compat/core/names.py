@@ -59,7 +59,7 @@ class Checker:
         if key not in self._known:
             names = self.variables(jaxpr, inputs)
             outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
-            self._known[key] = outs, jaxpr  # which keeps its id
+            self._known[key] = outs, jaxpr  # the jaxpr is kept, so that no other gets its id
         return list(self._known[key][0])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:

@@ -23,7 +23,7 @@ from xmap_compat.core.restored import is_name
 
 def add_note(error: Exception) -> None:
     """Add a note that explains an error raised while the user's function is traced, if a note applies."""
-    with contextlib.suppress(Exception):  # the user's error is the one to be seen
+    with contextlib.suppress(Exception):  # the user's error must be the one that shows
         if note := _note_for(error):
             errors.note_once(error, note)
 
@@ -77,7 +77,7 @@ def _mapped_variables(frame: types.FrameType, line: int) -> dict[str, tuple[tupl
     found = {}
     for name, value in frame.f_locals.items():
         if is_array(value) and (not words or name in words):
-            with contextlib.suppress(ValueError):  # the source is unknown
+            with contextlib.suppress(ValueError):  # its named shape is unknown
                 found[name] = (jnp.shape(value), named_shape(value))
     return {name: found[name] for name in sorted(found, key=[*words, *found].index) if found[name][1]}
 

@@ -1,4 +1,4 @@
-"""The attributes and rules that JAX has only while a body is traced.
+"""The attributes that JAX has only while a body is traced.
 
 This module has those that the core itself needs; ``xmap_compat.vocabulary`` adds the functions that JAX has removed.
 """

@@ -30,8 +30,8 @@ class Cost(NamedTuple):
     """How many elements are cast to vary over a mesh axis because of a value, on one device.
 
     Attributes:
-      late: those cast where results of the value meet varying values; needed if the value itself does not vary.
-      early: those cast in values that it meets before; needed if the value varies.
+      late: those of results of the value, where they meet varying values; needed if the value itself does not vary.
+      early: those of values that it meets before; needed if the value varies.
     """
 
     late: float
@@ -54,7 +54,7 @@ class _Value(NamedTuple):
     """A variable: its named axes, and its elements on a device.
 
     Attributes:
-      cost: how many are cast if the value meets a varying one: none without a derivative, or if it varies too.
+      cost: how many elements are cast if it meets a varying value: none without a derivative, or if it varies too.
     """
 
     names: Names

@@ -63,7 +63,7 @@ def is_inexact(value):
 
 
 def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:
-    """Cut a list into pieces of the given lengths and a rest."""
+    """Cut a list into pieces of the given lengths, and a rest."""
     pieces, start = [], 0
     for length in lengths:
         pieces.append(list(values[start : start + length]))

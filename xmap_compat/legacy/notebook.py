@@ -1,6 +1,6 @@
 """Notebooks as programs: ``python -m xmap_compat notebook.ipynb`` runs the cells in order, in a kernel of their own.
 
-The notebook is not changed.  ``--compare`` compares what each cell shows with the output that the notebook stores.
+No file is written.  ``--compare`` compares what each cell shows with the output that the notebook stores.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def difference(
     """What to print if a cell (counted from 1) does not show what is stored; empty if it does.
 
     An exception that is stored is expected, by its type: messages may be worded better.  So may those that a cell
-    which ``catches`` exceptions prints: the stored message must be in it.
+    which ``catches`` exceptions prints: each must contain the stored message.
     """
     lines: list[str] = []
     if stored.error != found.error:

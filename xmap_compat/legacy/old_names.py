@@ -43,7 +43,7 @@ def restoration() -> _jax.Restoration:
         _add_names(made, module, finders[name])
     for name, attribute, extend in adapters.EXTENDED:
         made.attribute(_PRESENT[name], attribute, extend(getattr(_PRESENT[name], attribute)))
-    # JAX's own of this name is deprecated, and does not know the old keywords.
+    # JAX's own pjit is deprecated, and does not know the old keywords.
     made.attribute(_PRESENT["jax.experimental.pjit"], "pjit", adapters.pjit)
     for name in ("config", "FLAGS"):
         made.attribute(type(jax.config), name, property(lambda self: self))

@@ -33,7 +33,7 @@ def _new_installation() -> _jax.Restoration:
     pxla = importlib.import_module("jax.interpreters.pxla")
     installation.entry(sys.modules, maps.MAPS, maps.module)
     installation.attribute(jax.experimental, "maps", maps.module)
-    # JAX's own of this name is deprecated, and does not know jax.set_mesh.
+    # JAX's own thread_resources is deprecated, and does not know jax.set_mesh.
     installation.attribute(pxla, "thread_resources", maps.thread_resources)
     installation.attribute(pxla, "Mesh", jax.sharding.Mesh)
     installation.attribute(jax.core, "NamedShape", random.NamedShape)

@@ -2,7 +2,7 @@
 
 A nested call is evaluated when the body around it is traced, so its equations no longer show the placements of its
 axes.  It runs under a named scope that stands for them: jit may return a traced function from
-its cache without calling it, and the scope is in the traced function.
+its cache without calling it, and the scope is part of the traced function.
 """
 
 from __future__ import annotations

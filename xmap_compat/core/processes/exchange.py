@@ -55,7 +55,7 @@ histories: dict[tuple[int, ...], History] = {}
 def history_of(store: _jax.ProcessStore, processes: tuple[int, ...]) -> History:
     """The history of this process with these others."""
     found = histories.get(processes)
-    if found is None or found.store.client is not store.client:  # of another jax.distributed.initialize()
+    if found is None or found.store.client is not store.client:  # the store of another jax.distributed.initialize()
         found = histories[processes] = History(store, processes)
     return found
 

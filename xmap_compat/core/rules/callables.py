@@ -95,7 +95,7 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
                 found += [collectives_of(e) | collectives_of_rules(ev, e, order + 1) for e in made]
             except Exception:
                 found.append(frozenset(ev.loc.placements))
-        ev.rules[id(eqn), order] = frozenset().union(*found), eqn  # which keeps its id
+        ev.rules[id(eqn), order] = frozenset().union(*found), eqn  # the equation is kept, so that no other gets its id
     return ev.rules[id(eqn), order][0]
 
 

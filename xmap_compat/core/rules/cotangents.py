@@ -15,8 +15,8 @@ would be 6.)
 
 *A cotangent that exists once, of a collective*: ``g(x, w) = psum(x * w, 'i')`` is 9 for both elements, and one
 cotangent arrives for both, 1.  A rule may say ``bwd(ct) = (psum(ct, 'i') * w, ...)``, as the transpose of a psum is
-a psum where each element has its own cotangent, which add up to what arrived here as 1.  To sum the one value over
-two elements would make 2 of it: the cotangent carries the mark ``COTANGENT`` in its names, and a ``psum`` of what
+a psum where each element has its own cotangent, which add up to what arrived here as 1.  Summing the one value over
+two elements would give 2: the cotangent carries the mark ``COTANGENT`` in its names, and a ``psum`` of a value that
 is so marked and does not vary is the value itself.  The gradient of ``x`` is ``[3, 3]``.
 
 *A cotangent that exists once, and no collective*: ``h(x, w) = (x * w, w * w)``, ``bwd(ct, du) = (ct * w, ct * x +
@@ -75,7 +75,7 @@ def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[in
 
 
 def apply_rule(ev, rule, residuals, cotangents, case):
-    """The results of a backward rule.  It is linear, so cotangents that are zero are left out."""
+    """The results of a backward rule.  Where some cotangents are zero, use its derivative along the others (linear)."""
     marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
