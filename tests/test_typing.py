@@ -62,6 +62,6 @@ def test_a_decorator_without_specs_is_refused(given):
     missing = " and ".join(name for name in ("in_axes", "out_axes") if name not in given)
     for wanting in (lambda: xmap(**given), lambda: xmap(len, **given)):
         with pytest.raises(
-            TypeError, match=rf"^xmap\(\) is missing {missing}\. .* @xmap\(in_axes=\['batch', ...\], out_axes="
+            TypeError, match=rf"^xmap\(\) is missing {missing}, which .* @xmap\(in_axes=\['batch', ...\], out_axes="
         ):
             wanting()

@@ -15,8 +15,8 @@ import jax
 
 from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
+from xmap_compat.core import errors as core_errors
 from xmap_compat.core import execute
-from xmap_compat.core.errors import no_results, should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
@@ -197,7 +197,7 @@ def _positions(donate_argnums):
     try:
         return tuple(map(operator.index, (donate_argnums,) if single else donate_argnums))
     except TypeError:
-        raise should_be(
+        raise core_errors.should_be(
             "donate_argnums", "the position of an argument, or a tuple of positions", donate_argnums
         ) from None
 
@@ -207,7 +207,7 @@ def check_backend(backend: str | None) -> None:
     if backend is None:
         return
     if not isinstance(backend, str):
-        raise should_be("backend", "None or the name of a platform, such as 'cpu'", backend)
+        raise core_errors.should_be("backend", "None or the name of a platform, such as 'cpu'", backend)
     try:
         jax.devices(backend)
     except RuntimeError:
@@ -387,7 +387,7 @@ def declare(
     if isinstance(in_axes, list) and not is_single_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
-        raise no_results()
+        raise core_errors.no_results()
     in_specs = parse_specs("in_axes", in_axes)
     out_specs = parse_specs("out_axes", out_axes)
     sizes = parse_axis_sizes(axis_sizes)

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
+from xmap_compat import errors as errors_of_users
 from xmap_compat.core import errors
 
 EXAMPLES = int(os.environ.get("XMAP_COMPAT_FUZZ", 0))
@@ -257,27 +258,30 @@ def strange_calls(draw):
 # -------------------------------------------------------------------------------- judging
 
 
+HOMES = (errors, errors_of_users)
+
+
 @contextlib.contextmanager
 def our_errors():
     """All exceptions that the package's own messages were made for."""
     made = []
-    functions = {k: f for k, f in vars(errors).items() if isinstance(f, types.FunctionType)}
+    functions = {(m, k): f for m in HOMES for k, f in vars(m).items() if isinstance(f, types.FunctionType)}
 
     def recorded(function):
-        def make(*args):
-            result = function(*args)
+        def make(*args, **kwargs):
+            result = function(*args, **kwargs)
             made.append(result)
             return result
 
         return make
 
     try:
-        for name, function in functions.items():
-            setattr(errors, name, recorded(function))
+        for (module, name), function in functions.items():
+            setattr(module, name, recorded(function))
         yield made
     finally:
-        for name, function in functions.items():
-            setattr(errors, name, function)
+        for (module, name), function in functions.items():
+            setattr(module, name, function)
 
 
 @contextlib.contextmanager

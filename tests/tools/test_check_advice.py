@@ -1,5 +1,7 @@
 """The advice of check is right: each one is followed here, and what it computes is compared with NumPy, or by hand."""
 
+import functools
+
 import jax
 import jax.extend.linear_util
 import jax.numpy as jnp
@@ -76,6 +78,14 @@ def wrapped():
 
 
 # Of each advice of the table and its keywords: what following it gives, and what the old program gave.
+def traces(x):
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return 1
+    return 0
+
+
 FOLLOWED = {
     "jax.grad(xmap(loss, ...)): from outside it is exact": lambda: (
         [outside(lax.psum), outside(lax.pmean)],
@@ -135,6 +145,12 @@ FOLLOWED = {
     "x.at[index].multiply(values)": lambda: (jnp.array(X).at[0].multiply(9), [27, 1, 2]),
     "x.at[index].min(values)": lambda: (jnp.array(X).at[0].min(2), [2, 1, 2]),
     "x.at[index].max(values)": lambda: (jnp.array(X).at[1].max(2), [3, 2, 2]),
+    "list(map(f, *lists)), for lists of one length": lambda: (list(map(max, [1, 5], [3, 4])), [3, 5]),
+    "list(zip(*lists, strict=True))": lambda: (list(zip([1, 2], [3, 4], strict=True)), [[1, 3], [2, 4]]),
+    "zip(*pairs)": lambda: (list(zip(*[(1, 2), (3, 4)])), [[1, 3], [2, 4]]),
+    "slices of a list": lambda: ([[*X][:1], [*X][1:]], [[3], [1, 2]]),
+    "functools.wraps": lambda: (len(functools.wraps(jnp.sin)(lambda x: x).__name__), len("sin")),
+    "jax.sharding.get_mesh raises while JAX traces": lambda: (jax.jit(traces)(X) + traces(X), 1),
     "the second argument alone": lambda: (jax.jit(lambda x, y: y)(X, -X), -X),
     "the array as the first argument": lambda: (jnp.clip(X, max=2), [2, 1, 2]),
     "min": lambda: ([jnp.clip(X, min=2), jnp.array(X).clip(min=2)], [[3, 2, 2]] * 2),

@@ -66,8 +66,6 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return _on_device(placed, loc, placed.program.consts, leaves, evaluator, *sides)
     mesh = placed.scope.mesh
     assert mesh is not None
-    if mesh.size > 1 and any(eqn.params.get("ordered") for eqn, _ in _jax.walk(placed.program.jaxpr, once=True)):
-        raise errors.ordered_effect(placed.fun_name, mesh.size)
     compiler = placed.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
     widens = bool(compiler) and _jax.widens(platform_of(mesh) or jax.default_backend())
@@ -86,6 +84,8 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         around = dataclasses.replace(loc, foreign=bool(_jax.axes_of_spmd_vmap()))
         with _jax.no_spmd_names():
             outs = _on_device(placed, around, consts, args, evaluator)
+        if mesh.size > 1 and any(eqn.params.get("ordered") for eqn, _ in _jax.walk(placed.program.jaxpr, once=True)):
+            raise errors.ordered_effect(placed.fun_name, mesh.size)
         return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
 
     consts = list(placed.program.consts)

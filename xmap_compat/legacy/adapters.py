@@ -201,6 +201,14 @@ def safe_zip(*lists: Any) -> list[Any]:
     return list(zip(*map(list, lists), strict=True))
 
 
+def safe_map(f: Callable[..., Any], *lists: Any) -> list[Any]:
+    return [f(*items) for items in safe_zip(*lists)]
+
+
+def unzip2(pairs: Any) -> tuple[Any, ...]:
+    return tuple(zip(*pairs)) or ((), ())
+
+
 def split_list(args: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     """Pieces of these lengths, and the rest."""
     ends = [0, *itertools.accumulate(lengths), len(args)]
@@ -209,9 +217,9 @@ def split_list(args: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
 
 ADAPTERS: dict[str, Any] = {
     "jax.core.trace_state_clean": trace_state_clean,
-    "jax.util.safe_map": lambda f, *lists: [f(*items) for items in safe_zip(*lists)],
+    "jax.util.safe_map": safe_map,
     "jax.util.safe_zip": safe_zip,
-    "jax.util.unzip2": lambda pairs: tuple(zip(*pairs)) or ((), ()),
+    "jax.util.unzip2": unzip2,
     "jax.util.split_list": split_list,
     "jax.util.wraps": functools.wraps,
     "jax.experimental.pjit.with_sharding_constraint": with_sharding_constraint,

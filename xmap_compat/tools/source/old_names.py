@@ -53,7 +53,8 @@ def _is_called(function: Any, name: str) -> bool:
 def helper_for(value: Any) -> str | None:
     """The name of the helper that replaces a class of this package or a function of ``jax.util``."""
     name = getattr(value, "__name__", "")
-    inside = str(getattr(value, "__module__", "") or "").startswith(("jax._src.util", "jaxlib"))
+    homes = ("jax._src.util", "jaxlib", "xmap_compat.legacy.adapters")
+    inside = str(getattr(value, "__module__", "") or "").startswith(homes)
     return name if value is NamedShape or (name in WRITTEN_OUT and inside and callable(value)) else None
 
 
