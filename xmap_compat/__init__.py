@@ -7,12 +7,12 @@
 >>> centred(jnp.array([1.0, 2.0, 6.0])).tolist()
 [-2.0, -1.0, 3.0]
 
-Begin with ``help(xmap_compat.xmap)``.  ``Mesh`` and ``serial_loop`` make what ``axis_resources`` name; ``lax``,
+Begin with ``help(xmap_compat.xmap)``.  ``Mesh`` and ``serial_loop`` make resources; ``lax``,
 ``numpy`` and ``random`` have functions of named axes; ``testing`` checks that ``axis_resources`` change no result of
 your program; ``install`` gives unmodified programs ``jax.experimental.maps`` back.
 
-Nothing is imported before it is used: ``python -m xmap_compat`` and ``install()`` must leave it to the
-program to set the environment variables that JAX reads at its own import.
+Nothing is imported before it is used, so that a program under ``python -m xmap_compat`` or ``install()`` can
+still set the environment variables that JAX reads at its own import.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ _HOMES = {
     "xeinsum": "lax",
     "xmap": "api",
 }
-# What Jupyter looks for; not for people.
+# Jupyter looks for these; users do not call them.
 _HOOKS = {"load_ipython_extension": "jupyter", "unload_ipython_extension": "jupyter"}
 
-__all__ = sorted(_HOMES)  # without modules: `import *` must not put our numpy and random in the place of others
+__all__ = sorted(_HOMES)  # without modules: `import *` must not replace other modules named numpy and random
 
 
-if not TYPE_CHECKING:  # which would take any name for one of ours
+if not TYPE_CHECKING:  # type checkers would accept any name as ours
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -58,13 +58,13 @@ def main(args: Sequence[str]) -> int | None:
 
 
 def _versions() -> str:
-    # What is installed, for a report: JAX is not imported, and nothing depends on the answer.
+    # The installed versions, for a report: JAX is not imported, and nothing depends on the answer.
     jax = importlib.import_module("importlib.metadata").distribution("jax")
     return f"xmap_compat {__version__}, jax {jax.version}, Python {sys.version.split()[0]}"
 
 
 def command() -> int | None:
-    """``xmap-compat``: what ``python -m xmap_compat`` does, which also looks for modules in the working directory."""
+    """``xmap-compat``: the same as ``python -m xmap_compat``, which also looks for modules in the working directory."""
     runner.replace_first_path(os.getcwd())
     return main(sys.argv[1:])
 

@@ -22,8 +22,8 @@ class ArrayType:
 
     Attributes:
       dtype: the element type, or None for any.
-      shape: the positional shape; None for any, and any named shape.
-      named: the named shape; empty if none is written.
+      shape: the positional shape; None for any positional and any named shape.
+      named: the named shape; empty if the annotation has none.
     """
 
     dtype: Any
@@ -74,7 +74,7 @@ def check_type(x: Any, expected: ArrayType, what: str = "the value") -> Any:
     """Return ``x`` if it has the expected element type, shape and named shape.
 
     Raises:
-      TypeError: it has not; the message shows both types.
+      TypeError: ``x`` has another type; the message shows both types.
     """
     if not is_array(x):
         raise errors.type_of_no_array(what, expected, x)
@@ -89,7 +89,7 @@ def check_type(x: Any, expected: ArrayType, what: str = "the value") -> Any:
 def typed(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Check the annotations of a function that is called inside a body: arguments and result.
 
-    Annotations that are no :class:`ArrayType` are left alone.
+    Annotations that are not an :class:`ArrayType` are ignored.
     """
     signature = inspect.signature(fun, eval_str=True)
 

@@ -34,7 +34,7 @@ R = TypeVar("R", covariant=True)
 class Xmapped(Protocol[P, R]):
     """What :func:`xmap` returns, for annotations: the parameters and the result of the function, as in ``jax.vmap``.
 
-    At run time it is an object of ``jax.jit``'s, with an attribute ``plan``.  Its parameters are positional only.
+    At run time it is an object that ``jax.jit`` made, with an attribute ``plan``.  Its parameters are positional only.
 
     >>> import jax
     >>> from xmap_compat import Xmapped, xmap
@@ -125,11 +125,11 @@ def xmap(
         rank; None leaves a dimension positional).  A pytree prefix of the arguments, or one such
         specification for all of them.
       out_axes: the same for the results.  A result that does not vary over a name is broadcast along it.
-      axis_sizes: sizes of axes that appear in no argument, and checks of others.
+      axis_sizes: sizes of axes that appear in no argument; sizes of other axes are checked.
       axis_resources: for each axis, mesh axes of the mesh in scope at the call and then loops
         (:class:`SerialLoop`, or a name from :func:`serial_loop`).  Axes without resources are vectorized.
       donate_argnums: arguments whose buffers may be reused for the results.
-      backend: ``'cpu'``, ``'gpu'`` or ``'tpu'``; where to run without a mesh.
+      backend: where to run without a mesh: ``'cpu'``, ``'gpu'`` or ``'tpu'``.
 
     Returns:
       A jitted function of positional arrays, with ``jax.jit``'s attributes (``.lower``, ``.trace``, ...), and
@@ -184,7 +184,7 @@ def make(
     backend: str | None = None,
     undeclared: bool = False,
 ) -> Any:
-    """What :func:`xmap` does; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.core.undeclared`."""
+    """Implements :func:`xmap`; ``undeclared`` is for unmodified programs: see :mod:`xmap_compat.core.undeclared`."""
     if not callable(fun):
         raise errors.not_callable(fun)
     check_backend(backend)
@@ -216,7 +216,7 @@ def check_backend(backend: str | None) -> None:
 
 
 def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    """The jitted function; one for equal declarations of one function, so that a fresh xmap of it hits jit's cache."""
+    """The jitted function.  Equal declarations of one function share it, so that a new xmap hits jit's cache."""
     key = (declared.key(), donated)
     made = _made_for(declared.fun)
     if key not in made:
@@ -225,9 +225,9 @@ def _jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
 
 def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
-    """Where the xmapped functions of a Python function are kept: on itself, so that they die with it.
+    """The xmapped functions of a Python function, which are kept on the function itself and freed with it.
 
-    The owner is kept beside them, for ``functools.wraps`` copies attributes to other functions.
+    The owner is kept beside them, because ``functools.wraps`` copies attributes to other functions.
     """
     if not isinstance(fun, types.FunctionType):
         return {}
@@ -238,15 +238,15 @@ def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
     return made
 
 
-# Functions that are told of every call when it is traced.  The tuple is replaced and never changed, so that threads
-# that are reading it are not disturbed.
+# Functions that are called for every call when it is traced.  The tuple is replaced and never changed, so that
+# other threads can read it at any time.
 Observer = Callable[[calls.Declaration, calls.PlacedCall, tuple[Any, ...]], None]
 _observers: tuple[Observer, ...] = ()
 _observers_lock = threading.Lock()
 
 
 def observe(observer: Observer) -> Callable[[], None]:
-    """Have a function called whenever a call of an xmapped function is traced, in any thread; returns what ends it."""
+    """Have a function called whenever an xmapped call is traced, in any thread; returns a function that ends this."""
 
     def end():
         global _observers
@@ -280,19 +280,19 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             return execute.run(made, arguments.leaves)
         except (
             FloatingPointError
-        ) as error:  # under jax_debug_nans, jit calls this function to find where they come from
+        ) as error:  # under jax_debug_nans, jit calls this function to find where NaNs come from
             errors.name_function(error, declared.name)
             raise
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
-    # With a mesh its devices say where to run, and they are checked against the backend at the call.
+    # With a mesh, the call runs on its devices, and checks them against the backend.
     entries = [r for resources in declared.resources.values() for r in resources]
     backend = declared.backend if all(isinstance(r, SerialLoop) for r in entries) else None
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
 
     def recovery(error, args, kwargs):
-        """Where jit refuses arguments: say it in our words, or move arrays that are committed to one device."""
+        """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
         if isinstance(error, TypeError):
             _check_values(args, kwargs, jax.typeof)
         if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
@@ -312,7 +312,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
 
 def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any], type_of: Callable[[Any], Any]) -> None:
-    """Raise for arguments that are no arrays, which jit advises to make static."""
+    """Raise for arguments that are not arrays, because jit's message would advise to make them static."""
     if kwargs:
         raise errors.keyword_arguments(kwargs) from None
     for path, value in jax.tree_util.tree_leaves_with_path(args):
@@ -323,7 +323,7 @@ def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any], type_of: Cal
 
 
 def _check_staged(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """The same for a call that is staged and not executed, where a type may stand for an array."""
+    """Check the arguments of a call that is staged and not executed, in which a type may stand for an array."""
     _check_values(args, kwargs, functools.partial(jax.eval_shape, lambda value: value))
 
 
@@ -332,7 +332,7 @@ class Planner:
     """``f.plan`` of an xmapped function: ``f.plan(*args)`` is the plan of a call.
 
     Attributes:
-      declared: what the user asked of xmap.
+      declared: the arguments that the user gave to xmap.
     """
 
     declared: calls.Declaration
@@ -342,8 +342,8 @@ class Planner:
         """The plan of one call, which is traced but neither compiled nor executed.
 
         Args:
-          args: what a call would be given, or types in the place of arrays (``jax.ShapeDtypeStruct``).
-          mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
+          args: the arguments of the call, or types in the place of arrays (``jax.ShapeDtypeStruct``).
+          mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
         Example:
 
@@ -363,13 +363,13 @@ class Planner:
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:
-    """What the user asked of xmap when the function was made; None of anything else."""
+    """The arguments that the user gave to xmap to make a function; None for any other object."""
     planner = getattr(xmapped, "plan", None)
     return planner.declared if isinstance(planner, Planner) else None
 
 
 def _name(fun: Callable[..., Any]) -> str:
-    """A name for messages: of the function, or of what a partial wraps."""
+    """A name for messages: that of the function, or of the function that a partial wraps."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", type(fun).__name__)
@@ -383,7 +383,7 @@ def declare(
     axis_resources: Mapping[AxisName, Any] | None = None,
     backend: str | None = None,
 ) -> calls.Declaration:
-    """What the user asked of :func:`xmap`, parsed; raises what it raises."""
+    """The arguments that the user gave to :func:`xmap`, parsed; raises the same errors."""
     if isinstance(in_axes, list) and not is_single_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:

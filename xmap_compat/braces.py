@@ -1,7 +1,7 @@
 """``einsum`` with named axes in braces: ``'n{b,k},{k,m}->n{b,m}'``.
 
 Letters are positional dimensions as in NumPy; a name in braces is a named axis.  Names that the inputs
-mention and the output does not are contracted.  Axes that nobody mentions broadcast, as everywhere.
+mention and the output does not are contracted.  Axes that the spec does not mention broadcast, as always.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def einsum(
 ) -> jax.Array:
     """Contract any number of arrays over positional dimensions (letters) and named axes (in braces).
 
-    On a mesh each device contracts what it holds, in pairs, along a path that is good for these sizes; then there is
+    On a mesh each device contracts its blocks in pairs, along a path that is good for these sizes.  Then there is
     one all-reduce of the result.
 
     Args:
@@ -49,16 +49,16 @@ def einsum(
         appears once, as in NumPy.
       operands: arrays, one for each part of ``spec``.
       precision: as in ``jax.numpy.einsum``.
-      preferred_element_type: dtype of the result, and of sums unless the operands have more; it is then rounded once.
+      preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then rounded once).
       optimize: how ``opt_einsum`` looks for a path of pairwise contractions, or such a path.
 
     Returns:
       An array whose positional dimensions are the output's letters.  It varies over the output's names,
-      and over axes of the operands that no one mentions.
+      and over axes of the operands that the spec does not mention.
 
     Raises:
       ValueError: a malformed spec (with a caret under the character), or operands that do not fit it.
-      TypeError: an operand varies over an axis that another mentions and it does not.
+      TypeError: an operand varies over an axis that the spec names for another operand, but not for this one.
       NameError: a name is not in scope.
 
     Example:
@@ -186,7 +186,7 @@ def _why_unexpected(character):
 
 
 def _parse_names(spec, start, text, k):
-    """Names between the brace at ``k`` and its partner; also the position after it."""
+    """The names between the brace at ``k`` and the closing brace, and the position after that brace."""
     end = text.find("}", k)
     if end < 0:
         raise errors.malformed_einsum(spec, start + k, "this brace is never closed")
@@ -207,7 +207,7 @@ def _parse_names(spec, start, text, k):
 
 
 def _implicit_output(inputs):
-    """What appears once: letters in alphabetical order after an ellipsis, as NumPy does it; and names."""
+    """The labels that appear once: letters in alphabetical order after an ellipsis, as in NumPy, and names."""
     letters = [x for t in inputs for x in t.letters if x != ELLIPSIS]
     names = [n for t in inputs for n in t.names]
     dots = [ELLIPSIS] if any(ELLIPSIS in t.letters for t in inputs) else []
@@ -340,7 +340,7 @@ def _reduce(term, letters, axes, dtype):
 
 
 def _canonical_path(optimize, count):
-    """How to look for a path, or a path: for each step the positions of its operands, what it gives comes last."""
+    """How to look for a path, or a path: for each step the positions of its operands; its result is put last."""
     if isinstance(optimize, str):
         try:
             opt_einsum.paths.get_path_fn(optimize)
@@ -361,7 +361,7 @@ def _canonical_path(optimize, count):
 
 
 def _mentions(spec, terms) -> Mentions | None:
-    """What the type check must know: axes that an operand skips while another one mentions them."""
+    """For the type check: the axes that one operand skips while another one mentions them."""
     mentioned = {axis: _describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
     skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
     return Mentions(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None

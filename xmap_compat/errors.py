@@ -1,6 +1,6 @@
 """Messages of the functions that users call: ``xmap`` itself, the named vocabulary, and global arrays.
 
-Every function returns an exception for the caller to raise; what the core refuses is in ``core/errors.py``.
+Every function returns an exception for the caller to raise; the core's messages are in ``core/errors.py``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
 
 
 def name_function(error: FloatingPointError, fun: str) -> None:
-    """Legacy's sentence before that of JAX, which names a primitive or nothing."""
+    """Put legacy's sentence before that of JAX, which names a primitive or nothing."""
     kind = "inf" if "(inf)" in str(error) else "nan"
     error.args = (f"invalid value ({kind}) encountered in xmap({fun}): {error}",)
 

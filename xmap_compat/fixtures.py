@@ -1,6 +1,6 @@
 """Fixtures for pytest: ``pytest_plugins = ["xmap_compat.fixtures"]`` in ``conftest.py``.
 
-``def test_loss(check_assignments): check_assignments(loss, params, images, derivatives=True)`` then is a whole test.
+``def test_loss(check_assignments): check_assignments(loss, params, images, derivatives=True)`` is then a whole test.
 
 The plugin for unmodified programs, ``xmap_compat.pytest_plugin``, has them too.
 """
@@ -17,5 +17,5 @@ import pytest
 
 @pytest.fixture
 def check_assignments() -> Callable[..., list[dict[Any, Any]]]:
-    """:func:`xmap_compat.testing.check_assignments`; what it tried is shown if the test fails."""
+    """:func:`xmap_compat.testing.check_assignments`; pytest shows the assignments that it tried if the test fails."""
     return functools.partial(importlib.import_module("xmap_compat.testing").check_assignments, progress=True)

@@ -1,7 +1,7 @@
 """``from xmap_compat import lax``: the functions over named axes that ``jax.lax`` lost.
 
-Inside an xmapped function the same functions are found at their old places (``jax.lax.pdot``);
-they can also be imported from here.
+Inside an xmapped function the same functions are at their old places (``jax.lax.pdot``);
+you can also import them from here.
 
 >>> import numpy as np
 >>> from xmap_compat import lax, xmap
@@ -50,9 +50,9 @@ def pdot(
       x, y: arrays; each may or may not vary over the axes.
       axis_name: a name or a tuple of names; each product is summed over all their elements.
       pos_contract: positional dimensions of ``x`` and of ``y`` to contract as well.
-      pos_batch: positional dimensions of ``x`` and of ``y`` that go together (leading in the result).
+      pos_batch: positional dimensions of ``x`` and of ``y`` that are batched together (leading in the result).
       precision: as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype of the result, and of sums unless the operands have more; it is then rounded once.
+      preferred_element_type: dtype of the result, and of sums unless the operands' is wider (then rounded once).
 
     Returns:
       An array of positional shape ``(*batch, *rest of x, *rest of y)``.  Its named shape is the
@@ -127,12 +127,12 @@ def _index_of_extremum(x, axis_name, extremum):
 
 
 def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> jax.Array:
-    """Look elements of ``src`` up along named and positional axes.
+    """Look up elements of ``src`` along named and positional axes.
 
     Args:
       src: the array to read.
       idx: integers; each counts row-major through ``axes`` in the order given.  Out-of-range indices clip.
-      axes: axis names and positional dimensions of ``src``; one of them alone may stand without a tuple.
+      axes: axis names and positional dimensions of ``src``; a single one needs no tuple.
 
     Returns:
       An array of positional shape ``(*idx.shape, *the other dimensions of src)``, without the named ``axes``

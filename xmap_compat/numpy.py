@@ -1,8 +1,8 @@
 """``from xmap_compat import numpy``: functions that take named axes beside positional ones.
 
 ``along`` is the general mechanism: it turns a named axis positional, applies any function, and turns
-the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.  Of ``jax.numpy`` itself ``sum``,
-``mean``, ``max`` and the other reductions that its collectives can do take axis names already.
+the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.  In ``jax.numpy`` itself, ``sum``,
+``mean``, ``max`` and the other reductions that collectives can do already take axis names.
 
 >>> import numpy as np
 >>> from xmap_compat import numpy as xnp, xmap
@@ -83,7 +83,7 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
       keep: whether the results have the axis as their first dimension, to be named again.
 
     Returns:
-      With ``keep``, arrays that vary over the axis, without that dimension.  Otherwise what ``fun`` returned.
+      With ``keep``, arrays that vary over the axis, without that dimension.  Otherwise the results of ``fun``.
 
     Raises:
       ValueError: ``keep`` and a result whose first dimension is not the axis.
@@ -186,7 +186,7 @@ def _logical(x, axis, reduce, across, options):
     _check_where(reduce.__name__, options)
     names, positions = _split_axes(reduce.__name__, axis, x)
     out = reduce(x, axis=positions, **options)
-    return across(out.astype(jnp.int8), names) > 0 if names else out  # the extrema of nothing are far from 0
+    return across(out.astype(jnp.int8), names) > 0 if names else out  # the extrema over an empty axis are far from 0
 
 
 def _check_where(fun, options):
@@ -201,7 +201,7 @@ def _check_not_empty(fun, x, axes):
 
 
 def _documented(function: Callable[..., Any], name: str, kind: str, example: str) -> Callable[..., Any]:
-    """``example``: a call on [3, 1, 2] along ``'i'`` in a body, its out_axes, and what comes out."""
+    """``example``: a call on [3, 1, 2] along ``'i'`` in a body, its out_axes, and its result."""
     call, out_axes, shown = example.split(" -> ")
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
@@ -225,7 +225,7 @@ def _over_one_axis(name: str, keep: bool, shown: str) -> Callable[..., Any]:
             if axis is not None and not isinstance(axis, SupportsIndex):
                 raise errors.mixed_axes(name, axis)
             return function(x, axis=axis, **options)
-        options |= {} if keep else {"keepdims": False}  # of a named axis there is nothing to keep
+        options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep
         return along(lambda v: function(v, axis=0, **options), axis, x, keep=keep)
 
     kind = f"along one positional or one named axis; along a named axis the result {'keeps' if keep else 'removes'} it"
@@ -283,7 +283,7 @@ nanmin = _nan_extremum("nanmin", math.inf, shown="1")
 
 
 def _of_whole(function, x, axis, keepdims, *args, **options):
-    """A function over axes in an order, of an array with a first dimension for each named one."""
+    """Apply a function over ordered axes to an array that has a leading dimension for each named one."""
     x = jnp.asarray(x)
     axes = _all_axes(function.__name__, axis, x)
     names = [a for a in axes if not isinstance(a, int)]
@@ -369,7 +369,7 @@ def average(
 
 
 def _like_operand(weights, x, positions):
-    """Weights in the positional shape of ``x``; given for its positional axes alone, they are repeated."""
+    """Weights in the positional shape of ``x``; weights for its positional axes alone are repeated."""
     if weights.shape == x.shape:
         return weights
     if weights.shape != tuple(x.shape[p] for p in positions):
@@ -380,7 +380,7 @@ def _like_operand(weights, x, positions):
 
 
 def roll(x: jax.typing.ArrayLike, shift: Any, axis: Any = None) -> jax.Array:
-    """``jnp.roll`` along positional and named axes; over a split axis only what crosses devices moves.
+    """``jnp.roll`` along positional and named axes; over a split axis only the elements that cross devices move.
 
     Along named axes the shifts are Python integers, one for all axes or one for each.
 

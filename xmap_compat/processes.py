@@ -48,7 +48,7 @@ def global_array(
       axis_resources: as for :func:`xmap`; axes that the arrays do not have are ignored.
       mesh: the mesh of all processes; by default the one in scope. The empty mesh counts as no mesh.
       axis_sizes: global sizes of axes. Along such an axis ``local`` may also be whole, although the process needs
-        only a part (if each process has read the same file, say).
+        only a part (for example if each process has read the same file).
 
     Returns:
       For each array a ``jax.Array`` with the ``NamedSharding`` that :func:`xmap` gives a result of these axes.
@@ -105,7 +105,7 @@ def _global_shape(
     mesh: jax.sharding.Mesh | None,
     sizes: Mapping[AxisName, int],
 ) -> tuple[int, ...]:
-    """The shape of the global array: a given size, or what the parts of all processes come to."""
+    """The shape of the global array: each size is given, or the total of the parts of all processes."""
     shape = list(local_shape)
     for dim, name in spec.names:
         here, everywhere = _positions(mesh, resources.get(name, ()))
@@ -119,7 +119,7 @@ def _global_shape(
 
 
 def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[int, int]:
-    """At how many positions along mesh axes this process has devices, and how many there are."""
+    """The number of positions along mesh axes at which this process has devices, and the number of all positions."""
     if mesh is None:
         return 1, 1
     dims = [k for k, name in enumerate(mesh.axis_names) if name in entries]
@@ -180,7 +180,7 @@ def _gathered(leaf, where):
 
 
 def _shards(leaf):
-    """What lies here: ``{((start, stop), ...): data}``, a part that several devices have once."""
+    """The parts on this process: ``{((start, stop), ...): data}``; a part that several devices hold occurs once."""
     return {
         tuple(k.indices(size)[:2] for k, size in zip(shard.index, leaf.shape)): shard.data
         for shard in leaf.addressable_shards
@@ -188,7 +188,7 @@ def _shards(leaf):
 
 
 def _block(parts: Mapping[tuple[tuple[int, int], ...], Any], leaf: jax.Array, where: str) -> np.ndarray:
-    """Parts put together along each dimension, in the order of their positions."""
+    """Put parts together along each dimension, in the order of their positions."""
     if not parts:
         raise errors.no_part_here(where, jax.process_index())
     edges = [sorted(set(of_dim)) for of_dim in zip(*parts)]

@@ -1,7 +1,7 @@
 """``pytest -p xmap_compat.pytest_plugin``: run a test suite under ``xmap_compat.install()``, unmodified.
 
-It is installed before the first ``conftest.py`` is read, or when that one imports JAX.  A notebook that is named on the
-command line is collected too: its cells run in order, and are compared with what it stores of them.
+It is installed before pytest reads the first ``conftest.py``, or when that file imports JAX.  A notebook on the command
+line is collected too: its cells run in order, and their outputs are compared with the stored ones.
 """
 
 from __future__ import annotations

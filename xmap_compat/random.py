@@ -1,9 +1,9 @@
 """``jax.random`` with named shapes: ``normal(key, NamedShape(2, i=3))`` samples along the axis ``i`` of an xmap.
 
-Each name of a shape folds the index of its axis into the key, in the order of the names, and so the numbers are the
+Each name of a shape folds the index of its axis into the key, in the order of the names, so the numbers are the
 same for every assignment of resources.  For ``normal``, ``uniform``, ``truncated_normal`` and ``bernoulli`` they are
 those of ``jax.random`` in jax 0.4.30; the other functions took a named shape there, and gave every element the same
-numbers.  Shapes without names are left to ``jax.random``.
+numbers.  ``jax.random`` handles shapes without names.
 
 >>> import jax
 >>> from xmap_compat import random, xmap
@@ -155,7 +155,7 @@ def fold_in_names(key: Any, shape: NamedShape) -> Any:
 def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str = "(4, 2)") -> Callable[..., Any]:
     """A function of ``jax.random`` that takes a named shape as well.
 
-    ``arguments`` and ``shown`` are for its example: what stands between key and shape, and the shape of the samples.
+    ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the shape of the samples.
     """
 
     @functools.wraps(sample)
@@ -191,7 +191,7 @@ _jax_normal = jax.random.normal
 
 
 def _complex_normal(key: Any, shape: NamedShape, dtype: Any) -> Any:
-    """The parts have keys of their own, which are folded each."""
+    """The two parts have keys of their own, and each of these keys is folded."""
     real_type = np.zeros((), dtype).real.dtype
     re, im = (
         _jax_normal(fold_in_names(part, shape), shape.positional, real_type).astype(dtype)
@@ -235,7 +235,7 @@ def variance_scaling(
     batch_axis: Axes = (),
     dtype: Any = None,
 ) -> Callable[..., Any]:
-    """That of ``jax.nn.initializers``, for named shapes too: named dimensions count like positional ones.
+    """The function of ``jax.nn.initializers``, for named shapes too: named dimensions count like positional ones.
 
     ``in_axis``, ``out_axis`` and ``batch_axis`` may be names as well as positions, or sequences of them.
 

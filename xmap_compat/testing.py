@@ -58,14 +58,14 @@ def check_assignments(
     :func:`xmap_compat.compiler_axes` to the compiler.
 
     Args:
-      xmapped: what ``xmap`` returned.
+      xmapped: the function that ``xmap`` returned.
       args: its arguments.
       mesh: where to run; by default the mesh in scope, or else all devices as a mesh with the axes ``x`` and ``y``.
       loops: also place axes on serial loops, alone and after mesh axes, where no collective names them.
       derivatives: also compare reverse-mode derivatives, of a random linear functional of the results with respect to
         all floating-point arguments.
       limit: the largest number of assignments, chosen to differ from each other (always the same ones); None for all.
-      only: the assignments to check, instead of those.
+      only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example the positional
         function; by default the xmapped function without resources.
       rtol, atol: tolerances as in ``numpy.testing.assert_allclose``; by default a few hundred roundings of the dtype,
@@ -93,7 +93,7 @@ def check_assignments(
       [{'batch': 'x'}, {'batch': 'y'}]
 
     In a test, the fixture of this name (``pytest_plugins = ["xmap_compat.fixtures"]`` in ``conftest.py``) does the
-    same, with its progress in what pytest shows of a test that fails.
+    same, and pytest shows its progress if the test fails.
     """
     declared = _declaration_of(xmapped)
     with _mesh_context(mesh) as mesh:
@@ -120,7 +120,7 @@ def check_assignments(
 
 @dataclasses.dataclass(frozen=True)
 class _Report:
-    """What is said of the assignments while they are tried, and in the error when one fails."""
+    """The report of the assignments while they are tried, and in the error when one fails."""
 
     tried: Sequence[Resources]
     aloud: bool
@@ -166,7 +166,7 @@ def assignments(
       limit: the largest number, chosen to differ from each other (always the same ones); None for all.
 
     Returns:
-      Dictionaries for ``axis_resources``; the empty one is not among them.
+      Dictionaries for ``axis_resources``, without the empty one.
 
     Example:
 
@@ -210,7 +210,7 @@ def _divisions(size, mesh_shape):
 
 
 def _loops_of(size, allowed):
-    """No loop; and where one is allowed, into two chunks (or as few as there can be) and into single elements."""
+    """No loop and, if loops are allowed, one of two iterations (or as few as possible) and one over single elements."""
     yield ()
     lengths = [k for k in range(2, size + 1) if size % k == 0] if allowed else []
     for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]):
@@ -218,7 +218,7 @@ def _loops_of(size, allowed):
 
 
 def _diverse(every, limit):
-    """Of many assignments, some in which each axis, and then each pair of axes, meets as many resources as possible."""
+    """A selection in which each axis, and then each pair of axes, gets as many different resources as possible."""
     chosen: list[Resources] = []
     covered: set[Any] = set()
     remaining = list(every)
@@ -258,7 +258,7 @@ def _assigned(declared, resources):
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What one call of an xmapped function leaves free to choose."""
+    """The choices that one call of an xmapped function leaves open."""
 
     sizes: dict[AxisName, int]
     mesh_shape: dict[Hashable, int]
@@ -340,7 +340,7 @@ def _value_and_derivatives(function, args):
     return {"result": results, "derivative": {paths[k]: g for k, g in zip(places, gradients)}}
 
 
-# No seed that a user takes: weights that are the user's data may have a derivative of zero, of which rounding is all.
+# Users do not take this seed: if the weights equal the user's data, a derivative may be zero except for rounding.
 _SEED = 0x786D6170
 
 
@@ -395,7 +395,7 @@ def _compare_leaf(what, actual, expected, tolerances):
 
 
 def _as_numpy(x):
-    """Keys as their data."""
+    """An array as a NumPy array; keys become their data."""
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
 

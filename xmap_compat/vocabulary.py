@@ -22,7 +22,7 @@ REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
 
 
 def einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
-    """``jnp.einsum`` that reads braces, and is JAX's own for everything else."""
+    """``jnp.einsum`` that reads braces, and calls JAX's own for other specs."""
 
     @functools.wraps(positional)
     def einsum(*args, **kwargs):

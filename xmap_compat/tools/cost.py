@@ -1,4 +1,4 @@
-"""What a staged program costs one device: operations, bytes, memory, and with figures of the hardware seconds."""
+"""The cost of a staged program for one device: operations, bytes, memory, and seconds if the hardware is known."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from xmap_compat.tools.work import bytes_held, work_of
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The price of a program, for each device.
+    """The price of a program for one device.
 
     Attributes:
-      flops: floating point operations, loops counted with all their turns, a branch as the dearest one.
-      bytes_accessed: bytes read from and written to memory, element-by-element operations fused.
-      bytes_sent: what each device sends, by mesh axis, or by the tuple of mesh axes of a transfer.
-      memory: bytes of arguments, results and temporaries at their peak: an estimate, or XLA's if it was compiled.
-      seconds: a lower and an upper bound: the largest of compute, memory and communication, and their sum; None on
-        unknown hardware, or if a while loop decides.
-      bound: ``'compute'``, ``'memory'`` or ``'communication'``, whichever takes longest; None without seconds.
-      parts: the seconds of each of these; empty without.
+      flops: floating point operations; loops count with all iterations, a cond with its most expensive branch.
+      bytes_accessed: bytes read from and written to memory after element-by-element operations are fused.
+      bytes_sent: the bytes that each device sends, by mesh axis, or by the tuple of mesh axes of a transfer.
+      memory: peak bytes of arguments, results and temporaries: an estimate, or XLA's figure for a compiled program.
+      seconds: a lower bound (the largest of compute, memory and communication) and an upper one (their sum); None on
+        unknown hardware, or if they depend on a while loop.
+      bound: ``'compute'``, ``'memory'`` or ``'communication'``, whichever takes longest; None if ``seconds`` is None.
+      parts: the seconds of each of these three; empty if ``seconds`` is None.
     """
 
     flops: int
@@ -51,16 +51,16 @@ def price(
 
     Args:
       tree: the program.
-      transfers: what it moves.
+      transfers: its transfers between devices.
       mesh: the mesh that it runs on; None for one device.
-      hardware: what it runs on; None for what is published of the mesh's devices.
-      memory: what it needs, if XLA has told.
+      hardware: the hardware that it runs on; None for the published figures of the mesh's devices.
+      memory: the bytes that it needs, if XLA has reported them.
     """
     if not isinstance(hardware, (Hardware, type(None))):
         raise should_be("The argument hardware of cost_on", "a Hardware", hardware)
     work = work_of(tree)
     asked, hardware = hardware is not None, hardware or Hardware.of(mesh)
-    placed = asked or not transfers or not isinstance(mesh, jax.sharding.AbstractMesh)  # which hosts, is to be given
+    placed = asked or not transfers or not isinstance(mesh, jax.sharding.AbstractMesh)  # it needs per_host
     known = placed and not work.endless and all(t.times is not None for t in transfers)
     parts = hardware.parts(work, transfers, mesh) if known and hardware is not None else None
     return Cost(
@@ -75,7 +75,7 @@ def price(
 
 
 def bytes_by_axis(transfers: Sequence[Transfer]) -> dict[Any, int]:
-    """Bytes that each device sends by mesh axis, or tuple of them; of a while loop those of one turn."""
+    """Bytes that each device sends, by mesh axis or tuple of mesh axes; a while loop counts as one iteration."""
     sent: dict[Any, int] = {}
     for t in transfers:
         key = t.mesh_axes[0] if len(t.mesh_axes) == 1 else t.mesh_axes

@@ -29,7 +29,7 @@ def search_without_mesh() -> ValueError:
 
 
 def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
-    """A note on whatever the user's function raises."""
+    """A note for any exception that the user's function raises."""
     return f"search called make({dict(axis_resources)!r}), which should return the step for these axis_resources"
 
 

@@ -1,8 +1,8 @@
-"""``python -m xmap_compat explain``: run a program; then list its distinct calls of xmapped functions, with plans.
+"""``python -m xmap_compat explain``: run a program, then list its distinct calls of xmapped functions with plans.
 
-A call is seen when it is traced, which is once for each function, specification, argument types and mesh;
-its plan is read off the program that was traced for the call, so that the functions of the program run no more
-often than they do without this.
+A call is listed when JAX traces it: once for each function, specification, argument types and mesh.  Its plan is
+read from the program that was traced for the call, so the functions of the program run no more often than they do
+without this command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(args: Sequence[str]) -> int | None:
         print(seen or "no program is given", USAGE, sep="\n", file=sys.stderr)
         return 2
     program = os.path.splitext(os.path.basename(rest[0]))[0] if rest[0] != "-m" else rest[1]
-    # The program may change directory, and what its own sys.stdout is.
+    # The program may change its working directory and its sys.stdout.
     report = Report(sys.stdout, directory and os.path.abspath(directory), program.replace(".", "_"), brief, mesh)
     atexit.register(report.finish)
     install_with_jax(report.begin)
@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int | None:
 
 
 def _take_options(args: list[str]) -> tuple[bool, str | None, str | None]:
-    """The options that stand first, which are removed: ``--brief``, ``--source DIR``, ``--mesh SIZES``."""
+    """Remove the options at the start, and return them: ``--brief``, ``--source DIR``, ``--mesh SIZES``."""
     brief, values = False, dict.fromkeys(("--source", "--mesh"))
     while args and (args[0] == "--brief" or args[0].partition("=")[0] in values):
         option, given, value = args.pop(0).partition("=")
@@ -63,7 +63,7 @@ def _take_options(args: list[str]) -> tuple[bool, str | None, str | None]:
 
 
 def _mesh_sizes(text: str | None) -> dict[str, int] | None:
-    """``'x=64,y=64'`` as a dictionary, empty if it is something else; None if it was not given."""
+    """``'x=64,y=64'`` as a dictionary; empty if the text has another form, None if the option is missing."""
     if text is None:
         return None
     axes = [part.partition("=") for part in text.split(",")]
@@ -73,25 +73,25 @@ def _mesh_sizes(text: str | None) -> dict[str, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """A call: where, its function, its assignment, the text of its plan, and its source or the reason for none."""
+    """A call: its position, function and assignment, the text of its plan, and its source or the reason for none."""
 
     where: str
     function: str
     assignment: str
     plan: str
     written: str
-    module: tuple[str, str, Any] | None = None  # its text, its entry, and arrays that it lacks
+    module: tuple[str, str, Any] | None = None  # its text, its entry, and the arrays that the text lacks
 
 
 class Report:
-    """Collects the plan of every call that is traced while it watches, equal ones once, and prints them at the end.
+    """Collects the plans of all calls that are traced while it watches, and prints each distinct one once at the end.
 
     Args:
       out: where to print.
       directory: where to write the programs for plain JAX; None for nowhere.
-      program: the name of the program, after which they are called.
+      program: the name of the program; the written files are named after it.
       brief: whether to print one line for each call only.
-      mesh: the sizes of the mesh to be in scope.
+      mesh: the axis sizes of the mesh to put in scope.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class Report:
             importlib.import_module("xmap_compat._jax").enter_mesh(axes)
 
     def call(self, declared: Declaration, made: PlacedCall, args: tuple[Any, ...]) -> None:
-        """Note one call.  Nothing that goes wrong here may change what the program does."""
+        """Note one call.  A failure here must not change the behaviour of the program."""
         if made.nested:
             return  # a part of the program of the outer call
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
             plan = view("plan").describe_made(declared, made, args)
-            # What the plan was read from may hold tracers, which must not outlive their trace.
+            # The staged program of the plan may hold tracers, which must not outlive their trace.
             key = dataclasses.replace(plan, staged=None)
             with self._lock:
                 if key not in self._seen:
@@ -133,7 +133,7 @@ class Report:
                 self._calls.append(_Seen(where, declared.name, "", "", f"no plan: {type(error).__name__}: {error}"))
 
     def _written(self, plan: CallPlan) -> tuple[Any, ...]:
-        """The modern program of a plan, or why there is none."""
+        """The program of a plan for plain JAX, or the reason why there is none."""
         if self.directory is None:
             return ("",)
         source = view("source")
@@ -144,7 +144,7 @@ class Report:
         return "", (text, source.entry_name(plan), values)
 
     def finish(self) -> None:
-        """Print what was seen, and write the programs, at the end of the process."""
+        """Print the calls and write the programs, at the end of the process."""
         with self._lock:
             files = self._write()
             calls = [call for call in self._calls if not call.written.startswith("no plan")]
@@ -169,7 +169,7 @@ class Report:
                     self._print("\n" + _titled(f"plan {k}, called at {call.where}", call.plan))
 
     def _write(self) -> list[str]:
-        """Write the modules that were made, as one if that can be; the files.  Notes what each call became."""
+        """Write the generated modules, as one if possible, and return their paths.  Note the name of each call."""
         modules: list[Merged] = []
         for k, call in enumerate(self._calls):
             if call.module is None:

@@ -1,6 +1,6 @@
 """Arguments that are sharded over more of the mesh than their specs say: they are gathered where they enter the call.
 
-Under ``jax.jit``, shardings are unknown while a call is traced, unless types tell (Explicit axes).
+Under ``jax.jit``, shardings are unknown while a call is traced, unless the types contain them (Explicit axes).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from xmap_compat.tools.text import listed
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """An argument that no device has as much of as it needs.
+    """An argument of which each device holds less than it needs.
 
     Attributes:
       path: the argument.
-      mesh_axes: it is sharded over these, and its spec does not say so.
-      dims: the dimensions that are.
-      bytes_received: by each device, before anything is computed.
+      mesh_axes: the mesh axes over which it is sharded although its spec does not say so.
+      dims: the dimensions that are sharded over them.
+      bytes_received: the bytes that each device receives before it computes anything.
       unused: whether neither the call nor one nested in it uses these mesh axes.
     """
 
@@ -38,14 +38,14 @@ class Gathered:
 
     @property
     def remedy(self) -> str:
-        """What keeps it as it lies."""
+        """The change to the program that avoids the gather."""
         if self.unused:
             return f"call within compiler_axes({', '.join(map(repr, self.mesh_axes))})"
         return f"name dimension {listed(self.dims)} in in_axes, on {listed(self.mesh_axes)}"
 
 
 def gathered_arguments(placed: PlacedCall, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
-    """The arguments of a call that are gathered at entry, as far as arrays or their types say how they lie.
+    """The arguments of a call that are gathered at entry, as far as arrays or their types have shardings.
 
     Args:
       leaves: arrays, tracers, or types that stand for them.
@@ -59,8 +59,8 @@ def gathered_arguments(placed: PlacedCall, leaves: Sequence[Any], paths: Sequenc
 
 
 def gathered_in_step(jaxpr: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:
-    """The arguments of a staged step that are gathered where they enter its calls, if they are handed on as given:
-    arrays, or types with a sharding.
+    """The arguments that a staged step passes unchanged to its calls, and that are gathered where they enter them.
+    Only arrays, and types with a sharding, are known.
 
     Args:
       leaves: the arguments of the step.
@@ -93,7 +93,7 @@ def _entering(body: Any, given: dict[Any, tuple[Any, str]]) -> Iterator[Gathered
 def _gathered(
     path: str, leaf: Any, spec: Any, mesh: Any, compiler: frozenset[Any], used: frozenset[Any]
 ) -> Iterator[Gathered]:
-    """What is gathered of an argument that a spec wants otherwise, if any; ``used``: mesh axes that the call needs."""
+    """The gather of an argument whose sharding and spec differ, if any; ``used``: mesh axes that the call needs."""
     lies = _spec_of(leaf, mesh)
     wanted = {axis for entry in spec for axis in _jax.axes_of_entry(entry)}
     extra = [(d, axis) for d, entry in enumerate(lies) for axis in _jax.axes_of_entry(entry) if axis not in wanted]
@@ -110,7 +110,7 @@ def _gathered(
 
 
 def _spec_of(leaf: Any, mesh: _jax.AnyMesh) -> tuple[Any, ...]:
-    """How an array lies on the mesh: by itself if it is concrete, else by its type."""
+    """The partition of an array over the mesh: that of the array if it is concrete, else that of its type."""
     if isinstance(leaf, jax.core.Tracer):
         return _jax.explicit_spec(leaf)
     sharding = getattr(leaf, "sharding", None)

@@ -1,4 +1,4 @@
-"""Arrays of a plan laid out on paper: grids of the blocks that devices hold."""
+"""Arrays of a plan laid out in two dimensions: grids of the blocks that devices hold."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Block = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """An array laid out on paper.
+    """An array laid out in two dimensions.
 
     Attributes:
-      rows, columns: the dimensions that run down and across, ``batch 12 over x``; empty where there is none.
+      rows, columns: the dimensions that run down and across, such as ``batch 12 over x``; empty if there is none.
       others: the other dimensions.
-      panels: for each block index of these a label, and ``cells[row][column]``: the mesh positions that hold the block.
+      panels: for each block index of ``others`` a label, and ``cells[row][column]``: the mesh positions with the block.
     """
 
     rows: str
@@ -53,7 +53,7 @@ def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> dict[Block, list[i
 
 
 def row_major(digits: Iterable[tuple[int, int]]) -> int:
-    """The number with these digits, each given with its base, the first one the highest."""
+    """The number with these digits, the most significant one first; each comes with its base."""
     number = 0
     for digit, base in digits:
         number = number * base + digit
@@ -99,7 +99,7 @@ def _held(holders: dict[Block, list[int]], at: dict[int | None, int], ndim: int)
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """What to draw, with a name for it: each array, or of many those that lie alike once."""
+    """The arrays to draw, with their names; if there are many, those with equal layouts are drawn once."""
     groups: dict[Any, list[Array]] = {}
     for k, array in enumerate(arrays):
         groups.setdefault(dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else k, []).append(array)
@@ -110,7 +110,7 @@ MOST_DEVICES = 256
 
 
 def corner(mesh: _jax.AnyMesh | None) -> _jax.AnyMesh | None:
-    """A mesh that can be drawn: of one with too many devices the first along each axis."""
+    """A mesh that can be drawn: the given one, or the first devices along each axis if there are too many."""
     sizes = [] if mesh is None else list(mesh.axis_sizes)
     while math.prod(sizes) > MOST_DEVICES:
         k = sizes.index(max(sizes))
@@ -129,7 +129,7 @@ def corner_note(mesh: _jax.AnyMesh | None) -> str:
 
 
 def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
-    """The numbers of the devices that are drawn; those of an abstract mesh are counted."""
+    """The numbers of the devices that are drawn; those of an abstract mesh are numbered in order."""
     shown = corner(mesh)
     if mesh is None or shown is None:
         return [0]

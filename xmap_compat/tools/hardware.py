@@ -1,4 +1,4 @@
-"""What devices and the links between them can do: published figures, or measured ones.
+"""The rates of devices and of the links between them: published figures, or measured ones.
 
 Figures: "How to Scale Your Model", chapter on TPUs (2025), and NVIDIA's data sheets; docs/costs.md states them with the
 formulas.  A device that is neither published here nor measured has no price in seconds.
@@ -33,14 +33,14 @@ NETWORK = Link(2.5e10, 2e-5)
 
 @dataclasses.dataclass(frozen=True)
 class Rates(Checked):
-    """What one device can do.
+    """The rates at which one device works.
 
     Attributes:
       flops: FLOP/s of matrix products in bf16.
       bandwidth: bytes per second from and to memory.
-      wide: the fraction of the FLOP/s that remains in float32, at JAX's default precision.
-      batched: FLOP/s of batches of small products; None if the same.
-      other: FLOP/s of other operations; None where memory is always slower.
+      wide: the fraction of these FLOP/s that float32 reaches at JAX's default precision.
+      batched: FLOP/s of batches of small products; None if they are the same.
+      other: FLOP/s of other operations; None if memory is always slower.
       kernel: seconds to start an operation.
       start: seconds to start a program.
 
@@ -58,7 +58,7 @@ class Rates(Checked):
     start: float = 0.0
 
     def of_products(self, size: int, batched: bool) -> float:
-        """FLOP/s of matrix products of elements of so many bytes."""
+        """FLOP/s of matrix products whose elements have ``size`` bytes."""
         return (self.batched or self.flops if batched else self.flops) * (self.wide if size >= 4 else 1)
 
 
@@ -67,21 +67,21 @@ class Hardware(Checked):
     """A kind of device, and its links.
 
     Attributes:
-      name: what it is called.
-      rates: what a device can do while all others of the mesh work too.
+      name: its name.
+      rates: the rates of a device while all other devices of the mesh work too.
       memory: bytes of memory of a device; None if unknown.
-      link: what connects the devices of a host (of a slice of TPUs).
-      network: what connects hosts.
+      link: the link between devices of a host (for TPUs, of a slice).
+      network: the link between hosts.
       per_host: how many devices a host has, neighbours along the last mesh axes first; or how many neighbours along
-        each mesh axis share one: ``{'y': 8}``.  None for the processes of a mesh's devices; an abstract mesh has none,
-        and no price until it is given.
-      margin: by what part of itself an estimate may be wrong: a search does not rank those that are closer.
-      links: links of certain mesh axes, or tuples of them, in place of these; of a kind of transfer by
+        each mesh axis share a host: ``{'y': 8}``.  If None, the processes of the mesh's devices define the hosts.  An
+        abstract mesh has no devices, so seconds need ``per_host``.
+      margin: the relative error of an estimate.  A search does not rank estimates that are closer to each other.
+      links: links that replace these two for certain mesh axes or tuples of them, or for one kind of transfer by
         ``(mesh axis, kind)``: ``{'x': nvlink, 'y': network, ('x', 'all-to-all'): slower}``.
-      alone: what a device can do while the others idle (fake devices share one machine); None if the same.
+      alone: the rates of a device while the others idle (fake devices share one machine); None if they are the same.
 
-    ``Hardware.of(mesh)`` has the published figures of a mesh's devices, or is None; ``Hardware.measure(mesh)`` measures
-    the devices at hand.
+    ``Hardware.of(mesh)`` returns the published figures of a mesh's devices, or None.
+    ``Hardware.measure(mesh)`` measures these devices.
 
     Example:
 
@@ -113,8 +113,8 @@ class Hardware(Checked):
     def of(mesh: _jax.AnyMesh | str | None, per_host: int | Mapping[Any, int] | None = None) -> Hardware | None:
         """Published figures for the devices of a mesh (without one, of this process); None if there are none.
 
-        An abstract mesh knows its devices by ``abstract_device=jax.sharding.AbstractDevice('TPU v5', None, 'tpu')``.
-        Instead of a mesh it takes the name of a kind of device: ``Hardware.of('H100', per_host=8)``, ``'TPU v5p'``.
+        An abstract mesh names its devices by ``abstract_device=jax.sharding.AbstractDevice('TPU v5', None, 'tpu')``.
+        Instead of a mesh, you can give the name of a device: ``Hardware.of('H100', per_host=8)``, ``'TPU v5p'``.
         """
         if isinstance(mesh, str):
             found = {_spelled(name): hardware for name, hardware in NAMES.items()}.get(_spelled(mesh))
@@ -139,7 +139,7 @@ class Hardware(Checked):
         }
 
     def _seconds(self, transfer: Transfer, mesh: _jax.AnyMesh | None) -> float:
-        """Of one transfer: by the link of its kind and mesh axes, or by those of the levels that it crosses."""
+        """Seconds of one transfer, by the link of its kind and mesh axes, or by the links of its levels."""
         axes = transfer.mesh_axes
         key = axes[0] if len(axes) == 1 else axes
         for given in ((key, transfer.kind), key):
@@ -153,10 +153,10 @@ class Hardware(Checked):
     def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 15, 1 << 18)) -> Hardware:
         """Time matrix products, copies and every kind of collective over every mesh axis on the devices of a mesh.
 
-        It compiles some dozens of small programs, which takes seconds.
+        This compiles dozens of small programs, which takes seconds.
 
         Args:
-          sizes: elements (float32) on each device, of the arrays that are sent.
+          sizes: how many float32 elements each device has of the arrays that are sent.
         """
         if not isinstance(mesh, jax.sharding.Mesh) or mesh.empty:
             raise should_be("The argument mesh of Hardware.measure", "a mesh, as of Mesh(devices, names)", mesh)
@@ -186,7 +186,7 @@ def _device_of(mesh: Any) -> Any:
 
 _ICI4, _ICI5P = Link(2 * 4.5e10, 1e-6, ring=True), Link(2 * 9e10, 1e-6, ring=True)
 _NVLINK3, _NVLINK4 = Link(3e11, 5e-6), Link(4.5e11, 5e-6)
-# By jax.Device.device_kind.  JAX multiplies float32 on TPUs by one pass of bf16, and on GPUs in TF32, at half the rate.
+# By jax.Device.device_kind.  JAX multiplies float32 in one pass of bf16 on TPUs, and in TF32 at half the rate on GPUs.
 PUBLISHED = {
     "TPU v4": Hardware("TPU v4", Rates(2.75e14, 1.2e12), _ICI4, 32e9),
     "TPU v5 lite": Hardware("TPU v5e", Rates(1.97e14, 8.1e11), _ICI4, 16e9),
@@ -197,7 +197,7 @@ PUBLISHED = {
     "NVIDIA H200": Hardware("H200 SXM", Rates(9.89e14, 4.8e12, 0.5), _NVLINK4, 141e9),
 }
 
-# 'H100 SXM' is an H100 too, as 'TPU v5e' is a v5e: each kind has its whole name, and shorter ones.
+# Each kind has its whole name and shorter ones: 'H100 SXM' is also 'H100', and 'TPU v5e' is also 'v5e'.
 NAMES = {
     name: hardware
     for kind, hardware in PUBLISHED.items()
@@ -234,7 +234,7 @@ def _measured_link(
     times = [_turn_seconds(_on_every_device(mesh), step, v, _TURNS, start) for v in arrays]
     sent = [bytes_sent(kind, v.nbytes, n) for v in arrays]
     slope = (times[-1] - times[0]) / (sent[-1] - sent[0])
-    slope = slope if slope > 0 else times[-1] / sent[-1]  # what is measured on a busy machine may be any number
+    slope = slope if slope > 0 else times[-1] / sent[-1]  # on a busy machine the fitted slope may be negative
     return Link(1 / slope, max(times[0] - slope * sent[0], 0.0))
 
 
@@ -244,7 +244,7 @@ def _on_every_device(mesh: jax.sharding.Mesh) -> Everywhere:
 
 
 def _measured_rates(everywhere: Everywhere) -> Rates:
-    """What devices do that run the same program at the same time."""
+    """The rates of devices that run the same program at the same time."""
     start = _seconds(jax.jit(everywhere(lambda v: v + 1)), np.ones(8, np.float32), repeats=30)
     ones = lambda *shape: np.full(shape, 1 / shape[-1], np.float32)  # noqa: E731
     seconds = lambda step, v, turns: _turn_seconds(everywhere, step, v, turns, start)  # noqa: E731
@@ -259,14 +259,14 @@ def _measured_rates(everywhere: Everywhere) -> Rates:
 
 
 def _turn_seconds(everywhere: Everywhere, step: Callable[[Any], Any], v: np.ndarray, turns: int, start: float) -> float:
-    """The time of a step, in a loop, without the start of the program."""
+    """The time of one iteration of a loop over a step, without the start of the program."""
     run = jax.jit(everywhere(lambda v, count: lax.fori_loop(0, count, lambda _, u: step(u), v)))
-    placed = run(v, 0)  # where it is used, so that no call copies it
+    placed = run(v, 0)  # on the devices that use it, so that no call copies it
     return max(_seconds(run, placed, turns) - start, 1e-9) / turns
 
 
 def _seconds(fun: Callable[..., Any], *args: Any, repeats: int = 7) -> float:
-    """The shortest time of a call, after one that does not count: other programs only make it longer."""
+    """The shortest time of several calls after a warm-up, because other programs only make a call slower."""
     jax.block_until_ready(fun(*args))
     times = []
     for _ in range(repeats):

@@ -52,8 +52,8 @@ class CompiledCollective:
       groups: the devices (as numbers along the flattened mesh) that take part together; for
         ``collective-permute`` its (source, target) pairs.
       nbytes: size of its result on one device.
-      op_name: what JAX staged it for.
-      times: how often it runs; None in a loop whose number of turns XLA does not know.
+      op_name: the JAX operation that it comes from.
+      times: how often it runs; None in a loop whose trip count XLA does not know.
     """
 
     kind: str
@@ -98,7 +98,7 @@ def _turns(text: str) -> dict[str, int | None]:
 
 
 def _calls(body: str) -> Iterator[tuple[str, int | None]]:
-    """The computations that one calls, each with the number of its turns."""
+    """The computations that a computation calls, each with its trip count."""
     for line in body.splitlines():
         known = _TURNS.search(line)
         inner = (int(known[1]) if known else None) if " while(" in line else 1
@@ -116,7 +116,7 @@ def _collective(
     else:
         groups = parse_groups(_attribute(rest, "replica_groups")) or (tuple(range(devices)),)
     sizes = [_nbytes(*array) for array in ARRAY.findall(match["type"])]
-    # An asynchronous start (but for an all-reduce) returns its operands, its results, and counters.
+    # An asynchronous start (except of an all-reduce) returns its operands, its results, and counters.
     asynchronous = match["start"] and kind != "all-reduce"
     name = _OP_NAME.search(rest)
     home = next((name for start, end, name in within if start <= match.start() < end), "")
@@ -125,7 +125,7 @@ def _collective(
 
 
 def _attribute(rest: str, name: str) -> str:
-    """The text after ``name=``, up to wherever the line ends."""
+    """The text after ``name=``, up to the end of the line."""
     return rest.partition(f"{name}=")[2]
 
 
@@ -136,7 +136,7 @@ def parse_groups(text: str) -> Groups:
     ``mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}``.
 
     Raises:
-      ValueError: some other form.
+      ValueError: the text has another form.
     """
     if match := _LIST_OF_LISTS.match(text):
         return tuple(tuple(ints(group)) for group in re.findall(r"\{([\d,]+)\}", match[1] or ""))
@@ -156,12 +156,12 @@ def parse_groups(text: str) -> Groups:
 
 
 def _factors(mesh: dict[str, int], asked: str) -> tuple[list[int], list[int]]:
-    """The axes of a mesh, cut into the parts that are asked for: the sizes of all, and which of them these are.
+    """Cut the axes of a mesh into parts: the sizes of all parts, and the indices of those that ``asked`` names.
 
     ``'x':(2)2`` is the part of size 2 of x below another one of size 2.
     """
     parts = [(name, int(above or 1), int(size or mesh[name])) for name, above, size in _PART.findall(asked)]
-    found: list[tuple[str, int, int]] = []  # an axis, where a part of it begins, and ends
+    found: list[tuple[str, int, int]] = []  # an axis, and where a part of it begins and ends
     for name, size in mesh.items():
         cuts = sorted({1, size, *(n for own, above, k in parts if own == name for n in (above, above * k))})
         found += [(name, *ends) for ends in itertools.pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""What a transfer takes: links between devices, and networks with levels, where some links are faster than others.
+"""The time of a transfer: links between devices, and networks with levels, where some links are faster than others.
 
 Formulas: "How to Scale Your Model" (2025), chapters on sharded matrices and on GPUs; docs/costs.md states them.
 """
@@ -25,7 +25,7 @@ _WANTED = {"float": "a positive number", "Rates": "Rates(...)", "Link": "a Link(
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """Refuses what is not of the type of its field, and numbers below zero; zero too, unless it is the default."""
+    """Refuses a value of another type than its field, a negative number, and zero unless it is the default."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -42,12 +42,12 @@ def _is_right(value: Any, kind: str, default: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Link(Checked):
-    """What a device can send over a mesh axis.
+    """The link over which a device sends along a mesh axis.
 
     Attributes:
       bandwidth: bytes per second.
-      latency: seconds that the smallest transfer takes; on a ring, each of its hops.
-      ring: whether only neighbours are linked: then a transfer among n devices has n - 1 hops, and an all-to-all
+      latency: seconds that the smallest transfer takes; on a ring, seconds of each hop.
+      ring: whether only neighbours are linked.  If so, a transfer among n devices has n - 1 hops, and an all-to-all
         crosses each link n / 4 times.
 
     >>> from xmap_compat import Link
@@ -65,7 +65,7 @@ class Link(Checked):
         return self.of(transfer.kind, transfer.devices, transfer.bytes_sent)
 
     def of(self, kind: str, devices: int, sent: float) -> float:
-        """The time of a transfer of which each device sends so many bytes."""
+        """The time of a transfer in which each device sends ``sent`` bytes."""
         hops = devices - 1 if self.ring and kind != "ppermute" else 1
         crossings = max(devices / 4, 1) if self.ring and kind == "all-to-all" else 1
         return hops * self.latency + crossings * sent / self.bandwidth
@@ -77,11 +77,11 @@ Level = tuple[int, Link]
 def seconds_over(levels: Sequence[Level], transfer: Transfer) -> float:
     """The time of a transfer among devices that have several links, the fastest first.
 
-    It is the hierarchical one: a sum is scattered among the devices of a host, then summed between hosts in parts, and
-    gathered in the host.  Of a permutation the slowest link counts.
+    The transfer is hierarchical: a sum is scattered among the devices of a host, its parts are summed between hosts,
+    and the result is gathered in the host.  A permutation takes the time of the slowest link.
 
     Args:
-      levels: how many devices each link connects, of which the product is the size of a group.
+      levels: each link with the number of devices that it connects.  The product of these numbers is the group size.
     """
     if len(levels) == 1 or transfer.kind == "ppermute":
         return levels[-1][1].seconds(transfer)
@@ -92,7 +92,7 @@ def seconds_over(levels: Sequence[Level], transfer: Transfer) -> float:
         part = held / within * (size - 1) / size
         if kind == "all-to-all":
             total += link.of(kind, size, held * (size - 1) * within / n)
-        elif kind == "all-gather":  # between hosts first, then what all of them have
+        elif kind == "all-gather":  # between hosts first, then inside a host the parts of all hosts
             total += link.of(kind, size, held * n / (within * size) * (size - 1))
         elif kind == "all-reduce" and within * size < n:
             total += link.of("reduce-scatter", size, part) + link.of("all-gather", size, part)
@@ -108,9 +108,9 @@ def levels_of(
     """How many devices of a group each link connects, the fastest link first.
 
     Args:
-      links: of certain mesh axes.
-      inside: what connects the devices of a host.
-      between: what connects hosts.
+      links: the links of certain mesh axes.
+      inside: the link between devices of a host.
+      between: the link between hosts.
       per_host: the devices of a host: see :class:`Hardware`.
     """
     axes = [a for a in transfer.mesh_axes if a not in links]
@@ -118,7 +118,7 @@ def levels_of(
     if axes:
         devices = transfer.devices // math.prod(size for size, _ in levels)
         hosts = hosts_in(mesh, tuple(axes), hashable(per_host))
-        hosts = hosts if devices % hosts == 0 else devices  # an uneven group has no levels: the network counts
+        hosts = hosts if devices % hosts == 0 else devices  # an uneven group has no levels: it uses the network
         levels += [(devices // hosts, inside), (hosts, between)]
     joined: dict[Link, int] = {}
     for size, link in levels:
@@ -128,15 +128,15 @@ def levels_of(
 
 
 def hashable(per_host: Any) -> Any:
-    """What a cache can hold of ``per_host``."""
+    """``per_host`` in a form that a cache can use as a key."""
     return tuple(per_host.items()) if isinstance(per_host, Mapping) else per_host
 
 
 @functools.lru_cache(maxsize=1024)
 def hosts_in(mesh: _jax.AnyMesh, axes: tuple[Any, ...], per_host: Any) -> int:
-    """Over how many hosts the devices of a group over some mesh axes are spread, at most.
+    """The largest number of hosts over which a group of devices along some mesh axes is spread.
 
-    Of axes of another mesh (a program may have several, of the same devices) over how many all are.
+    For axes of another mesh (a program may have several meshes of the same devices), the hosts of all devices count.
     """
     hosts = _hosts(mesh, per_host)
     if all(a in mesh.axis_names for a in axes):
@@ -172,6 +172,6 @@ def _hosts(mesh: Any, per_host: Any) -> np.ndarray:
 
 
 def _host_of(device: Any) -> int:
-    """The fast links of TPUs connect the hosts of a slice."""
+    """The number of a device's host; for TPUs that of its slice, because fast links connect the hosts of a slice."""
     is_tpu = getattr(device, "platform", "") == "tpu"
     return int(getattr(device, "slice_index", 0) if is_tpu else device.process_index)

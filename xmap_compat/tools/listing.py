@@ -83,7 +83,7 @@ class Listing:
         return self.shown()
 
     def shown(self, margin: int = 0) -> str:
-        """The listing, with ``margin`` columns of the terminal left over."""
+        """The listing, with ``margin`` columns of the terminal left free."""
         inputs = [(_typed([variable]), "") for variable in self.inputs]
         return "\n".join(two_columns([*inputs, *self.lines()], margin))
 
@@ -92,10 +92,10 @@ class Listing:
 
 
 def listing(placed: PlacedCall, paths: Sequence[str]) -> Listing:
-    """The named program of a call, in which no two values have one name.
+    """The named program of a call, in which no two values have the same name.
 
     Args:
-      paths: what the arguments are called.
+      paths: the names of the arguments.
     """
     jaxpr, reader = placed.program.jaxpr, _Reader(placed, paths)
     variables = _jax.input_vars(jaxpr)
@@ -106,7 +106,7 @@ def listing(placed: PlacedCall, paths: Sequence[str]) -> Listing:
 
 @dataclasses.dataclass(frozen=True)
 class _Recording(Checker):
-    """Infers named axes, and remembers what the inputs of each jaxpr varied over when it last looked into it."""
+    """Infers named axes, and records over which axes the inputs of each jaxpr varied at its last visit."""
 
     entered: dict[int, Sequence[Names]] = dataclasses.field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class _Recording(Checker):
 
 
 class _Reader:
-    """Reads the jaxprs of a named program; ``called`` are the names of variables."""
+    """Reads the jaxprs of a named program; ``called`` has the names of variables."""
 
     def __init__(self, placed: PlacedCall, paths: Sequence[str]):
         self.placements = placed.placements
@@ -140,7 +140,7 @@ class _Reader:
         return Equation(self._called(eqn.outvars, names, called), *_call_text(eqn), operands, where, tuple(inner))
 
     def _called(self, variables, names, called) -> tuple[tuple[str, str], ...]:
-        """Variables by their names, new ones where they have none, and their types."""
+        """The names of variables, new ones where they have none, and their types."""
         for v in variables:
             if v not in called:
                 called[v] = next(self.fresh)
@@ -182,7 +182,7 @@ def _is_plain_call(eqn) -> bool:
 
 
 def _call_text(eqn) -> tuple[str, str]:
-    """A name for the equation and its parameters, the telling ones."""
+    """A name for the equation, and those of its parameters that help a reader."""
     primitive, params = eqn.primitive.name, eqn.params
     if primitive in COLLECTIVES:
         axes = ",".join(map(str, mentioned_names(params)))
@@ -197,12 +197,12 @@ def _call_text(eqn) -> tuple[str, str]:
 
 
 def _is_usual(value):
-    """Whether a parameter of a collective is as it is when one does not ask for anything."""
+    """Whether a parameter of a collective has its default value."""
     return value is False or value == "auto" or (isinstance(value, Subscripts) and not any(value.inputs))
 
 
 def _nested_function(params) -> str | None:
-    """The name of the xmapped function that is called, if it is one."""
+    """The name of the called function, if it is xmapped."""
     for sub in _jax.subjaxprs(params):
         for eqn in _jax.open_jaxpr(sub)[0].eqns:
             for call in marks.marked(_jax.name_stack(eqn)):
@@ -211,7 +211,7 @@ def _nested_function(params) -> str | None:
 
 
 def _inner_name(params):
-    """The name of the one function that a custom rule was made for."""
+    """The name of the one function that has the custom rule."""
     for sub in _jax.subjaxprs(params):
         body, _ = _jax.open_jaxpr(sub)
         if len(body.eqns) == 1:

@@ -1,9 +1,9 @@
 """Pictures of a plan: how each argument and result lies on the devices, and what moves between them.
 
-An array is a grid of the blocks that devices hold, coloured by device; the mesh stands beside it in the same
-colours.  A block that several devices hold has what their colours share (the hue, or grey), and its array is drawn as
-a stack; a block that all devices hold is plain, and says how many they are.  Below stands an arrow for each transfer,
-in the order of the program.  :func:`svg` draws it, :func:`text` writes it for a terminal.
+An array is a grid of the blocks that devices hold, coloured by device; the mesh is drawn beside it in the same
+colours.  A block on several devices has the hue that their colours share, or grey, and its array is drawn as a stack.
+A block on all devices is plain, and shows how many devices there are.  Below, an arrow shows each transfer, in the
+order of the program.  :func:`svg` draws the picture, :func:`text` writes it for a terminal.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
 
 
 def shared(some: Sequence[Colour]) -> str:
-    """What colours have in common: their hue and mean lightness; where hues differ, a pale grey of that lightness."""
+    """The common part of colours: their hue and mean lightness; if hues differ, a pale grey of that lightness."""
     hues, lightness = {hue for hue, _ in some}, sum(light for _, light in some) / len(some)
     return f"hsl({some[0][0]:.0f},60%,{lightness:.0f}%)" if len(hues) == 1 else f"hsl(0,0%,{50 + lightness / 2:.0f}%)"
 
@@ -150,7 +150,7 @@ MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 8, 60, 30, 720.0, 480
 
 
 class _Canvas:
-    """SVG elements in the order of their painting, and how far they reach."""
+    """SVG elements in the order of their painting, and the size of the drawing."""
 
     def __init__(self, mesh: _jax.AnyMesh | None):
         self.elements: list[str] = []
@@ -176,7 +176,7 @@ class _Canvas:
         self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{marks}>{escape(content)}</text>')
 
     def label(self, holders: Sequence[int]) -> str:
-        """The numbers of devices; of all of them, how many they are."""
+        """The numbers of devices; if these are all devices, how many there are."""
         return f"x{self.size}" if len(holders) == len(self.ids) > 1 else ranges(self.ids[k] for k in holders)
 
     def block(self, x, y, w, h, holders, title):
@@ -198,7 +198,7 @@ class _Canvas:
 
 
 def _text_width(content: str, size: float) -> float:
-    """Roughly, for the fonts that we ask for."""
+    """The approximate width in the fonts that we ask for."""
     return len(content) * size * 0.6
 
 
@@ -215,7 +215,7 @@ def _(plan: StepPlan) -> str:
 
 
 def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> str:
-    """The mesh, beside it the arguments and results of calls that use it, and below it what moves."""
+    """The mesh, beside it the arguments and results of calls that use it, and below it the transfers."""
     canvas = _Canvas(plan.mesh)
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
     left, y = _draw_mesh(canvas, corner(plan.mesh), MARGIN, MARGIN + 40) + 36, MARGIN + 40
@@ -235,7 +235,7 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
 
 
 def _draw_mesh(canvas, mesh, x, y) -> float:
-    """Draw the devices as tiles; the right edge."""
+    """Draw the devices as tiles; return the right edge."""
     title = ", ".join(filter(None, ["devices" if mesh is None else "mesh", canvas.note]))
     canvas.text(x, y + 12, title, 13, "faint bold")
     y += 28
@@ -267,7 +267,7 @@ def _draw_mesh(canvas, mesh, x, y) -> float:
 
 
 def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
-    """Draw arrays side by side, in as many lines as needed; the bottom edge."""
+    """Draw arrays side by side, in as many lines as needed; return the bottom edge."""
     x, line_bottom = left, y
     drawn = alike(arrays)
     for name, array in drawn[:MAX_ARRAYS]:
@@ -292,7 +292,7 @@ def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
 
 
 def _draw_array(canvas, grid: Grid, heads, place, device_type) -> float:
-    """Draw one array; the bottom edge."""
+    """Draw one array; return the bottom edge."""
     x, y, indent, w, h = place
     canvas.text(x, y + 12, heads[0], 13, "bold")
     for k, head in enumerate(heads[1:3]):
@@ -332,7 +332,7 @@ LEGEND = (
 
 
 def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
-    """An arrow for each transfer, across the devices of its mesh axes, in the order of the program; equal ones once."""
+    """Draw each distinct transfer as an arrow across the devices of its mesh axes, in the order of the program."""
     if mesh is None or not transfers:
         return
     canvas.text(x, y + 12, "what moves, in the order of the program", 13, "faint bold")
@@ -377,7 +377,7 @@ def _arrow(canvas, x, y, length, kind, one_way, weight):
 
 @svg.register
 def _(found: Candidates) -> str:
-    """Time against memory, with the front."""
+    """The candidates as points of time and memory, with the front."""
     usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
     in_seconds = all(cost.seconds or c.measured for c, cost in usable)
     points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
@@ -396,7 +396,7 @@ def _show_flops(count: float) -> str:
 def _scatter(
     points: Sequence[tuple[float, float, str, bool]], across: str, up: str, show: Callable[[float], str]
 ) -> str:
-    """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones have their names and are joined."""
+    """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones are labelled with their names and joined."""
     canvas = _Canvas(None)
     width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10
     logs = [(math.log10(max(x, 1e-12)), math.log10(max(y, 1.0))) for x, y, *_ in points]
@@ -417,7 +417,7 @@ def _scatter(
         if marked:
             ends, cy = cx + 6 + _text_width(name, 11), cy - 5
             while any(abs(cy - y) < LINE and cx + 6 < end and begin < ends for begin, end, y in labels):
-                cy += 1  # below the names that are there
+                cy += 1  # below the names that are already there
             labels.append((cx + 6, ends, cy))
             canvas.text(cx + 6, cy, name, 11)
     for edge, k in ((low, 0), (high, 1)):

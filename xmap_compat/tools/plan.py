@@ -1,7 +1,7 @@
-"""``f.plan(*args)``: what an xmapped call decides and does, as a value that can be read, printed and drawn.
+"""``f.plan(*args)``: what an xmapped call decides and does, as a value that you can read, print and draw.
 
 Nothing is executed or compiled.  The call is staged out (traced) exactly as it would run, by an evaluator that
-marks what each equation of the named program leaves behind.
+marks the operations that come from each equation of the named program.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Array:
     """An argument or a result.
 
     Attributes:
-      root: the argument that it is (in): ``params``; ``result`` for results.
-      keys: the way from there, as in ``jax.tree_util.tree_flatten_with_path``.
+      root: the argument that it is or belongs to, such as ``params``; ``result`` for results.
+      keys: the path from there, as in ``jax.tree_util.tree_flatten_with_path``.
       dtype: its element type.
       shape: its global shape.
       axes: for each dimension the named axis, or None where it is positional.
@@ -91,7 +91,7 @@ class Nested:
     Attributes:
       function: its name.
       axes: its own named axes; the mesh axes that split them are taken from the mesh of the outer call.
-      where: the call.
+      where: the position of the call.
     """
 
     function: str
@@ -101,7 +101,7 @@ class Nested:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CallPlan(Shown):
-    """Everything that is decided about one call of an xmapped function.
+    """All decisions about one call of an xmapped function.
 
     Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`; :meth:`source` writes the
     equivalent program without xmap.
@@ -110,12 +110,12 @@ class CallPlan(Shown):
       function: the name of the xmapped function.
       mesh: the mesh that the call is split over; None where it runs on one device.
       axes: the named axes.
-      nested: the calls of xmapped functions in the body, outer ones first.
+      nested: the calls of xmapped functions in the body, with outer calls first.
       arguments: one entry for each array.
-      results: the same.
+      results: one entry for each array.
       program: the function over named axes.
-      collectives: in the order of the program.
-      gathered: the arguments that are gathered where they enter, as far as arrays or types say how they lie.
+      collectives: the collectives, in the order of the program.
+      gathered: the arguments that are gathered where they enter, as far as arrays or types have shardings.
       compiler_axes: the mesh axes that are left to the compiler.
     """
 
@@ -133,7 +133,7 @@ class CallPlan(Shown):
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What crosses devices, in the order of the program."""
+        """The transfers between devices, in the order of the program."""
         return tuple(t for c in self.collectives for t in c.transfers)
 
     @property
@@ -142,16 +142,16 @@ class CallPlan(Shown):
         return self.cost_on(None)
 
     def cost_on(self, hardware: Hardware | None) -> Cost:
-        """The price of a call on some hardware; None for that of the mesh, as far as it is known."""
+        """The price of a call on some hardware; None for the hardware of the mesh, as far as it is known."""
         return price(self.staged.tree, self.transfers, self.mesh, hardware)
 
     @property
     def bytes_sent(self) -> int | None:
-        """What each device sends in a call; None if that depends on a while loop."""
+        """The bytes that each device sends in a call; None if they depend on a while loop."""
         return total_bytes(self.transfers)
 
     def picture(self) -> str:
-        """How each array lies on the devices, in characters; :meth:`svg` draws the same."""
+        """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
         return view("picture").text(self)
 
     def source(self) -> str:
@@ -161,24 +161,24 @@ class CallPlan(Shown):
         with the program of this plan.
 
         Raises:
-          NotImplementedError: something cannot be written, or the generated program computes something else; says what.
+          NotImplementedError: an operation has no source, or the generated program differs; the message says why.
         """
         return view("source").written(self)[0]
 
     def constants(self) -> dict[str, Any]:
-        """The arrays that the source declares and leaves to be assigned, because they are too large for a text."""
+        """The arrays that the source declares and that you assign, because they are too large for a text."""
         return view("source").written(self)[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """What the plan was read from.
+    """The staged call that a plan is read from.
 
     Attributes:
-      declared: what the user asked of xmap.
-      placed: what the call decided.
-      jaxpr: the call as it runs, staged out: ``shard_map`` and what is in it.
-      tree: the same, as it is read.
+      declared: the arguments that the user gave to xmap.
+      placed: the call with its placements.
+      jaxpr: the call as it runs, staged out: ``shard_map`` and its body.
+      tree: the same program as a tree.
       in_tree: the structure of the arguments.
       marked: the equations that may have left collectives.
     """
@@ -206,7 +206,7 @@ def describe(declared: calls.Declaration, *args: Any, **kwargs: Any) -> CallPlan
 
 
 def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]) -> CallPlan:
-    """The same for a call that is being traced, and that has been placed: no function of the user is run again."""
+    """The plan of a call that is being traced and has its placements: no function of the user runs again."""
     marks, placed = Marks(), made
 
     def call(*args):
@@ -252,7 +252,7 @@ def _arguments(placed, declared, args):
 
 
 def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
-    """What the function calls its positional arguments; ``args[2]`` where it does not say."""
+    """The function's names for its positional arguments; ``args[2]`` for an argument without a name."""
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):

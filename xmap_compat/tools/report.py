@@ -36,7 +36,7 @@ from xmap_compat.tools.text import (
 )
 from xmap_compat.tools.transfers import Collective, Transfer, alike_transfers
 
-# A plan of a large program fits a screen; its parts can be printed by themselves.
+# A plan of a large program fits a screen; you can print its parts separately.
 SCREEN, LEAST_LISTING, MAX_INPUTS, MAX_OPERANDS = 60, 16, 6, 3
 MAX_CANDIDATES, MAX_REFUSED = 20, 5
 
@@ -89,7 +89,7 @@ def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
 
 
 def _collective_rows(plan: CallPlan) -> Rows:
-    """A row for the collectives of one call of the user's that became the same."""
+    """A row for each group of collectives that come from one call of the user's and became the same."""
     alike: dict[tuple[str, ...], list[Collective]] = {}
     for c in plan.collectives:
         name = f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive
@@ -108,7 +108,7 @@ def _gathered_rows(plan: CallPlan | StepPlan) -> Rows:
 
 
 def _transfer_rows(transfers: Sequence[Transfer], title: str) -> Rows:
-    """A row for the transfers of one line of the user's that are alike."""
+    """A row for each group of transfers that come from one line of the user's and are alike."""
     rows: Rows = [(title, "over", "of", "where", "bytes sent", "times", "for")]
     for t, count in alike_transfers(transfers):
         name = f"{count} x {t.kind}" if count > 1 else t.kind
@@ -127,7 +127,7 @@ def _sent_over(cost: Cost) -> str:
 
 
 def cost_lines(cost: Cost, mesh: _jax.AnyMesh | None = None) -> list[str]:
-    """The price in words."""
+    """The price of a program in words."""
     on = Hardware.of(mesh)
     figures = f"{show_count(cost.flops)} FLOPs, {show_bytes(cost.bytes_accessed)} read and written"
     lines = [f"each device: {figures}, {show_bytes(cost.memory)} of memory, sends {_sent_over(cost)}"]
@@ -149,7 +149,7 @@ def _sent(collectives: Sequence[Collective]) -> str:
 
 
 def _tables(plan: CallPlan) -> list[Rows]:
-    """What there is of axes, arguments and results, and collectives."""
+    """The tables of axes, arguments, results and collectives, without empty ones."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
     every = [_axis_rows(plan), _nested_rows(plan), *arrays, _gathered_rows(plan), _collective_rows(plan)]
     return [grouped(rows) for rows in every if len(rows) > 1]
@@ -176,7 +176,7 @@ def text(plan: Any) -> str:
 
 
 def _shortened(program: Listing, most: int) -> list[str]:
-    """A listing of at most so many lines."""
+    """A listing of at most ``most`` lines."""
     lines = program.shown(margin=2).splitlines()
     if len(lines) <= most:
         return lines
@@ -220,7 +220,7 @@ def _(plan: StepPlan) -> str:
 
 @functools.singledispatch
 def html(plan: Any) -> str:
-    """The plan of a call for a notebook: the drawing, the tables, and the program to unfold."""
+    """The plan of a call for a notebook: the drawing, the tables, and the program, folded."""
     listing = _unfolded("program over named axes", f"<pre>{escape(plan.program)}</pre>")
     lines = [_total(plan), *cost_lines(plan.cost, plan.mesh)]
     return _html(_title(plan), [plan.svg(), *map(html_table, _tables(plan))], lines, [listing])
@@ -228,7 +228,7 @@ def html(plan: Any) -> str:
 
 @html.register
 def _(plan: StepPlan) -> str:
-    """A plan of a step for a notebook: what moves, drawn and as tables, and the report of each call to unfold."""
+    """The plan of a step for a notebook: its transfers, drawn and as tables, and the report of each call, folded."""
     calls = [_unfolded(call.function, call._repr_html_()) for call in plan.calls]
     return _html(_title(plan), [plan.svg(), *map(html_table, _step_tables(plan))], _step_lines(plan), calls)
 

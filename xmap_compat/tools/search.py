@@ -1,4 +1,4 @@
-"""``xmap_compat.search``: every assignment of named axes to mesh axes, priced, the best first.
+"""``xmap_compat.search``: every assignment of named axes to mesh axes with its price, the best first.
 
 An assignment never changes a result, so cost is the only reason to prefer one.
 """
@@ -34,15 +34,15 @@ class Candidate:
     """One assignment.
 
     Attributes:
-      axis_resources: what to give to ``xmap``.
+      axis_resources: the argument for ``xmap``.
       cost: its price; None if it was refused before it was staged.
-      refused: the reason why it cannot be used (the message of the call, or too much memory); else None.
+      refused: the reason why you cannot use it (the message of the call, or too much memory); else None.
       compiled: the compiled step; None unless it was compiled.
       measured: seconds of a step; None unless it was run.
       front: whether no other takes both less time and less memory.
-      place: 1 for the best, and for those with an estimate that is worse by ``Hardware.margin`` at most, and so on;
-        measured ones have places of their own.  None if it cannot be used.
-      alike: assignments that are this one with equal mesh axes exchanged.
+      place: 1 for the best and for those whose estimate is worse by at most ``Hardware.margin``, and so on.  Measured
+        candidates have places of their own.  None if you cannot use it.
+      alike: the assignments that differ from this one only by an exchange of equal mesh axes.
     """
 
     axis_resources: Mapping[Any, Any]
@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def time(self) -> float:
-        """What it is ranked by: measured seconds, or else estimated ones; on unknown hardware FLOPs."""
+        """The figure that ranks it: measured seconds, or else estimated ones; on unknown hardware FLOPs."""
         return self.estimate if self.measured is None else self.measured
 
     @property
@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``batch: x, hidden: y``, and after ``=`` those that are alike."""
+        """``batch: x, hidden: y``, and after ``=`` the assignments that are alike."""
         shown = [_name_of(resources) for resources in (self.axis_resources, *self.alike[:2])]
         return " = ".join([*shown, *([f"{len(self.alike) - 2} more"] if len(self.alike) > 2 else [])])
 
@@ -82,7 +82,7 @@ class Candidates(Shown, tuple[Candidate, ...]):
     """The result of a search, best first, refused ones last; prints as a table, and draws time against memory.
 
     Attributes:
-      margin: that of the hardware: estimates that are closer have one place.
+      margin: the margin of the hardware; estimates that are closer to each other have the same place.
     """
 
     margin = 0.0
@@ -109,21 +109,21 @@ def search(
 ) -> Candidates:
     """Price every assignment of named axes to mesh axes.
 
-    Experimental: bytes and FLOPs are those of the compiled program, but times are estimates, and the best estimate may
-    be slower than the best: let the cheapest be run (``measure=3``).  docs/costs.md has figures.
+    Experimental: bytes and FLOPs are those of the compiled program, but times are estimates.  The candidate with the
+    best estimate may not be the fastest, so run the cheapest ones (``measure=3``).  docs/costs.md has figures.
 
     Args:
       make: ``make(axis_resources)`` returns the step to price, gradients and update included; or it is an xmapped
         function itself.
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
-      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
+      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
-      memory: bytes that each device has, by default those of the hardware; beyond them serial loops are tried.
-      hardware: what to price seconds with, ``Hardware.measure(mesh)`` for example; published figures if None.
+      memory: bytes of each device, by default those of the hardware; if a step needs more, serial loops are tried.
+      hardware: the figures for seconds, such as ``Hardware.measure(mesh)``; published figures if None.
       compile: how many of the cheapest to compile, for exact memory and transfers.
       measure: how many of the cheapest to run.
       limit: how many to price at most.
-      seconds: after this time no further one is compiled or run.
+      seconds: after this time no further candidate is compiled or run.
 
     Returns:
       Candidates, best first; those that cannot be used come last, with the reason.
@@ -155,7 +155,7 @@ def search(
     hardware = hardware or Hardware.of(scope)
     memory = memory if memory is not None or hardware is None else hardware.memory
     with entered(None if is_abstract and mesh is None else scope), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of resources for axes that only some of the calls have
+        warnings.simplefilter("ignore")  # about resources for axes that only some of the calls have
         task = _Task(_maker(make), args, dict(fixed or {}), memory, hardware)
         found = task.merged(c for resources in task.choices(limit) for c in task.priced(resources))
         found = _looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
@@ -205,7 +205,7 @@ def _with_front(found: Sequence[Candidate]) -> Iterator[Candidate]:
 
 
 def _with_places(found: Iterable[Candidate], margin: float) -> Iterator[Candidate]:
-    """The candidates, which are in order, each with the place of the first that is not clearly better."""
+    """The candidates, in their order, each with the place of the first one that is not clearly better."""
     first: Candidate | None = None
     place = 0
     for k, c in enumerate(found):
@@ -219,7 +219,7 @@ def _with_places(found: Iterable[Candidate], margin: float) -> Iterator[Candidat
 
 
 def _beats(a: Candidate, b: Candidate) -> bool:
-    """Whether one takes less time or memory, and neither more.
+    """Whether ``a`` takes less time or less memory than ``b``, and no more of the other.
 
     Measured times are compared with each other only, and an estimated memory does not beat an exact one.
     """
@@ -231,7 +231,7 @@ def _beats(a: Candidate, b: Candidate) -> bool:
 
 
 class _Task:
-    """What is searched: how a step is made, what it is given, and what is known of its axes."""
+    """The task of a search: the maker of the step, its arguments, and the known facts about its axes."""
 
     def __init__(self, make, args, fixed, memory, hardware):
         self.make, self.args, self.memory, self.hardware = make, args, memory, hardware
@@ -268,7 +268,7 @@ class _Task:
         return [{**self.fixed, **resources} for resources in (*every, *refused)]
 
     def merged(self, found: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates: as one those that differ by an exchange of equal mesh axes, if their prices are equal too."""
+        """The candidates; those that differ by an exchange of equal mesh axes are one if their prices are equal too."""
         equal, kept = _equal_axes(self.scope.mesh, self.hardware), dict[Any, Candidate]()
         for c in found:
             price = None if c.cost is None else (c.cost.flops, c.cost.memory, sorted(c.cost.bytes_sent.values()))
@@ -280,7 +280,7 @@ class _Task:
         return list(kept.values())
 
     def _refusal(self, resources: Mapping[Any, Any]) -> str | None:
-        """What a call says of sizes that cannot be divided."""
+        """The message of a call for sizes that cannot be divided."""
         try:
             for sizes in self.sizes:
                 parsed = parse_axis_resources({n: r for n, r in resources.items() if n in sizes})
@@ -290,7 +290,7 @@ class _Task:
         return None
 
     def _meeting(self, resources: Mapping[Any, Any]) -> str | None:
-        """What a call says of two axes that need one mesh axis and meet; each pair and mesh axis is tried once."""
+        """The message of a call for two axes that share a mesh axis and meet; each pair and mesh axis is tried once."""
         taken = [(n, a) for n, r in resources.items() for a in (r if isinstance(r, tuple) else (r,))]
         for (n, a), (m, b) in itertools.combinations(taken, 2):
             if a == b and n != m and not isinstance(a, SerialLoop):
@@ -305,11 +305,11 @@ class _Task:
             staged = steps.stage(self.make(dict(resources)), self.args, describe=False)
             ignored = _ignored(resources, staged.placements)
             return (None, errors.ignored_resources(ignored)) if ignored else (staged.plan("step", None), None)
-        except Exception as error:  # whatever the call says
+        except Exception as error:  # any refusal of the call
             return None, repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
 
     def priced(self, resources: dict[Any, Any], loops: bool = True) -> Iterator[Candidate]:
-        """An assignment with its price, and where it needs too much memory, others with serial loops."""
+        """An assignment with its price; if it needs too much memory, also others with serial loops."""
         refused = self._refusal(resources) or self._meeting(resources)
         plan, refused = (None, refused) if refused else self._stage(resources)
         if plan is None:
@@ -324,7 +324,7 @@ class _Task:
             yield from self._looped(resources, name)
 
     def _looped(self, resources: dict[Any, Any], name: Any) -> Iterator[Candidate]:
-        """The shortest loop over an axis with which an assignment fits; lengths are powers of two."""
+        """The shortest loop over an axis with which an assignment fits into memory; lengths are powers of two."""
         given = resources.get(name, ())
         entries = given if isinstance(given, tuple) else (given,)
         for length in (2**k for k in range(1, 13)):
@@ -338,7 +338,7 @@ class _Task:
 
 
 def _equal_axes(mesh: _jax.AnyMesh | None, hardware: Hardware | None) -> dict[Any, Any]:
-    """For each mesh axis what those have in common that are equal to it: size, hosts and links."""
+    """For each mesh axis the properties that equal mesh axes have in common: size, hosts and links."""
     links = {} if hardware is None else hardware.links
     per_host = None if hardware is None else hardware.per_host
     kinds = {}
@@ -363,7 +363,7 @@ def _sizes(placements: Mapping[Any, Any]) -> dict[Any, int]:
 
 
 def _ignored(resources: Mapping[Any, Any], met: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """The axes that no call assigned as it was given, with what they got."""
+    """The axes that no call placed as ``resources`` say, with the mesh axes that they got."""
     wanted = {n: [r for r in rs if not isinstance(r, SerialLoop)] for n, rs in parse_axis_resources(resources).items()}
     got: dict[Any, list[Any]] = {}
     for placements in met:
@@ -377,7 +377,7 @@ def _plain(choice: tuple[Any, ...]) -> Any:
 
 
 def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
-    """The cheapest ones compiled, and run."""
+    """The candidates, the cheapest of them compiled and run."""
     count, done = min(max(compile, measure), sum(c.refused is None for c in found)), 0
     for k, candidate in enumerate(found):
         if done == count or candidate.refused is not None:
@@ -395,7 +395,7 @@ def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int
 
 
 def _made(task: _Task, candidate: Candidate, run: bool) -> Candidate:
-    """A candidate compiled, and run."""
+    """A candidate that is compiled, and run if ``run``."""
     step = task.make(dict(candidate.axis_resources))
     compiled = steps.compile_step(step, task.args)
     plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))

@@ -25,10 +25,10 @@ class Shown:
         return view("report").html(self)
 
     def svg(self) -> str:
-        """A drawing."""
+        """The drawing as an SVG document."""
         return view("picture").svg(self)
 
     def save_svg(self, path: str | os.PathLike[str]) -> None:
-        """The drawing in a file."""
+        """Write the drawing to a file."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg())

@@ -1,7 +1,7 @@
 """A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its branches.
 
-Outside of ``shard_map`` the compiler decides how values are cut; what it is told by the specs of shard_maps is carried
-along operations that keep the number of elements.
+Outside of ``shard_map`` the compiler decides how values are cut.  The specs of shard_maps tell it some cuts, and these
+are carried along operations that keep the number of elements.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def names(text: str) -> frozenset[str]:
 
 
 REDUCTIONS = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin")
-# Of these the number of operations is known without the program that they hold.
+# The number of operations of these is known without the program that they hold.
 SCATTERS = names("scatter scatter-add scatter-mul scatter-min scatter-max")
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A value of a program; ``parts`` says into how many it is cut over devices, as far as that is known."""
+    """A value of a program, which is cut over devices into ``parts`` blocks; None if that number is unknown."""
 
     aval: Any
     parts: int | None = None
@@ -54,7 +54,7 @@ def itemsize(dtype: Any) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Body:
-    """A jaxpr where it is used in a staged program.
+    """One use of a jaxpr in a staged program.
 
     Attributes:
       stack: the named scopes around it.
@@ -65,14 +65,14 @@ class Body:
     mesh_shape: Mapping[Any, int] = dataclasses.field(default_factory=dict)
 
     def stack_of(self, eqn: Any) -> str:
-        """The named scopes around an equation of it."""
+        """The named scopes around an equation of this jaxpr."""
         own = _jax.name_stack(eqn)
         return f"{self.stack}/{own}" if own else self.stack
 
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A tree inside of an operation, and what of the operation is bound to its inputs and taken from its results."""
+    """A tree inside of an operation, with the operation's values for the inputs and the results of the tree."""
 
     tree: Tree
     operands: Sequence[Value] = ()
@@ -84,8 +84,8 @@ class Operation:
     """An equation; or, without one, a value that enters or leaves a shard_map, under its other type.
 
     Attributes:
-      body: the jaxpr that it stands in.
-      found: what it is, if it is structured.
+      body: the jaxpr that contains it.
+      found: its structured form, if it has one.
       branches: the programs in it; those of a cond are alternatives.
     """
 
@@ -115,7 +115,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
-    """A program: its operations in order, those that nothing needs left out, as XLA drops them."""
+    """A program: its operations in order, without those that nothing needs, because XLA drops them."""
 
     inputs: tuple[Value, ...]
     operations: tuple[Operation, ...]
@@ -145,7 +145,7 @@ def _tree(jaxpr: Any, body: Body) -> Tree:
 
 
 def _needed(operations: Sequence[Operation], results: Sequence[Value]) -> tuple[Operation, ...]:
-    """Dead code in functions with custom rules is left out too, now that they are inlined."""
+    """The operations that are needed; dead code in inlined functions with custom rules is left out too."""
     needed, kept = set(results), []
     for operation in reversed(operations):
         if needed.intersection(operation.results) or (
@@ -210,7 +210,7 @@ def _branches(
 
 
 def _spread_parts(tree: Tree) -> None:
-    """Carry what is known about how values are cut: forwards, and to operands that nothing else is known of."""
+    """Carry the known numbers of blocks forwards, and to operands for which the number is unknown."""
     for operation in tree.operations:
         for branch in operation.branches:
             _exchange(branch.operands, branch.tree.inputs)

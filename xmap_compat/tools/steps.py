@@ -51,8 +51,8 @@ class Compiled:
 
     Attributes:
       transfers: every collective of the compiled program.
-      added: those that the compiler added: sums over sharded results outside of the xmapped calls, arguments that are
-        moved or gathered where they enter.
+      added: those that the compiler added: sums over sharded results outside of the xmapped calls, and arguments that
+        are moved or gathered where they enter.
       memory: bytes of arguments, results and temporaries on one device, by XLA's ``memory_analysis``.
     """
 
@@ -68,10 +68,10 @@ class StepPlan(Shown):
     Attributes:
       function: the name of the step.
       mesh: the mesh of its calls; None where they run on one device.
-      calls: the plans of its xmapped calls, each function and each type of arguments once.
-      transfers: what crosses devices in these calls and in their derivatives, in the order of the program.
-      gathered: arguments that are gathered where they enter a call, of concrete arrays and Explicit types; of others
-        ``compiled`` tells.
+      calls: the plans of its xmapped calls, one for each function and each type of arguments.
+      transfers: the transfers between devices in these calls and their derivatives, in the order of the program.
+      gathered: arguments that are gathered where they enter a call, if they are concrete arrays or have Explicit
+        types; for others see ``compiled``.
       compiled: the compiled step; None unless ``compiled=True``.
     """
 
@@ -90,7 +90,7 @@ class StepPlan(Shown):
 
     @property
     def bytes_sent(self) -> int | None:
-        """What each device sends in a step, of the compiled program if there is one; None if a while loop decides."""
+        """Bytes that each device sends in a step (the compiled one if there is one); None if a while loop decides."""
         return total_bytes(self.compiled.transfers if self.compiled else self.transfers)
 
     @property
@@ -99,7 +99,7 @@ class StepPlan(Shown):
         return self.cost_on(None)
 
     def cost_on(self, hardware: Hardware | None) -> Cost:
-        """The price of a step on some hardware; None for that of the mesh, as far as it is known."""
+        """The price of a step on some hardware; None for the hardware of the mesh, as far as it is known."""
         if self.compiled is None:
             return price(self.tree, self.transfers, self.mesh, hardware)
         return price(self.tree, self.compiled.transfers, self.mesh, hardware, self.compiled.memory)
@@ -108,14 +108,14 @@ class StepPlan(Shown):
 def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None) -> StepPlan:
     """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
 
-    It may be a gradient (``jax.grad(loss)``), an optimizer step, a scan over steps.  Transfers of the calls and of
-    their derivatives are found; what the compiler adds outside of the calls is known with ``compiled=True`` only.
+    The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan over steps.  The plan has the
+    transfers of the calls and of their derivatives.  With ``compiled=True`` it also has those that the compiler adds.
 
     Args:
       step: the function; it is traced, not executed.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
       compiled: whether to compile it as well, for the memory and the transfers that XLA decides on.
-      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; that in scope if None.
+      mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
     Returns:
       A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.cost``.
@@ -149,11 +149,11 @@ def _name(step: Callable[..., Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StagedStep:
-    """A step staged out, with what was met on the way.
+    """A step staged out, with the xmapped calls and the mesh in it.
 
     Attributes:
-      plans: those of its xmapped calls, if they were asked for.
-      placements: of all calls, those of nested calls too.
+      plans: the plans of its xmapped calls, if they were asked for.
+      placements: the placements of all calls, including nested calls.
       mesh: the mesh of its calls.
     """
 
@@ -178,7 +178,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     """Trace a step, with an evaluator that marks collectives in every xmapped call.
 
     Args:
-      describe: whether to make the plan of every call, for which it is traced once more.
+      describe: whether to make the plan of every call, which traces the call once more.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
         if not _is_array(leaf):
@@ -201,7 +201,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     end = api.observe(notice)
     try:
         with execute.executor(executor):
-            # A function of its own, by the name of the step: a trace of the step without marks may be in JAX's cache.
+            # A new function with the name of the step, because JAX's cache may have a trace of the step without marks.
             jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:
         end()
@@ -211,7 +211,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
 
 
 def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:
-    """The meshes of the ``shard_map``s in a staged program, those that the user has written too."""
+    """The meshes of the ``shard_map``s in a staged program, including those that the user has written."""
     scope = current_scope().mesh
     for eqn, _ in _jax.walk(jaxpr):
         found = _jax.read(eqn)
@@ -243,7 +243,7 @@ def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float
 
     times = []
     for _ in range(repeats + 1):
-        arguments = placed()  # anew, for they may be donated
+        arguments = placed()  # new ones, because they may be donated
         begin = time.perf_counter()
         jax.block_until_ready(compiled(*arguments))
         times.append(time.perf_counter() - begin)
@@ -251,7 +251,7 @@ def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float
 
 
 def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
-    """What moves in a ``jax.stages.Compiled``, and its memory."""
+    """The transfers of a ``jax.stages.Compiled``, and its memory."""
     scope = mesh if mesh is not None else current_scope().mesh
     found = hlo.collectives(compiled.as_text())
     transfers = [(c, from_hlo(c, dict(scope.shape))) for c in found] if scope is not None else []

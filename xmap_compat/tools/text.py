@@ -76,7 +76,7 @@ def show_spec(spec: PartitionSpec | None) -> str:
 # ------------------------------------------------------------------------------ tables
 
 GAP = 2
-MANY = 12  # rows, or drawings; of more, equal ones are shown once
+MANY = 12  # rows or drawings; if there are more, equal ones are shown once
 
 
 def table(rows: Rows) -> list[str]:
@@ -116,7 +116,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _before_number(text: str, at: int) -> int:
-    """Where to break at the latest, if not inside a number; ``at`` where the number fills the whole line."""
+    """The last place to break that is not inside a number; ``at`` if the number fills the whole line."""
     start = at
     while start and text[start - 1].isdigit() and text[start].isdigit():
         start -= 1
@@ -146,7 +146,7 @@ def _continued(text: str, room: int) -> list[str]:
 
 
 def grouped(rows: Rows, most: int = MANY) -> Rows:
-    """Of more than ``most`` rows, those that differ in their first cell alone become one; the rest is counted."""
+    """If there are more than ``most`` rows, merge those that differ only in their first cell, and count the rest."""
     head, *body = rows
     if len(body) <= most:
         return rows

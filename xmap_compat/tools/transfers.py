@@ -1,7 +1,7 @@
 """What the collectives of a call became, read from the staged program: the words and the transfers of a plan.
 
-Each equation of the named program that may leave something between devices is evaluated under a named scope, its
-mark.  The words of a plan are those of the operations found under a mark, so they cannot differ from what runs.
+Each equation of the named program that may leave collectives between devices is evaluated under a named scope, its
+mark.  A plan describes the operations found under a mark, so it cannot differ from the program that runs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Transfer:
       devices: how many devices take part in each group.
       operand: its type on each device.
       slabs: for a ppermute, how many elements of the named axis each sender sends; else None.
-      bytes_sent: what each device sends at least, once, as rings do it.
+      bytes_sent: the fewest bytes that each device sends each time, which ring algorithms reach.
       times: how often a call runs it; None in a while loop, whose trip count is unknown.
       conditional: whether it is in a branch of a cond.
-      derivative: whether it is of a derivative of the function, and not of the function itself.
-      axes: the named axes of the collective that it is for; empty for what only a derivative needs.
+      derivative: whether it belongs to a derivative of the function, and not to the function itself.
+      axes: the named axes of the collective that it is for; empty for a transfer that only a derivative needs.
       where: the user's call.
     """
 
@@ -60,12 +60,12 @@ class Transfer:
 
     @property
     def total(self) -> int | None:
-        """What each device sends for it in a call; None in a while loop."""
+        """The bytes that each device sends for it in a call; None in a while loop."""
         return None if self.times is None else self.bytes_sent * self.times
 
     @property
     def counted(self) -> int:
-        """What each device sends for it in a call; of a while loop, in one turn."""
+        """The bytes that each device sends for it in a call; a while loop counts as one iteration."""
         return self.bytes_sent if self.total is None else self.total
 
 
@@ -74,12 +74,12 @@ class Collective:
     """A collective over named axes of the user's program, and what it became on the devices.
 
     Attributes:
-      primitive: as in the program: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to go on.
+      primitive: its name: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to go on.
       axes: the named axes, in the user's order.
-      where: the user's call.
-      operands: their named types.
+      where: the position of the user's call.
+      operands: the named types of its operands.
       became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its first steps.
-      transfers: what crosses devices; empty if nothing does.
+      transfers: its transfers between devices; empty if there are none.
     """
 
     primitive: str
@@ -91,12 +91,12 @@ class Collective:
 
     @property
     def bytes_sent(self) -> int | None:
-        """What each device sends in a call, all turns and branches counted; None in a while loop."""
+        """The bytes that each device sends in a call, with all iterations and branches; None in a while loop."""
         return total_bytes(self.transfers)
 
 
 def total_bytes(transfers: Iterable[Transfer]) -> int | None:
-    """What each device sends for all of them; None if that depends on a while loop."""
+    """The bytes that each device sends for all transfers; None if they depend on a while loop."""
     return sum_of_known(t.total for t in transfers)
 
 
@@ -110,7 +110,7 @@ def sum_of_known(counts: Iterable[int | None]) -> int | None:
 
 
 class Marks:
-    """Equations of the named program that were evaluated, each with a mark for what it leaves in the staged one."""
+    """The evaluated equations of the named program, each with a mark for its operations in the staged program."""
 
     def __init__(self):
         self.found: dict[tuple[int, ...], MarkedEquation] = {}
@@ -119,7 +119,7 @@ class Marks:
         self._positions: list[Position | None] = []
 
     def of_call(self, placements: Mapping[AxisName, Placement]) -> str:
-        """The mark of a call, for what none of its equations is the reason of."""
+        """The mark of a call, for operations that come from none of its equations."""
         self.calls.append(placements)
         return f"{_CALL_MARK}{len(self.calls) - 1}"
 
@@ -142,7 +142,7 @@ _MARK, _CALL_MARK = "xmap_compat_equation_", "xmap_compat_call_"
 
 
 def _number(mark: str, stack: str) -> int | None:
-    """That of the innermost mark of a kind among named scopes."""
+    """The number of the innermost mark of a kind among named scopes."""
     numbers = re.findall(rf"{mark}(\d+)", stack)
     return int(numbers[-1]) if numbers else None
 
@@ -199,7 +199,7 @@ class MarkingEvaluator(Evaluator):
 
 
 def collectives(tree: Tree, marks: Marks) -> tuple[Collective, ...]:
-    """What each equation became in a staged program; one that holds others and left nothing itself is left out."""
+    """The collectives of a staged program, by equation.  An equation that only holds others is left out."""
     done: dict[int | None, list[Transfer | str]] = {}
     for number, _, what in _told(tree, marks):
         done.setdefault(number, []).append(what)
@@ -217,7 +217,7 @@ def every_transfer(tree: Tree, marks: Marks) -> tuple[Transfer, ...]:
 
 
 def _told(tree: Tree, marks: Marks) -> Iterator[tuple[int | None, str, Transfer | str]]:
-    """What a staged program does, with the number of the mark and the named scopes; transfers with named axes."""
+    """Each transfer or local step of a staged program, after the number of its mark and its named scopes."""
     known = tuple(marks.found.values())
     for operation, what in _done(tree):
         number = _number(_MARK, operation.stack)
@@ -264,7 +264,7 @@ def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Colle
 
 
 def _phrase(transfer: Transfer, every: Sequence[Transfer]) -> str:
-    """A transfer in words, with the number of all that differ from it in what they carry only."""
+    """A transfer in words, with the number of transfers that differ from it only in the values that they carry."""
     kind_of = lambda t: (t.kind, t.mesh_axes, t.slabs, t.conditional)  # noqa: E731
     total = sum_of_known(t.times for t in every if kind_of(t) == kind_of(transfer))
     over = f"over {listed(transfer.mesh_axes)}"
@@ -290,7 +290,7 @@ KINDS = {
 
 _INDICES = ("axis_index", "iota")
 
-# Of the rest, what a reader wants to know: other operations change element by element, or only types.
+# Other operations that a reader wants to know; the rest work element by element, or change only types.
 RESHAPED = "a change of shape"
 _LOCAL = {
     "reduce_sum": "local sum",
@@ -306,7 +306,7 @@ _LOCAL = {
 
 def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Iterator[tuple[Operation, Transfer | str]]:
     """Every transfer of a program, and what its marked operations do on one device."""
-    indices: set[tuple[Value, int | None]] = set()  # computed, under a mark, from the place of the device alone
+    indices: set[tuple[Value, int | None]] = set()  # computed, under a mark, from the position of the device alone
     tangents: set[Any] = set()
     for operation in tree.operations:
         if operation.eqn is None:
@@ -361,7 +361,7 @@ def _transfer(
 
 
 def _crossed(pairs: Sequence[tuple[int, int]], axes: tuple[Any, ...], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
-    """Of several mesh axes those along which some pair differs; all of them if none does."""
+    """Those of several mesh axes along which some pair differs; all of them if no pair does."""
     if len(axes) < 2:
         return axes
     return axes_within(pairs, {a: mesh_shape[a] for a in axes}) or axes
@@ -374,7 +374,7 @@ def axes_within(groups: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) 
 
 
 def bytes_sent(kind: str, size: int, devices: int) -> int:
-    """What each of n devices that hold ``size`` bytes must send: all-reduce is reduce-scatter and all-gather."""
+    """The bytes that each device with ``size`` bytes must send; an all-reduce is a reduce-scatter and an all-gather."""
     scattered = -(-size * (devices - 1) // devices)
     return {
         "all-reduce": 2 * scattered,
@@ -385,7 +385,7 @@ def bytes_sent(kind: str, size: int, devices: int) -> int:
 
 
 def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int]]:
-    """Transfers that differ in what they carry only become one that carries all of it, with their number."""
+    """Merge transfers that differ only in the values that they carry, and count them; the merged one carries all."""
     found: dict[Transfer, list[Transfer]] = {}
     for t in transfers:
         found.setdefault(dataclasses.replace(t, bytes_sent=0, operand="", slabs=None), []).append(t)
@@ -393,7 +393,7 @@ def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int]]
 
 
 def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
-    """What is equal once; transfers with the number of times added up."""
+    """Each distinct entry once; equal transfers have their numbers of times added up."""
     times: dict[Transfer | str, list[int | None]] = {}
     for what in done:
         is_counted = isinstance(what, Transfer) and what.times is not None

@@ -1,4 +1,4 @@
-"""What a staged program does on one device: operations, bytes read and written, and bytes that are alive at once.
+"""The work of a staged program on one device: operations, bytes read and written, and bytes that are alive at once.
 
 Formulas and their sources are in docs/costs.md.
 """
@@ -18,13 +18,13 @@ from xmap_compat.tools.transfers import KINDS
 
 @dataclasses.dataclass
 class Work:
-    """What a program does on one device.
+    """The work of a program on one device.
 
     Attributes:
       counts: ``'flops'``, of which ``('products', n, batched)`` are in matrix products and convolutions of elements of
         n bytes, in batches or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations after fusion.
       peak: bytes of temporaries and results.
-      endless: whether there is a loop of unknown length, which is counted as one turn.
+      endless: whether there is a loop with an unknown trip count, which counts as one iteration.
     """
 
     counts: Any  # a Counter
@@ -32,12 +32,12 @@ class Work:
     endless: bool = False
 
 
-# Other names of the same bytes.
+# Operations whose results are other names of the same bytes.
 _ALIASES = names(
     "reshape squeeze expand_dims pvary pcast stop_gradient copy copy_p optimization_barrier sharding_constraint"
     " reshard mesh_cast bitcast_convert_type device_put"
 )
-# Nothing is computed: indices and copies.
+# Operations that compute nothing: indices and copies.
 _FREE = _ALIASES | names(
     "broadcast_in_dim transpose slice dynamic_slice dynamic_update_slice concatenate gather rev iota pad"
     " convert_element_type axis_index scatter all_gather all_gather_invariant all_to_all ppermute random_wrap"
@@ -47,7 +47,7 @@ _CHEAP = names("broadcast_in_dim iota convert_element_type neg axis_index")
 _PRODUCTS = names("dot_general conv_general_dilated")
 _CUBIC = {"cholesky": 1 / 3, "lu": 2 / 3, "hessenberg": 10 / 3, "eigh": 9, "svd": 22, "eig": 25, "schur": 25}
 _CUBIC |= dict.fromkeys(names("qr geqrf geqp3 householder_product tridiagonal"), 4 / 3)
-# What XLA computes by itself, neither with what comes before nor with what comes after.
+# Operations that XLA computes separately: it fuses them with no operation before or after them.
 _SEPARATE = (
     _PRODUCTS
     | SCATTERS
@@ -101,7 +101,7 @@ class _Kernel:
 
 
 def work_of(tree: Tree) -> Work:
-    """Count a program: its operations, fused, and the values that are alive at the same time."""
+    """Count the operations of a program after fusion, and the values that are alive at the same time."""
     total = Work(collections.Counter())
     users: dict[Value, list[Operation]] = {}
     origins = _origins(tree)
@@ -130,7 +130,7 @@ def bytes_held(tree: Tree, work: Work) -> float:
 
 
 def _origins(tree: Tree) -> dict[Value, Value]:
-    """The values that are other names of bytes, with the value that has these bytes."""
+    """The values that are other names of the same bytes, each with the value that has these bytes."""
     origins: dict[Value, Value] = {}
     for operation in tree.operations:
         if operation.name in _ALIASES:
@@ -139,7 +139,7 @@ def _origins(tree: Tree) -> dict[Value, Value]:
 
 
 def _is_fused(operation: Operation, users: Sequence[Operation], returned: bool) -> bool:
-    """Whether a result is never written: XLA computes it where it is used, under whatever name."""
+    """Whether a result is never written, because XLA computes it where it is used, under any of its names."""
     if operation.name in _ALIASES:
         return True
     if returned or _is_separate(operation) or any(map(_is_separate, users)):
@@ -172,7 +172,7 @@ def _count(kernel: _Kernel, total: Work) -> None:
 
 
 def _peak(kernels: Sequence[_Kernel], results: set[Value]) -> float:
-    """The most bytes of temporaries and results at one time; an operand that ends may become the result."""
+    """The most bytes of temporaries and results at one time; an operand after its last use may become the result."""
     temporary = {value for kernel in kernels for value in kernel.writes if value not in results}
     last = {value: k for k, kernel in enumerate(kernels) for value in kernel.reads if value in temporary}
     ends: dict[int, list[Value]] = {}
