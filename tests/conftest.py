@@ -30,6 +30,7 @@ os.environ["COLUMNS"] = "100"  # plans fit the terminal
 # flags and the versions.
 _CACHE = {"COMPILATION_CACHE_DIR": pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"}
 _CACHE |= {"PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.05, "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1}
+_CACHE |= {"COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": True}  # which tests read
 for _name, _value in _CACHE.items():
     os.environ.setdefault(f"JAX_{_name}", str(_value))
 

@@ -215,7 +215,7 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     found_as = contexts.replace(mesh)
     if is_ours or is_base:
         _entered_meshes.stack.pop()
-        _enter(_Entered(mesh, get_concrete_mesh(), entered.types, found_as, entered.leave))
+        _enter(_Entered(mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, entered.leave))
 
 
 def forget_assigned_mesh() -> None:
