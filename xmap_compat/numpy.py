@@ -323,6 +323,8 @@ def quantile(x: jax.typing.ArrayLike, q: Any, axis: Any = None, keepdims: bool =
 def norm(x: jax.typing.ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False) -> jax.Array:
     """``jnp.linalg.norm``: of vectors along one positional or named axis, of matrices over two.
 
+    Without ``ord`` it is the 2-norm of all elements, over any number of axes.
+
     >>> import jax.numpy as jnp
     >>> from xmap_compat import numpy as xnp, xmap
     >>> xmap(lambda x: xnp.norm(x, axis="i"), ["i"], {})(jnp.array([3.0, 4.0])).tolist()
@@ -330,11 +332,12 @@ def norm(x: jax.typing.ArrayLike, ord: Any = None, axis: Any = None, keepdims: b
     """
     x = jnp.asarray(x)
     axes = _all_axes("norm", axis, x)
-    frobenius = ord is None or (len(axes) == 2 and ord in ("f", "fro"))
-    if axis is None or not (len(axes) == 1 or (len(axes) == 2 and frobenius)):
+    if ord is None or (len(axes) == 2 and ord in ("f", "fro")):
+        ord = 2
+    elif axis is None or len(axes) != 1:
         return _of_whole(jnp.linalg.norm, x, axis, keepdims, ord)
     x = x.astype(jnp.result_type(x, float))
-    return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if frobenius else ord)
+    return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
 
 
 def average(

@@ -889,14 +889,7 @@ def chosen_cells(name, program):
         if (i + 5 * k - offset) % share == 0
         for cell in [Cell(operation, *kind)]
         if applies(cell, dtype) and not (placement.looped and "b" in cell.axis)
-        if (program, name, operation, kind) not in KNOWN_TO_FAIL
     )
-
-
-# To be mended, found on 2026-11-23: "Improper number of axes for norm: axis=(0, 1, 2)", a ValueError, no wrong number.
-KNOWN_TO_FAIL = [
-    (("inner xmap over both", "vjp", "f"), "partial, beside the compiler", "xnp.norm", (("b", "a"), "varying"))
-]
 
 
 def program_id(program):

@@ -170,6 +170,17 @@ def test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros(axis, d
         jax.tree.map(functools.partial(close, err_msg=name), found[name], whole[name])
 
 
+def test_a_norm_without_ord_is_that_of_all_elements_over_any_number_of_axes(x, rng, mesh42):
+    over_all = lambda keepdims: xmap(
+        lambda v: xnp.norm(v, axis=("k", 0, "b"), keepdims=keepdims), IN, [...], axis_resources={"k": "x", "b": "y"}
+    )
+    cotangent = rng.normal()
+    with mesh42:
+        np.testing.assert_allclose(over_all(keepdims=True)(x), [np.linalg.norm(x)], rtol=1e-5)
+        norm, pull = jax.vjp(over_all(keepdims=False), x)
+        np.testing.assert_allclose(pull(jnp.float32(cotangent))[0], cotangent * x / norm, rtol=1e-4, atol=1e-6)
+
+
 def test_weights_are_those_of_the_elements_or_of_the_axes(x, rng):
     of_k, of_rows = rng.uniform(1, 2, 16), rng.uniform(1, 2, (3, 16))
     average = lambda axis, names: xmap(lambda v, w: xnp.average(v, axis, weights=w), (IN, names), {0: "b"})
