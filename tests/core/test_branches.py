@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import jaxprs_in_params
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42, vmapped
 
-from xmap_compat import xmap
+from xmap_compat import _jax, xmap
 
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
@@ -197,13 +196,8 @@ def test_in_a_branch_with_a_collective_each_element_has_the_derivative_of_what_i
 def primitives(function, *args):
     """The primitives of a function, each with those that it stands inside of."""
 
-    def inside(jaxpr, around):
-        for eqn in jaxpr.eqns:
-            yield (*around, eqn.primitive.name)
-            for sub in jaxprs_in_params(eqn.params):
-                yield from inside(getattr(sub, "jaxpr", sub), (*around, eqn.primitive.name))
-
-    return list(inside(jax.make_jaxpr(function)(*args).jaxpr, ()))
+    program = jax.make_jaxpr(function)(*args)
+    return [tuple(e.primitive.name for e in (*around, eqn)) for eqn, around in _jax.walk(program)]
 
 
 def differing_on_devices(branch):

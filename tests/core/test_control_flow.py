@@ -18,11 +18,10 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.ode import odeint
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, around, mesh42, together, vmapped
 
-from xmap_compat import SerialLoop, xmap
+from xmap_compat import SerialLoop, _jax, xmap
 
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
@@ -1009,12 +1008,7 @@ def test_remat_changes_no_gradient(placement):
 
 def count(primitive, function, args):
     """How many equations of this primitive a function's jaxpr has, at every depth."""
-
-    def inside(jaxpr):
-        own = sum(eqn.primitive.name == primitive for eqn in jaxpr.eqns)
-        return own + sum(inside(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params))
-
-    return inside(jax.make_jaxpr(function)(*args).jaxpr)
+    return sum(eqn.primitive.name == primitive for eqn, _ in _jax.walk(jax.make_jaxpr(function)(*args)))
 
 
 @pytest.mark.sampled

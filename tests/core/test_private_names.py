@@ -36,9 +36,6 @@ NEEDED = {
     "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
     "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 to 0.12", "collectives of a vmap inside a body"),
-    "ctx.module_context": ("0.9 to 0.12", "what is over an abstract mesh is compiled for too few devices: XLA fails"),
-    "ctx.module_context.axis_context": ("0.9 to 0.12", "the same"),
-    "effect.name": ("0.9 to 0.12", "which axes a jaxpr depends on"),
 }
 
 # part: {name: the releases it was seen in}
@@ -72,15 +69,14 @@ NICE = {
     },
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
 }
-# Two of them since meshes may be abstract: a program over such a mesh that is lowered for too few devices is refused.
-MOST_NEEDED, MOST = 8, 30
+MOST_NEEDED, MOST = 5, 27
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
 # attributes of theirs that are public.
 PRIVATE_OBJECTS = {
     "_jax.equations": {"operation": {"expand", "in_avals", "jvp", "out_aval", "params"}},
     "_jax.patches": {"axis_data": set()},
-    "_jax.primitives": {"axis_data": set(), "ctx": set(), "effect": set()},
+    "_jax.primitives": {"axis_data": set()},
     "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.origins": {"x": {"full_lower", "invars", "outvars"}},
@@ -139,10 +135,13 @@ OF_FIELDS = re.findall(
     invars outvars eqns effects params aval consts in_avals out_avals constvars all_invars jaxpr val source_info
     matvec vecmat solve transpose_solve unpack out_aval manual_axis_type vma spec
     axis_names axis_types jax_traceback_filtering _getframe DynamicJaxprTracer physical_mesh sharding varying
-    explicit_axes avals_in avals_out cache_clear set_global
+    explicit_axes cache_clear set_global
     """,
 )
+# The contexts of lowerings: their fields are in no `dir`.
+CONTEXTS = (mlir.LoweringRuleContext, mlir.ModuleContext, mlir.ShardingContext)
 KNOWN = {name for thing in [*PUBLIC, *PYTHON] for name in dir(thing) if not is_private(name)} | {*OF_FIELDS}
+KNOWN |= {name for context in CONTEXTS for name in inspect.get_annotations(context)}
 OWN = {name for source in SOURCES.values() for name in names_defined_in(ast.parse(source))} | {
     node.target.id
     for source in FENCE.values()

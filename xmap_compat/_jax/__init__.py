@@ -36,6 +36,7 @@ from xmap_compat._jax.equations import (
 from xmap_compat._jax.inlining import inline_calls
 from xmap_compat._jax.jaxprs import (
     Literal,
+    depends_on_axes,
     has_side_effect,
     input_vars,
     is_jaxpr,
@@ -87,7 +88,6 @@ from xmap_compat._jax.positions import (
 )
 from xmap_compat._jax.primitives import (
     Level,
-    axes_of_effects,
     bind,
     bind_batched,
     define_attached_tangent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -143,3 +143,10 @@ def bind_params(primitive: Any, params: Mapping[str, Any]) -> dict[str, Any]:
 def has_side_effect(eqn: Any) -> bool:
     """Whether an equation must run even if nothing reads its results (callbacks, prints)."""
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
+
+
+def depends_on_axes(program: Any, axes: Iterable[Hashable] | None = None) -> bool:
+    """Whether an equation or a jaxpr says that it depends on named axes: on some of these, or on any."""
+    if axes is None:
+        return any(isinstance(effect, NamedAxisEffect) for effect in program.effects)
+    return any(NamedAxisEffect(axis) in program.effects for axis in axes)

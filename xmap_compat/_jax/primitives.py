@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from xmap_compat._jax.jaxprs import NamedAxisEffect, bind_params
+from xmap_compat._jax.jaxprs import NamedAxisEffect, bind_params, depends_on_axes
 from xmap_compat._jax.tracing import plain_context
 from xmap_compat._jax.version import VERSION
 
@@ -99,16 +99,11 @@ def names_after_batching(
             return True
 
     try:
-        if not axes_of_effects(traced()).isdisjoint(sizes):
+        if depends_on_axes(traced(), sizes):
             return None
     except NotImplementedError:
         return None
     return [frozenset(n for n in sizes if varies(n, k)) for k in range(len(eqn.outvars))]
-
-
-def axes_of_effects(program: Any) -> frozenset[Hashable]:
-    """The named axes that an equation or a jaxpr says it depends on."""
-    return frozenset(effect.name for effect in program.effects if isinstance(effect, NamedAxisEffect))
 
 
 def define_named_primitive(
@@ -209,9 +204,9 @@ def define_device_check(name: str, refuse: Callable[[Any, Any, int], Exception])
     primitive.def_abstract_eval(lambda x, *, axes, sizes: x)
 
     def lowered(ctx, x, *, axes, sizes):
-        devices = getattr(ctx.module_context.axis_context, "num_devices", None)
-        if devices is not None and devices != math.prod(sizes):
-            raise refuse(axes, sizes, devices)
+        context = ctx.module_context.axis_context
+        if isinstance(context, mlir.ShardingContext) and context.num_devices != math.prod(sizes):
+            raise refuse(axes, sizes, context.num_devices)
         return [x]
 
     mlir.register_lowering(primitive, lowered)

@@ -112,8 +112,8 @@ def collectives_in(jaxpr: Any) -> frozenset[AxisName]:
 
 def collectives_of(eqn: Any) -> frozenset[AxisName]:
     """Every axis name that one equation mentions, if it is a collective or contains one."""
-    own = mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES else ()
-    return _jax.axes_of_effects(eqn).union(own, *map(collectives_in, _jax.subjaxprs(eqn.params)))
+    own = mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES or _jax.depends_on_axes(eqn) else ()
+    return frozenset(own).union(*map(collectives_in, _jax.subjaxprs(eqn.params)))
 
 
 def names_used(eqn: Any) -> frozenset[AxisName]:

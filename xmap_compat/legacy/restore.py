@@ -41,7 +41,8 @@ def _new_installation() -> _jax.Restoration:
         installation.attribute(jax.random, name, getattr(random, name))
     for name in initializers.INITIALIZERS:
         installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
-    for made, constructor, position in ((jax.ShapeDtypeStruct, "__init__", 2), (jax.core.ShapedArray, "__new__", 3)):
+    for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
+        constructor = "__new__" if "__new__" in vars(made) else "__init__"
         own: Any = getattr(made, constructor)
         installation.attribute(made, constructor, adapters.without_names(own, position))
     heard = {table.SPMD_LOWERING: functools.partial(_jax.set_for_all_threads, unused_axes_to_compiler)}
