@@ -1,8 +1,10 @@
 """The parts of the fence that only help: without any of them calls give the same numbers and the same programs."""
 
 import importlib
+import inspect
 import re
 import sys
+import types
 import warnings
 
 import jax
@@ -10,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_private_names import NICE
+from jax._src import distributed
+from test_private_names import EXPECTED
 
 from xmap_compat import _jax, named_shape, xmap
 from xmap_compat._jax import nice
@@ -54,7 +57,7 @@ USES = {
     "recovery": (lambda mesh: called(mesh, jax.device_put(X, jax.devices()[1])), "Received incompatible devices"),
     "contexts": (lambda mesh: called(mesh, X), None),
     "spmd": (lambda mesh: called(mesh, X), None),
-    "processes": (lambda mesh: _jax.process_store(), None),
+    "processes": (lambda mesh: stored(), None),
     "origins": (lambda mesh: xmap(shape_of, ["i", ...], ["i", ...])(X), "cannot tell which named axes"),
     "frames": (lambda mesh: _jax.user_frames(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]), None),
     "transformations": (lambda mesh: _jax.transformation_of(jax.grad(jnp.sin)), None),
@@ -62,9 +65,24 @@ USES = {
 }
 
 
+def stored():
+    """What a process keeps in the store, whose client offers only what the part needs."""
+    kept = {}
+    client = types.SimpleNamespace(key_value_set=kept.__setitem__, key_value_dir_get=lambda folder: [*kept.items()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed.global_state, "client", client)
+        store = _jax.process_store()
+    return store and (store.put("a/b", "c"), store.under("a"))
+
+
 def shape_of(v):
-    assert named_shape(v * 2) == {"i": 8}
-    return v
+    """Of a value, and of one that another transformation holds."""
+
+    def asked(u):
+        assert named_shape(u * 2) == {"i": 8}
+        return u.sum()
+
+    return v + jax.grad(asked)(v) + jax.vmap(asked)(v)
 
 
 def writes(v):
@@ -113,24 +131,41 @@ def test_parts_and_stand_ins_agree():
         assert all(callable(getattr(module, name)) for name in names)
 
 
-CALLS = {"contexts": ("innermost",), "processes": ("process_store",), "references": ("discharged", None)}
-GONE = [
-    (part, home, attribute)
-    for part in CALLS
-    for home, _, attribute in (name.rpartition(".") for name in NICE[part])
-    if home.startswith("jax._src") and hasattr(sys.modules.get(home), attribute)
+def assert_off_with_one_warning(part, pattern, other, cause, mesh, monkeypatch, folder):
+    """Use a part twice whose source says something else."""
+    source = inspect.getsource(importlib.import_module(f"xmap_compat._jax.nice.{part}"))
+    assert re.search(pattern, source)
+    (folder / f"{part}.py").write_text(re.sub(pattern, other, source))
+    monkeypatch.setattr(nice, "__path__", [str(folder), *nice.__path__])
+    monkeypatch.delitem(sys.modules, f"xmap_compat._jax.nice.{part}")
+    use, match = USES[part]
+    told = warned(lambda: use(mesh), match) + warned(lambda: use(mesh), match)
+    assert [f"part `{part}` needs" in text and cause in text for text in told] == [True]
+    assert not nice.is_on(part)
+
+
+@pytest.mark.parametrize(("part", "name"), [(part, name) for part, name in EXPECTED if part])
+def test_a_private_name_that_is_gone_turns_its_part_off(part, name, mesh42, monkeypatch, tmp_path):
+    """Where the part asks for another name, which no JAX has."""
+    leaf = re.findall(r"\w+", name)[-1]
+    assert_off_with_one_warning(part, rf"\b{leaf}\b", f"{leaf}_gone", f"{leaf}_gone", mesh42, monkeypatch, tmp_path)
+
+
+# For each part something that may change without its name, and how the warning names it.
+CHANGED = [
+    ("contexts", r'"mesh", "x", "name", "api_name"', '"x", "mesh", "name", "api_name"', "_create_sharding_for_array"),
+    ("frames", r"made.raw_frames\(\)", "[[None], [0], [0]]", "too many values to unpack"),
+    ("origins", r"x\.val\)", "None)", "not in"),
+    ("spmd", r"trace_ctx\.set_axis_env\(", "trace_ctx.set_axis_env(0, ", "set_axis_env"),
+    ("transformations", "co_freevars", "co_names", "jax.grad makes"),
 ]
 
 
-@pytest.mark.parametrize(("part", "home", "attribute"), GONE)
-def test_a_private_name_that_is_gone_turns_its_part_off(part, home, attribute, monkeypatch):
-    module = sys.modules[home]
-    monkeypatch.delattr(module, attribute)
-    monkeypatch.delitem(sys.modules, f"xmap_compat._jax.nice.{part}", raising=False)
-    name, *arguments = CALLS[part]
-    with pytest.warns(RuntimeWarning, match=rf"part `{part}` needs .*{attribute}"):
-        getattr(nice.part(part), name)(*arguments)
-    assert not nice.is_on(part)
+@pytest.mark.parametrize(("part", "pattern", "other", "cause"), CHANGED, ids=[part for part, *_ in CHANGED])
+def test_a_private_thing_that_has_changed_turns_its_part_off(
+    part, pattern, other, cause, mesh42, monkeypatch, tmp_path
+):
+    assert_off_with_one_warning(part, pattern, other, cause, mesh42, monkeypatch, tmp_path)
 
 
 def test_a_caller_of_named_shape_without_its_part_gets_an_error_of_ours(monkeypatch):

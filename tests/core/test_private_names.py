@@ -6,7 +6,9 @@ what is missing then is told by its stand-ins (``_jax/nice/plain.py``).
 """
 
 import ast
+import collections
 import contextlib
+import functools
 import importlib
 import inspect
 import re
@@ -15,60 +17,64 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import lib as jax_lib
 from jax.experimental import hijax
 from jax.extend import core as jex_core
 from jax.extend import linear_util
 from jax.extend import source_info_util as jex_source_info
 from jax.interpreters import ad, batching, mlir, partial_eval
-from test_fences import FENCE, SOURCES, bindings, is_private, names_defined_in
+from test_fences import FENCE, ROOT, SOURCES, bindings, is_private, names_defined_in
 
-from xmap_compat._jax import nice
+from xmap_compat._jax import nice, version
 from xmap_compat._jax.nice import plain
+from xmap_compat._jax.version import VERSION, parse_version
 
 # ------------------------------------------------------------------------------- the list
 
-# name: (the releases it was seen in, what breaks without it)
+# name: (the releases that have it: "0.9 on", or "0.9 to 0.12" for one that is gone; what breaks without it)
 NEEDED = {
-    "jax._src.config._check_vma": ("0.9 to 0.12", "a rule traced within our shard_map sees the types of its values"),
-    "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 to 0.12", "jnp.sum(x, axis='ij') reads i and j"),
-    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 to 0.12", "which names outer vmaps bind is unknown"),
-    "jax._src.mesh.get_concrete_mesh": ("0.9 to 0.12", "under jit, the mesh of jax.set_mesh has no devices"),
-    "axis_data.name": ("0.9 to 0.12", "collectives of a vmap inside a body"),
+    "jax._src.config._check_vma": ("0.9 on", "a rule traced within our shard_map sees the types of its values"),
+    "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 on", "jnp.sum(x, axis='ij') reads i and j"),
+    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 on", "which names outer vmaps bind is unknown"),
+    "jax._src.mesh.get_concrete_mesh": ("0.9 on", "under jit, the mesh of jax.set_mesh has no devices"),
+    "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
 }
 
-# part: {name: the releases it was seen in}
+# part: {name: the releases that have it}
 NICE = {
     "contexts": {
-        "jax._src.mesh.thread_resources": "0.9 to 0.12",
-        "jax._src.mesh.thread_resources.env": "0.9 to 0.12",
-        "jax._src.mesh.thread_resources.env.physical_mesh": "0.9 to 0.12",
-        "jax._src.mesh.thread_resources.stack": "0.9 to 0.12",
-        "jax._src.pjit._create_sharding_for_array": "0.9 to 0.12",
+        "jax._src.mesh.thread_resources": "0.9 on",
+        "jax._src.mesh.thread_resources.env": "0.9 on",
+        "jax._src.mesh.thread_resources.env.physical_mesh": "0.9 on",
+        "jax._src.mesh.thread_resources.stack": "0.9 on",
+        "jax._src.pjit._create_sharding_for_array": "0.9 on",
     },
-    "frames": {"made.raw_frames": "0.9 to 0.12"},
-    "origins": {"x.parent": "0.9 to 0.12", "x.primal": "0.9 to 0.12", "x.val": "0.9 to 0.12"},
+    "frames": {"made.raw_frames": "0.9 on"},
+    "origins": {"x.parent": "0.9 on", "x.primal": "0.9 on", "x.val": "0.9 on"},
     "processes": {
-        "jax._src.distributed.global_state": "0.9 to 0.12",
-        "jax._src.distributed.global_state.client": "0.9 to 0.12",
-        "self.client.key_value_dir_get": "0.9 to 0.12",
-        "self.client.key_value_set": "0.9 to 0.12",
+        "jax._src.distributed.global_state": "0.9 on",
+        "jax._src.distributed.global_state.client": "0.9 on",
+        "client.key_value_dir_get": "0.9 on",
+        "client.key_value_set": "0.9 on",
     },
     "recovery": {
-        "jitted.__getstate__": "0.9 to 0.12",
-        "made.__setstate__": "0.9 to 0.12",
-        "state['cache_miss']": "0.9 to 0.12",
+        "jitted.__getstate__": "0.9 on",
+        "made.__setstate__": "0.9 on",
+        "state['cache_miss']": "0.9 on",
     },
-    "references": {"jax._src.state.discharge.discharge_state": "0.10.2 to 0.12"},
+    "references": {"jax._src.state.discharge.discharge_state": "0.10.2 on"},
     "spmd": {
-        "jax._src.core.trace_ctx": "0.9 to 0.12",
-        "jax._src.core.trace_ctx.axis_env": "0.9 to 0.12",
-        "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 to 0.12",
-        "jax._src.core.trace_ctx.set_axis_env": "0.9 to 0.12",
+        "jax._src.core.trace_ctx": "0.9 on",
+        "jax._src.core.trace_ctx.axis_env": "0.9 on",
+        "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 on",
+        "jax._src.core.trace_ctx.set_axis_env": "0.9 on",
     },
-    "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 to 0.12"},
+    "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 on"},
 }
+# Of those that JAX still has.
 MOST_NEEDED, MOST = 5, 27
 
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
@@ -80,7 +86,7 @@ PRIVATE_OBJECTS = {
     "_jax.tracing": {"trace_state": {"get_opaque_trace_state"}},
     "_jax.nice.frames": {"made": set()},
     "_jax.nice.origins": {"x": {"full_lower", "invars", "outvars"}},
-    "_jax.nice.processes": {"client": set(), "self": {"client", "under"}},
+    "_jax.nice.processes": {"client": set()},
     "_jax.nice.recovery": {"jitted": set(), "made": {"__dict__"}, "state": set()},
 }
 
@@ -209,7 +215,7 @@ def attribute_of_jax(node, path, objects):
             yield path
     elif root in objects:
         known = {*objects[root], "index", "update", "set_global"}
-        if parts and (not known & set(parts) or (root == "self" and len(parts) > 1)):
+        if parts and not known & set(parts):
             yield path
     elif node.attr not in KNOWN | OWN | LISTED:
         yield f"?.{node.attr}"
@@ -220,6 +226,66 @@ FOUND = {name: set(private_things(source, PRIVATE_OBJECTS.get(name, {}))) for na
 
 def listed(part):
     return {name for name in NICE[part] if not name.startswith("closures ")}
+
+
+# ------------------------------------------------------------------------- what this JAX has
+
+
+def is_of_this_jax(releases):
+    """``'0.9 on'`` and ``'0.9 to 0.12'`` are, for jax 0.12.1."""
+    first, _, last = releases.partition(" ")
+    last = parse_version(last.removeprefix("to ")) or VERSION
+    return parse_version(first) <= VERSION and VERSION[: len(last)] <= last
+
+
+EXPECTED = {("", name): breaks for name, (releases, breaks) in NEEDED.items() if is_of_this_jax(releases)} | {
+    (part, name): inspect.getdoc(getattr(plain, part))
+    for part in NICE
+    for name in sorted(listed(part))
+    if is_of_this_jax(NICE[part][name])
+}
+
+
+@functools.cache
+def holders():
+    """Objects of JAX by the names that the fence has for them, for each all that it may be."""
+    held = collections.defaultdict(list)
+
+    def keep(name, thing, result):
+        held[name].append(thing)
+        return result
+
+    seen = jex_core.Primitive("seen")
+    seen.def_abstract_eval(lambda x: x)
+    batching.fancy_primitive_batchers[seen] = lambda axis_data, xs, dims: keep(
+        "axis_data", axis_data, (seen.bind(*xs), *dims)
+    )
+    mlir.register_lowering(seen, lambda ctx, x: keep("ctx", ctx, [x]))
+    jax.jit(jax.vmap(seen.bind)).lower(np.ones(2))
+    for transformed in (jax.make_jaxpr, jax.vmap, jax.grad):
+        transformed(lambda x: keep("x", x, x * 2.0))(np.ones(2) if transformed is jax.vmap else 1.0)
+    program = jax.make_jaxpr(lambda: jax.lax.axis_index("i"), axis_env=[("i", 2)])()
+    jitted = jax.jit(jnp.sin)
+    return {
+        **held,
+        "trace_state": [version.trace_state],
+        "effect": [*program.effects],
+        "made": [program.eqns[0].source_info.traceback, jitted],
+        "client": [jax_lib._jax.DistributedRuntimeClient],
+        "jitted": [jitted],
+        "state": [jitted.__getstate__()],
+    }
+
+
+def has(name):
+    """Whether this JAX has a name of the list."""
+    parts, gone = re.findall(r"\w+", name), object()
+    at = next((k for k in range(len(parts) - 1, 0, -1) if is_module(".".join(parts[:k]))), 1)
+    things = [importlib.import_module(".".join(parts[:at]))] if of_jax(name) else holders()[parts[0]]
+    for part in parts[at:]:
+        things = [t.get(part, gone) if isinstance(t, dict) else getattr(t, part, gone) for t in things]
+        things = [t for t in things if t is not gone]
+    return bool(things)
 
 
 # ------------------------------------------------------------------------------ the fence
@@ -236,16 +302,28 @@ def test_each_private_name_of_a_part_is_on_its_list(part):
     assert inspect.getdoc(getattr(plain, part))
 
 
+@pytest.mark.parametrize(("part", "name"), EXPECTED)
+def test_this_jax_has_each_listed_name(part, name):
+    """The first thing to run with a new JAX: it lists all that is gone."""
+    assert has(name), f"jax {jax.__version__} has no {name} any more. Without it: {EXPECTED[part, name]}"
+
+
 def test_the_error_of_an_import_says_which_needed_name_is_gone():
-    code = "from jax._src.numpy import reductions as r; del r._ensure_optional_axes; from xmap_compat import xmap"
+    home, _, name = next(
+        n for part, n in EXPECTED if not part and n.startswith(("jax._src.numpy", "jax._src.mesh")) and has(n)
+    ).rpartition(".")
+    code = f"import {home} as home; del home.{name}; from xmap_compat import xmap"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: xmap_compat cannot be imported with this JAX")
-    assert "_ensure_optional_axes" in last
+    assert name in last
 
 
 def test_the_list_gets_no_longer():
-    assert (len(NEEDED), len(NEEDED) + sum(map(len, NICE.values()))) == (MOST_NEEDED, MOST)
+    needed, *nice_ones = [[releases for releases, _ in NEEDED.values()], *(part.values() for part in NICE.values())]
+    still = [sum(releases.endswith(" on") for releases in part) for part in (needed, *nice_ones)]
+    assert (still[0], sum(still)) == (MOST_NEEDED, MOST)
+    assert f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "support.md").read_text()
     assert set(NICE) == set(nice.PARTS)
 
 

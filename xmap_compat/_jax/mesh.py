@@ -63,7 +63,7 @@ def ambient_mesh() -> AnyMesh | None:
     mesh, outside = entered.mesh, entered.outside
     if not _is_innermost(entered):
         # Only our own contexts know what jax.set_mesh had set when they were entered.
-        mesh, outside = contexts.innermost().physical_mesh, concrete
+        mesh, outside = contexts.innermost()[1], concrete
     if mesh is None or mesh.empty or not (concrete is outside or concrete.empty):
         mesh = concrete
     abstract = jax.sharding.get_abstract_mesh()
@@ -74,7 +74,7 @@ def ambient_mesh() -> AnyMesh | None:
 
 
 def _is_innermost(entered):
-    found = contexts.innermost()
+    found, _ = contexts.innermost()
     return found is None or found is entered.found_as
 
 
@@ -188,7 +188,7 @@ def restore_mesh_context(restoration: Restoration) -> None:
 
     It sets the same state as JAX's own context, so that a block may outlive the restoration.
     """
-    if contexts.innermost() is None:
+    if contexts.innermost()[0] is None:
         return
 
     def enter(self):

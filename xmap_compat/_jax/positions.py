@@ -54,7 +54,7 @@ def api_boundary(fun: C) -> C:
                 error.with_traceback(_without_hidden_frames(error.__traceback__))
             raise
         finally:
-            _leave_boundary(outermost)
+            _boundary.inside = not outermost
 
     return cast(C, at_boundary)
 
@@ -67,10 +67,6 @@ def _enter_boundary() -> bool:
     outermost = not getattr(_boundary, "inside", False)
     _boundary.inside = True
     return outermost
-
-
-def _leave_boundary(outermost: bool) -> None:
-    _boundary.inside = not outermost
 
 
 def _without_hidden_frames(passed):

@@ -19,7 +19,7 @@ from xmap_compat._jax.nice import plain
 PARTS = [name for name, value in vars(plain).items() if isinstance(value, type) and value.__module__ == plain.__name__]
 
 # Errors that Python raises where a private name is gone or has changed.
-_CHANGED = (ImportError, AttributeError, KeyError, IndexError, TypeError)
+_CHANGED = (ImportError, AttributeError, LookupError, TypeError, ValueError)
 
 _off: set[str] = set()
 

@@ -20,6 +20,8 @@ def tracer_origin(x: Any) -> tuple[str, Any]:
         return "constant", None
     if not isinstance(x, partial_eval.DynamicJaxprTracer):
         # Tracers of a derivative have a primal, those of vmap a value.
+        if not (hasattr(x, "primal") or hasattr(x, "val")):
+            raise AttributeError(f"{type(x).__name__!r} object has neither 'primal' nor 'val'")
         return "same", x.primal if hasattr(x, "primal") else x.val
     held = x.full_lower()  # for a constant, and for a value that a function closes over, the value itself
     if held is not x:

@@ -27,7 +27,7 @@ class contexts:
 
     @staticmethod
     def innermost():
-        return None
+        return None, None
 
     @staticmethod
     def push(mesh):

@@ -13,12 +13,12 @@ class ProcessStore:
     """Keys and values that all processes of ``jax.distributed`` see; values are strings."""
 
     def __init__(self, client: Any):
-        self.client = client
+        self.client, self._set, self._list = client, client.key_value_set, client.key_value_dir_get
 
     def put(self, key: str, value: str) -> str:
         """Set a key that has no value yet; returns its value afterwards, which may be another process's."""
         try:
-            self.client.key_value_set(key, value)
+            self._set(key, value)
             return value
         except jax.errors.JaxRuntimeError:
             folder, _, name = key.rpartition("/")
@@ -30,7 +30,7 @@ class ProcessStore:
     def under(self, folder: str) -> dict[str, str]:
         """The keys directly or indirectly under ``folder/``, relative to it, with their values."""
         try:
-            found = self.client.key_value_dir_get(f"{folder}/")
+            found = self._list(f"{folder}/")
         except jax.errors.JaxRuntimeError:  # there are none, or the store is lost: then what is put next fails
             return {}
         return {key.removeprefix(f"{folder}/"): value for key, value in found}

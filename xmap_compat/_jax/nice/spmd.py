@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 from jax._src.core import trace_ctx
@@ -23,17 +22,12 @@ def axes_of_spmd_vmap() -> frozenset[Any]:
     return axes
 
 
-def no_spmd_names() -> contextlib.AbstractContextManager[None]:
+def no_spmd_names() -> contextlib.ExitStack:
     """Hide the axes of ``vmap(spmd_axis_name=...)`` from batching rules: our own levels are no such vmap."""
     env = trace_ctx.axis_env
     parts = {name: getattr(env, name) for name in inspect.signature(type(env)).parameters}
-    return _axis_env(env, type(env)(**{**parts, "spmd_axis_names": type(env.spmd_axis_names)()}))
-
-
-@contextlib.contextmanager
-def _axis_env(before, within) -> Iterator[None]:
-    trace_ctx.set_axis_env(within)
-    try:
-        yield
-    finally:
-        trace_ctx.set_axis_env(before)
+    hidden = contextlib.ExitStack()
+    hidden.callback(trace_ctx.set_axis_env, env)
+    # Set here, not where the context is entered: only what a part does while it is called can turn it off.
+    trace_ctx.set_axis_env(type(env)(**{**parts, "spmd_axis_names": type(env.spmd_axis_names)()}))
+    return hidden
