@@ -31,7 +31,10 @@ PAIRS = [
         ("3.13", "newest"),
     ]
 ]
-SMOKE = ["tests/core/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/core/test_mesh.py"]
+SMOKE = [
+    *("tests/core/test_walking_skeleton.py", "tests/tutorial/test_tutorial_network.py", "tests/core/test_mesh.py"),
+    "tests/install/test_named_types.py",
+]
 
 
 # What "newest" was when the tests were last green; the session `newest` moves it.  Older Pythons have older releases.
@@ -55,7 +58,7 @@ def tests(session, jax):
 @nox.session
 @nox.parametrize("python,jax", PAIRS)
 def smoke(session, jax):
-    """The first function, the tutorial's network and the mesh (a minute for each pair)."""
+    """The first function, the tutorial's network, the mesh and install() (a minute for each pair)."""
     install_and_test(session, jax, *SMOKE)
 
 

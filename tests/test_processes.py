@@ -157,9 +157,9 @@ DIFFERENCES = {
     "other_names_of_the_mesh": "process N: mesh {'x': *, 'z': *} of *, others {'x': *, 'y': *} of ",
     "other_axes_of_the_compiler": "process N: axes of the compiler 'y', others none. ",
     "another_version": "process N: versions jax *, xmap_compat 0.0.1, others jax *, xmap_compat ",
-    "one_call_more": "process N: program of `<lambda>` (*): * 4.0 *, others * 5.0 ",
+    "one_call_more": "process N: program of `<lambda>` (*): * 4.0*, others * 5.0",
     "a_gradient_of_another_body": "process N: program of `<lambda>` (*): * y=3, others * y=2. ",
-    "traced_by_one_and_called_otherwise": "process N: program of `<lambda>` (*): * 2.0 *, others * 3.0 ",
+    "traced_by_one_and_called_otherwise": "process N: program of `<lambda>` (*): * 2.0*, others * 3.0",
 }
 X_OF_FAULTS = process_faults.X
 SHIFTED = X_OF_FAULTS - X_OF_FAULTS.mean(0)

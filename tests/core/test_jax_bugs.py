@@ -3,10 +3,13 @@
 A test that passes says that a release has mended its bug: then the lines that it names can go.
 """
 
+import ast
 import functools
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas, sparse
 from jax.sharding import PartitionSpec as P
+from test_fences import SOURCES
 
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
@@ -136,7 +140,7 @@ def numbers(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@bug("_jax/patches.py: _batch_scatter")
+@bug("_jax/patches.py: mend_collective_batching, _batch_scatter")
 def test_psum_scatter_under_a_vmap_of_a_later_dimension():
     x = numbers(4, 4, 4, 4, 4)
     out = over_i(lambda u: jax.vmap(lambda z: lax.psum_scatter(z, "i"), in_axes=1)(u), x)
@@ -192,7 +196,7 @@ def test_the_gradient_of_a_sparse_product_in_a_typed_shard_map():
 # ------------------------------------------------------------------- lowerings, and XLA's numbers
 
 
-@bug("_jax/local_operations.py: _needs_plain_types, pallas_call", raises=ValueError)
+@bug("_jax/local_operations.py: local_operation, pallas_call", raises=ValueError)
 def test_an_interpreted_pallas_kernel_in_a_typed_shard_map():
     def double(x, out):
         out[...] = x[...] * 2
@@ -232,3 +236,109 @@ def test_the_gradient_of_an_fft_along_a_split_dimension():
     x, mesh = numbers(2, 8, 8), jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
     slope = jax.jit(jax.grad(lambda v: on_devices(spectrum, mesh=mesh, axis_names={"x"})(v).sum()))(x)
     np.testing.assert_allclose(slope, jax.grad(lambda v: jnp.abs(jnp.fft.fft(v)).sum())(x), rtol=1e-3, atol=1e-4)
+
+
+PARTIAL = {"mesh": jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 4, 2), ("o", "y", "z")), "axis_names": {"o"}}
+
+
+@bug("core/execute.py: _execute, without_mesh_axes_of_one", raises=jax.errors.JaxRuntimeError)
+def test_a_sum_over_an_axis_of_one_device_beside_split_dimensions():
+    split = jax.device_put(numbers(4, 8), jax.NamedSharding(PARTIAL["mesh"], P(None, ("y", "z"))))
+    out = on_devices(lambda v: lax.psum(jnp.sin(v), "o"), P("o"), P(), **PARTIAL)(split)
+    np.testing.assert_allclose(out, np.sin(split), rtol=1e-5)
+
+
+@bug("core/rules/reductions.py: _keeping_nan", raises=AssertionError)
+@pytest.mark.parametrize("extremum", [lax.pmax, lax.pmin])
+def test_an_extremum_over_devices_keeps_nan(extremum):
+    x = np.where(np.eye(4), np.nan, numbers(4, 4))
+    assert np.isnan(on_devices(lambda v: extremum(v, ("x", "y")), P(("x", "y")), P())(x)).all()
+
+
+@bug("core/rules/reductions.py: _keeping_nan, complex numbers", raises=jax.errors.JaxRuntimeError)
+def test_an_extremum_of_complex_numbers_over_devices():
+    x = X.astype(np.complex64)
+    np.testing.assert_array_equal(on_devices(lambda v: lax.pmax(v, ("x", "y")), P(("x", "y")), P())(x), x[-1:])
+
+
+@bug("core/evaluate.py: _CALLBACKS", raises=NotImplementedError)
+def test_a_callback_beside_axes_of_the_compiler():
+    call = lambda v: jax.pure_callback(np.sin, v, v, vmap_method="sequential")
+    np.testing.assert_allclose(on_devices(call, axis_names={"x"})(X), np.sin(X), rtol=1e-5)
+
+
+@bug("core/evaluate.py: _DEBUGGING", raises=jax.errors.JaxRuntimeError)
+def test_a_callback_without_operands_beside_axes_of_the_compiler():
+    def call(v):
+        jax.debug.callback(lambda: None)
+        return v
+
+    np.testing.assert_array_equal(on_devices(call, axis_names={"x"})(X), X)
+
+
+@bug("_jax/equations.py: Expanded", raises=AssertionError)
+def test_a_mapped_search_beside_axes_of_the_compiler():
+    out = on_devices(jax.vmap(lambda row: jnp.searchsorted(row, row)), axis_names={"x"})(X)
+    np.testing.assert_array_equal(out, np.tile(np.arange(4), (4, 1)))
+
+
+# ----------------------------------------------------------- gathers of Explicit values, and spmd_axis_name
+
+
+@bug("_jax/partial.py: gather")
+@pytest.mark.parametrize(
+    "gathered",
+    [
+        lambda v: lax.all_gather(v, "x", tiled=True),
+        lambda v: lax.pcast(lax.all_gather(v, "x", to="invarying"), "x", to="varying"),
+    ],
+    ids=["varying", "untiled"],
+)
+def test_the_gradient_of_a_gather_of_explicit_values(gathered):
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, jax.NamedSharding(EXPLICIT, P("x", "y")))
+        mapped = on_devices(gathered, P("x", None), P("x"), EXPLICIT, axis_names={"x"})
+        slope = jax.jit(jax.grad(lambda x: mapped(x).sum()))(x)
+        np.testing.assert_array_equal(slope, np.full((4, 4), 2))
+
+
+def under_spmd_vmap(body):
+    return jax.vmap(jax.shard_map(body, mesh=MESH, in_specs=P("x"), out_specs=P("x")), spmd_axis_name="y")
+
+
+@bug("core/rules/ordinary.py: _staged", raises=ValueError)
+def test_a_choice_between_literals_under_a_vmap_with_spmd_axis_name():
+    choose = lambda v: jax.vmap(lambda element: lax.select_n(element > 2, 0.0, 1.0))(v)
+    np.testing.assert_array_equal(jax.jit(under_spmd_vmap(choose))(X), X > 2)
+
+
+@bug("core/rules/callables.py: evaluate_whole", raises=ValueError)
+def test_a_constant_in_a_custom_rule_under_a_vmap_with_spmd_axis_name():
+    double = jax.custom_vjp(lambda v: 2 * v)
+    zeros = lambda: lax.pcast(jnp.zeros(2), "x", to="varying")
+    double.defvjp(lambda v: (2 * v, None), lambda _, ct: (lax.max(ct, zeros()),))
+    slope = jax.jit(jax.grad(lambda v: under_spmd_vmap(double)(v).sum()))(X)
+    np.testing.assert_array_equal(slope, np.ones((4, 4)))
+
+
+# --------------------------------------------------------------------------------- what says so
+
+CLAIM = re.compile(r"\b(?:JAX|XLA)\b[^.]{0,40} \((?:to|as of) (?:jax )?0\.")
+
+
+def claims(name, source):
+    """Where a source says that a bug is still there: ``path: function``, or the path alone outside of functions."""
+    path = name.replace(".", "/") + ".py"
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    lines = source.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if CLAIM.search(f"{line} {lines[number].strip()}" if number < len(lines) else line) and "0." in line:
+            around = [f.name for f in functions if f.lineno <= number <= f.end_lineno]
+            yield f"{path}: {around[-1]}" if around else path
+
+
+def test_what_says_that_a_bug_is_still_there_has_a_reproducer():
+    reproduced = Path(__file__).read_text()
+    found = {claim for name, source in SOURCES.items() for claim in claims(name, source)}
+    assert len(found) > 8
+    assert sorted(claim for claim in found if claim not in reproduced) == []

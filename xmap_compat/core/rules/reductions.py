@@ -97,7 +97,7 @@ def _tangent_on_mesh(t, out, x, *, reduced, mesh_axes, widens):
     return _tangent_of_ties(x, t, out, reduced, across, lambda v: travel(loc, lambda v: lax.psum(v, mesh_axes), v))
 
 
-# A primitive and no custom_jvp, whose rule JAX (to 0.12) cannot map with ``vmap(spmd_axis_name=...)``.
+# A primitive and no custom_jvp, as it has no rule that ``vmap(spmd_axis_name=...)`` would map late.
 extremum_tangent_p = _jax.define_attached_tangent("extremum_tangent", _tangent_on_mesh)
 
 
@@ -129,7 +129,7 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
 
 
 def _where(which, yes, no):
-    """``jnp.where`` without its ``jit``, where JAX (to 0.12) mistypes constants of ``vmap(spmd_axis_name=...)``."""
+    """``jnp.where`` without its ``jit``."""
     return lax.select_n(which, no, yes)
 
 
