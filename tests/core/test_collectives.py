@@ -145,6 +145,15 @@ def pairs(n):
     return [[i, n - 1 - i] for i in range(n // 2)] if n > 1 else [[0]]
 
 
+def regular(shape, *order):
+    """Groups that are a reshape of all elements: blocks, or with the order (1, 0) every so many elements."""
+    return lambda n: np.arange(n).reshape(shape).transpose(order or (0, 1)).tolist() if n > 1 else [[0]]
+
+
+REGULAR_HALVES = [regular((2, -1)), regular((-1, 2), 1, 0)]
+REGULAR_PAIRS = [regular((-1, 2)), regular((2, -1), 1, 0)]
+
+
 # ----------------------------------------------------------------------------------- operands
 
 DTYPES = ["bfloat16", "int32", "int8", "uint8", "bool", "complex64"]
@@ -408,6 +417,14 @@ def groups():
     yield case("psum_scatter", "tiled_half", "a", tiled=True, axis_index_groups=halves)
     yield case("psum_scatter", "only_b_half", "a", axis_index_groups=halves)
     yield case("psum_scatter", "pair", "a", axis_index_groups=pairs)
+    for two, many in zip(REGULAR_HALVES, REGULAR_PAIRS):
+        for reduction, layout in itertools.product(["psum", "pmax"], [two, many]):
+            yield case(reduction, "x", "a", axis_index_groups=layout)
+        yield case("all_gather", "matrix", "a", axis=1, axis_index_groups=two)
+        yield case("all_gather", "scalar", "a", axis_index_groups=many)
+        yield case("all_to_all", "half", "a", split_axis=0, concat_axis=2, axis_index_groups=two)
+        yield case("all_to_all", "pair", "a", split_axis=0, concat_axis=1, axis_index_groups=many)
+        yield case("psum_scatter", "half", "a", scatter_dimension=0, axis_index_groups=two)
 
 
 def dtypes():
@@ -720,7 +737,11 @@ OUTSIDE_SIZES = (16, 8)
 MEMBERS = np.zeros((16, 16), np.float32)
 for _group in halves(16):
     MEMBERS[np.ix_(_group, _group)] = 1
-TABLE = np.array([next(group for group in halves(16) if k in group) for k in range(16)])
+
+
+def group_of_each(groups):
+    """For each of 16 elements the members of its group."""
+    return np.array([next(group for group in groups if k in group) for k in range(16)])
 
 
 def hidden(v):
@@ -773,8 +794,16 @@ SMOOTH = {
     "all_gather groups": Smooth(
         lambda v: lax.all_gather(v.h, "a", axis_index_groups=halves(16)),
         "ab",
-        lambda v: v.h[TABLE].transpose(0, 2, 1, 3),
+        lambda v: v.h[group_of_each(halves(16))].transpose(0, 2, 1, 3),
     ),
+    **{
+        f"all_gather {kind}": Smooth(
+            lambda v, groups=groups: lax.all_gather(v.h, "a", axis_index_groups=groups(16)),
+            "ab",
+            lambda v, groups=groups: v.h[group_of_each(groups(16))].transpose(0, 2, 1, 3),
+        )
+        for kind, groups in zip(["blocks", "stripes"], REGULAR_HALVES)
+    },
     "all_to_all": Smooth(lambda v: lax.all_to_all(v.s, "a", 0, 0), "ab", lambda v: v.s.transpose(2, 1, 0)),
     "all_to_all 0 -> 1": Smooth(
         lambda v: lax.all_to_all(v.s[:, None] * v.w[:1], "a", 0, 1),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import Locality, conform_to_names, gather_over, spread, sum_devices
 from xmap_compat.core.indices import index_of
@@ -33,16 +34,31 @@ def _group_numbers(groups):
     return own
 
 
+def _divided(everything: NamedValue, groups: np.ndarray) -> tuple[NamedValue, int] | None:
+    """All elements in two dimensions, their groups along dimension ``at``; None where no reshape does it."""
+    for at, shape in enumerate([groups.shape, groups.shape[::-1]]):
+        elements = np.arange(groups.size).reshape(shape)
+        if np.array_equal(groups, elements.T if at else elements):
+            data = _jax.reshaped(everything.data, (*shape, *everything.data.shape[1:]))
+            return NamedValue(data, (None, *everything.dims), everything.names), at
+    return None
+
+
 def group_members(loc: Locality, value: NamedValue, params: Params):
     """The elements of each element's group in a new first positional dimension, and its place in the group."""
-    names, groups = axis_names(params), np.asarray(params["axis_index_groups"])
-    ranks = np.zeros(groups.size, np.int32)
-    ranks[groups] = range(groups.shape[1])
-    table = members_table(groups)
+    names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
     everything = gather_over(loc, value, names, "varying")
     here = index_of(loc, names)
-    members = apply_positional(loc, lambda g, i: g[jnp.asarray(table)[i]], everything, here)
-    return members, apply_positional(loc, lambda i: jnp.asarray(ranks)[i], here)
+    if divided := _divided(everything, groups):
+        everything, at = divided
+        number, rank = (lax.rem, lax.div) if at else (lax.div, lax.rem)
+        inner = np.int32(groups.shape[1 - at])
+        members = lambda g, i: lax.dynamic_index_in_dim(g, number(i, inner), at, keepdims=False)  # noqa: E731
+    else:
+        inner, ranks = np.int32(groups.size), np.argsort(groups.ravel()).astype(np.int32) % groups.shape[1]
+        members = lambda g, i: g[jnp.asarray(members_table(groups))[i]]  # noqa: E731
+        rank = lambda i, _: jnp.asarray(ranks)[i]  # noqa: E731
+    return apply_positional(loc, members, everything, here), apply_positional(loc, lambda i: rank(i, inner), here)
 
 
 def reduce_in_groups(reduce: Callable) -> Callable:
@@ -50,13 +66,16 @@ def reduce_in_groups(reduce: Callable) -> Callable:
 
     def in_groups(loc, params, value):
         names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
-        own = _group_numbers(groups)
+        own, alike = _group_numbers(groups), [np.array(list(some)) for _, some in itertools.groupby(groups, len)]
+        everything = gather_over(loc, value, names)
 
         def reduce_all(everything):
-            alike = (np.array(list(some)) for _, some in itertools.groupby(groups, len))
             return jnp.concatenate([reduce(everything[members], (1,)) for members in alike])
 
-        reduced = apply_positional(loc, reduce_all, gather_over(loc, value, names))
+        if divided := len(alike) == 1 and _divided(everything, alike[0]):
+            everything, at = divided
+            reduce_all = lambda everything: reduce(everything, (1 - at,))  # noqa: E731
+        reduced = apply_positional(loc, reduce_all, everything)
         return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i]], reduced, index_of(loc, names))
 
     return in_groups
@@ -89,7 +108,8 @@ def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], ta
     narrow = jnp.issubdtype(data.dtype, jnp.floating) and data.dtype.itemsize < 4  # a scatter adds in its own precision
     zeros = jnp.zeros((rows, *tail), np.float32 if narrow else data.dtype)
     zeros = spread(loc, zeros, loc.mesh_axes_of(value.names))
-    sums = zeros.at[to.reshape(-1)].add(lax.reshape(data, (to.size, *tail)).astype(zeros.dtype))
+    shape = [size for size in to.shape if size != 1]  # XLA copies updates that have a dimension of one element
+    sums = zeros.at[to.reshape(shape)].add(lax.reshape(data, (*shape, *tail)).astype(zeros.dtype))
     return NamedValue(sums.astype(data.dtype), (None, *(value.dims[k] for k in rest)), value.names)
 
 
