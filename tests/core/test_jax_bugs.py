@@ -267,7 +267,8 @@ def test_a_callback_beside_axes_of_the_compiler():
     np.testing.assert_allclose(on_devices(call, axis_names={"x"})(X), np.sin(X), rtol=1e-5)
 
 
-@bug("core/evaluate.py: _DEBUGGING", raises=jax.errors.JaxRuntimeError)
+# With JAX 0.9 it aborts the process.
+@bug("core/evaluate.py: _DEBUGGING", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10))
 def test_a_callback_without_operands_beside_axes_of_the_compiler():
     def call(v):
         jax.debug.callback(lambda: None)

@@ -77,6 +77,13 @@ NICE = {
 # Of those that JAX still has.
 MOST_NEEDED, MOST = 5, 27
 
+# module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
+TEXTS = {
+    "core.trace": 4,  # an unbound axis, an integer that is a name, a result that is no array: JAX has no types for them
+    "core.notes": 4,  # notes on errors of JAX and NumPy
+    "errors": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
+}
+
 # Variables of the fence that hold private objects, or public ones of which private attributes are read; and the
 # attributes of theirs that are public.
 PRIVATE_OBJECTS = {
@@ -325,6 +332,29 @@ def test_the_list_gets_no_longer():
     assert (still[0], sum(still)) == (MOST_NEEDED, MOST)
     assert f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "support.md").read_text()
     assert set(NICE) == set(nice.PARTS)
+
+
+def questions_to_texts(source):
+    """How often a source compares, or searches, the text of an error."""
+    asked = re.compile(r"(str\(error\)|\{error\})")
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Compare) or is_search(n)]
+    return sum(len(asked.findall(ast.unparse(node))) for node in nodes)
+
+
+SEARCHES = ("search", "match", "fullmatch", "startswith")
+
+
+def is_search(node):
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in SEARCHES
+
+
+def test_what_reads_the_texts_of_errors_is_listed():
+    assert {name: n for name, source in SOURCES.items() if (n := questions_to_texts(source))} == TEXTS
+
+
+def test_the_fence_around_texts_holds():
+    assert questions_to_texts("if 'a' in str(error) or re.search('b', str(error)) or 'c' in f'{error}': pass") == 3
+    assert questions_to_texts("print(str(error))") == 0
 
 
 def test_the_parameters_of_equations_that_are_read_are_listed():
