@@ -190,6 +190,19 @@ def private_things(source, objects):
     """
     tree = ast.parse(source)
     names = {**bindings(tree), **{name: name for name in objects}}
+    for side in ("body", "orelse"):
+        assigned = {name: path for name, path in assigned_by_branches(tree, names, side) if path}
+        yield from private_things_of(tree, {**names, **assigned}, objects)
+
+
+def assigned_by_branches(tree, names, side):
+    """What ``thing = new.name if VERSION >= (0, 13, 0) else old.name`` stands for, on one side."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
+            yield ast.unparse(node.targets[0]), path_of(getattr(node.value, side), names)
+
+
+def private_things_of(tree, names, objects):
     for path in names.values():
         if of_jax(path) and not is_module(path):
             yield path
@@ -350,6 +363,7 @@ def test_the_parameters_of_equations_that_are_read_are_listed():
         ("def f(held):\n    return held.x + getattr(held, 'y') + held['z']", {"held.x", "held.y", "held['z']"}),
         ("'some text' in str(error)", {"text 'some text'"}),
         ("type(x).__name__ == 'Thing'", {"class Thing"}),
+        ("y = held.x if V else held.w\ny.z", {"held.x", "held.w", "held.x.z", "held.w.z"}),
     ],
 )
 def test_the_fence_finds_private_things(source, found):
