@@ -21,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import lib as jax_lib
-from jax.experimental import hijax
+from jax.experimental import hijax, pallas
 from jax.extend import core as jex_core
 from jax.extend import linear_util
 from jax.extend import source_info_util as jex_source_info
 from jax.interpreters import ad, batching, mlir, partial_eval
 from test_fences import FENCE, ROOT, SOURCES, bindings, is_private, names_defined_in
 
+from xmap_compat import _jax
 from xmap_compat._jax import nice, version
 from xmap_compat._jax.nice import plain
 from xmap_compat._jax.version import VERSION, parse_version
@@ -105,6 +106,13 @@ PARAMETERS = re.findall(
     unroll
     """,
 )
+# Those of some releases.
+PARAMETERS_OF = {
+    "ft_in": "0.11 on",
+    "manual_axes": "0.9 to 0.10.1",
+    "newly_manual_axes": "0.10.2 on",
+    "num_carry": "0.9 to 0.10",
+}
 
 # ------------------------------------------------------------------------- reading sources
 
@@ -351,6 +359,34 @@ def test_the_parameters_of_equations_that_are_read_are_listed():
         if isinstance(holder, ast.Name | ast.Attribute) and ast.unparse(holder) in ("params", "eqn.params", "bound"):
             found |= {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     assert found - {"call_hi_primitive", "axes"} == set(PARAMETERS)
+
+
+def structured_program(x):
+    """A program with an equation of each kind."""
+    jvp = jax.custom_jvp(jnp.sin)
+    jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    vjp = jax.custom_vjp(jnp.sin)
+    vjp.defvjp(lambda x: (x, ()), lambda _, ct: (ct,), optimize_remat=True)
+    batched = jax.custom_batching.custom_vmap(jnp.sin)
+    batched.def_vmap(lambda size, is_batched, x: (x, is_batched[0]))
+    mesh = jax.sharding.AbstractMesh((1,), ("m",))
+    x = jax.lax.scan(lambda c, _: (c, c), x, None, 2)[0]
+    x = jax.lax.while_loop(lambda c: c < 1, jvp, x)
+    x = jax.lax.platform_dependent(x, cpu=vjp, default=batched)
+    x = jax.checkpoint(jax.jit(jnp.sin))(x) + jax.vjp(vjp, x)[0]
+    x = jax.lax.custom_linear_solve(lambda v: v, x, lambda _, b: b, lambda _, b: b)
+    x = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(x)
+    x = pallas.pallas_call(lambda read, written: None, x, interpret=True)(x)
+    return jnp.dot(jax.lax.all_gather(x, "i"), jnp.ones(1))
+
+
+def test_equations_of_this_jax_have_each_listed_parameter():
+    program = jax.make_jaxpr(structured_program, axis_env=[("i", 1)])(1.0)
+    found = {name for eqn, _ in _jax.walk(program) for name in eqn.params}
+    made_elsewhere = {"_prim", "subfuns"}  # by hijax (its classes have no equation in some releases), and by `bind`
+    expected = {name for name in PARAMETERS if is_of_this_jax(PARAMETERS_OF.get(name, "0.9 on"))}
+    gone = sorted(expected - made_elsewhere - found)
+    assert not gone, f"no equation of jax {jax.__version__} has {gone} any more"
 
 
 @pytest.mark.parametrize(
