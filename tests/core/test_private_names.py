@@ -21,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import lib as jax_lib
-from jax.experimental import hijax
+from jax.experimental import hijax, pallas
 from jax.extend import core as jex_core
 from jax.extend import linear_util
 from jax.extend import source_info_util as jex_source_info
 from jax.interpreters import ad, batching, mlir, partial_eval
 from test_fences import FENCE, ROOT, SOURCES, bindings, is_private, names_defined_in
 
+from xmap_compat import _jax
 from xmap_compat._jax import nice, version
 from xmap_compat._jax.nice import plain
 from xmap_compat._jax.version import VERSION, parse_version
@@ -108,6 +109,13 @@ PARAMETERS = re.findall(
     unroll
     """,
 )
+# Those of some releases.
+PARAMETERS_OF = {
+    "ft_in": "0.11 on",
+    "manual_axes": "0.9 to 0.10.1",
+    "newly_manual_axes": "0.10.2 on",
+    "num_carry": "0.9 to 0.10",
+}
 
 # ------------------------------------------------------------------------- reading sources
 
@@ -196,6 +204,19 @@ def private_things(source, objects):
     """
     tree = ast.parse(source)
     names = {**bindings(tree), **{name: name for name in objects}}
+    for side in ("body", "orelse"):
+        assigned = {name: path for name, path in assigned_by_branches(tree, names, side) if path}
+        yield from private_things_of(tree, {**names, **assigned}, objects)
+
+
+def assigned_by_branches(tree, names, side):
+    """What ``thing = new.name if VERSION >= (0, 13, 0) else old.name`` stands for, on one side."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
+            yield ast.unparse(node.targets[0]), path_of(getattr(node.value, side), names)
+
+
+def private_things_of(tree, names, objects):
     for path in names.values():
         if of_jax(path) and not is_module(path):
             yield path
@@ -369,6 +390,34 @@ def test_the_parameters_of_equations_that_are_read_are_listed():
     assert found - {"call_hi_primitive", "axes"} == set(PARAMETERS)
 
 
+def structured_program(x):
+    """A program with an equation of each kind."""
+    jvp = jax.custom_jvp(jnp.sin)
+    jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    vjp = jax.custom_vjp(jnp.sin)
+    vjp.defvjp(lambda x: (x, ()), lambda _, ct: (ct,), optimize_remat=True)
+    batched = jax.custom_batching.custom_vmap(jnp.sin)
+    batched.def_vmap(lambda size, is_batched, x: (x, is_batched[0]))
+    mesh = jax.sharding.AbstractMesh((1,), ("m",))
+    x = jax.lax.scan(lambda c, _: (c, c), x, None, 2)[0]
+    x = jax.lax.while_loop(lambda c: c < 1, jvp, x)
+    x = jax.lax.platform_dependent(x, cpu=vjp, default=batched)
+    x = jax.checkpoint(jax.jit(jnp.sin))(x) + jax.vjp(vjp, x)[0]
+    x = jax.lax.custom_linear_solve(lambda v: v, x, lambda _, b: b, lambda _, b: b)
+    x = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(x)
+    x = pallas.pallas_call(lambda read, written: None, x, interpret=True)(x)
+    return jnp.dot(jax.lax.all_gather(x, "i"), jnp.ones(1))
+
+
+def test_equations_of_this_jax_have_each_listed_parameter():
+    program = jax.make_jaxpr(structured_program, axis_env=[("i", 1)])(1.0)
+    found = {name for eqn, _ in _jax.walk(program) for name in eqn.params}
+    made_elsewhere = {"_prim", "subfuns"}  # by hijax (its classes have no equation in some releases), and by `bind`
+    expected = {name for name in PARAMETERS if is_of_this_jax(PARAMETERS_OF.get(name, "0.9 on"))}
+    gone = sorted(expected - made_elsewhere - found)
+    assert not gone, f"no equation of jax {jax.__version__} has {gone} any more"
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
@@ -379,6 +428,7 @@ def test_the_parameters_of_equations_that_are_read_are_listed():
         ("def f(held):\n    return held.x + getattr(held, 'y') + held['z']", {"held.x", "held.y", "held['z']"}),
         ("'some text' in str(error)", {"text 'some text'"}),
         ("type(x).__name__ == 'Thing'", {"class Thing"}),
+        ("y = held.x if V else held.w\ny.z", {"held.x", "held.w", "held.x.z", "held.w.z"}),
     ],
 )
 def test_the_fence_finds_private_things(source, found):

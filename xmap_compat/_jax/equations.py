@@ -239,7 +239,7 @@ def _checkpoint(params):
 
 
 def _scan(params):
-    """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.12."""
+    """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
         num_consts, num_carry = params["num_consts"], params["num_carry"]
     else:

@@ -14,13 +14,15 @@ from xmap_compat._jax.patches import Restoration
 _create_sharding = pjit._create_sharding_for_array
 if list(inspect.signature(_create_sharding).parameters) != ["mesh", "x", "name", "api_name"]:
     raise ImportError("pjit._create_sharding_for_array takes other arguments")
-# What contexts need is tried here: one that is entered by half would stay so.
-thread_resources.stack[-1]._replace(physical_mesh=thread_resources.env.physical_mesh)
 
 
 def innermost() -> tuple[Any, Any]:
     """What is in scope in this thread: an object of its own for each context, and its mesh, which may be empty."""
     return thread_resources.env, thread_resources.env.physical_mesh
+
+
+# What contexts need is tried here: one that is entered by half would stay so.
+thread_resources.stack[-1]._replace(physical_mesh=innermost()[1])
 
 
 def push(mesh: jax.sharding.Mesh) -> Any:
@@ -50,7 +52,7 @@ def bare_specs(restoration: Restoration) -> None:
 
     def create_sharding(mesh, x, name, api_name):
         if api_name == "jit" and mesh.empty and isinstance(x, jax.sharding.PartitionSpec):
-            mesh = thread_resources.env.physical_mesh
+            _, mesh = innermost()
         return _create_sharding(mesh, x, name, api_name)
 
     restoration.attribute(pjit, "_create_sharding_for_array", create_sharding)
