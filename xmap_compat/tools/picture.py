@@ -381,16 +381,11 @@ def _(found: Candidates) -> str:
     usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
     in_seconds = all(cost.seconds or c.measured for c, cost in usable)
     points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
-    return _scatter(
-        points, "time" if in_seconds else "FLOPs", "bytes of memory", show_seconds if in_seconds else _show_flops
-    )
+    across, show = ("time", show_seconds) if in_seconds else ("FLOPs", lambda count: show_count(round(count)))
+    return _scatter(points, across, "bytes of memory", show)
 
 
 LINE = 13.0
-
-
-def _show_flops(count: float) -> str:
-    return show_count(round(count))
 
 
 def _scatter(
