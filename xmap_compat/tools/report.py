@@ -109,13 +109,14 @@ def _gathered_rows(plan: CallPlan | StepPlan) -> Rows:
 
 def _transfer_rows(transfers: Sequence[Transfer], title: str) -> Rows:
     """A row for each group of transfers that come from one line of the user's and are alike."""
-    rows: Rows = [(title, "over", "of", "where", "bytes sent", "times", "for")]
+    has_numbers = any(t.combined for t in transfers)
+    rows: Rows = [(title, "over", "of", "where", "bytes sent", "times", "for", *["combined"] * has_numbers)]
     for t, count in alike_transfers(transfers):
         name = f"{count} x {t.kind}" if count > 1 else t.kind
         times = "each turn" if t.times is None else str(t.times)
         purpose = "derivative" if t.derivative else "function"
         cells = listed(t.mesh_axes), listed(t.axes), str(t.where or ""), show_bytes(t.bytes_sent), times, purpose
-        rows.append((name, *cells))
+        rows.append((name, *cells, *[str(t.combined or "")] * has_numbers))
     return rows
 
 
@@ -167,7 +168,9 @@ def _shown(tables: Sequence[Rows]) -> list[Rows]:
 def _total(plan: CallPlan | StepPlan) -> str:
     known = sum(t.total or 0 for t in plan.transfers)
     more = "" if all(t.times is not None for t in plan.transfers) else ", and more in each turn of a while loop"
-    return f"in all, each device sends {show_bytes(known)}{more}"
+    each = {t.combined: f"{t.kind}s over {listed(t.mesh_axes)}" for t in plan.transfers if t.combined}
+    one = f"; XLA combines {tally(each.values(), MAX_OPERANDS)}" if each else ""
+    return f"in all, each device sends {show_bytes(known)}{more}{one}"
 
 
 def _title(plan: CallPlan | StepPlan) -> str:
