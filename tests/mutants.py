@@ -71,6 +71,15 @@ found_by(
     },
 )
 found_by(
+    "test_combined",
+    edits={
+        "if run and (is_full or needs[operation] & sum(bits[o] for o in run)):": "if run and is_full:",
+        "needs.update((o, needs[o] | every) for o in bits if needs[o] & together)": "pass",
+        "if _size(o) <= limit]": "]",
+        "found.setdefault((t.combined, 0 if t.combined else k), []).append(t)": "found.setdefault(k, []).append(t)",
+    },
+)
+found_by(
     "test_search",
     edits={
         "same = _exchanged(c.axis_resources, equal) if c.refused is None else": "same = '' if c.refused is None else",

@@ -218,6 +218,7 @@ def test_links_can_be_given_for_mesh_axes_and_kinds():
     assert communication(machine, exchange) == slower.seconds(exchange)
     over_both = transfer("all-gather", V, 16, ("node", "gpu"))
     assert communication(machine, over_both) == both.seconds(over_both)
+    assert communication(machine, dataclasses.replace(over_both, mesh_axes=("gpu", "node"))) == both.seconds(over_both)
 
 
 def test_an_unknown_device_has_no_figures():
@@ -295,6 +296,7 @@ def test_measuring_gives_every_figure():
     kinds = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ppermute"}
     assert set(found.links) == {("x", kind) for kind in kinds}
     assert all(link.bandwidth > 0 and link.latency >= 0 for link in found.links.values())
+    assert found.combined == {"all-reduce": float("inf")}
     f = xmap(lambda v: lax.psum(v, "i"), ["i"], [], axis_resources={"i": "x"})
     with mesh:
         cost = plan(f, jax.ShapeDtypeStruct((8,), np.float32)).cost_on(found)

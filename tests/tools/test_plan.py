@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.sharding import PartitionSpec as P
 
+import xmap_compat
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
 from xmap_compat.tools.grid import block_holders, ranges
 from xmap_compat.tools.text import show_bytes, wrapped
@@ -713,13 +714,30 @@ def test_a_plan_with_a_hundred_parameters_fits_a_screen(mesh42):
     assert plan.picture().count("┌") == 12  # the mesh, five kinds of parameters and of results, and x
 
 
+def test_what_a_report_leaves_out_is_where_it_says(mesh42, monkeypatch):
+    """Rows and those counted at the end are all of the attribute that the report names."""
+    monkeypatch.setenv("COLUMNS", "200")
+    f = xmap(lambda *vs: [jnp.sin(v) for v in vs], ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    with mesh42:
+        plan = f.plan(*[shaped(8, 1 + k) for k in range(70)])
+    left_out = re.findall(r"\.\.\. and (\d+) more( line)?s?: see (plan\.\w+)", str(plan))
+    assert [where for *_, where in left_out] == ["plan.arguments", "plan.results", "plan.program"]
+    for count, is_line, where in left_out:
+        every = str(plan.program).splitlines() if is_line else getattr(plan, where.removeprefix("plan."))
+        assert len(every) - int(count) >= 11
+    drawn = re.findall(r"\.\.\. and (\d+) more kinds: see (plan\.\w+)", plan.svg())
+    assert drawn == [("10", "plan.arguments"), ("10", "plan.results")]
+    steps = xmap_compat.plan(lambda v: [f(v[: 8 * k]) for k in range(1, 15)], shaped(112, 3), mesh=mesh42)
+    assert "... and 3 more: see plan.calls" in str(steps) and len(steps.calls) == 14
+
+
 def test_one_sum_of_many_arrays_is_one_row(mesh42, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with mesh42:
         f = xmap(lambda *a: lax.psum(a, "i"), ["i", ...], {}, axis_resources={"i": "x"})
         report = str(f.plan(*[shaped(8, 3 + k % 4) for k in range(8)]))
     words = re.sub(r"\s+", " ", report)
-    assert words.count("local sum") == words.count("all-reduce") == 1
+    assert words.count("local sum") == words.count("all-reduce over") == 1
     assert "2 x f32[3]{i}, 2 x f32[4]{i}, and 2 more types" in words
 
 

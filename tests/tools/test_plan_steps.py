@@ -444,6 +444,29 @@ def test_loops_of_a_compiled_program_are_multiplied():
     assert steps.from_hlo(found["all-gather"], SIZES).mesh_axes == ("x",)
 
 
+ONE = "f32[2,4]{1,0:T(8,128)}"
+STARTED = {
+    "an older all-reduce": (f"{ONE} all-reduce-start", 32),
+    "an older all-reduce of two": (f"({ONE}, {ONE}) all-reduce-start", 64),
+    "an all-reduce": (f"(({ONE}), {ONE}) all-reduce-start", 32),
+    "an all-reduce of two": (f"(({ONE}, {ONE}), ({ONE}, {ONE})) all-reduce-start", 64),
+    "an all-gather": (f"({ONE}, f32[8,4]{{1,0}}) all-gather-start", 128),
+    "an all-gather of two": (f"(({ONE}, {ONE}), (f32[8,4], f32[8,4])) all-gather-start", 256),
+    "a permutation": (f"({ONE}, {ONE}, u32[], u32[]) collective-permute-start", 32),
+    "a permutation of two": (f"(({ONE}, {ONE}), ({ONE}, {ONE}), u32[]) collective-permute-start", 64),
+    "an exchange": (f"(({ONE}), {ONE}) all-to-all-start", 32),
+}
+
+
+@pytest.mark.parametrize(("instruction", "nbytes"), STARTED.values(), ids=STARTED)
+def test_an_asynchronous_collective_has_the_bytes_of_its_results(instruction, nbytes):
+    """As compilers for GPUs and TPUs write them; the older ones do not return the operands of an all-reduce."""
+    text = "HloModule jit_f, num_partitions=8\n\n  %start.1 = {}(%a), {}={{{{0,2}},{{4,6}}}}, channel_id=1\n"
+    groups = "source_target_pairs" if "permute" in instruction else "replica_groups"
+    (found,) = hlo.collectives(text.format(instruction, groups))
+    assert found.nbytes == nbytes
+
+
 # ------------------------------------------------------------------------- reports and pictures
 
 

@@ -10,9 +10,10 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core.errors import should_be
+from xmap_compat.tools.combined import combined
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.staged import Tree
-from xmap_compat.tools.transfers import Transfer
+from xmap_compat.tools.transfers import Transfer, transfers_of
 from xmap_compat.tools.work import bytes_held, work_of
 
 
@@ -42,24 +43,26 @@ class Cost:
 
 def price(
     tree: Tree,
-    transfers: Sequence[Transfer],
     mesh: _jax.AnyMesh | None,
     hardware: Hardware | None = None,
+    transfers: Sequence[Transfer] | None = None,
     memory: int | None = None,
 ) -> Cost:
     """The price of a staged program.
 
     Args:
       tree: the program.
-      transfers: its transfers between devices.
       mesh: the mesh that it runs on; None for one device.
       hardware: the hardware that it runs on; None for the published figures of the mesh's devices.
+      transfers: the transfers of the compiled program; None for those of the staged one.
       memory: the bytes that it needs, if XLA has reported them.
     """
     if not isinstance(hardware, (Hardware, type(None))):
         raise should_be("The argument hardware of cost_on", "a Hardware", hardware)
     work = work_of(tree)
     asked, hardware = hardware is not None, hardware or Hardware.of(mesh)
+    if transfers is None:
+        transfers = transfers_of(tree, combined(tree, hardware.combined if hardware else {}))
     placed = asked or not transfers or not isinstance(mesh, jax.sharding.AbstractMesh)  # it needs per_host
     known = placed and not work.endless and all(t.times is not None for t in transfers)
     parts = hardware.parts(work, transfers, mesh) if known and hardware is not None else None

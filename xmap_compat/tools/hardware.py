@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import time
@@ -23,6 +24,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core.errors import should_be
 from xmap_compat.tools import errors
+from xmap_compat.tools.combined import COMBINED, joined, limits_of
 from xmap_compat.tools.links import Checked, Link, levels_of, seconds_over
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
@@ -79,6 +81,7 @@ class Hardware(Checked):
       links: links that replace these two for certain mesh axes or tuples of them, or for one kind of transfer by
         ``(mesh axis, kind)``: ``{'x': nvlink, 'y': network, ('x', 'all-to-all'): slower}``.
       alone: the rates of a device while the others idle (fake devices share one machine); None if they are the same.
+      combined: the kinds of transfers that XLA combines, so that several have one latency, and up to how many bytes.
 
     ``Hardware.of(mesh)`` returns the published figures of a mesh's devices, or None.
     ``Hardware.measure(mesh)`` measures these devices.
@@ -101,6 +104,7 @@ class Hardware(Checked):
     alone: Rates | None = None
     per_host: int | Mapping[Any, int] | None = None
     margin: float = 0.3
+    combined: Mapping[str, float] = dataclasses.field(default_factory=lambda: COMBINED["gpu"])
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +135,7 @@ class Hardware(Checked):
         products = {key[1:]: count for key, count in work.counts.items() if isinstance(key, tuple)}
         others = (work.counts["flops"] - sum(products.values())) / rates.other if rates.other else 0.0
         computing = sum(n / rates.of_products(*kind) for kind, n in products.items())
-        moved = sum(self._seconds(t, mesh) * (t.times or 0) for t in transfers)
+        moved = sum(self._seconds(t, mesh) * (t.times or 0) for t in joined(transfers))
         return {
             "compute": rates.start + rates.kernel * work.counts["kernels"] + computing + others,
             "memory": work.counts["accessed"] / rates.bandwidth,
@@ -141,8 +145,8 @@ class Hardware(Checked):
     def _seconds(self, transfer: Transfer, mesh: _jax.AnyMesh | None) -> float:
         """Seconds of one transfer, by the link of its kind and mesh axes, or by the links of its levels."""
         axes = transfer.mesh_axes
-        key = axes[0] if len(axes) == 1 else axes
-        for given in ((key, transfer.kind), key):
+        keys = axes if len(axes) == 1 else [*itertools.permutations(axes)]
+        for given in (*((key, transfer.kind) for key in keys), *keys):
             if given in self.links:
                 return self.links[given].seconds(transfer)
         if mesh is None:
@@ -172,7 +176,8 @@ class Hardware(Checked):
                     links[key, kind] = _measured_link(mesh, axes, kind, sizes, rates.start)
         slowest = min(links.values(), key=lambda link: link.bandwidth, default=Link(float("inf")))
         name = f"{mesh.devices.flat[0].device_kind}, measured"
-        return Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
+        found = Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
+        return dataclasses.replace(found, combined=limits_of(mesh))
 
 
 def _device_of(mesh: Any) -> Any:
@@ -186,12 +191,13 @@ def _device_of(mesh: Any) -> Any:
 
 _ICI4, _ICI5P = Link(2 * 4.5e10, 1e-6, ring=True), Link(2 * 9e10, 1e-6, ring=True)
 _NVLINK3, _NVLINK4 = Link(3e11, 5e-6), Link(4.5e11, 5e-6)
+_Tpu = functools.partial(Hardware, combined=COMBINED["tpu"])
 # By jax.Device.device_kind.  JAX multiplies float32 in one pass of bf16 on TPUs, and in TF32 at half the rate on GPUs.
 PUBLISHED = {
-    "TPU v4": Hardware("TPU v4", Rates(2.75e14, 1.2e12), _ICI4, 32e9),
-    "TPU v5 lite": Hardware("TPU v5e", Rates(1.97e14, 8.1e11), _ICI4, 16e9),
-    "TPU v5": Hardware("TPU v5p", Rates(4.59e14, 2.8e12), _ICI5P, 96e9),
-    "TPU v6 lite": Hardware("TPU v6e", Rates(9.2e14, 1.6e12), _ICI5P, 32e9),
+    "TPU v4": _Tpu("TPU v4", Rates(2.75e14, 1.2e12), _ICI4, 32e9),
+    "TPU v5 lite": _Tpu("TPU v5e", Rates(1.97e14, 8.1e11), _ICI4, 16e9),
+    "TPU v5": _Tpu("TPU v5p", Rates(4.59e14, 2.8e12), _ICI5P, 96e9),
+    "TPU v6 lite": _Tpu("TPU v6e", Rates(9.2e14, 1.6e12), _ICI5P, 32e9),
     "NVIDIA A100-SXM4-80GB": Hardware("A100 SXM 80 GB", Rates(3.12e14, 2.0e12, 0.5), _NVLINK3, 80e9),
     "NVIDIA H100 80GB HBM3": Hardware("H100 SXM", Rates(9.89e14, 3.35e12, 0.5), _NVLINK4, 80e9),
     "NVIDIA H200": Hardware("H200 SXM", Rates(9.89e14, 4.8e12, 0.5), _NVLINK4, 141e9),

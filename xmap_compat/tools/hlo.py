@@ -28,6 +28,7 @@ _INSTRUCTION = re.compile(
     rf"= (?P<type>.+?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\((?P<rest>.*)$", re.MULTILINE
 )
 ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
+_LAYOUT, _ELEMENT = re.compile(r"\{[^}]*\}"), re.compile(r"\([^()]*\)|\w+\[[\d,]*\]")
 _LIST_OF_LISTS = re.compile(r"\{(\{[\d,]+\}(?:,\{[\d,]+\})*)?\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
@@ -115,12 +116,13 @@ def _collective(
         groups = parse_groups(_attribute(rest, "source_target_pairs"))
     else:
         groups = parse_groups(_attribute(rest, "replica_groups")) or (tuple(range(devices)),)
-    sizes = [_nbytes(*array) for array in ARRAY.findall(match["type"])]
-    # An asynchronous start (except of an all-reduce) returns its operands, its results, and counters.
-    asynchronous = match["start"] and kind != "all-reduce"
+    results = match["type"]
+    if match["start"] and (kind != "all-reduce" or results.startswith("((")):
+        # An asynchronous start returns its operands, its results, and counters; an older all-reduce its results alone.
+        results = _ELEMENT.findall(_LAYOUT.sub("", results)[1:-1])[1]
+    nbytes = sum(_nbytes(*array) for array in ARRAY.findall(results))
     name = _OP_NAME.search(rest)
     home = next((name for start, end, name in within if start <= match.start() < end), "")
-    nbytes = sizes[1] if asynchronous else sum(sizes)
     return CompiledCollective(kind, groups, nbytes, name[1] if name else "", turns.get(home, 1))
 
 

@@ -221,11 +221,11 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
     left, y = _draw_mesh(canvas, corner(plan.mesh), MARGIN, MARGIN + 40) + 36, MARGIN + 40
     placed = [call for call in calls if call.mesh == plan.mesh]
     for call in placed[:MAX_CALLS]:
-        of = "" if call is plan else f" of {call.function}"
+        of, at = ("", "plan") if call is plan else (f" of {call.function}", f"plan.calls[{calls.index(call)}]")
         for title, arrays in (("arguments", call.arguments), ("results", call.results)):
             if arrays:
                 canvas.text(left, y + 12, title + of, 13, "faint bold")
-                y = _draw_arrays(canvas, arrays, corner(plan.mesh), left, y + 28) + 20
+                y = _draw_arrays(canvas, arrays, f"{at}.{title}", corner(plan.mesh), left, y + 28) + 20
     rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
     if rest:
         y += 20
@@ -266,7 +266,7 @@ def _draw_mesh(canvas, mesh, x, y) -> float:
     return max(left + columns * width, x + _text_width(title, 13))
 
 
-def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
+def _draw_arrays(canvas, arrays, where, mesh, left, y) -> float:
     """Draw arrays side by side, in as many lines as needed; return the bottom edge."""
     x, line_bottom = left, y
     drawn = alike(arrays)
@@ -287,7 +287,7 @@ def _draw_arrays(canvas, arrays, mesh, left, y) -> float:
         x += width + GAP
     if len(drawn) > MAX_ARRAYS:
         line_bottom += 22
-        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds", 12, "faint")
+        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds: see {where}", 12, "faint")
     return line_bottom
 
 
@@ -356,7 +356,7 @@ def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
             _arrow(canvas, lanes[axis], y + 4, 84, "back" if t.derivative else "sent", t.kind == "ppermute", weight)
         canvas.text(x + len(lanes) * 110, y + 8, _described(t, count), 11.5)
     if len(rows) > MAX_TRANSFERS:
-        canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more", 12, "faint")
+        canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers", 12, "faint")
 
 
 def _described(t: Transfer, count: int = 1) -> str:
@@ -381,16 +381,11 @@ def _(found: Candidates) -> str:
     usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
     in_seconds = all(cost.seconds or c.measured for c, cost in usable)
     points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
-    return _scatter(
-        points, "time" if in_seconds else "FLOPs", "bytes of memory", show_seconds if in_seconds else _show_flops
-    )
+    across, show = ("time", show_seconds) if in_seconds else ("FLOPs", lambda count: show_count(round(count)))
+    return _scatter(points, across, "bytes of memory", show)
 
 
 LINE = 13.0
-
-
-def _show_flops(count: float) -> str:
-    return show_count(round(count))
 
 
 def _scatter(
@@ -410,20 +405,21 @@ def _scatter(
     front = sorted(at(p) for p, point in zip(logs, points) if point[3])
     if front:
         canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in front), "sent", 1)
-    labels: list[tuple[float, float, float]] = []
+    ends, under = (left, left + width), top + height
+    labels = [*((x - 40, x + 40, under + 16) for x in ends), (left + width / 2 - 40, left + width / 2 + 40, under + 32)]
     for p, (x, y, name, marked) in zip(logs, points):
         (cx, cy), kind = at(p), "back" if marked else "sent"
         canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {show(x)}, {show_bytes(round(y))}", 3, class_=kind)
         if marked:
-            ends, cy = cx + 6 + _text_width(name, 11), cy - 5
-            while any(abs(cy - y) < LINE and cx + 6 < end and begin < ends for begin, end, y in labels):
+            until, cy = cx + 6 + _text_width(name, 11), cy - 5
+            while any(abs(cy - y) < LINE and cx + 6 < end and begin < until for begin, end, y in labels):
                 cy += 1  # below the names that are already there
-            labels.append((cx + 6, ends, cy))
+            labels.append((cx + 6, until, cy))
             canvas.text(cx + 6, cy, name, 11)
     for edge, k in ((low, 0), (high, 1)):
-        canvas.text(left + k * width, top + height + 16, show(10 ** edge[0]), 11, "faint", "middle")
+        canvas.text(ends[k], under + 16, show(10 ** edge[0]), 11, "faint", "middle")
         canvas.text(MARGIN, top + height * (1 - k) + 4, show_bytes(round(10 ** edge[1])), 11, "faint")
-    canvas.text(left + width / 2, top + height + 32, across, 12, "bold", "middle")
+    canvas.text(left + width / 2, under + 32, across, 12, "bold", "middle")
     canvas.text(left, top - 8, up, 12, "bold")
     canvas.bottom += 30
     return canvas.document(f"{across} and {up}")

@@ -23,6 +23,7 @@ from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
+from xmap_compat.tools.combined import combined, limits_of
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.hardware import Hardware
@@ -143,7 +144,7 @@ class CallPlan(Shown):
 
     def cost_on(self, hardware: Hardware | None) -> Cost:
         """The price of a call on some hardware; None for the hardware of the mesh, as far as it is known."""
-        return price(self.staged.tree, self.transfers, self.mesh, hardware)
+        return price(self.staged.tree, self.mesh, hardware)
 
     @property
     def bytes_sent(self) -> int | None:
@@ -228,7 +229,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         arguments,
         _results(placed, jaxpr.out_avals),
         listing(placed, paths),
-        collectives(tree, marks),
+        collectives(tree, marks, combined(tree, limits_of(mesh))),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
         Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values())),

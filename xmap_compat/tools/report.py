@@ -109,13 +109,14 @@ def _gathered_rows(plan: CallPlan | StepPlan) -> Rows:
 
 def _transfer_rows(transfers: Sequence[Transfer], title: str) -> Rows:
     """A row for each group of transfers that come from one line of the user's and are alike."""
-    rows: Rows = [(title, "over", "of", "where", "bytes sent", "times", "for")]
+    has_numbers = any(t.combined for t in transfers)
+    rows: Rows = [(title, "over", "of", "where", "bytes sent", "times", "for", *["combined"] * has_numbers)]
     for t, count in alike_transfers(transfers):
         name = f"{count} x {t.kind}" if count > 1 else t.kind
         times = "each turn" if t.times is None else str(t.times)
         purpose = "derivative" if t.derivative else "function"
-        sent = show_bytes(t.bytes_sent)
-        rows.append((name, listed(t.mesh_axes), listed(t.axes), str(t.where or ""), sent, times, purpose))
+        cells = listed(t.mesh_axes), listed(t.axes), str(t.where or ""), show_bytes(t.bytes_sent), times, purpose
+        rows.append((name, *cells, *[str(t.combined or "")] * has_numbers))
     return rows
 
 
@@ -151,14 +152,25 @@ def _sent(collectives: Sequence[Collective]) -> str:
 def _tables(plan: CallPlan) -> list[Rows]:
     """The tables of axes, arguments, results and collectives, without empty ones."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
-    every = [_axis_rows(plan), _nested_rows(plan), *arrays, _gathered_rows(plan), _collective_rows(plan)]
-    return [grouped(rows) for rows in every if len(rows) > 1]
+    return _shown([_axis_rows(plan), _nested_rows(plan), *arrays, _gathered_rows(plan), _collective_rows(plan)])
+
+
+_PLACES = {"axis": "axes", "axis of a nested xmap": "nested", "gathered at entry": "gathered"}
+_PLACES |= {"added by the compiler": "compiled.added"}
+
+
+def _shown(tables: Sequence[Rows]) -> list[Rows]:
+    """The tables that have rows; a long one names the attribute of the plan that has all of them."""
+    titles = ((rows, rows[0][0]) for rows in tables if len(rows) > 1)
+    return [grouped(rows, f"plan.{_PLACES.get(title, f'{title}s')}") for rows, title in titles]
 
 
 def _total(plan: CallPlan | StepPlan) -> str:
     known = sum(t.total or 0 for t in plan.transfers)
     more = "" if all(t.times is not None for t in plan.transfers) else ", and more in each turn of a while loop"
-    return f"in all, each device sends {show_bytes(known)}{more}"
+    each = {t.combined: f"{t.kind}s over {listed(t.mesh_axes)}" for t in plan.transfers if t.combined}
+    one = f"; XLA combines {tally(each.values(), MAX_OPERANDS)}" if each else ""
+    return f"in all, each device sends {show_bytes(known)}{more}{one}"
 
 
 def _title(plan: CallPlan | StepPlan) -> str:
@@ -184,7 +196,7 @@ def _shortened(program: Listing, most: int) -> list[str]:
     if inputs > MAX_INPUTS:
         lines = [f"({plural(inputs, 'argument')})", *lines[inputs:]]
     hidden = len(lines) - most + 1
-    return [*lines[: most - 1], f"... and {plural(hidden, 'more line')}: print(plan.program)"] if hidden > 1 else lines
+    return [*lines[: most - 1], f"... and {plural(hidden, 'more line')}: see plan.program"] if hidden > 1 else lines
 
 
 def _lines(lines: Sequence[str]) -> str:
@@ -200,7 +212,7 @@ def _step_tables(plan: StepPlan) -> list[Rows]:
         )
     added = plan.compiled.added if plan.compiled else ()
     moved = [_transfer_rows(plan.transfers, "transfer"), _transfer_rows(added, "added by the compiler")]
-    return [grouped(rows) for rows in (calls, _gathered_rows(plan), *moved) if len(rows) > 1]
+    return _shown([calls, _gathered_rows(plan), *moved])
 
 
 def _step_lines(plan: StepPlan) -> list[str]:
@@ -246,8 +258,8 @@ def _candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
     refused = [c for c in found if c.refused is not None]
     why: Rows = [("refused", "why"), *((c.name, _first_sentence(c.refused)) for c in refused[:MAX_REFUSED])]
     hidden = max(len(usable) - MAX_CANDIDATES, 0), max(len(refused) - MAX_REFUSED, 0)
-    rows.extend([("", f"... and {hidden[0]} more: found[{MAX_CANDIDATES}:]", *[""] * 5)] if hidden[0] else [])
-    why.extend([(f"... and {hidden[1]} more", "[c.refused for c in found]")] if hidden[1] else [])
+    rows.extend([("", f"... and {hidden[0]} more: see found[{MAX_CANDIDATES}:]", *[""] * 5)] if hidden[0] else [])
+    why.extend([(f"... and {hidden[1]} more", "see .refused of each candidate in found")] if hidden[1] else [])
     return [table for table in (rows, why) if len(table) > 1]
 
 

@@ -27,6 +27,7 @@ from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, hlo
+from xmap_compat.tools.combined import combined, limits_of
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
 from xmap_compat.tools.hardware import Hardware
@@ -101,8 +102,8 @@ class StepPlan(Shown):
     def cost_on(self, hardware: Hardware | None) -> Cost:
         """The price of a step on some hardware; None for the hardware of the mesh, as far as it is known."""
         if self.compiled is None:
-            return price(self.tree, self.transfers, self.mesh, hardware)
-        return price(self.tree, self.compiled.transfers, self.mesh, hardware, self.compiled.memory)
+            return price(self.tree, self.mesh, hardware)
+        return price(self.tree, self.mesh, hardware, self.compiled.transfers, self.compiled.memory)
 
 
 def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None) -> StepPlan:
@@ -170,7 +171,7 @@ class StagedStep:
         paths = [argument_path(path, "args") for path, _ in leaves]
         in_step = gathered_in_step(self.jaxpr, [leaf for _, leaf in leaves], paths)
         gathered = tuple(dict.fromkeys([*in_step, *(g for call in self.plans for g in call.gathered)]))
-        transfers = every_transfer(tree, self.marks)
+        transfers = every_transfer(tree, self.marks, combined(tree, limits_of(self.mesh)))
         return StepPlan(name, self.mesh, tuple(dict.fromkeys(self.plans)), transfers, gathered, compiled, tree)
 
 

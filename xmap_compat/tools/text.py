@@ -145,8 +145,8 @@ def _continued(text: str, room: int) -> list[str]:
     return [lead + first, *(f"{lead}    {line}" for line in more)]
 
 
-def grouped(rows: Rows, most: int = MANY) -> Rows:
-    """If there are more than ``most`` rows, merge those that differ only in their first cell, and count the rest."""
+def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
+    """If there are more than ``most`` rows, merge those that differ only in their first cell; the rest is ``where``."""
     head, *body = rows
     if len(body) <= most:
         return rows
@@ -156,7 +156,7 @@ def grouped(rows: Rows, most: int = MANY) -> Rows:
     found = [(with_more(firsts), *rest) for rest, firsts in alike.items()]
     shown = found if len(found) <= most else found[: most - 1]
     hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
-    return [head, *shown, *([(f"... and {hidden} more", *[""] * (len(head) - 1))] if hidden else [])]
+    return [head, *shown, *([(f"... and {hidden} more: see {where}", *[""] * (len(head) - 1))] if hidden else [])]
 
 
 def with_more(alike: Sequence[str]) -> str:

@@ -44,6 +44,7 @@ class Transfer:
       derivative: whether it belongs to a derivative of the function, and not to the function itself.
       axes: the named axes of the collective that it is for; empty for a transfer that only a derivative needs.
       where: the user's call.
+      combined: transfers with the same number are one in the compiled program; None if it stays alone.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Transfer:
     derivative: bool = False
     axes: tuple[AxisName, ...] = ()
     where: Position | None = None
+    combined: int | None = None
 
     @property
     def total(self) -> int | None:
@@ -198,28 +200,32 @@ class MarkingEvaluator(Evaluator):
             return super().equation(eqn, operands)
 
 
-def collectives(tree: Tree, marks: Marks) -> tuple[Collective, ...]:
+Numbers = Mapping[Operation, int]
+
+
+def collectives(tree: Tree, marks: Marks, combined: Numbers) -> tuple[Collective, ...]:
     """The collectives of a staged program, by equation.  An equation that only holds others is left out."""
     done: dict[int | None, list[Transfer | str]] = {}
-    for number, _, what in _told(tree, marks):
+    for number, _, what in _told(tree, marks, combined):
         done.setdefault(number, []).append(what)
     found = (_collective(marked, _merged(done.get(marked.number, []))) for marked in marks.found.values())
     return tuple(c for c in found if c.transfers or c.operands or c.axes)
 
 
-def every_transfer(tree: Tree, marks: Marks) -> tuple[Transfer, ...]:
+def every_transfer(tree: Tree, marks: Marks, combined: Numbers) -> tuple[Transfer, ...]:
     """All transfers of a staged program, in its order."""
-    moved = ((what, _number(_CALL_MARK, stack)) for _, stack, what in _told(tree, marks) if isinstance(what, Transfer))
+    told = _told(tree, marks, combined)
+    moved = ((what, _number(_CALL_MARK, stack)) for _, stack, what in told if isinstance(what, Transfer))
     return tuple(
         t if t.axes or call is None else dataclasses.replace(t, axes=_split_over(marks.calls[call], t.mesh_axes))
         for t, call in moved
     )
 
 
-def _told(tree: Tree, marks: Marks) -> Iterator[tuple[int | None, str, Transfer | str]]:
+def _told(tree: Tree, marks: Marks, combined: Numbers) -> Iterator[tuple[int | None, str, Transfer | str]]:
     """Each transfer or local step of a staged program, after the number of its mark and its named scopes."""
     known = tuple(marks.found.values())
-    for operation, what in _done(tree):
+    for operation, what in _done(tree, combined):
         number = _number(_MARK, operation.stack)
         if isinstance(what, Transfer) and number is not None:
             what = _explained(what, known[number])
@@ -304,7 +310,14 @@ _LOCAL = {
 }
 
 
-def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Iterator[tuple[Operation, Transfer | str]]:
+def transfers_of(tree: Tree, combined: Numbers) -> list[Transfer]:
+    """The transfers of a staged program without the named axes that they are for."""
+    return [what for _, what in _done(tree, combined) if isinstance(what, Transfer)]
+
+
+def _done(
+    tree: Tree, combined: Numbers, times: int | None = 1, conditional: bool = False
+) -> Iterator[tuple[Operation, Transfer | str]]:
     """Every transfer of a program, and what its marked operations do on one device."""
     indices: set[tuple[Value, int | None]] = set()  # computed, under a mark, from the position of the device alone
     tangents: set[Any] = set()
@@ -316,14 +329,14 @@ def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Itera
         is_index = operation.name in _INDICES or all((v, mark) in indices for v in read)
         indices.update((v, mark) for v in operation.results if is_index)
         if operation.name in KINDS:
-            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents)
+            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents, combined)
         else:
             what = _local(operation, is_index) if mark is not None else None
         if what is not None:
             yield operation, what
         turns = None if times is None or operation.turns is None else times * operation.turns
         for branch in operation.branches:
-            yield from _done(branch.tree, turns, conditional or isinstance(operation.found, _jax.Cond))
+            yield from _done(branch.tree, combined, turns, conditional or isinstance(operation.found, _jax.Cond))
 
 
 def _local(operation: Operation, is_index: bool) -> str | None:
@@ -338,13 +351,10 @@ def _local(operation: Operation, is_index: bool) -> str | None:
 
 
 def _transfer(
-    operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any]
+    operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any], combined: Numbers
 ) -> Transfer | None:
     """A collective as a transfer; None if it crosses no devices."""
-    kind, params, mesh_shape = KINDS[operation.name], operation.eqn.params, operation.body.mesh_shape
-    axes = tuple(a for a in mentioned_names(params) if a in mesh_shape)
-    axes = _crossed(params["perm"], axes, mesh_shape) if kind == "ppermute" else axes
-    devices = math.prod(mesh_shape[a] for a in axes)
+    kind, (axes, devices) = KINDS[operation.name], crossing(operation)
     if devices == 1:
         return None
     avals = [v.aval for v in operation.operands]
@@ -353,18 +363,20 @@ def _transfer(
     slabs = avals[0].shape[0] if kind == "ppermute" and avals[0].shape else None
     sent = bytes_sent(kind, size, devices)
     # Forward mode stages the same operation twice, for the value and then for its tangent.
-    key = operation.body, mark, operation.name, str(params), operand
+    key = operation.body, mark, operation.name, str(operation.eqn.params), operand
     derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
     tangents.add(key)
-    where = position_of(operation.eqn)
-    return Transfer(kind, axes, devices, operand, slabs, sent, times, conditional, derivative, where=where)
+    where, number = position_of(operation.eqn), combined.get(operation)
+    return Transfer(kind, axes, devices, operand, slabs, sent, times, conditional, derivative, (), where, number)
 
 
-def _crossed(pairs: Sequence[tuple[int, int]], axes: tuple[Any, ...], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
-    """Those of several mesh axes along which some pair differs; all of them if no pair does."""
-    if len(axes) < 2:
-        return axes
-    return axes_within(pairs, {a: mesh_shape[a] for a in axes}) or axes
+def crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
+    """The mesh axes that a collective goes over, and the number of devices in each group: 1 if it moves nothing."""
+    params, mesh_shape = operation.eqn.params, operation.body.mesh_shape
+    axes = tuple(a for a in mentioned_names(params) if a in mesh_shape)
+    if operation.name == "ppermute" and len(axes) > 1:  # those along which some pair differs; all of them if none does
+        axes = axes_within(params["perm"], {a: mesh_shape[a] for a in axes}) or axes
+    return axes, math.prod(mesh_shape[a] for a in axes)
 
 
 def axes_within(groups: Sequence[Sequence[int]], mesh_shape: Mapping[Any, int]) -> tuple[Any, ...]:
