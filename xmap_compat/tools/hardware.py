@@ -155,10 +155,9 @@ class Hardware(Checked):
     def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 18)) -> Hardware:
         """Time matrix products, copies and every kind of collective over every mesh axis on the devices of a mesh.
 
-        This compiles dozens of small programs, which takes about ten seconds.  They are timed in turns until the figures
-        of two halves of the turns agree within 15 %.  If they never do, a line on stderr says that the machine is too
-        busy, and ``margin`` is as large as they differ.  Seconds of CPU devices are processor time, because fake devices
-        share the cores of one machine.
+        This compiles dozens of small programs and times them in turns, in about ten seconds, until two halves of the
+        turns agree within 15 %.  If they never do, a line on stderr says that the machine is too busy, and ``margin``
+        is how much they differ.  Seconds of CPUs are processor time, because fake devices share the cores.
 
         Args:
           sizes: how many float32 elements each device has of the arrays that are sent.

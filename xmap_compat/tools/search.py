@@ -431,8 +431,8 @@ def _plain(choice: tuple[Any, ...]) -> Any:
 
 def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
     """The candidates, some of them compiled and run."""
-    pending, done, count = _distinct(found), list[Candidate](), max(compile, measure)
-    count = min(count, len(pending))
+    pending, done = _distinct_first(found), list[Candidate]()
+    count = min(max(compile, measure), len(pending))
     while pending and len(done) < count:
         if time.monotonic() > end:
             print(f"search: time is up after {len(done)} of {count}", file=sys.stderr)
@@ -449,14 +449,14 @@ def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int
     return found
 
 
-def _distinct(found: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that can be used, without those that differ from a better one only in the order of mesh axes."""
-    kept: dict[Any, Candidate] = {}
-    for c in found:
+def _distinct_first(found: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates that can be used; last those that differ from a better one only in the order of mesh axes."""
+    kept, others = dict[Any, Candidate](), list[Candidate]()
+    for c in (c for c in found if c.refused is None):
         placed = {n: frozenset(map(str, rs)) for n, rs in parse_axis_resources(c.axis_resources).items() if rs}
-        if c.refused is None:
-            kept.setdefault(frozenset(placed.items()), c)
-    return list(kept.values())
+        if kept.setdefault(frozenset(placed.items()), c) is not c:
+            others.append(c)
+    return [*kept.values(), *others]
 
 
 def _next(pending: list[Candidate], done: list[Candidate], measure: int) -> Candidate:

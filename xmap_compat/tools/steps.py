@@ -232,8 +232,8 @@ def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return (step if hasattr(step, "lower") else jax.jit(step)).lower(*args).compile()
 
 
-def run_seconds(compiled: Any, args: tuple[Any, ...], device: Any, budget: float = 0.5) -> float:
-    """The shortest time of some calls of a ``jax.stages.Compiled`` by the clock of a device, because other programs only make a call slower.
+def run_seconds(compiled: Any, args: tuple[Any, ...], device: Any, budget: float = 1.0) -> float:
+    """The shortest time of some calls of a ``jax.stages.Compiled``, because other programs only make a call slower.
 
     Types become arrays of zeros.  Donated arguments are copied for each call.
     """
@@ -242,7 +242,7 @@ def run_seconds(compiled: Any, args: tuple[Any, ...], device: Any, budget: float
     copied = functools.partial(jax.device_put, may_alias=False) if donates else jax.device_put
     place = lambda: jax.block_until_ready(copied(concrete, compiled.input_shardings[0]))  # noqa: E731
     arguments, times, clock, end = place(), list[float](), clock_of(device), time.monotonic() + budget
-    while len(times) < 4 or (len(times) < 30 and time.monotonic() < end):
+    while len(times) < 4 or (len(times) < 100 and time.monotonic() < end):
         begin = clock()
         jax.block_until_ready(compiled(*arguments))
         times.append(clock() - begin)

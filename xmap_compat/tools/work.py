@@ -21,8 +21,9 @@ class Work:
     """The work of a program on one device.
 
     Attributes:
-      counts: ``'flops'``, of which ``('products', n, batched)`` are in matrix products and convolutions of elements of
-        n bytes, in batches of small ones or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations after fusion.
+      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products and convolutions of elements of
+        n bytes, in batches of small ones or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations
+        after fusion.
       peak: bytes of temporaries and results.
       endless: whether there is a loop with an unknown trip count, which counts as one iteration.
     """
