@@ -13,8 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat import Hardware, Link, Mesh, pdot, search, xmap
-from xmap_compat.tools import hardware, steps
-from xmap_compat.tools import search as module
+from xmap_compat.tools import hardware, runs, steps
 from xmap_compat.tools.hardware import Rates
 
 SLOW_LINKS = Hardware("slow links", Rates(1e9, 1e9), Link(1e8, 1e-3))
@@ -112,7 +111,7 @@ def test_what_runs_only_if_you_ask_for_it(mesh42, ran, make, args, options, why)
 
 
 def test_a_mesh_of_several_processes_is_not_run(mesh42, ran, monkeypatch):
-    monkeypatch.setattr(module.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(runs.jax, "process_index", lambda: 1)
     found = search(product, *ARGS, mesh=mesh42, hardware=SLOW_LINKS)
     assert ran == [] and found.unrun == "the mesh has devices of other processes"
     with pytest.raises(ValueError, match=r"search\(measure=2\) is to run on a mesh with devices of other processes"):
@@ -158,7 +157,7 @@ def test_what_needs_more_memory_than_a_device_has_is_named_and_not_run(mesh42, r
     priced = search(product, *ARGS, mesh=mesh42, hardware=SLOW_LINKS, measure=0)
     memory = {c.name: c.cost.memory for c in priced if c.refused is None}
     room = sorted(memory.values())[len(memory) // 2]
-    monkeypatch.setattr(module, "_room", lambda mesh: room)
+    monkeypatch.setattr(runs, "room", lambda mesh: room)
     found = search(product, *ARGS, mesh=mesh42, hardware=SLOW_LINKS, memory=1e9)
     too_large = {c.name for c in found if c.refused and "it needs about" in c.refused}
     assert {name for name, needed in memory.items() if needed > room} <= too_large and "one device" in too_large
@@ -167,8 +166,8 @@ def test_what_needs_more_memory_than_a_device_has_is_named_and_not_run(mesh42, r
 
 
 def test_cpu_devices_share_the_memory_of_the_machine(mesh42):
-    room = module._room(mesh42)
-    assert room is None or room * 8 == pytest.approx(module._room(Mesh(jax.devices()[:1], "x")))
+    room = runs.room(mesh42)
+    assert room is None or room * 8 == pytest.approx(runs.room(Mesh(jax.devices()[:1], "x")))
 
 
 def test_a_run_that_fails_is_a_row(mesh42, ran, monkeypatch):

@@ -9,9 +9,6 @@ import dataclasses
 import itertools
 import math
 import numbers
-import os
-import re
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +18,11 @@ import jax
 
 from xmap_compat import _jax, api
 from xmap_compat.core.errors import should_be
-from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
+from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
 from xmap_compat.errors import no_devices
-from xmap_compat.tools import cost, errors, steps
-from xmap_compat.tools.hardware import PUBLISHED, Hardware
+from xmap_compat.tools import cost, errors, runs, steps
+from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.links import hashable, hosts_in
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.text import listed, show_bytes
@@ -167,52 +164,21 @@ def search(
     asked = f"search({'measure' if measure else 'compile'}={measure or compile})"
     if is_abstract and (compile or measure):
         raise no_devices(asked, scope)
-    if measure and _spans_processes(scope):
+    if measure and runs.spans_processes(scope):
         raise errors.measured_by_each_process(asked)
     with entered(None if is_abstract and mesh is None else scope), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about resources for axes that only some of the calls have
         task = _Task(_maker(make), args, dict(fixed or {}), hardware or Hardware.of(scope))
-        unrun = _why_unrun(task, scope) if measure is None else ""
+        unrun = runs.why_not(task, scope) if measure is None else ""
         measure = (0 if unrun else 3) if measure is None else measure
-        limits = memory or getattr(task.hardware, "memory", None), _room(scope) if measure else None
+        limits = memory or getattr(task.hardware, "memory", None), runs.room(scope) if measure else None
         task.memory = min(filter(None, limits), default=None)
         found = task.merged(c for resources in task.choices(limit) for c in task.priced(resources))
-        found = _looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
+        found = runs.looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
     margin = 0.0 if task.hardware is None else task.hardware.margin
     result = Candidates(_with_places(_with_front(sorted(found, key=_rank)), margin))
     result.margin, result.unrun = margin, unrun
     return result
-
-
-def _why_unrun(task: _Task, mesh: _jax.AnyMesh) -> str:
-    """Why a search runs nothing unless you ask for it; empty if it does."""
-    own, given = Hardware.of(mesh), task.hardware
-    is_published = given is not None and given.name in [h.name for h in PUBLISHED.values()]
-    calls = any(re.search("callback|print", str(eqn.primitive)) for eqn, _ in _jax.walk(task.staged.jaxpr))
-    reasons = {
-        "the mesh has no devices": not devices_of(mesh),
-        "the mesh has devices of other processes": _spans_processes(mesh),
-        "an argument is a type": any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(task.args)),
-        "the step calls back to Python": calls,
-        f"the hardware, {given and given.name}, is not that of the devices": is_published
-        and (own is None or own.name != given.name),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _spans_processes(mesh: _jax.AnyMesh) -> bool:
-    return any(device.process_index != jax.process_index() for device in devices_of(mesh))
-
-
-def _room(mesh: _jax.AnyMesh) -> float | None:
-    """Bytes of memory of a device of a mesh, if it is known; CPU devices share that of the machine."""
-    device = devices_of(mesh)[0]
-    if device.platform != "cpu":
-        return (device.memory_stats() or {}).get("bytes_limit")
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / mesh.size
-    except (AttributeError, ValueError, OSError):  # on other systems
-        return None
 
 
 _COUNT = (lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0, "a whole number that is not negative")
@@ -427,50 +393,3 @@ def _ignored(resources: Mapping[Any, Any], met: Sequence[Mapping[Any, Any]]) -> 
 
 def _plain(choice: tuple[Any, ...]) -> Any:
     return choice[0] if len(choice) == 1 else choice
-
-
-def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
-    """The candidates, some of them compiled and run."""
-    pending, done = _distinct_first(found), list[Candidate]()
-    count = min(max(compile, measure), len(pending))
-    while pending and len(done) < count:
-        if time.monotonic() > end:
-            print(f"search: time is up after {len(done)} of {count}", file=sys.stderr)
-            break
-        candidate = _next(pending, done, measure)
-        pending.remove(candidate)
-        print(f"search: {len(done) + 1} of {count}: {candidate.name}", file=sys.stderr)
-        at = next(k for k, c in enumerate(found) if c is candidate)
-        try:
-            found[at] = _made(task, candidate, run=len(done) < measure)
-            done.append(candidate)
-        except Exception as error:  # the next one is tried instead
-            found[at] = dataclasses.replace(candidate, refused=errors.not_compiled(error))
-    return found
-
-
-def _distinct_first(found: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that can be used; last those that differ from a better one only in the order of mesh axes."""
-    kept, others = dict[Any, Candidate](), list[Candidate]()
-    for c in (c for c in found if c.refused is None):
-        placed = {n: frozenset(map(str, rs)) for n, rs in parse_axis_resources(c.axis_resources).items() if rs}
-        if kept.setdefault(frozenset(placed.items()), c) is not c:
-            others.append(c)
-    return [*kept.values(), *others]
-
-
-def _next(pending: list[Candidate], done: list[Candidate], measure: int) -> Candidate:
-    """The first; but one device, and the first that uses several, are among those that are measured."""
-    missing = {True, False} - {c.is_split for c in done}
-    left = measure - len(done)
-    wanted = [c for c in pending if c.is_split in missing] if 0 < left <= len(missing) < measure else []
-    return (wanted or pending)[0]
-
-
-def _made(task: _Task, candidate: Candidate, run: bool) -> Candidate:
-    """A candidate that is compiled, and run if ``run``."""
-    step = task.make(dict(candidate.axis_resources))
-    compiled = steps.compile_step(step, task.args)
-    plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
-    seconds = steps.run_seconds(compiled, task.args, devices_of(task.scope.mesh)[0]) if run else None
-    return dataclasses.replace(candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds)
