@@ -51,6 +51,21 @@ def found_by(*tests, edits):
     MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
 
 
+# -------------------------------------------------------------- what a search runs, and measured hardware
+
+found_by(
+    "test_search_runs",
+    edits={
+        "functools.partial(jax.device_put, may_alias=False) if donates": "jax.device_put if donates",
+        "if 0 < left <= len(missing) < measure else []": "if False else []",
+        "measure = (0 if unrun else 3) if measure is None else measure": "measure = 3 if measure is None else measure",
+    },
+)
+found_by(
+    "test_hardware",
+    edits={"slope = (long - short) / (most - least)": "slope = long / most"},
+)
+
 # -------------------------------------------------------------- meshes without devices, levels
 
 found_by(

@@ -303,15 +303,29 @@ def test_measuring_gives_every_figure():
     assert 0 < cost.seconds[0] <= cost.seconds[1]
 
 
-def test_a_bandwidth_and_a_latency_are_fitted(monkeypatch):
-    """Times that follow the formula give the link back."""
-    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
-    true = Link(3e7, 2e-4)
-    monkeypatch.setattr(
-        hardware, "_turn_seconds", lambda _, step, v, turns, start: true.seconds(transfer("all-gather", v.nbytes, 4))
-    )
-    found = hardware._measured_link(mesh, ("x",), "all-gather", (1 << 10, 1 << 14, 1 << 18), 0.0)
-    assert (found.bandwidth, found.latency) == (pytest.approx(3e7), pytest.approx(2e-4))
+def test_figures_follow_from_times(monkeypatch):
+    """Probes that take what known figures say give these figures back."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    true, start, kernel, speed = Link(3e7, 2e-4), 1e-3, 1e-5, {None: 8e9, mesh: 1e9}
+
+    def seconds_of(key, probe):
+        if key[1] in ("start", "kernel"):
+            return start + probe.turns * kernel
+        turn = probe.work / speed[probe.mesh] if key[0] in (None, mesh) else true.latency + probe.work / true.bandwidth
+        return start + probe.turns * turn
+
+    monkeypatch.setattr(hardware, "_timer", lambda probe: probe)
+    shortest = lambda timers: ({key: seconds_of(key, probe) for key, probe in timers.items()}, 0.4)
+    monkeypatch.setattr(hardware, "_shortest", shortest)
+    found = Hardware.measure(mesh)
+    for rates, expected in ((found.rates, 1e9), (found.alone, 8e9)):
+        figures = rates.flops, rates.bandwidth, rates.batched, rates.other
+        assert figures == pytest.approx([expected] * 4)
+        assert (rates.kernel, rates.start) == pytest.approx((kernel, start))
+    assert {key for key, _ in found.links} == {"x", "y", ("x", "y")}
+    for link in found.links.values():
+        assert (link.bandwidth, link.latency) == (pytest.approx(3e7), pytest.approx(2e-4))
+    assert found.margin == 0.4  # of figures that differ by more than estimates are off
 
 
 # ------------------------------------------------------------------------------- on a GPU

@@ -220,7 +220,9 @@ def test_the_table_tells_all(mesh22, monkeypatch):
     head, priced, refused = str(found).split("\n\n")
     titles, *rows = priced.splitlines()
     assert head.startswith(f"{len(found)} assignments, best first; *")
-    assert head.endswith("times are estimates: those with one number are within 30% of the first of them, a tie")
+    assert head.endswith(
+        "times are estimates, because an argument is a type: those with one number are within 30% of the first, a tie"
+    )
     names = ["AXIS_RESOURCES", "FLOPS", "BYTES SENT", "MEMORY", "ESTIMATE", "MEASURED"]
     assert re.split(r"\s{2,}", titles.strip()) == names
     assert rows[0].startswith("1*")

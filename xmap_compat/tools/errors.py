@@ -28,6 +28,13 @@ def search_without_mesh() -> ValueError:
     )
 
 
+def measured_by_each_process(call: str) -> ValueError:
+    return ValueError(
+        f"{call} is to run on a mesh with devices of other processes, but each process would measure other times, and "
+        "might choose another assignment. Search with measure=0, or fix the assignment that a smaller mesh prefers"
+    )
+
+
 def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
     """A note for any exception that the user's function raises."""
     return f"search called make({dict(axis_resources)!r}), which should return the step for these axis_resources"

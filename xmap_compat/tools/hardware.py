@@ -11,9 +11,10 @@ import functools
 import itertools
 import math
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -154,10 +155,12 @@ class Hardware(Checked):
         return seconds_over(levels_of(transfer, mesh, self.links, self.link, self.network, self.per_host), transfer)
 
     @staticmethod
-    def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 15, 1 << 18)) -> Hardware:
+    def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 18)) -> Hardware:
         """Time matrix products, copies and every kind of collective over every mesh axis on the devices of a mesh.
 
-        This compiles dozens of small programs, which takes seconds.
+        This compiles dozens of small programs and times them in turns, in about ten seconds, until two halves of the
+        turns agree within 15 %.  If they never do, a line on stderr says that the machine is too busy, and ``margin``
+        is how much they differ.  Seconds of CPUs are processor time, because fake devices share the cores.
 
         Args:
           sizes: how many float32 elements each device has of the arrays that are sent.
@@ -166,17 +169,28 @@ class Hardware(Checked):
             raise should_be("The argument mesh of Hardware.measure", "a mesh, as of Mesh(devices, names)", mesh)
         if len({*sizes}) < 2 or min(sizes) <= 0:
             raise should_be("The argument sizes of Hardware.measure", "two different numbers or more", sizes)
-        links: dict[Any, Link] = {}
-        rates, alone = _measured_rates(_on_every_device(mesh)), _measured_rates(lambda fun: fun)
-        several = (tuple(mesh.axis_names),) if len(mesh.axis_names) > 1 else ()
-        for axes in [*((a,) for a in mesh.axis_names), *several]:
-            if math.prod(mesh.shape[a] for a in axes) > 1:
-                key = axes[0] if len(axes) == 1 else axes
-                for kind in _COLLECTIVES:
-                    links[key, kind] = _measured_link(mesh, axes, kind, sizes, rates.start)
+        names = [(a,) for a in mesh.axis_names] + [mesh.axis_names] * (len(mesh.axis_names) > 1)
+        groups = [axes for axes in names if math.prod(mesh.shape[a] for a in axes) > 1]
+        probes = dict(_probes(mesh, groups, (min(sizes), max(sizes))))
+        whole, off = _shortest({key: _timer(probe) for key, probe in probes.items()})
+        start = {where: whole[where, "start"] for where in (mesh, None)}
+        seconds = {key: max(whole[key] - start[p.mesh], 1e-9) / max(p.turns, 1) for key, p in probes.items()}
+        rates, alone = (
+            Rates(
+                **{k: probes[where, k].work / seconds[where, k] for k in ("flops", "bandwidth", "batched", "other")},
+                **{"kernel": seconds[where, "kernel"], "start": start[where]},
+            )
+            for where in (mesh, None)
+        )
+        links = {
+            (axes[0] if len(axes) == 1 else axes, kind): _fitted(
+                *((probes[axes, kind, end].work, seconds[axes, kind, end]) for end in (0, 1))
+            )
+            for axes, kind in itertools.product(groups, _COLLECTIVES)
+        }
         slowest = min(links.values(), key=lambda link: link.bandwidth, default=Link(float("inf")))
         name = f"{mesh.devices.flat[0].device_kind}, measured"
-        found = Hardware(name, rates, slowest, links=links, network=slowest, alone=alone)
+        found = Hardware(name, rates, slowest, links=links, network=slowest, alone=alone, margin=max(0.3, off))
         return dataclasses.replace(found, combined=limits_of(mesh))
 
 
@@ -225,58 +239,89 @@ _COLLECTIVES: dict[str, Callable[[Any, tuple[Any, ...], int], Any]] = {
     "all-to-all": lambda v, axes, n: lax.all_to_all(v, axes, 0, 0, tiled=True),
     "ppermute": lambda v, axes, n: lax.ppermute(v, axes, [(k, (k + 1) % n) for k in range(n)]),
 }
-_TURNS = 8
-
-Everywhere = Callable[[Callable[..., Any]], Callable[..., Any]]
+_REPEATS = 0.15
 
 
-def _measured_link(
-    mesh: jax.sharding.Mesh, axes: tuple[Any, ...], kind: str, sizes: Sequence[int], start: float
-) -> Link:
-    """Fit ``latency + bytes / bandwidth`` to the times of a collective."""
-    n = math.prod(mesh.shape[a] for a in axes)
-    step = lambda v: _COLLECTIVES[kind](v, axes, n) * np.float32(0.5)  # noqa: E731
-    arrays = [np.ones(-(-size // n) * n, np.float32) for size in sizes]
-    times = [_turn_seconds(_on_every_device(mesh), step, v, _TURNS, start) for v in arrays]
-    sent = [bytes_sent(kind, v.nbytes, n) for v in arrays]
-    slope = (times[-1] - times[0]) / (sent[-1] - sent[0])
-    slope = slope if slope > 0 else times[-1] / sent[-1]  # on a busy machine the fitted slope may be negative
-    return Link(1 / slope, max(times[0] - slope * sent[0], 0.0))
+class _Probe(NamedTuple):
+    """A program that repeats a step, on every device of a mesh or on one.
+
+    Attributes:
+      work: what a turn does: FLOPs, or bytes that are moved.
+    """
+
+    mesh: jax.sharding.Mesh | None
+    step: Callable[[Any], Any]
+    shape: tuple[int, ...]
+    turns: int
+    work: float = 0
 
 
-def _on_every_device(mesh: jax.sharding.Mesh) -> Everywhere:
-    whole = PartitionSpec()
-    return functools.partial(jax.shard_map, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+def _probes(
+    mesh: jax.sharding.Mesh, groups: Sequence[tuple[Any, ...]], sizes: tuple[int, int]
+) -> Iterator[tuple[Any, _Probe]]:
+    """Each figure on all devices and on one, and each collective with the smallest and largest size."""
+    for where in (mesh, None):
+        yield (where, "start"), _Probe(where, lambda v: v, (8,), 0)
+        yield (where, "kernel"), _Probe(where, lambda v: v @ v, (4, 4), 256)
+        yield (where, "flops"), _Probe(where, lambda v: v @ v, (384, 384), 4, 2 * 384**3)
+        yield (where, "batched"), _Probe(where, lambda v: v @ v, (64, 32, 32), 16, 2 * 64 * 32**3)
+        scaled = lambda v: v * np.float32(0.5) + 1  # noqa: E731
+        yield (where, "bandwidth"), _Probe(where, scaled, (1 << 21,), 4, 2 * 4 * (1 << 21))
+        yield (where, "other"), _Probe(where, lambda v: jnp.exp(-v), (1 << 15,), 16, 2 * (1 << 15))
+    for axes, kind, end in itertools.product(groups, _COLLECTIVES, (0, 1)):
+        n = math.prod(mesh.shape[a] for a in axes)
+        step = lambda v, axes=axes, kind=kind, n=n: _COLLECTIVES[kind](v, axes, n) * np.float32(0.5)  # noqa: E731
+        size = -(-sizes[end] // n) * n
+        yield (axes, kind, end), _Probe(mesh, step, (size,), (16, 4)[end], bytes_sent(kind, 4 * size, n))
 
 
-def _measured_rates(everywhere: Everywhere) -> Rates:
-    """The rates of devices that run the same program at the same time."""
-    start = _seconds(jax.jit(everywhere(lambda v: v + 1)), np.ones(8, np.float32), repeats=30)
-    ones = lambda *shape: np.full(shape, 1 / shape[-1], np.float32)  # noqa: E731
-    seconds = lambda step, v, turns: _turn_seconds(everywhere, step, v, turns, start)  # noqa: E731
-    return Rates(
-        2 * 384**3 / seconds(lambda v: v @ v, ones(384, 384), 8),
-        2 * 4 * (1 << 21) / seconds(lambda v: v * np.float32(0.5) + 1, ones(1 << 21), 8),
-        batched=2 * 64 * 32**3 / seconds(lambda v: v @ v, ones(64, 32, 32), 16),
-        other=2 * (1 << 15) / seconds(lambda v: jnp.exp(-v), ones(1 << 15), 32),
-        kernel=seconds(lambda v: v @ v, ones(4, 4), 256),
-        start=start,
-    )
+def clock_of(device: Any) -> Callable[[], float]:
+    """The clock for a device: processor time of all threads for CPUs, because fake devices share the cores."""
+    return time.process_time if device.platform == "cpu" else time.perf_counter
 
 
-def _turn_seconds(everywhere: Everywhere, step: Callable[[Any], Any], v: np.ndarray, turns: int, start: float) -> float:
-    """The time of one iteration of a loop over a step, without the start of the program."""
-    run = jax.jit(everywhere(lambda v, count: lax.fori_loop(0, count, lambda _, u: step(u), v)))
-    placed = run(v, 0)  # on the devices that use it, so that no call copies it
-    return max(_seconds(run, placed, turns) - start, 1e-9) / turns
+def _timer(probe: _Probe) -> Callable[[], float]:
+    """A measurement of a probe, which is compiled here."""
+    mesh, whole = probe.mesh, PartitionSpec()
+    clock = clock_of(jax.devices()[0] if mesh is None else mesh.devices.flat[0])
+    repeated = lambda v, count: lax.fori_loop(0, count, lambda _, u: probe.step(u), v)  # noqa: E731
+    everywhere = functools.partial(jax.shard_map, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    run = jax.jit(repeated if mesh is None else everywhere(repeated))
+    placed = run(np.full(probe.shape, 1 / probe.shape[-1], np.float32), 0)  # on its devices, so that no call copies it
+
+    def seconds():
+        begin = clock()
+        jax.block_until_ready(run(placed, probe.turns))
+        return clock() - begin
+
+    seconds()
+    return seconds
 
 
-def _seconds(fun: Callable[..., Any], *args: Any, repeats: int = 7) -> float:
-    """The shortest time of several calls after a warm-up, because other programs only make a call slower."""
-    jax.block_until_ready(fun(*args))
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(fun(*args))
-        times.append(time.perf_counter() - begin)
-    return min(times)
+def _shortest(timers: Mapping[Any, Callable[[], float]], budget: float = 8.0) -> tuple[dict[Any, float], float]:
+    """The shortest time of each timer, because other programs only make a call slower, and the error of the worst.
+
+    They take turns until the shortest times of even and of odd turns agree, or the budget of seconds is spent.
+    """
+    print(f"Hardware.measure: {len(timers)} programs, about ten seconds", file=sys.stderr)
+    times: dict[Any, list[float]] = {key: [] for key in timers}
+    end, off = time.monotonic() + budget, math.inf
+    for turn in itertools.count(1):
+        for key, timer in timers.items():
+            times[key].append(timer())
+        if turn % 2 == 0:
+            halves = [(min(own[::2]), min(own[1::2])) for own in times.values()]
+            off = max(max(pair) / max(min(pair), 1e-9) for pair in halves) - 1
+            if (off <= _REPEATS and turn > 5) or time.monotonic() > end:
+                break
+    if off > _REPEATS:
+        print(f"Hardware.measure: this machine is too busy: two halves differ by {off:.0%}", file=sys.stderr)
+    return {key: min(own) for key, own in times.items()}, off
+
+
+def _fitted(small: tuple[float, float], large: tuple[float, float]) -> Link:
+    """The link with ``latency + bytes / bandwidth`` that goes through two points of bytes and seconds."""
+    (least, short), (most, long) = small, large
+    slope = (long - short) / (most - least)
+    slope = slope if slope > 0 else long / most  # on a busy machine the fitted slope may be negative
+    return Link(1 / slope, max(short - slope * least, 0.0))

@@ -271,9 +271,9 @@ def _first_sentence(message: str | None) -> str:
 def _(found: Candidates) -> str:
     head = f"{plural(len(found), 'assignment')}, best first; * = no other takes both less time and less memory"
     if any(c.measured is None and c.cost and c.cost.seconds for c in found):
-        head += (
-            f"\ntimes are estimates: those with one number are within {found.margin:.0%} of the first of them, a tie"
-        )
+        which = "other times" if any(c.measured is not None for c in found) else "times"
+        why = found.unrun and f", because {found.unrun}"
+        head += f"\n{which} are estimates{why}: those with one number are within {found.margin:.0%} of the first, a tie"
     return "\n\n".join([head, *("\n".join(table(rows)) for rows in _candidate_tables(found))])
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import math
 import numbers
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
 from xmap_compat.errors import no_devices
-from xmap_compat.tools import cost, errors, steps
+from xmap_compat.tools import cost, errors, runs, steps
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.links import hashable, hosts_in
 from xmap_compat.tools.shown import Shown
@@ -66,6 +65,12 @@ class Candidate:
         return self.cost.seconds[1] if self.cost.seconds else float(self.cost.flops)
 
     @property
+    def is_split(self) -> bool:
+        """Whether it uses a mesh axis."""
+        resources = parse_axis_resources(self.axis_resources).values()
+        return any(not isinstance(r, SerialLoop) for rs in resources for r in rs)
+
+    @property
     def name(self) -> str:
         """``batch: x, hidden: y``, and after ``=`` the assignments that are alike."""
         shown = [_name_of(resources) for resources in (self.axis_resources, *self.alike[:2])]
@@ -83,9 +88,11 @@ class Candidates(Shown, tuple[Candidate, ...]):
 
     Attributes:
       margin: the margin of the hardware; estimates that are closer to each other have the same place.
+      unrun: why none was run by default; else empty.
     """
 
     margin = 0.0
+    unrun = ""
 
     @property
     def best(self) -> Candidate:
@@ -103,14 +110,15 @@ def search(
     memory: float | None = None,
     hardware: Hardware | None = None,
     compile: int = 0,
-    measure: int = 0,
+    measure: int | None = None,
     limit: int = 1000,
     seconds: float = 600.0,
 ) -> Candidates:
-    """Price every assignment of named axes to mesh axes.
+    """Price every assignment of named axes to mesh axes, and run the most promising ones.
 
-    Experimental: bytes and FLOPs are those of the compiled program, but times are estimates.  The candidate with the
-    best estimate may not be the fastest, so run the cheapest ones (``measure=3``).  docs/costs.md has figures.
+    Bytes and FLOPs are those of the compiled program, but times are estimates: the candidate with the best estimate may
+    not be the fastest.  So by default three are run: the best, among them *one device* and the best that uses several.
+    ``measure=0`` runs none.  docs/costs.md has figures.
 
     Args:
       make: ``make(axis_resources)`` returns the step to price, gradients and update included; or it is an xmapped
@@ -118,10 +126,13 @@ def search(
       args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
-      memory: bytes of each device, by default those of the hardware; if a step needs more, serial loops are tried.
+      memory: bytes of each device, by default those of the hardware, and at most those of the devices that run it.  An
+        assignment that needs more is refused and never run, and serial loops are tried.
       hardware: the figures for seconds, such as ``Hardware.measure(mesh)``; published figures if None.
       compile: how many of the cheapest to compile, for exact memory and transfers.
-      measure: how many of the cheapest to run.
+      measure: how many to run; arguments that are donated are copied, and types become zeros.  By default 3, and 0 if
+        an argument is a type, if the step calls back to Python, if the hardware is that of other devices, or if the
+        mesh is abstract or has devices of other processes; the table says which.
       limit: how many to price at most.
       seconds: after this time no further candidate is compiled or run.
 
@@ -144,24 +155,29 @@ def search(
       >>> [candidate.axis_resources for candidate in found]  # best first; print(found) shows what they cost
       [{'i': 'x'}, {}]
     """
-    counts = {"compile": compile, "measure": measure, "limit": limit}
+    counts = {"compile": compile, "measure": measure or 0, "limit": limit}
     _check(make=make, fixed=fixed, hardware=hardware, memory=memory, seconds=seconds, **counts)
     scope = check_mesh("search", mesh) or (current_scope().mesh if mesh is None else None)
     if scope is None:
         raise errors.search_without_mesh()
     is_abstract = isinstance(scope, jax.sharding.AbstractMesh)
+    asked = f"search({'measure' if measure else 'compile'}={measure or compile})"
     if is_abstract and (compile or measure):
-        raise no_devices(f"search({'measure' if measure else 'compile'}={measure or compile})", scope)
-    hardware = hardware or Hardware.of(scope)
-    memory = memory if memory is not None or hardware is None else hardware.memory
+        raise no_devices(asked, scope)
+    if measure and runs.spans_processes(scope):
+        raise errors.measured_by_each_process(asked)
     with entered(None if is_abstract and mesh is None else scope), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about resources for axes that only some of the calls have
-        task = _Task(_maker(make), args, dict(fixed or {}), memory, hardware)
+        task = _Task(_maker(make), args, dict(fixed or {}), hardware or Hardware.of(scope))
+        unrun = runs.why_not(task, scope) if measure is None else ""
+        measure = (0 if unrun else 3) if measure is None else measure
+        limits = memory or getattr(task.hardware, "memory", None), runs.room(scope) if measure else None
+        task.memory = min(filter(None, limits), default=None)
         found = task.merged(c for resources in task.choices(limit) for c in task.priced(resources))
-        found = _looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
-    margin = 0.0 if hardware is None else hardware.margin
+        found = runs.looked_into(task, sorted(found, key=_rank), compile, measure, time.monotonic() + seconds)
+    margin = 0.0 if task.hardware is None else task.hardware.margin
     result = Candidates(_with_places(_with_front(sorted(found, key=_rank)), margin))
-    result.margin = margin
+    result.margin, result.unrun = margin, unrun
     return result
 
 
@@ -233,8 +249,10 @@ def _beats(a: Candidate, b: Candidate) -> bool:
 class _Task:
     """The task of a search: the maker of the step, its arguments, and the known facts about its axes."""
 
-    def __init__(self, make, args, fixed, memory, hardware):
-        self.make, self.args, self.memory, self.hardware = make, args, memory, hardware
+    memory: float | None = None
+
+    def __init__(self, make, args, fixed, hardware):
+        self.make, self.args, self.hardware = make, args, hardware
         self.scope = current_scope()
         try:
             step = make(dict(fixed))
@@ -244,7 +262,8 @@ class _Task:
         if not callable(step):
             advice = "Write make = lambda axis_resources: step"
             raise should_be("What make(axis_resources) returns to search", "the step, a function", step, advice=advice)
-        self.sizes = [_sizes(found) for found in steps.stage(step, args, describe=False).placements]
+        self.staged = steps.stage(step, args, describe=False)
+        self.sizes = [_sizes(found) for found in self.staged.placements]
         if not self.sizes:
             raise errors.unpriced_step()
         known = list(dict.fromkeys(n for sizes in self.sizes for n in sizes))
@@ -374,30 +393,3 @@ def _ignored(resources: Mapping[Any, Any], met: Sequence[Mapping[Any, Any]]) -> 
 
 def _plain(choice: tuple[Any, ...]) -> Any:
     return choice[0] if len(choice) == 1 else choice
-
-
-def _looked_into(task: _Task, found: list[Candidate], compile: int, measure: int, end: float) -> list[Candidate]:
-    """The candidates, the cheapest of them compiled and run."""
-    count, done = min(max(compile, measure), sum(c.refused is None for c in found)), 0
-    for k, candidate in enumerate(found):
-        if done == count or candidate.refused is not None:
-            break
-        if time.monotonic() > end:
-            print(f"search: time is up after {done} of {count}", file=sys.stderr)
-            break
-        print(f"search: {done + 1} of {count}: {candidate.name}", file=sys.stderr)
-        try:
-            found[k] = _made(task, candidate, run=done < measure)
-            done += 1
-        except Exception as error:  # the next one is tried instead
-            found[k] = dataclasses.replace(candidate, refused=errors.not_compiled(error))
-    return found
-
-
-def _made(task: _Task, candidate: Candidate, run: bool) -> Candidate:
-    """A candidate that is compiled, and run if ``run``."""
-    step = task.make(dict(candidate.axis_resources))
-    compiled = steps.compile_step(step, task.args)
-    plan = steps.stage(step, task.args, describe=False).plan("step", steps.read_compiled(compiled, task.scope.mesh))
-    seconds = steps.run_seconds(compiled, task.args) if run else None
-    return dataclasses.replace(candidate, cost=plan.cost_on(task.hardware), compiled=plan.compiled, measured=seconds)

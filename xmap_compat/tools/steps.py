@@ -30,7 +30,7 @@ from xmap_compat.tools import errors, hlo
 from xmap_compat.tools.combined import combined, limits_of
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
-from xmap_compat.tools.hardware import Hardware
+from xmap_compat.tools.hardware import Hardware, clock_of
 from xmap_compat.tools.plan import CallPlan, describe_made
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Tree, tree_of
@@ -233,22 +233,22 @@ def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return (step if hasattr(step, "lower") else jax.jit(step)).lower(*args).compile()
 
 
-def run_seconds(compiled: Any, args: tuple[Any, ...], repeats: int = 5) -> float:
-    """The median time of a call of a ``jax.stages.Compiled``; types become arrays of zeros."""
+def run_seconds(compiled: Any, args: tuple[Any, ...], device: Any, budget: float = 1.0) -> float:
+    """The shortest time of some calls of a ``jax.stages.Compiled``, because other programs only make a call slower.
 
-    def placed():
-        concrete = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args
-        )
-        return jax.block_until_ready(jax.device_put(concrete, compiled.input_shardings[0]))
-
-    times = []
-    for _ in range(repeats + 1):
-        arguments = placed()  # new ones, because they may be donated
-        begin = time.perf_counter()
+    Types become arrays of zeros.  Donated arguments are copied for each call.
+    """
+    concrete = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args)
+    donates = any(argument.donated for argument in jax.tree.leaves(compiled.args_info))
+    copied = functools.partial(jax.device_put, may_alias=False) if donates else jax.device_put
+    place = lambda: jax.block_until_ready(copied(concrete, compiled.input_shardings[0]))  # noqa: E731
+    arguments, times, clock, end = place(), list[float](), clock_of(device), time.monotonic() + budget
+    while len(times) < 4 or (len(times) < 100 and time.monotonic() < end):
+        begin = clock()
         jax.block_until_ready(compiled(*arguments))
-        times.append(time.perf_counter() - begin)
-    return sorted(times[1:])[repeats // 2]
+        times.append(clock() - begin)
+        arguments = place() if donates else arguments
+    return min(times[1:])
 
 
 def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:

@@ -21,8 +21,9 @@ class Work:
     """The work of a program on one device.
 
     Attributes:
-      counts: ``'flops'``, of which ``('products', n, batched)`` are in matrix products and convolutions of elements of
-        n bytes, in batches or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations after fusion.
+      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products and convolutions of elements of
+        n bytes, in batches of small ones or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations
+        after fusion.
       peak: bytes of temporaries and results.
       endless: whether there is a loop with an unknown trip count, which counts as one iteration.
     """
@@ -44,6 +45,7 @@ _FREE = _ALIASES | names(
     " random_unwrap split"
 )
 _CHEAP = names("broadcast_in_dim iota convert_element_type neg axis_index")
+_LARGE = 2 * 128**3  # FLOPs of a product that is as fast in a batch as alone
 _PRODUCTS = names("dot_general conv_general_dilated")
 _CUBIC = {"cholesky": 1 / 3, "lu": 2 / 3, "hessenberg": 10 / 3, "eigh": 9, "svd": 22, "eig": 25, "schur": 25}
 _CUBIC |= dict.fromkeys(names("qr geqrf geqp3 householder_product tridiagonal"), 4 / 3)
@@ -160,8 +162,10 @@ def _count(kernel: _Kernel, total: Work) -> None:
     flops = _flops(operation) if operation.results else 0
     total.counts["flops"] += flops
     if operation.name in _PRODUCTS:
-        batched = operation.name == "dot_general" and bool(operation.eqn.params["dimension_numbers"][1][0])
-        total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), batched] += flops
+        batch = operation.eqn.params["dimension_numbers"][1][0] if operation.name == "dot_general" else ()
+        count = math.prod(operation.operands[0].aval.shape[k] for k in batch)
+        is_small = bool(batch) and flops < _LARGE * count
+        total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), is_small] += flops
     if kernel.writes:
         written = sum(v.nbytes for v in kernel.writes)
         if operation.name == "dynamic_update_slice" or operation.name in SCATTERS:
