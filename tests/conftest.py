@@ -77,7 +77,6 @@ NEEDS = {
     "says[docs/questions.md]": ((0, 10), "JAX 0.9 fails in jax.vmap(spmd_axis_name=) of a jax.shard_map"),
     "says[docs/reference/costs.md]": ((0, 10, 2), "the gradient of a square is another program"),
     "an_example_that_runs[xmap_compat.plan]": ((0, 10, 2), "the gradient of a square is another program"),
-    "says[migration_guide.md-Callbacks, donation": ((0, 10, 2), "bodies that make references are refused"),
 }
 
 

@@ -60,7 +60,7 @@ NICE = {
         "made.__setstate__": "0.9 to 0.12",
         "state['cache_miss']": "0.9 to 0.12",
     },
-    "references": {"jax._src.state.discharge.discharge_state": "0.10.2 to 0.12"},
+    "references": {"jax._src.state.discharge.discharge_state": "0.9 to 0.12"},
     "spmd": {
         "jax._src.core.trace_ctx": "0.9 to 0.12",
         "jax._src.core.trace_ctx.axis_env": "0.9 to 0.12",
