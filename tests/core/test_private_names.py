@@ -66,7 +66,7 @@ NICE = {
         "made.__setstate__": "0.9 on",
         "state['cache_miss']": "0.9 on",
     },
-    "references": {"jax._src.state.discharge.discharge_state": "0.10.2 on"},
+    "references": {"jax._src.state.discharge.discharge_state": "0.9 on"},
     "spmd": {
         "jax._src.core.trace_ctx": "0.9 on",
         "jax._src.core.trace_ctx.axis_env": "0.9 on",

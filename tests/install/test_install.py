@@ -471,6 +471,19 @@ def test_uninstall_forgets_an_assigned_mesh():
         centre(xmap_compat)(X)
 
 
+@pytest.mark.parametrize("around", [contextlib.nullcontext(), xmap_compat.Mesh(SQUARE, ("y", "x"))], ids=["", "in a mesh"])
+def test_jit_does_not_take_a_forgotten_mesh_for_the_one_in_scope(around):
+    with install():
+        legacy.thread_resources.env = legacy.ResourceEnv(SQUARE_MESH, ())
+        around.__enter__()
+    around.__exit__(None, None, None)
+    with install():
+        devices_in_scope = jax.jit(lambda x: x * legacy.thread_resources.env.physical_mesh.size)
+        assert devices_in_scope(1) == 0  # of the mesh without axes
+        with SQUARE_MESH:
+            assert devices_in_scope(1) == 8
+
+
 @pytest.mark.parametrize("value", [None, SQUARE_MESH, xmap_compat.Mesh(SQUARE, ("x", "y")), "x"], ids=repr)
 def test_only_environments_can_be_assigned(maps, value):
     with pytest.raises(TypeError, match=r"thread_resources\.env should be a ResourceEnv, but got"):

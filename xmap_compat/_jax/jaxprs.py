@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,11 +22,8 @@ JaxprEqn = jex_core.JaxprEqn
 HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 12, 0) else ()  # noqa: B009
 
 
-def _sample_collective(x):
-    return jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)
-
-
 # Objects that have no public name are taken from a program that has them.
+_sample_collective = lambda x: jax.lax.pbroadcast(jax.lax.psum_scatter(x, "i", tiled=True), "i", 0)  # noqa: E731
 _sample = jax.make_jaxpr(_sample_collective, axis_env=[("i", 1)])(jax.ShapeDtypeStruct((1,), "float32"))
 reduce_scatter_p, pbroadcast_p = (eqn.primitive for eqn in _sample.eqns)
 NamedAxisEffect: Any = type(next(iter(_sample.effects)))
@@ -145,8 +142,6 @@ def has_side_effect(eqn: Any) -> bool:
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
 
 
-def depends_on_axes(program: Any, axes: Iterable[Hashable] | None = None) -> bool:
-    """Whether an equation or a jaxpr says that it depends on named axes: on some of these, or on any."""
-    if axes is None:
-        return any(isinstance(effect, NamedAxisEffect) for effect in program.effects)
-    return any(NamedAxisEffect(axis) in program.effects for axis in axes)
+def depends_on_axes(eqn: Any) -> bool:
+    """Whether an equation says that it depends on named axes."""
+    return any(isinstance(effect, NamedAxisEffect) for effect in eqn.effects)

@@ -119,6 +119,7 @@ def _pop_mesh():
     # The innermost one may be JAX's, entered before install().
     if _is_innermost(_entered_meshes.stack[-1]) and len(_entered_meshes.stack) > 1:
         _entered_meshes.stack.pop().leave.close()
+        _leave_forgotten()
     contexts.pop()
 
 
@@ -223,3 +224,10 @@ def forget_assigned_mesh() -> None:
     base = _entered_meshes.stack[0]
     contexts.replace(_EMPTY, base=True)
     _entered_meshes.stack[0] = _Entered(None, _EMPTY, _EMPTY.abstract_mesh, None, base.leave)
+    _leave_forgotten()
+
+
+def _leave_forgotten():
+    """A mesh that was forgotten leaves jit's cache key once all contexts inside of it are left."""
+    if len(_entered_meshes.stack) == 1 and _entered_meshes.stack[0].mesh is None:
+        _entered_meshes.stack[0].leave.close()

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from xmap_compat._jax.jaxprs import NamedAxisEffect, bind_params, depends_on_axes
+from xmap_compat._jax.jaxprs import NamedAxisEffect, bind_params
 from xmap_compat._jax.tracing import plain_context
 from xmap_compat._jax.version import VERSION
 
@@ -99,7 +99,7 @@ def names_after_batching(
             return True
 
     try:
-        if depends_on_axes(traced(), sizes):
+        if not {*map(NamedAxisEffect, sizes)}.isdisjoint(traced().effects):
             return None
     except NotImplementedError:
         return None

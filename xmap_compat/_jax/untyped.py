@@ -25,7 +25,6 @@ def _plain_jaxpr(fun, avals):
 
 # A call of a jaxpr without varying types among values that have them.
 untyped_call_p = Primitive("untyped_call")
-
 untyped_call_p.multiple_results = True
 
 

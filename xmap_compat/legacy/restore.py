@@ -11,7 +11,6 @@ import functools
 import importlib
 import sys
 import threading
-from typing import Any
 
 import jax
 import jax.experimental
@@ -43,8 +42,7 @@ def _new_installation() -> _jax.Restoration:
         installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
     for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
         constructor = "__new__" if "__new__" in vars(made) else "__init__"
-        own: Any = getattr(made, constructor)
-        installation.attribute(made, constructor, adapters.without_names(own, position))
+        installation.attribute(made, constructor, adapters.without_names(getattr(made, constructor), position))
     heard = {table.SPMD_LOWERING: functools.partial(_jax.set_for_all_threads, unused_axes_to_compiler)}
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), heard)
     _jax.restore_mesh_context(installation)

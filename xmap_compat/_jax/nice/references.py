@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from jax._src.state import discharge
+from jax.extend import core as jex_core
+
+from xmap_compat._jax.version import VERSION
 
 
 def discharged(closed: Any) -> Any:
     """A closed jaxpr that passes values on, instead of writing them to the references that it makes."""
-    # By itself it would expand operations like ``lax.custom_root``.
-    return discharge.discharge_state(closed, lower=False)
+    if VERSION >= (0, 10, 2):
+        # By itself it would expand operations like ``lax.custom_root``.
+        return discharge.discharge_state(closed, lower=False)
+    return jex_core.ClosedJaxpr(*discharge.discharge_state(closed.jaxpr, closed.consts))
