@@ -159,26 +159,24 @@ if jax.__version_info__ < (0, 12):
             "XLA before jax 0.12 keeps the gather that the checkpoint repeats, and by hand not"
         )
 
+# XLA aligns buffers, and packs small ones with tables of pointers and indices: up to two lines of 64 B are its choice.
+PACKING = 128
+
 # Programs with more scratch memory than by hand under some placement, and why.
-_COPIES = "XLA copies a result to give back the dimension of an axis that fills its mesh axes: see the test below"
 _ONE_BY_ONE = "a device pulls back the cotangent of each of its elements, by hand their sum"
-_INDEXED = "each element takes its group by an index that differs between devices; by hand the groups are slices"
-_TINY = "less than 128 B: the tables of indices, or how XLA packs small buffers"
 MORE_SCRATCH = {
-    **dict.fromkeys(["psum outside", "pmean outside", "jnp.mean outside"], _COPIES),
-    **dict.fromkeys([f"fsdp{kind and ' '}{kind}" for kind in collectives.GATHERS], _COPIES),
-    **dict.fromkeys([f"sequence {kind}" for kind in ("scan", "checkpoint in scan")], _COPIES),
-    **{f"{name} inside": _ONE_BY_ONE for name in ("prod", "median", "take", "pgather")},
+    **{f"{name} inside": _ONE_BY_ONE for name in ("prod", "along", "median", "take", "pgather")},
     **{f"{name} inside": _ONE_BY_ONE for name in ("cumsum", "cumprod", "sort", "flip")},
-    "along inside": f"{_ONE_BY_ONE}; {_COPIES}",
-    **{
-        f"{name} in groups {where}": _INDEXED
-        for name in ("all_gather", "all_to_all")
-        for where in ("outside", "inside")
-    },
-    "pmax in groups outside": _INDEXED,
-    **dict.fromkeys(["jnp.sum outside", "jnp.sum inside"], _TINY),
-    **{f"{name} outside": _TINY for name in ("cumsum", "flip", "sort")},
+    "all_gather in groups inside": "4 kB, full only: the rows of a group are scattered by a table of indices",
+    "fsdp": "1.5 kB of 167 kB, i:x.y only: one copy that XLA makes of the gradient, and not by hand",
+}
+
+# Programs for which XLA alone takes more: by hand it does so too without the dimensions of one element that axes leave
+# where they fill their mesh axes.  The tests below show that with plain JAX.
+XLAS = {
+    **dict.fromkeys(["pmean outside", "jnp.mean outside"], "an operation in place, whose result gets a dimension"),
+    **dict.fromkeys([f"fsdp {kind}" for kind in collectives.GATHERS if kind], "a result gets a dimension by a copy"),
+    **dict.fromkeys([f"sequence {kind}" for kind in ("scan", "checkpoint in scan")], "as above"),
 }
 
 
@@ -195,8 +193,8 @@ def test_gradients_of_collectives_move_no_more_than_by_hand(case):
     missed = {v.goal for v in report.moved_verdicts(comparison) if not v.met}
     program = program_of(case)
     assert missed <= ({report.MOVED} if program in MOVES_MORE else set())
-    if program not in MORE_SCRATCH:
-        assert comparison.ours.temporaries <= comparison.theirs.temporaries
+    if program not in MORE_SCRATCH and program not in XLAS:
+        assert comparison.ours.temporaries <= comparison.theirs.temporaries + PACKING
 
 
 def test_few_programs_move_more_than_by_hand_and_none_of_them_gathers_weights_or_sequences():
@@ -205,23 +203,42 @@ def test_few_programs_move_more_than_by_hand_and_none_of_them_gathers_weights_or
     assert not any(word in name for name in newest for word in ("fsdp", "sequence", "scan", "checkpoint"))
 
 
-def test_xla_copies_a_result_whose_dimension_of_one_element_comes_back():
-    """The step of ``fsdp scan i:x.y`` by hand, where the weights' dimension of one element is kept, and where not."""
+def steps_without_one():
+    """The steps whose program by hand is without the dimensions of one element too."""
+    for kind in filter(None, collectives.GATHERS):
+        yield collectives.weights_step(kind, {"i": ("x", "y")}, without_one=True)
+    for kind in ("scan", "checkpoint in scan"):
+        for resources in [{"t": ("x", "y")}, {"t": "y", "batch": "x"}]:
+            yield collectives.sequence_step(kind, resources, without_one=True)
 
-    def scratch(squeeze):
-        def layer(x, w):
-            whole = lax.all_gather(w[None] if squeeze else w, ("x", "y"), tiled=True).reshape(-1, w.shape[-1])
-            return x + jnp.tanh(x @ whole) @ whole.T, None
 
-        def on_device(weights, x):
-            out, _ = lax.scan(layer, x, weights[:, 0] if squeeze else weights)
-            return lax.pmean(jnp.mean(out**2), ("x", "y"))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in steps_without_one()])
+def test_steps_take_no_more_scratch_than_by_hand_without_dimensions_of_one_element(case):
+    comparison = compare(case)
+    assert comparison.difference == ""
+    assert comparison.ours.temporaries <= 1.01 * comparison.theirs.temporaries  # 0.9 % more in one of them on jax 0.10
 
-        specs = (P(None, ("x", "y")), P(("x", "y")))
-        step = jax.grad(jax.shard_map(on_device, mesh=programs.make_mesh(), in_specs=specs, out_specs=P()))
-        return statistics_of(step, np.ones((3, 8, 16, 64), np.float32), np.ones((8, 2, 128), np.float32)).temporaries
 
-    assert scratch(squeeze=True) - scratch(squeeze=False) == 3 * 16 * 64 * 4
+def test_xla_copies_the_results_of_a_scan_that_get_a_dimension_of_one_element():
+    """On one device, without any collective: the copy is as large as the result."""
+    weights = np.ones((3, 1, 16, 64), np.float32)
+    sines = lambda rows: lax.scan(lambda carry, w: (carry, jnp.sin(w)), 0.0, rows)[1]
+    kept, given_back = (statistics_of(f, weights) for f in (sines, lambda w: sines(w[:, 0])[:, None]))
+    assert given_back.temporaries - kept.temporaries > weights.nbytes - PACKING
+
+
+def test_xla_does_not_scale_a_sum_in_place_where_the_result_gets_a_dimension_of_one_element():
+    def scratch(drop):
+        def mean(x):
+            total = lax.psum(x[0] if drop else x, ("x", "y")) / 8
+            return total[None] if drop else total
+
+        mapped = jax.shard_map(mean, mesh=programs.make_mesh(), in_specs=P(("x", "y")), out_specs=P())
+        return statistics_of(mapped, x).temporaries
+
+    x = np.ones((8, 8, 32), np.float32)
+    assert scratch(drop=True) - scratch(drop=False) > x.nbytes // 8 - PACKING
 
 
 @pytest.mark.sampled(1)

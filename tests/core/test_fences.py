@@ -530,7 +530,7 @@ MOST_LINES_OF_FOLDERS = {
     "_jax": (2_585, "every private name of JAX, a stand-in for each part that only helps, and meshes in scope"),
     "core": (4_610, "the way of a call, and its messages"),
     "core.processes": (645, "the same call in every process, or an error in each, and its messages"),
-    "core.rules": (2_125, "one row for each collective, one rule for each structured equation"),
+    "core.rules": (2_145, "one row for each collective, one rule for each structured equation"),
     "legacy": (1_650, "what old programs find again; the table of removed names; its messages"),
     "tools": (4_560, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
