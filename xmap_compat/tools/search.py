@@ -338,7 +338,9 @@ class _Task:
         if self.memory is None or price.memory <= self.memory:
             yield Candidate(resources, price)
             return
-        yield Candidate(resources, price, errors.too_much_memory(show_bytes(price.memory), show_bytes(self.memory)))
+        yield Candidate(
+            resources, price, errors.too_much_memory(show_bytes(price.memory), show_bytes(round(self.memory)))
+        )
         for name in self.names if loops else ():
             yield from self._looped(resources, name)
 
