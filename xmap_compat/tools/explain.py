@@ -122,7 +122,7 @@ class Report:
         try:
             plan = view("plan").describe_made(declared, made, args)
             # The staged program of the plan may hold tracers, which must not outlive their trace.
-            key = dataclasses.replace(plan, staged=None)
+            key = dataclasses.replace(plan, staged=None), tuple(plan.staged.configuration.items())
             with self._lock:
                 if key not in self._seen:
                     self._seen.add(key)

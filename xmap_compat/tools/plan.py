@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
+from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.hardware import Hardware
@@ -181,6 +182,7 @@ class Staged:
       tree: the same program as a tree.
       in_tree: the structure of the arguments.
       marked: the equations that may have left collectives.
+      configuration: the options of JAX that differed from JAX's own values when the call was staged.
     """
 
     declared: calls.Declaration
@@ -189,6 +191,7 @@ class Staged:
     tree: Tree
     in_tree: Any
     marked: tuple[MarkedEquation, ...]
+    configuration: Mapping[str, Any]
 
 
 # ---------------------------------------------------------------------------- making it
@@ -231,7 +234,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         collectives(tree, marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
-        Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values())),
+        Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
     )
 
 

@@ -27,6 +27,7 @@ from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import entered
 from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
+from xmap_compat.tools.configuration import configured, flags, statements, taken_from
 from xmap_compat.tools.source import hazards, proof
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
@@ -61,22 +62,28 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
       NotImplementedError: a part cannot be generated, or may be another program; the message names it.
     """
     try:
-        if plan.staged.placed.nested:
-            raise NotWritable("a call of xmap in the body of another: ask for the source of the outer call")
-        if any(plan.staged.placed.undeclared):
-            raise NotWritable("a result varies over an axis that its out_axes do not name")
-        if not _jax.part_is_on("frames"):
-            raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
-        names, rules = _axis_names(plan), rules_over(plan)
-        unchecked = _why_unchecked(plan, names, rules)
-        if unchecked is None:
-            try:
-                return _proved(plan, names, rules, None)
-            except NotWritable as reason:
-                unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
-        return _proved(plan, names, rules, unchecked)
+        with configured(plan.staged.configuration):
+            return _written(plan)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
+
+
+def _written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
+    """The same, where the options of JAX are those that the call was made under."""
+    if plan.staged.placed.nested:
+        raise NotWritable("a call of xmap in the body of another: ask for the source of the outer call")
+    if any(plan.staged.placed.undeclared):
+        raise NotWritable("a result varies over an axis that its out_axes do not name")
+    if not _jax.part_is_on("frames"):
+        raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
+    names, rules = _axis_names(plan), rules_over(plan)
+    unchecked = _why_unchecked(plan, names, rules)
+    if unchecked is None:
+        try:
+            return _proved(plan, names, rules, None)
+        except NotWritable as reason:
+            unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
+    return _proved(plan, names, rules, unchecked)
 
 
 def _axis_names(plan: CallPlan) -> AxisNames:
@@ -165,10 +172,12 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     if isinstance(plan.mesh, jax.sharding.Mesh):
         imports |= {"import numpy as np", "from jax.sharding import Mesh"}
         lines = [*mesh_lines(plan.mesh, wrapper.mesh), *lines]
+    lines = [*statements(plan.staged.configuration), *lines]
     about = [title(plan, wrapper.entry), *(["", EDITED, ""] if module.edits else [])]
     for edit in module.edits:
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
+    about += ["", f"Written under {'; '.join(flags())}: set the same before JAX starts."] if flags() else []
     return formatted("\n".join([docstring(about), "", *imports_in_order(imports), "", *lines, ""]))
 
 
@@ -188,6 +197,7 @@ def _executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, 
     module = types.ModuleType(f"_source_of_{entry_name(plan)}")
     vars(module).update(given)
     tree = ast.parse(text)
+    taken_from(tree)  # the options are in effect
     tree.body = [node for node in tree.body if getattr(node, "name", "") not in given]
     sys.modules[module.__name__] = module  # definitions of classes look for it there
     try:
