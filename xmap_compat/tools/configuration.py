@@ -79,6 +79,6 @@ def configured(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def flags() -> list[str]:
-    """Variables that change numbers below JAX, each with the flags that do: ``XLA_FLAGS=--xla_cpu_enable_fast_math``."""
+    """Variables that change numbers below JAX, each with these flags: ``XLA_FLAGS=--xla_cpu_enable_fast_math``."""
     found = ((name, [f for f in os.environ.get(name, "").split() if _CHANGES_NUMBERS.search(f)]) for name in _BELOW)
     return [f"{name}={' '.join(given)}" for name, given in found if given]

@@ -66,6 +66,8 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             return _written(plan)
     except NotWritable as reason:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
+    except Exception as error:
+        raise errors.no_source(plan.function, [errors.unreadable(error)]) from error
 
 
 def _written(plan: CallPlan) -> tuple[str, dict[str, Any]]:

@@ -156,9 +156,12 @@ class Graph:
         if own in self._open:
             return own  # the rule calls its own function
         self._open.append(own)
-        made = own, held.symbolic_zeros, self.function(derivative(functools.partial(trace_flat, body=self.body), eqn))
+        try:
+            rules = self.function(derivative(functools.partial(trace_flat, body=self.body), eqn))
+        except Exception:
+            rules = None  # what jax.checkpoint computes again keeps calls whose rules JAX has used already
         self._open.pop()
-        return made
+        return own, held.symbolic_zeros, rules
 
     def _constant(self, value: Any, dtype: Any = None) -> int:
         if _jax.is_key(value):
