@@ -155,20 +155,24 @@ class CallPlan(Shown):
         """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
         return view("picture").text(self)
 
-    def source(self) -> str:
+    def source(self, run: bool = True) -> str:
         """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
 
         The user's functions are kept, with their collectives rewritten.  The generated program is traced and compared
-        with the program of this plan.
+        with the program of this plan.  Then both run on made-up arguments, and their results and gradients are
+        compared, once for each plan.  If they cannot run, the first line of the source says why.
+
+        Args:
+          run: False leaves the run out.
 
         Raises:
           NotImplementedError: an operation has no source, or the generated program differs; the message says why.
         """
-        return view("source").written(self)[0]
+        return view("source").source(self, run)
 
     def constants(self) -> dict[str, Any]:
         """The arrays that the source declares and that you assign, because they are too large for a text."""
-        return view("source").written(self)[1]
+        return view("source").written(self).values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +187,7 @@ class Staged:
       in_tree: the structure of the arguments.
       marked: the equations that may have left collectives.
       configuration: the options of JAX that differed from JAX's own values when the call was staged.
+      kept: what is found once: the source, and how it runs.
     """
 
     declared: calls.Declaration
@@ -192,6 +197,7 @@ class Staged:
     in_tree: Any
     marked: tuple[MarkedEquation, ...]
     configuration: Mapping[str, Any]
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- making it
