@@ -92,7 +92,7 @@ def test_an_option_without_a_context_must_be_set_again():
     jax.config.update("jax_random_seed_offset", 3)
     try:
         plan = planned()
-        assert 'jax.config.update("jax_random_seed_offset", 3)' in plan.source()
+        assert 'jax.config.update("jax_random_seed_offset", 3)' in planned().source()
     finally:
         jax.config.update("jax_random_seed_offset", 0)
     with pytest.raises(

@@ -55,7 +55,7 @@ EDITS = {
     "an argument is not mapped": ("in_axes=(None, 0, 0, None)", "in_axes=(None, 0, None, None)"),
     "a spec of an argument": ('in_specs=(P(), P("x"), P("x"), P())', 'in_specs=(P(), P("x"), P(), P())'),
     "a spec of a result": ('out_specs=P("x")', "out_specs=P()"),
-    "which axes the mesh has": ('MESH_AXES = ("x",)', "MESH_AXES = ()"),
+    "what a helper writes": ('.set(sent, mode="drop")', '.set(0 * sent, mode="drop")'),
     "an extremum of a helper": ("over=(jnp.max, lax.pmax)", "over=(jnp.max, lax.pmin)"),
     "a derivative of a helper": ("reduced(ties * dx, axes)", "reduced(dx, axes)"),
     "a direction of a helper": ("(rank - distance) % devices", "(rank + 1 - distance) % devices"),

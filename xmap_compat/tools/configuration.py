@@ -40,7 +40,7 @@ def configuration() -> dict[str, Any]:
 
 
 def _present(name: str) -> Any:
-    value = getattr(jax.config, name, _DEFAULTS[name])
+    value = jax.config.values.get(name, _DEFAULTS[name])
     return value.name.lower() if isinstance(value, enum.Enum) else value
 
 
@@ -71,7 +71,7 @@ def configured(options: Mapping[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, own in _DEFAULTS.items():
             if (value := options.get(name, own)) != _present(name):
-                context = getattr(jax, name.removeprefix("jax_"), None)
+                context = vars(jax).get(name.removeprefix("jax_"))
                 if context is None:
                     raise errors.option_has_changed(name, value, _present(name))
                 stack.enter_context(context(value))

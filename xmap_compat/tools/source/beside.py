@@ -149,10 +149,11 @@ def _worst(wanted, got, rounding, apart=None):
 
 def main(module, samples):
     """Print for each function of a module that has a sample whether it ran, and how it differs from the original."""
-    sys.modules["xmap_compat"] = None  # an import of it fails
+    sys.modules["xmap_compat"] = None  # type: ignore[assignment]  # an import of it fails
     with open(samples, "rb") as file:
         todo, values = pickle.load(file)
     spec = importlib.util.spec_from_file_location("generated", module)
+    assert spec is not None and spec.loader is not None
     sys.modules["generated"] = generated = importlib.util.module_from_spec(spec)
     vars(generated).update(values)
     spec.loader.exec_module(generated)
