@@ -66,6 +66,29 @@ found_by(
     edits={"slope = (long - short) / (most - least)": "slope = long / most"},
 )
 
+# -------------------------------------------------------------- written programs, run
+
+found_by(
+    "test_source_running",
+    edits={
+        "allowed = (rounding * scale if": "allowed = (scale if",
+        'return True, difference(expected, of(function, sample), sample) or ""': 'return True, ""',
+        "if taken_from(ast.parse(written.text)) != plan.staged.configuration:": "if False:",
+        "return _worst(wanted, got, sample.rounding, apart) and worst": "return None",
+    },
+)
+found_by(
+    "test_source_configuration",
+    edits={
+        "return {name: value for name, value in present.items() if value != _DEFAULTS[name]}": "return {}",
+        '"jax_threefry_partitionable": True, "jax_default': '"jax_threefry_partitionable": False, "jax_default',
+    },
+)
+found_by(
+    "test_source_functions",
+    edits={'stays = parts == list(names) or "jvp(" in stack or': "stays = parts == list(names) or"},
+)
+
 # -------------------------------------------------------------- meshes without devices, levels
 
 found_by(

@@ -1,4 +1,4 @@
-"""relax as a program for plain JAX: call mapped_relax.
+"""relax as a program for plain JAX: call mapped_relax. Traced and compared, not run: a while loop may never end.
 
 What changed in the functions:
 

@@ -452,7 +452,7 @@ def test_keys_that_a_function_closes_over(place):
 
 def test_a_lambda_that_returns_nothing_but_a_constant_is_found():
     x = normal(8, 3)
-    source = plan_of(lambda v: (), ["i", ...], ["i", ...], {"i": "x"}, (x,)).source()
+    source = plan_of(lambda v: (), ["i", ...], ["i", ...], {"i": "x"}, (x,)).source(run=False)
     modern = {}
     exec(source, modern)
     assert modern["mapped_function"](x) == ()
@@ -519,7 +519,7 @@ def step(state, x):
 def test_a_state_that_is_a_named_tuple(place):
     state, x = State(normal(3), np.int32(4)), normal(8, 3)
     plan = plan_of(step, ([...], ["i", ...]), [...], resources_of("i", place), (state, x))
-    new, metrics = run(plan.source())(state, x)
+    new, metrics = run(plan.source(run=False))(state, x)
     assert_close(new.weights, state.weights - 0.1 * x.mean(0))
     assert (int(new.count), list(metrics)) == (5, ["loss"])
 
@@ -546,7 +546,7 @@ def test_a_training_step_with_optax(resources):
     opt_state = optimizer.init(params)
     f = xmap(train_step, ([...], [...], ["batch", ...], ["batch", ...]), [...], axis_resources=resources)
     with Mesh(grid(4, 2), ("x", "y")):
-        text = f.plan(params, opt_state, x, y).source()
+        text = f.plan(params, opt_state, x, y).source(run=False)
     assert "optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))" in text
 
     def plain(params, opt_state):
@@ -754,3 +754,78 @@ NOT_WRITTEN = {
 def test_calls_that_are_not_written(name):
     body, why = NOT_WRITTEN[name]
     assert why in refused(body, ["i", ...], ["i", ...], {"i": "x"}, (normal(8, 3),))
+
+
+# --------------------------------------------------------- rules in what remat computes again
+
+
+@jax.custom_vjp
+def copied(x):
+    return x
+
+
+@jax.custom_vjp
+def summed(x):
+    return lax.psum(x, "i")
+
+
+SCALE = jnp.array([1.0, 2.0, 3.0])
+
+
+@jax.custom_vjp
+def scaled(x):
+    return x * SCALE
+
+
+copied.defvjp(lambda x: (copied(x), None), lambda _, ct: (lax.psum(ct, "i"),))
+summed.defvjp(lambda x: (summed(x), None), lambda _, ct: (ct,))
+scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (lax.psum(ct * SCALE, "i"),))
+
+
+def layer_of_copies(w, h):
+    return jnp.tanh(copied(w) * h)
+
+
+def layer_of_megatron(w, h):
+    return summed(jnp.tanh(copied(h) * w))
+
+
+def layer_of_constants(w, h):
+    return jnp.sin(scaled(w * h))
+
+
+def once(layer, w, x):
+    return jax.checkpoint(layer)(w, x)
+
+
+def in_a_row(layer, w, x):
+    return jax.checkpoint(layer)(w, jax.checkpoint(layer)(w, x))
+
+
+def in_a_scan(layer, w, x):
+    return lax.scan(lambda h, _: (jax.checkpoint(layer)(w, h), None), x, None, length=2)[0]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("layer", [layer_of_copies, layer_of_megatron, layer_of_constants])
+@pytest.mark.parametrize("applied", [once, in_a_row, in_a_scan])
+def test_a_gradient_inside_of_rules_that_remat_computes_again(applied, layer):
+    def body(w, x):
+        return jax.grad(lambda w: (applied(layer, w, x) ** 2).sum())(w)
+
+    w, x = normal(3), normal(4, 3)
+    named = jax.vmap(body, (None, 0), axis_name="i")(w, x)  # without devices, on which it was differentiated
+    check(body, ([...], ["i", ...]), ["i", ...], {"i": "x"}, (w, x), named, mesh=Mesh(grid(2), ("x",)))
+
+
+def test_no_message_of_a_library_is_a_reason(monkeypatch):
+    def fails(plan):
+        raise ValueError("safe_zip() argument 1 has length 0")
+
+    monkeypatch.setattr("xmap_compat.tools.source.program.rules_over", fails)
+    reason = refused(named_mean, ["i", ...], ["i", ...], {}, (normal(4, 3),))
+    assert "safe_zip" not in reason and "ValueError is the cause" in reason
+
+
+def named_mean(x):
+    return lax.pmean(x, "i")

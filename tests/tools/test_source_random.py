@@ -55,7 +55,7 @@ def written(program, assignment):
     note(program.script(assignment))
     try:
         plan = plan_of(program, assignment)
-        text, values = plan.source(), plan.constants()
+        text, values = plan.source(run=False), plan.constants()
     except NotImplementedError as error:
         reason = str(error).partition("\n- ")[2]
         outcomes[next((known for known in REASONS if reason.startswith(known)), reason)] += 1

@@ -14,6 +14,17 @@ def no_source(function: str, reasons: Iterable[str]) -> NotImplementedError:
     return NotImplementedError(f"The program of {function} cannot be written as source:{listed}")
 
 
+def unreadable(error: Exception) -> str:
+    return f"a part that this package does not know how to write (its {type(error).__name__} is the cause above)"
+
+
+def option_has_changed(name: str, value: Any, present: Any) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} was {value!r} when the call was planned and is {present!r} now, and JAX sets it for a whole process "
+        f"only. Call jax.config.update({name!r}, {value!r}) before you ask for the source"
+    )
+
+
 def no_array_for_step(path: str, value: Any) -> TypeError:
     return TypeError(
         f"{path} is {described(value)}, but the arguments of a step are arrays, their types, scalars, or pytrees of "

@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xmap_compat.legacy.import_hook import install_with_jax
@@ -80,7 +80,8 @@ class _Seen:
     assignment: str
     plan: str
     written: str
-    module: tuple[str, str, Any] | None = None  # its text, its entry, and the arrays that the text lacks
+    module: Any = None  # as it was written
+    original: Any = None  # what runs beside it, or why nothing can
 
 
 class Report:
@@ -122,7 +123,7 @@ class Report:
         try:
             plan = view("plan").describe_made(declared, made, args)
             # The staged program of the plan may hold tracers, which must not outlive their trace.
-            key = dataclasses.replace(plan, staged=None)
+            key = dataclasses.replace(plan, staged=None), tuple(plan.staged.configuration.items())
             with self._lock:
                 if key not in self._seen:
                     self._seen.add(key)
@@ -138,10 +139,10 @@ class Report:
             return ("",)
         source = view("source")
         try:
-            text, values = source.written(plan)
+            found = source.written(plan)
         except Exception as error:
             return (f"refused: {str(error).partition(chr(10) + '- ')[2] or error}",)
-        return "", (text, source.entry_name(plan), values)
+        return "", found, source.exported(plan, source.written)
 
     def finish(self) -> None:
         """Print the calls and write the programs, at the end of the process."""
@@ -169,29 +170,55 @@ class Report:
                     self._print("\n" + _titled(f"plan {k}, called at {call.where}", call.plan))
 
     def _write(self) -> list[str]:
-        """Write the generated modules, as one if possible, and return their paths.  Note the name of each call."""
-        modules: list[Merged] = []
-        for k, call in enumerate(self._calls):
-            if call.module is None:
-                continue
-            text, entry, values = call.module
-            for n in range(len(modules) + 1):
-                if n == len(modules):
-                    modules.append(view("source").Merged())
-                about = f"{call.function}, called at {os.path.basename(call.where)}"
-                if (name := modules[n].add(text, entry, about, values)) is not None:
-                    break
-            missing = f"; assign its arrays {', '.join(values)} before it is used" if values else ""
-            place = f" of {self._file(n)}" if n else ""
-            self._calls[k] = dataclasses.replace(call, written=f"{name}{place}{missing}")
-        paths = []
-        for n, module in enumerate(modules):
-            assert self.directory is not None
-            os.makedirs(self.directory, exist_ok=True)
-            paths.append(os.path.join(self.directory, self._file(n)))
-            with open(paths[-1], "w", encoding="utf-8") as target:
-                target.write(module.text(f"The calls of xmapped functions of {self.program} for plain JAX."))
-        return paths
+        """Write the generated modules, as one if possible, and return their paths.  Note the name of each call.
+
+        Each function runs beside the original in a process of its own.  Those that differ are refused.
+        """
+        while True:
+            modules: list[Merged] = []
+            found = [self._add(k, modules) for k, call in enumerate(self._calls) if call.module is not None]
+            paths = [self._save(module, self._file(n)) for n, module in enumerate(modules)]
+            new = {k: (ran, why) for n, path in enumerate(paths) for k, ran, why in self._run(path, n, found) if why}
+            for k, (ran, why) in new.items():
+                reason = f"refused: {view('source').OTHER_NUMBERS}: {why}"
+                changes = {"module": None, "written": reason} if ran else {"original": why}
+                self._calls[k] = dataclasses.replace(self._calls[k], **changes)
+            if not new:
+                return paths
+            list(map(os.remove, paths))
+
+    def _add(self, k: int, modules: list[Merged]) -> tuple[int, int, str]:
+        """Add a call to the first module that can hold it; returns both numbers, and its name there."""
+        call = self._calls[k]
+        about = f"{call.function}, called at {os.path.basename(call.where)}"
+        about += f": traced and compared, not run: {call.original}" if isinstance(call.original, str) else ""
+        text, entry, values, _ = call.module
+        for n in range(len(modules) + 1):
+            if n == len(modules):
+                modules.append(view("source").Merged())
+            if (name := modules[n].add(text, entry, about, values)) is not None:
+                break
+        missing = f"; assign its arrays {', '.join(values)} before it is used" if values else ""
+        place = f" of {self._file(n)}" if n else ""
+        self._calls[k] = dataclasses.replace(call, written=f"{name}{place}{missing}")
+        return k, n, str(name)
+
+    def _save(self, module: Merged, name: str) -> str:
+        assert self.directory is not None
+        os.makedirs(self.directory, exist_ok=True)
+        path = os.path.join(self.directory, name)
+        with open(path, "w", encoding="utf-8") as target:
+            target.write(module.text(f"The calls of xmapped functions of {self.program} for plain JAX."))
+        return path
+
+    def _run(self, path: str, n: int, found: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, bool, str]]:
+        """The calls in a file that may run: whether the original does, and how the function differs from it."""
+        inside = [(self._calls[k], k, name) for k, at, name in found if at == n]
+        inside = [(call, k, name) for call, k, name in inside if not isinstance(call.original, str)]
+        todo = [(name, *call.original) for call, _, name in inside]
+        values = {name: x for call, _, _ in inside for name, x in call.module.values.items()}
+        rows = view("source").differences(path, todo, values) if todo else ()
+        return ((k, *row) for (_, k, _), row in zip(inside, rows))
 
     def _file(self, n: int) -> str:
         return f"{self.program}_modern{f'_{n + 1}' if n else ''}.py"

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.tools.combined import combined, limits_of
+from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.hardware import Hardware
@@ -155,20 +156,24 @@ class CallPlan(Shown):
         """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
         return view("picture").text(self)
 
-    def source(self) -> str:
+    def source(self, run: bool = True) -> str:
         """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
 
         The user's functions are kept, with their collectives rewritten.  The generated program is traced and compared
-        with the program of this plan.
+        with the program of this plan.  Then both run on made-up arguments, and their results and gradients are
+        compared, once for each plan.  If they cannot run, the first line of the source says why.
+
+        Args:
+          run: False leaves the run out.
 
         Raises:
           NotImplementedError: an operation has no source, or the generated program differs; the message says why.
         """
-        return view("source").written(self)[0]
+        return view("source").source(self, run)
 
     def constants(self) -> dict[str, Any]:
         """The arrays that the source declares and that you assign, because they are too large for a text."""
-        return view("source").written(self)[1]
+        return view("source").written(self).values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +187,8 @@ class Staged:
       tree: the same program as a tree.
       in_tree: the structure of the arguments.
       marked: the equations that may have left collectives.
+      configuration: the options of JAX that differed from JAX's own values when the call was staged.
+      kept: what is found once: the source, and how it runs.
     """
 
     declared: calls.Declaration
@@ -190,6 +197,8 @@ class Staged:
     tree: Tree
     in_tree: Any
     marked: tuple[MarkedEquation, ...]
+    configuration: Mapping[str, Any]
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- making it
@@ -232,7 +241,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         collectives(tree, marks, combined(tree, limits_of(mesh))),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
-        Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values())),
+        Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -25,21 +25,14 @@ from xmap_compat.core.rules.partitioned import fails_by_hand
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.text import NotWritable, literal
-from xmap_compat.tools.source.user_code import Span, collectives
+from xmap_compat.tools.source.user_code import Span, collectives, is_backward, operations
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.source.module import Module
 
-_BACKWARD = "transpose("  # marks the backward pass of a derivative in name stacks
 # Operations of all devices together; the last ones sum cotangents, and JAX inserts them because of types.
 _TOGETHER = COLLECTIVES.keys() - {"axis_index"} | {"psum_invariant", "all_gather_invariant"}
-
-
-def _operations(jaxpr: Any) -> Iterator[tuple[Any, str]]:
-    """The equations of a program at any depth, each with its name stack after those of the equations around it."""
-    for eqn, around in _jax.walk(jaxpr):
-        yield eqn, "/".join(["", *map(_jax.name_stack, (*around, eqn))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +73,12 @@ def check(plan: CallPlan, typed: bool) -> None:
 
 def check_branches(jaxpr: Any) -> None:
     """Refuse a derivative whose types put collectives in a branch or loop that some devices may not take."""
-    for eqn, _ in _operations(jaxpr):
+    for eqn, *_ in operations(jaxpr):
         found = _jax.read(eqn)
         decided = eqn.invars[:1] if isinstance(found, _jax.Cond) else ()
         decided = _jax.open_jaxpr(found.condition)[0].outvars if isinstance(found, _jax.While) else decided
         if any(_jax.varying_axes_of(v.aval) for v in decided):
-            inside = {e.primitive.name for sub in _jax.subjaxprs(eqn.params) for e, _ in _operations(sub)} & _TOGETHER
+            inside = {e.primitive.name for sub in _jax.subjaxprs(eqn.params) for e, *_ in operations(sub)} & _TOGETHER
             for what in sorted(inside)[:1]:
                 what = what.removesuffix("_invariant")
                 raise NotWritable(f"{what} in a branch that not all devices take, where it is differentiated")
@@ -97,7 +90,7 @@ def _check_compiler(plan: CallPlan) -> None:
         return
     jaxpr = plan.staged.placed.program.jaxpr
     axes = (*plan.axes, *(axis for call in plan.nested for axis in call.axes))
-    eqns = [eqn for eqn, _ in _operations(jaxpr)]
+    eqns = [eqn for eqn, *_ in operations(jaxpr)]
     values = (*_jax.input_vars(_jax.open_jaxpr(jaxpr)[0]), *(v for eqn in eqns for v in eqn.outvars))
     failing = [eqn for eqn in eqns if fails_by_hand(eqn.primitive.name, plan.compiler_axes, plan.mesh)]
     found = [f"mesh axis {m!r} of one device" for axis in axes for m in axis.mesh_axes if plan.mesh.shape[m] == 1]
@@ -113,19 +106,19 @@ def _check_compiler(plan: CallPlan) -> None:
 def contractions_inside(jaxpr: Any) -> frozenset[Span]:
     """The calls of contractions over names that the body differentiates: inside it, they sum no cotangents."""
     call = lambda eqn: next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())  # noqa: E731
-    forward = {call(e) for e, stack in _operations(jaxpr) if e.primitive.name == "pdot" and _BACKWARD not in stack}
-    return frozenset(call(e) for e, stack in _operations(jaxpr) if _BACKWARD in stack) & forward
+    forward = {call(e) for e, stack, _ in operations(jaxpr) if e.primitive.name == "pdot" and not is_backward(stack)}
+    return frozenset(call(e) for e, stack, _ in operations(jaxpr) if is_backward(stack)) & forward
 
 
 def differentiates(jaxpr: Any) -> bool:
     """Whether a body takes a derivative in reverse mode."""
-    return any(_BACKWARD in stack for _, stack in _operations(jaxpr))
+    return any(is_backward(stack) for _, stack, _ in operations(jaxpr))
 
 
 def axes_of_generators(plan: CallPlan) -> list[Any]:
     """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all elements."""
     jaxpr = plan.staged.placed.program.jaxpr
-    if any(_draws_from_rbg(eqn) and marks.marked(stack) for eqn, stack in _operations(jaxpr)):
+    if any(_draws_from_rbg(eqn) and marks.marked(stack) for eqn, stack, _ in operations(jaxpr)):
         raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
     recorder = _Recorder(plan.staged.placed.placements, plan.function)
     recorder.results(jaxpr, [frozenset(a.axes) - {None} for a in plan.arguments])
@@ -175,7 +168,7 @@ def _vjp_rules(eqn: Any, body: Body) -> tuple[list[int | None], Any, Any]:
 def _check_linear(plan: CallPlan) -> None:
     """Refuse rules that need whole cotangents because they are not linear in them, such as rules that clip."""
     body = plan.staged.placed.body
-    for eqn, _ in _operations(plan.staged.placed.program.jaxpr):
+    for eqn, *_ in operations(plan.staged.placed.program.jaxpr):
         if isinstance(_jax.read(eqn), _jax.CustomVjp):
             _, _, backward = _vjp_rules(eqn, body)
             count = len(backward.in_avals) - sum(is_smooth(v.aval) for v in eqn.outvars)
@@ -235,7 +228,14 @@ def rules_over(plan: CallPlan) -> list[RuleOver]:
 
 def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names]) -> RuleOver | None:
     placements = plan.staged.placed.placements
-    forwarded, forward, backward = _vjp_rules(eqn, plan.staged.placed.body)
+    try:
+        forwarded, forward, backward = _vjp_rules(eqn, plan.staged.placed.body)
+    except Exception as error:
+        if not differentiates(plan.staged.placed.program.jaxpr):
+            raise NotWritable(f"a rule of a derivative at {_jax.where_in_user_code(eqn)} that fails") from error
+        # What jax.checkpoint computes again keeps calls whose rules JAX has used already.
+        over = collectives_in(function).intersection(placements)
+        return RuleOver(frozenset(), tuple(n for n in placements if n in over), "", "", False)
     parts = (function, forward, backward)
     over = NONE.union(*map(collectives_in, parts)).intersection(placements)
     if not over:
@@ -255,11 +255,11 @@ def _rule_over(plan: CallPlan, eqn: Any, function: Any, operands: Sequence[Names
     pairs = list(zip(given, checker.results(backward, [*residuals, *cotangents])))
     kinds = {(NONE, NONE): "", (over, NONE): "equal", (NONE, over): "vary"}
     return RuleOver(
-        frozenset(span for part in parts for _, spans in collectives(part) for span in spans[:1]),
+        frozenset(span for part in parts for _, _, spans in collectives(part) for span in spans[:1]),
         tuple(n for n in placements if n in over),
         kind,
         _one(kinds, [(over - names - out, over if over & names - out else NONE) for names, out in pairs], "operands"),
-        any(eqn.primitive.name == "all_gather" for eqn, _ in _operations(function)),
+        any(eqn.primitive.name == "all_gather" for eqn, *_ in operations(function)),
     )
 
 

@@ -50,6 +50,7 @@ from xmap_compat.tools.source.user_code import (
     collectives,
     file_at,
     free_reads,
+    is_backward,
     parsed,
     renamed,
     source_of,
@@ -107,7 +108,7 @@ class Module:
         self.values: dict[str, Any] = {}
         self.nested: list[Any] = []
         self.calls: dict[Span, list[Any]] = {}
-        for eqn, spans in collectives(jaxpr):
+        for eqn, _, spans in collectives(jaxpr):
             if spans:
                 self.calls.setdefault(spans[0], []).append(eqn)
         self.files = {span[0] for span in self.calls}
@@ -136,14 +137,14 @@ class Module:
 
     def _check_all_found(self, jaxpr: Any) -> None:
         """Every collective whose axes have other names now must be in a call that was rewritten."""
-        for eqn, spans in collectives(jaxpr):
+        for eqn, stack, spans in collectives(jaxpr):
             primitive, names = eqn.primitive.name, mentioned_names(eqn.params)
             parts = [part for n in names for part in self.names.parts(n)]
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable("axis_index_groups")
             called = f"{primitive} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
-            # JAX locates a backward rule where its function is called, so the proof checks it.
-            stays = parts == list(names) or "transpose(" in _jax.name_stack(eqn)
+            # JAX locates rules of derivatives where their function is called, so the proof checks them.
+            stays = parts == list(names) or "jvp(" in stack or is_backward(stack)
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
                 continue
             if self.handled.isdisjoint([*spans, names]):

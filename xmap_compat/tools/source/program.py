@@ -11,11 +11,8 @@ import ast
 import functools
 import math
 import os
-import re
-import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +24,13 @@ from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import entered
 from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
-from xmap_compat.tools.source import hazards, proof
+from xmap_compat.tools.configuration import configured, flags, statements
+from xmap_compat.tools.source import beside, hazards, proof, running
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
 from xmap_compat.tools.source.imports import module_import
 from xmap_compat.tools.source.module import IMPORTED, Module
+from xmap_compat.tools.source.running import executed
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import (
     EDITED,
@@ -45,38 +44,72 @@ from xmap_compat.tools.source.text import (
     noted,
 )
 from xmap_compat.tools.source.user_code import AxisNames
-from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
+from xmap_compat.tools.source.wrapper import Wrapper, mesh_lines, title, value_lines
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
 
 
-def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
-    """The source of a module that defines ``entry_name(plan)``, and the arrays that are too large for the source.
+class Written(NamedTuple):
+    """A generated module.
 
-    Returns:
-      The source; by name, the arrays that the source declares and you assign.
+    Attributes:
+      text: its source.
+      entry: the function that it defines.
+      values: by name, the arrays that are too large for the source, and that you assign.
+      derivative: whether both it and the original can be differentiated.
+    """
+
+    text: str
+    entry: str
+    values: dict[str, Any]
+    derivative: bool
+
+
+def source(plan: CallPlan, run: bool) -> str:
+    """The text of a generated module; unless it ran beside the original, its first line says why."""
+    text = written(plan).text
+    why = _kept(plan, "run", lambda: running.why_not_run(plan, written)) if run else "run=False"
+    return text if why is None else noted(text, f"Traced and compared, not run: {why}.", in_title=True)
+
+
+def written(plan: CallPlan) -> Written:
+    """The module, traced and compared with the plan.
 
     Raises:
       NotImplementedError: a part cannot be generated, or may be another program; the message names it.
     """
-    try:
-        if plan.staged.placed.nested:
-            raise NotWritable("a call of xmap in the body of another: ask for the source of the outer call")
-        if any(plan.staged.placed.undeclared):
-            raise NotWritable("a result varies over an axis that its out_axes do not name")
-        if not _jax.part_is_on("frames"):
-            raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
-        names, rules = _axis_names(plan), rules_over(plan)
-        unchecked = _why_unchecked(plan, names, rules)
-        if unchecked is None:
+    return _kept(plan, "written", lambda: _written(plan))
+
+
+def _kept(plan: CallPlan, what: str, make: Callable[[], Any]) -> Any:
+    """What is made once for a plan, under the options of JAX that its call was made under."""
+    if what not in plan.staged.kept:
+        with configured(plan.staged.configuration):
             try:
-                return _proved(plan, names, rules, None)
+                plan.staged.kept[what] = make()
             except NotWritable as reason:
-                unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
-        return _proved(plan, names, rules, unchecked)
-    except NotWritable as reason:
-        raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
+                raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
+            except Exception as error:
+                raise errors.no_source(plan.function, [errors.unreadable(error)]) from error
+    return plan.staged.kept[what]
+
+
+def _written(plan: CallPlan) -> Written:
+    if plan.staged.placed.nested:
+        raise NotWritable("a call of xmap in the body of another: ask for the source of the outer call")
+    if any(plan.staged.placed.undeclared):
+        raise NotWritable("a result varies over an axis that its out_axes do not name")
+    if not _jax.part_is_on("frames"):
+        raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
+    names, rules = _axis_names(plan), rules_over(plan)
+    unchecked = _why_unchecked(plan, names, rules)
+    if unchecked is None:
+        try:
+            return _proved(plan, names, rules, None)
+        except NotWritable as reason:
+            unchecked = f"with types JAX gives {str(reason).partition('fails: ')[2] or reason}"
+    return _proved(plan, names, rules, unchecked)
 
 
 def _axis_names(plan: CallPlan) -> AxisNames:
@@ -111,9 +144,7 @@ def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) 
     return None
 
 
-def _proved(
-    plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unchecked: str | None
-) -> tuple[str, dict[str, Any]]:
+def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], unchecked: str | None) -> Written:
     """The user's functions under nested vmaps, within a shard_map if there is a mesh: generated, then proved.
 
     Args:
@@ -137,21 +168,23 @@ def _proved(
         module = made(False, needed)
     wrapper = Wrapper(plan, names, module, Names(module.taken), unchecked, one_by_one, only_values)
     text = _text(plan, module, wrapper)
-    entry = _executed(plan, text, module.values)[wrapper.entry]
+    entry = executed(plan, text, module.values)[wrapper.entry]
     with entered(plan.mesh if wrapper.takes_mesh else None):  # no types are in effect then
         given = {wrapper.mesh: current_scope().mesh} if wrapper.takes_mesh else {}
-        note = _check(plan, functools.partial(entry, **given), typed)
+        note, derivative = _check(plan, functools.partial(entry, **given), typed)
     # The plan evaluates a nested xmap not as a nest of vmaps, so the proof compares it as an xmap.
     of_xmaps = made(True, needed) if module.nested else module
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
     stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
     try:
-        difference = proof.difference_from(plan, names, eval(module.name, _executed(plan, to_prove, stand_ins)))
+        difference = proof.difference_from(plan, names, eval(module.name, executed(plan, to_prove, stand_ins)))
     except Exception as error:
-        raise NotWritable(f"the generated program cannot be compared with the plan: {_first_line(error)}") from error
+        raise NotWritable(
+            f"the generated program cannot be compared with the plan: {beside.in_words(error)}"
+        ) from error
     if difference is not None:
         raise NotWritable(f"the generated program computes something else: {difference}")
-    return (noted(text, note) if note else text), module.values
+    return Written(noted(text, note) if note else text, wrapper.entry, module.values, derivative)
 
 
 def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
@@ -165,10 +198,12 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     if isinstance(plan.mesh, jax.sharding.Mesh):
         imports |= {"import numpy as np", "from jax.sharding import Mesh"}
         lines = [*mesh_lines(plan.mesh, wrapper.mesh), *lines]
+    lines = [*statements(plan.staged.configuration), *lines]
     about = [title(plan, wrapper.entry), *(["", EDITED, ""] if module.edits else [])]
     for edit in module.edits:
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
+    about += ["", f"Written under {'; '.join(flags())}: set the same before JAX starts."] if flags() else []
     return formatted("\n".join([docstring(about), "", *imports_in_order(imports), "", *lines, ""]))
 
 
@@ -183,43 +218,30 @@ def _definitions(module: Module) -> list[str]:
 # ------------------------------------------------------------------------------ checking
 
 
-def _executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Execute a module; returns the names that it defines, without the given ones."""
-    module = types.ModuleType(f"_source_of_{entry_name(plan)}")
-    vars(module).update(given)
-    tree = ast.parse(text)
-    tree.body = [node for node in tree.body if getattr(node, "name", "") not in given]
-    sys.modules[module.__name__] = module  # definitions of classes look for it there
-    try:
-        exec(compile(tree, f"<source of {plan.function}>", "exec"), vars(module))
-    finally:
-        sys.modules.pop(module.__name__, None)
-    return vars(module)
-
-
-def _check(plan: CallPlan, function: Callable[..., Any], typed: bool) -> str | None:
+def _check(plan: CallPlan, function: Callable[..., Any], typed: bool) -> tuple[str, bool]:
     """Raise unless a function gives results of a plan's types and, if typed, can be differentiated.
 
     Returns:
-      A note about the derivative, if there is one: without types, it raises an error, and values are the same.
+      A note about the derivative if xmap has one and the function has not; whether both have one.
     """
     leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in plan.arguments]
     args = jax.tree.unflatten(plan.staged.in_tree, leaves)
     try:
         found = jax.tree.leaves(jax.eval_shape(function, *args))
     except Exception as error:
-        raise NotWritable(f"the generated program fails: {_first_line(error)}") from error
+        raise NotWritable(f"the generated program fails: {beside.in_words(error)}") from error
     if [(x.shape, x.dtype) for x in found] != [(r.shape, r.dtype) for r in plan.results]:
         raise NotWritable("the generated program gives results of other types")
     derivative = _derivative(function, args)
     if not isinstance(derivative, Exception):
         hazards.check_branches(derivative)
-        return None
     if isinstance(_derivative(jaxpr_as_fun(plan.staged.jaxpr), leaves), Exception):
-        return None  # the plan's own program cannot be differentiated either
+        return "", False
+    if not isinstance(derivative, Exception):
+        return "", True
     if typed:
-        raise NotWritable(f"its derivative fails: {_first_line(derivative)}") from derivative
-    return f"JAX cannot differentiate this: {_first_line(derivative).rstrip('.')}."
+        raise NotWritable(f"its derivative fails: {beside.in_words(derivative)}") from derivative
+    return f"JAX cannot differentiate this, and xmap can: {beside.in_words(derivative).rstrip('.')}.", False
 
 
 def _derivative(function: Callable[..., Any], args: Any) -> Any:
@@ -233,9 +255,3 @@ def _derivative(function: Callable[..., Any], args: Any) -> Any:
         return jax.make_jaxpr(jax.grad(total, allow_int=True))(args)
     except Exception as error:
         return error
-
-
-def _first_line(error: Exception) -> str:
-    """Type and first line of an error.  The elements of sets, which have no order, are sorted."""
-    in_order = lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}"  # noqa: E731
-    return ": ".join([type(error).__name__, *(re.sub(r"\{([^{}]*)\}", in_order, str(error))).splitlines()[:1]])

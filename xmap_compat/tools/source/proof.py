@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -68,6 +70,10 @@ def _described(eqn) -> str:
     return f"{eqn.primitive.name}{over and f' over {over}'} -> {types} ({_jax.where_in_user_code(eqn)})"
 
 
+class Number(int):
+    """The number of an operation or a function, which is no number of the program."""
+
+
 @dataclasses.dataclass
 class Graph:
     """A program with numbered operations: equal operations on equal operands have the same number.
@@ -92,7 +98,23 @@ class Graph:
     _open: list[int] = dataclasses.field(default_factory=list)  # functions with rules that are being numbered
 
     def _number(self, *key: Any) -> int:
-        return self.numbers.setdefault(key, len(self.numbers))
+        return self.numbers.setdefault(key, Number(len(self.numbers)))
+
+    def digest(self) -> str:
+        """A short text for what the program computes; it is the same in every process, and for equal programs."""
+        digests: list[str] = []
+        last = self.function(self.program, self.consts)
+
+        def shown(part: Any) -> str:
+            if isinstance(part, (tuple, frozenset)):
+                texts = list(map(shown, part))
+                in_any_order = isinstance(part, frozenset) or part[:1] in [(name,) for name in _NEUTRAL]
+                return str(sorted(texts) if in_any_order else texts)
+            return digests[part] if isinstance(part, Number) else re.sub(r" at 0x\w+", "", repr(part))
+
+        for key in self.numbers:  # each follows those that it refers to
+            digests.append(hashlib.sha256(shown(key).encode()).hexdigest()[:32])
+        return digests[last]
 
     def function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
         """The number of a jaxpr as a function of its inputs."""
@@ -156,9 +178,12 @@ class Graph:
         if own in self._open:
             return own  # the rule calls its own function
         self._open.append(own)
-        made = own, held.symbolic_zeros, self.function(derivative(functools.partial(trace_flat, body=self.body), eqn))
+        try:
+            rules = self.function(derivative(functools.partial(trace_flat, body=self.body), eqn))
+        except Exception:
+            rules = None  # what jax.checkpoint computes again keeps calls whose rules JAX has used already
         self._open.pop()
-        return made
+        return own, held.symbolic_zeros, rules
 
     def _constant(self, value: Any, dtype: Any = None) -> int:
         if _jax.is_key(value):

@@ -142,10 +142,12 @@ def formatted(text: str) -> str:
     return re.sub("\n{4,}", "\n\n\n", text)
 
 
-def noted(text: str, note: str) -> str:
-    """A module with one more paragraph in its docstring."""
+def noted(text: str, note: str, in_title: bool = False) -> str:
+    """A module with a note in its docstring: in the first line, or in a paragraph after it."""
     _, about, rest = text.split('"""', 2)
-    return '"""'.join(["", f"{about.rstrip()}\n\n{_escaped(textwrap.fill(note, WIDTH))}\n", rest])
+    title, *more = about.rstrip().split("\n")
+    note = f" {_escaped(note)}" if in_title else f"\n\n{_escaped(textwrap.fill(note, WIDTH))}"
+    return '"""'.join(["", "\n".join([title + note, *more]) + "\n" * (not in_title or bool(more)), rest])
 
 
 def docstring(about: Sequence[str]) -> str:

@@ -65,12 +65,23 @@ class AxisNames:
         return all(self.parts(n) == (n,) for n in self.mesh)
 
 
-def collectives(jaxpr: Any) -> Iterator[tuple[Any, list[Span]]]:
-    """Each collective of a program, with the spans of the user's calls that contain it, innermost first."""
+def operations(jaxpr: Any) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
+    """The equations of a program at any depth, with the name stack from the outermost equation on, and those around."""
     for eqn, around in _jax.walk(jaxpr):
+        yield eqn, "/".join(["", *map(_jax.name_stack, (*around, eqn))]), tuple(around)
+
+
+def is_backward(stack: str) -> bool:
+    """Whether a name stack is in the backward pass of a derivative."""
+    return "transpose(" in stack
+
+
+def collectives(jaxpr: Any) -> Iterator[tuple[Any, str, list[Span]]]:
+    """Each collective of a program: its name stack, and spans of the user's calls that contain it, innermost first."""
+    for eqn, stack, around in operations(jaxpr):
         if eqn.primitive.name in COLLECTIVES:
             spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
-            yield eqn, next(filter(None, spans), [])
+            yield eqn, stack, next(filter(None, spans), [])
 
 
 # ------------------------------------------------------------------------------- pieces of files
