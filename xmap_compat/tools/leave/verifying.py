@@ -1,0 +1,307 @@
+"""The second run: the edited program, in a process that cannot import this package, on the recorded arguments.
+
+This file is run by its path, so it imports nothing of this package; ``recording`` imports what both runs do alike.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import json
+import os
+import pickle
+import shutil
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Relative differences that an order of additions makes, by the size of the numbers' mantissas; others must be equal.
+TOLERANCES = {52: 1e-9, 23: 1e-4, 10: 1e-2, 7: 5e-2}
+TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
+
+
+# ----------------------------------------------------------------------- what both runs do alike
+
+
+class Leaf(NamedTuple):
+    """An array or number, as it is recorded; ``key`` is the implementation of random keys."""
+
+    value: Any
+    weak: bool = False
+    key: str = ""
+
+
+class Call(NamedTuple):
+    """A recorded call: of which construction and at which time it was reached, with which arguments and results."""
+
+    construction: int
+    reached: int
+    arguments: str
+    leaves: list[Leaf]
+    differentiated: bool
+    results: list[tuple[str, Leaf]]
+
+
+def watched(function: Any, call: Callable[..., Any]) -> Any:
+    """A function in the place of a jitted one, which can be a method and has its attributes."""
+
+    @functools.wraps(function)
+    def watch(*args, **kwargs):
+        return call(*args, **kwargs)
+
+    for name in (name for name in TRACED if hasattr(function, name)):
+        setattr(watch, name, getattr(function, name))
+    return watch
+
+
+def described(args: tuple[Any, ...]) -> str:
+    """The paths and types of all leaves, equal in both runs."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(args)
+    return ", ".join(f"args{jax.tree_util.keystr(path)}: {jax.typeof(leaf).str_short()}" for path, leaf in leaves)
+
+
+def is_traced(args: Any) -> bool:
+    import jax
+
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
+
+
+def to_host(leaf: Any) -> Leaf:
+    import jax
+
+    aval = jax.typeof(leaf)
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return Leaf(np.array(jax.random.key_data(leaf)), key=str(jax.random.key_impl(leaf)))
+    return Leaf(np.array(leaf), aval.weak_type)
+
+
+def restored(leaf: Leaf, own: Any = None) -> Any:
+    """A recorded argument again: where the program's own argument lies, if that is committed to devices."""
+    import jax
+
+    weak = leaf.weak and np.ndim(leaf.value) == 0
+    value = jax.random.wrap_key_data(leaf.value, impl=leaf.key) if leaf.key else leaf.value
+    value = jax.numpy.asarray(leaf.value.item() if weak else value)
+    committed = isinstance(own, jax.Array) and not isinstance(own, jax.core.Tracer) and own.committed
+    return jax.device_put(value, own.sharding) if committed else value
+
+
+def evaluated(function: Callable[..., Any], args: tuple[Any, ...], differentiated: bool) -> list[tuple[str, Leaf]]:
+    """The results of a call, and its gradients for cotangents that are the same in each run."""
+    import jax
+
+    numbers = np.random.default_rng(0)
+
+    def cotangent(leaf):
+        dtype = leaf.dtype
+        smooth = jax.numpy.issubdtype(dtype, np.inexact)
+        return numbers.standard_normal(leaf.shape).astype(dtype) if smooth else np.zeros(leaf.shape, jax.dtypes.float0)
+
+    made = {"the result": None, "the gradient of args": ()}
+    if differentiated:
+        made["the result"], pull = jax.vjp(function, *args)
+        made["the gradient of args"] = pull(jax.tree.map(cotangent, made["the result"]))
+    else:
+        made["the result"] = function(*args)
+    return [
+        (what + jax.tree_util.keystr(path), to_host(leaf))
+        for what, tree in made.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if getattr(leaf, "dtype", None) != jax.dtypes.float0
+    ]
+
+
+def difference(found: list[tuple[str, Leaf]], expected: list[tuple[str, Leaf]]) -> str:
+    """How results differ from those that were recorded; empty if they do not."""
+    if [path for path, _ in found] != [path for path, _ in expected]:
+        return f"the results are {[path for path, _ in found]}, and with xmap {[path for path, _ in expected]}"
+    for (path, leaf), (_, other) in zip(found, expected):
+        types = [f"{leaf.key or leaf.value.dtype}{list(leaf.value.shape)}" for leaf in (leaf, other)]
+        if types[0] != types[1]:
+            return f"{path} is {types[0]}, and with xmap {types[1]}"
+        if not np.array_equal(leaf.value, other.value) and (apart := _apart(leaf.value, other.value)):
+            return f"{path} differs by {apart}"
+    return ""
+
+
+def _apart(found: np.ndarray, expected: np.ndarray) -> str:
+    """How far two arrays are apart, if that is more than the order of additions explains."""
+    kind = found.dtype.kind
+    if kind in "biuUSO" or np.result_type(found.dtype).itemsize == 0:
+        return f"{np.sum(found != expected)} of its {found.size} elements"
+    import jax
+
+    bits = jax.numpy.finfo(found.dtype).nmant
+    wide = np.complex128 if kind == "c" else np.float64
+    a, b = found.astype(wide), expected.astype(wide)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return "its infinities or NaN"
+    largest = float(np.max(np.abs(b[finite]), initial=0.0))
+    apart = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+    tolerance = next((t for at_least, t in TOLERANCES.items() if bits >= at_least), 0.5)
+    return "" if apart <= tolerance * largest else f"{apart:.2g}, where its largest element is {largest:.2g}"
+
+
+# --------------------------------------------------------------------------- running the program
+
+
+def run(spec: dict[str, Any], runner: Any, end: Callable[[], bool], finish: Callable[[str, int], None]) -> None:
+    """Run the program in the place of the main program, and say at its end how it ended and with which exit code.
+
+    Args:
+      end: whether to end it at its next call of a mapped function.
+    """
+    os.chdir(spec["cwd"])
+    sys.path[:] = [moved(spec, path) for path in sys.path]
+    sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
+    stopped = threading.Event()
+    if spec["seconds"]:
+        timer = threading.Timer(spec["seconds"], lambda: (stopped.set(), importlib.import_module("_thread").interrupt_main()))
+        timer.daemon = True
+        timer.start()
+    ended, code = "", 0
+    try:
+        runner.run_program(spec["program"])
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread() and not thread.daemon:
+                thread.join()
+    except Stop:
+        ended = "stopped"
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        ended = f"SystemExit: {error.code}" if code else ""
+    except KeyboardInterrupt:
+        ended, code = ("stopped", 0) if stopped.is_set() else ("KeyboardInterrupt", 130)
+    except BaseException as error:
+        traceback.print_exc()
+        ended, code = f"{type(error).__name__}: {error}", 1
+    finish(ended, code)
+    sys.exit(code)
+
+
+class Stop(BaseException):
+    """Ends a program early (``--stop-after``)."""
+
+
+def moved(spec: dict[str, Any], path: str) -> str:
+    """A path in the copy, for a path below a folder that is copied."""
+    for folder, copy in spec["folders"].items():
+        if path == folder or path.startswith(folder + os.sep):
+            return copy + path[len(folder) :]
+    return path
+
+
+def _copy_before_writing(tree: str, event: str, args: tuple[Any, ...]) -> None:
+    """Large files of the copy are links to the user's: one that is opened to be written becomes a copy first."""
+    if event != "open" or not isinstance(args[0], (str, bytes)) or not isinstance(args[2], int):
+        return
+    path = os.path.abspath(os.fsdecode(args[0]))
+    if args[2] & (os.O_WRONLY | os.O_RDWR) and path.startswith(tree) and os.path.islink(path):
+        original = os.path.realpath(path)
+        os.unlink(path)
+        shutil.copyfile(original, path)
+
+
+# ------------------------------------------------------------------------------- the second run
+
+
+class Verifier:
+    """Compares the constructions of the edited program with the recorded calls, and notes what it finds in a file."""
+
+    def __init__(self, spec: dict[str, Any]):
+        self.spec, self.lock = spec, threading.RLock()
+        self.reached: dict[int, int] = {}
+        self.problems: dict[int, str] = {}
+        self.agreed: dict[int, int] = {}
+        with open(spec["records"], "rb") as file:
+            self.left: list[Call] = [call for call in pickle.load(file) if call.construction in spec["patched"]]
+
+    def probe(self, n: int, made: Any) -> Any:
+        """What stands round the edited construction number ``n``."""
+        with self.lock:
+            self.reached[n] = self.reached.get(n, 0) + 1
+            k = self.reached[n]
+
+        def call(*args, **kwargs):
+            import jax
+
+            if k_decorates := len(args) == 1 and isinstance(args[0], _FUNCTIONS):  # a decorator: here is its function
+                made_now = made(*args)
+                return watched(made_now, functools.partial(self.called, n, k, made_now)) if k_decorates else made_now
+            return self.called(n, k, made, *args, **kwargs)
+
+        return watched(made, call)
+
+    def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            text = described(args)
+            mine = [c for c in self.left if (c.construction, c.reached, c.arguments) == (n, k, text)]
+            self.left = [c for c in self.left if all(c is not other for other in mine)]
+        for record in mine:
+            self.compare(record, made, args)
+        if mine:
+            self.write("", 0, False)
+        if self.spec["stopped"] and not self.left:
+            raise Stop
+        return made(*args, **kwargs)
+
+    def compare(self, record: Call, made: Any, args: tuple[Any, ...]) -> None:
+        import jax
+
+        own, structure = jax.tree.flatten(args)
+        try:
+            with jax.ensure_compile_time_eval():
+                given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
+                apart = difference(evaluated(made, given, record.differentiated), record.results)
+        except Exception as error:
+            apart = f"it raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        with self.lock:
+            if apart:
+                self.problems.setdefault(record.construction, apart)
+            else:
+                self.agreed[record.construction] = self.agreed.get(record.construction, 0) + 1
+
+    def write(self, ended: str, code: int, whole: bool = True) -> None:
+        with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
+            found = {"reached": self.reached, "problems": self.problems, "agreed": self.agreed}
+            json.dump({**found, "ended": ended, "code": code, "whole": whole}, file)
+        os.replace(self.spec["result"] + ".new", self.spec["result"])
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+
+
+class _Refusing:
+    """Refuses to import this package."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "xmap_compat":
+            raise ModuleNotFoundError(f"the edited program imports {name}, and must run without xmap_compat", name=name)
+
+
+def main(path: str) -> None:
+    with open(path, encoding="utf-8") as file:
+        spec = json.load(file)
+    found: Any = importlib.util.spec_from_file_location("leave_runner", spec["runner"])
+    runner = importlib.util.module_from_spec(found)
+    found.loader.exec_module(runner)
+    verifier = Verifier(spec)
+    builtins.__leave_probe__ = verifier.probe  # type: ignore[attr-defined]
+    if spec["some stay"]:
+        importlib.import_module("xmap_compat.legacy.import_hook").install_with_jax()
+    else:
+        sys.meta_path.insert(0, _Refusing())  # type: ignore[arg-type]
+    run(spec, runner, verifier.write)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
