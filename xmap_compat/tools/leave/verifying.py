@@ -15,8 +15,7 @@ import shutil
 import sys
 import threading
 import traceback
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,14 +157,15 @@ def run(spec: dict[str, Any], runner: Any, end: Callable[[], bool], finish: Call
     """Run the program in the place of the main program, and say at its end how it ended and with which exit code.
 
     Args:
-      end: whether to end it at its next call of a mapped function.
     """
     os.chdir(spec["cwd"])
-    sys.path[:] = [moved(spec, path) for path in sys.path]
+    sys.path[:] = [*([] if sys.flags.safe_path else [spec["cwd"]]), *(moved(spec, path) for path in sys.path[1:])]
     sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
     stopped = threading.Event()
     if spec["seconds"]:
-        timer = threading.Timer(spec["seconds"], lambda: (stopped.set(), importlib.import_module("_thread").interrupt_main()))
+        timer = threading.Timer(
+            spec["seconds"], lambda: (stopped.set(), importlib.import_module("_thread").interrupt_main())
+        )
         timer.daemon = True
         timer.start()
     ended, code = "", 0
@@ -230,16 +230,7 @@ class Verifier:
         with self.lock:
             self.reached[n] = self.reached.get(n, 0) + 1
             k = self.reached[n]
-
-        def call(*args, **kwargs):
-            import jax
-
-            if k_decorates := len(args) == 1 and isinstance(args[0], _FUNCTIONS):  # a decorator: here is its function
-                made_now = made(*args)
-                return watched(made_now, functools.partial(self.called, n, k, made_now)) if k_decorates else made_now
-            return self.called(n, k, made, *args, **kwargs)
-
-        return watched(made, call)
+        return watched(made, functools.partial(self.called, n, k, made))
 
     def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
@@ -275,9 +266,6 @@ class Verifier:
             found = {"reached": self.reached, "problems": self.problems, "agreed": self.agreed}
             json.dump({**found, "ended": ended, "code": code, "whole": whole}, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
-
-
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
 class _Refusing:
