@@ -153,13 +153,12 @@ def _apart(found: np.ndarray, expected: np.ndarray) -> str:
 # --------------------------------------------------------------------------- running the program
 
 
-def run(spec: dict[str, Any], runner: Any, end: Callable[[], bool], finish: Callable[[str, int], None]) -> None:
-    """Run the program in the place of the main program, and say at its end how it ended and with which exit code.
-
-    Args:
-    """
+def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -> None:
+    """Run the program in the place of the main program; ``finish`` is told how it ended and with which exit code."""
     os.chdir(spec["cwd"])
-    sys.path[:] = [*([] if sys.flags.safe_path else [spec["cwd"]]), *(moved(spec, path) for path in sys.path[1:])]
+    if not sys.flags.safe_path:
+        sys.path[0] = spec["cwd"]
+    sys.path[:] = [moved(spec, path) for path in sys.path]
     sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
     stopped = threading.Event()
     if spec["seconds"]:
