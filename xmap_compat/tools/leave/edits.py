@@ -19,7 +19,7 @@ from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.leave import shared as of_files
 from xmap_compat.tools.leave.places import File, Reached, Site, globals_of, is_under, read, site_of
 from xmap_compat.tools.source import hazards
-from xmap_compat.tools.source.helper_texts import helper_module
+from xmap_compat.tools.source.helper_texts import HELPERS, helper_module
 from xmap_compat.tools.source.hazards import rules_over
 from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.module import check_all_found
@@ -132,13 +132,17 @@ class InPlace:
             if spans:
                 self.calls.setdefault(spans[0], []).append(eqn)
         self.handled: dict[Any, tuple[Any, ...]] = {}
-        self.helpers: dict[str, None] = {}
         self.nested: list[Any] = []
         self.edits: Places = {}
         self.replaced: set[tuple[str, int, int]] = set()
 
+    @property
+    def helpers(self) -> list[str]:
+        """The helpers that the edits call."""
+        marked = (re.findall(rf"{OURS}(\w+)", text) for text in self.edits.values())
+        return [name for names in marked for name in names if name in HELPERS]
+
     def helper(self, name: str) -> str:
-        self.helpers[name] = None
         return name
 
     def alias(self, name: str, module: Any) -> str:
@@ -346,8 +350,12 @@ def _drawn(draft: Draft, plan: Any, drafts: Sequence[Draft], root: str, outermos
     declared = c.function.plan.declared
     reached = Reached(declared.fun, root)
     made.functions(reached)
-    for other in drafts:
-        if other.site is not None and any(x is other.construction.function for x in reached.nested):
+    bodies = [(piece.file, *piece.bounds(piece.node)) for piece in reached.pieces()]
+    for other in (d for d in drafts if d.site is not None and _is_nested(d.construction)):
+        (start, end), file = other.site.piece.bounds(other.site.call), other.site.piece.file
+        if any(name == file and a <= start and end <= b for name, a, b in bodies):
+            other.note = f"in the body of the one at {os.path.basename(c.file)}:{c.line}"
+        elif any(x is other.construction.function for x in reached.nested):
             inner = other.construction.function.plan.declared
             text = vmaps(made, "function", inner.in_source, inner.out_source, dict(inner.resources))  # type: ignore[arg-type]
             _replace(other.site, text, made)
@@ -393,7 +401,7 @@ def _clash(a: InPlace, b: InPlace) -> bool:
     if any(overlaps(x, y) and (x != y or a.edits[x] != b.edits[y]) for x in a.edits for y in b.edits):
         return True
     named = a.names.mesh.keys() & b.names.mesh.keys()
-    if "axes_of" not in a.helpers.keys() & b.helpers.keys():
+    if "axes_of" not in {*a.helpers} & {*b.helpers}:
         spans = a.handled.keys() & b.handled.keys()
         named &= {n for s in spans for n in a.handled[s]} & {n for s in spans for n in b.handled[s]}
     return any(a.names.parts(n) != b.names.parts(n) for n in named)
