@@ -67,8 +67,8 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
             raise NotWritable("a result varies over an axis that its out_axes do not name")
         if not _jax.part_is_on("frames"):
             raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
-        names, rules = _axis_names(plan), rules_over(plan)
-        unchecked = _why_unchecked(plan, names, rules)
+        names, rules = axis_names(plan), rules_over(plan)
+        unchecked = why_unchecked(plan, names, rules)
         if unchecked is None:
             try:
                 return _proved(plan, names, rules, None)
@@ -79,7 +79,7 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
         raise errors.no_source(plan.function, [str(reason)]) from reason.__cause__
 
 
-def _axis_names(plan: CallPlan) -> AxisNames:
+def axis_names(plan: CallPlan) -> AxisNames:
     """The name of each axis: its vmap has the axis' own name, unless that is a mesh axis or no string."""
     inner: dict[Any, tuple[tuple[str, ...], int]] = {}
     for axis in (a for call in plan.nested for a in call.axes):
@@ -98,7 +98,7 @@ def _axis_names(plan: CallPlan) -> AxisNames:
     return AxisNames({a.name: a.mesh_axes for a in plan.axes}, local, order, {a.name: a.size for a in plan.axes}, inner)
 
 
-def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) -> str | None:
+def why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) -> str | None:
     """Why JAX cannot check which values vary over the mesh, if that is known before trying; else None."""
     if any(mesh_axes for mesh_axes, _ in names.inner.values()):
         return "what an xmap inside gathers is the same on devices, of which types know nothing"
@@ -174,7 +174,7 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
 
 def _definitions(module: Module) -> list[str]:
     """The lines of a module that precede the function for the xmapped one."""
-    lines = [*value_lines(module.values), *helper_lines(module.helpers, module.names)]
+    lines = [*value_lines(module.values), *helper_lines(module.helpers, module.names.all)]
     for definition in module.definitions.values():
         lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
     return lines
