@@ -305,13 +305,190 @@ PROGRAMS = {
             "v": x.reshape(8, 2, 3) + x[:2, :1],
         },
     ),
+    "a helper in another file, a mesh in an attribute, and a scan": (
+        """
+        import helper
+        from helper import scaled as scaled_by
+
+        class Trainer:
+            def __init__(self):
+                self.mesh = Mesh(devices.reshape(4, 2), ('a', 'b'))
+
+                def run(v):
+                    def one(carry, u):
+                        return carry + scaled_by(u, 'i'), helper.shifted(u)
+                    return lax.scan(one, jnp.zeros(()), v)
+
+                self.run = xmap(run, ['i', ...], ([...], ['i', ...]),
+                                axis_resources={'i': ('a', 'b')})
+
+        trainer = Trainer()
+        with trainer.mesh:
+            results = trainer.run(x)
+        """,
+        lambda: (x.sum(), np.roll(x, 1, 0)),
+        {
+            "helper": """
+            from jax import lax
+
+            def scaled(v, name):
+            \treturn lax.psum(v, name)  # for any name
+
+            def shifted(v):
+            \treturn lax.ppermute(
+            \t\tv, axis_name='i', perm=[(k, (k + 1) % 8) for k in range(8)],
+            \t)
+            """
+        },
+    ),
+    "the environment assigned, and a decorated function": (
+        """
+        from functools import wraps
+        from jax.experimental import maps
+
+        def logged(fun):
+            @wraps(fun)
+            def call(*args):
+                out = fun(*args)
+                return out, lax.pmin(out, 'i')
+            return call
+
+        @logged
+        def body(v):
+            return lax.all_gather(v, 'i', axis=0).sum(0) + v
+
+        mesh = maps.Mesh(devices[:2], ('d',))
+        maps.thread_resources.env = maps.ResourceEnv(mesh, ())
+        names = maps.thread_resources.env.physical_mesh.axis_names
+        results = maps.xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
+        maps.thread_resources.env = maps.EMPTY_ENV
+        """,
+        lambda: (x.sum(0) + x, (x.sum(0) + x).min(0)),
+    ),
+    "two xmaps of one function, alike": (
+        """
+        def body(v):
+            return v - lax.pmean(v, 'i')
+
+        def made(): return xmap(body, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': 'd'})
+        with Mesh(devices[:4], 'd'):
+            other = xmap(lambda v: 2 * body(v), in_axes=[None, 'i'], out_axes=[None, 'i'], axis_resources={'i': 'd'})
+            results = made()(x), made()(x), other(x.T)
+        """,
+        lambda: (x - x.mean(0), x - x.mean(0), 2 * (x - x.mean(0)).T),
+    ),
+    "softmax, logsumexp and shuffles over names": (
+        """
+        import jax.nn as nn
+        from jax.scipy.special import logsumexp
+
+        def body(v):
+            lse = logsumexp(v, axis='i')
+            other = lax.pshuffle(v, 'i', [7, 6, 5, 4, 3, 2, 1, 0])
+            both = lax.psum_scatter(jnp.arange(8.) * v[0], 'i')
+            return nn.softmax(v, axis='i'), lse, other, lax.all_to_all(jnp.arange(8.) + v[0], 'i', 0, 0), both
+
+        with Mesh(devices[:2], 'd'):
+            f = xmap(body, ['i', ...], (['i', ...], [...], ['i', ...], ['i', ...], ['i', ...]), axis_resources={'i': 'd'})
+            results = f(x)
+        """,
+        lambda: (
+            np.exp(x) / np.exp(x).sum(0),
+            np.log(np.exp(x).sum(0)),
+            x[::-1],
+            np.arange(8.0)[:, None] + x[:, 0],
+            np.arange(8.0) * x[:, 0].sum(),
+        ),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_edited_program_computes_the_same_without_this_package(name, tmp_path, monkeypatch):
-    program, truth = PROGRAMS[name]
-    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    program, truth, others = (*PROGRAMS[name], {})[:3]
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program), **others)
     assert left.refused == [None] * len(left.refused) and left.refused
     assert_close(left.before, truth())
     assert_close(left.run(), truth())
+
+
+TWICE = """
+def body(v):
+    return v - lax.pmean(v, 'i')
+
+with Mesh(devices[:4], 'd'):
+    first = xmap(body, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': 'd'})
+    second = xmap(body, in_axes=['i', ...], out_axes=['i', ...])
+    results = first(x), second(x)
+"""
+
+
+def test_one_function_under_two_assignments_is_refused_until_one_is_chosen(tmp_path, monkeypatch):
+    for chosen, refused in ((None, (True, True)), (1, (False, True)), (2, (True, False))):
+        folder = tmp_path / str(chosen)
+        folder.mkdir()
+        left = Left(folder, monkeypatch, TWICE, assignment=chosen)
+        assert tuple(map(bool, left.refused)) == refused
+        for reason in filter(None, left.refused):
+            assert "1: i on d; 2: no mesh" in reason and "--assignment" in reason
+    assert "import xmap" in left.text and left.text.count("xmap(") == 1 and "jax.vmap(body, axis_name" in left.text
+
+
+REFUSED = {
+    "the program never calls it": "f = xmap(lambda v: lax.psum(v, 'i'), ['i', ...], [...])",
+    "has the name of a mesh axis": """
+with Mesh(devices[:4], 'i'):
+    f = xmap(lambda v: lax.psum(v, 'i'), ['i', ...], [...], axis_resources={'i': 'i'})(x)
+""",
+    "differ in their axes": """
+def made(dims):
+    return xmap(lambda v: v, dims, dims)
+results = made(['i'])(x[0]), made(['i', 'j'])(x)
+""",
+    "does not name": """
+with Mesh(devices[:4], 'd'):
+    f = xmap(lambda v: v, ['i', ...], [...], axis_resources={'i': 'd'})(x[:4])
+""",
+    "several calls of xmap": "f, g = xmap(abs, ['i'], ['i'])(x[0]), xmap(abs, ['i', ...], ['i', ...])(x)",
+    "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_edited_is_refused_with_the_reason_and_stays(reason, tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, REFUSED[reason])
+    assert all(reason in str(refused) for refused in left.refused) and left.refused
+    assert left.text == HEAD + REFUSED[reason]
+
+
+def test_collectives_in_the_files_of_other_packages_are_named(tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "others_library.py").write_text("from jax import lax\ndef total(v):\n    return lax.psum(v, 'i')\n")
+    monkeypatch.syspath_prepend(str(library))
+    left = Left(
+        tmp_path,
+        monkeypatch,
+        """
+from others_library import total
+with Mesh(devices[:4], 'd'):
+    results = xmap(lambda v: v + total(v), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+""",
+    )
+    assert "others_library.py:3" in left.refused[0]
+
+
+def test_a_place_that_is_missed_raises_a_name_error(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(PROGRAMS["an axis is split in part"][0]))
+    left.texts["program.py"] = left.text.replace('lax.psum(1, ("e", "rows_local"))', "lax.psum(1, 'rows')")
+    assert left.texts["program.py"] != left.text
+    with pytest.raises(NameError, match="unbound axis name: rows"):
+        left.run()
+
+
+def test_line_ends_comments_and_the_rest_of_a_file_stay(tmp_path, monkeypatch):
+    program = PROGRAMS["an axis fills its mesh axis"][0]
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program), newline="\r\n")
+    assert left.refused == [None] and "\r\n" in left.text and "\n" not in left.text.replace("\r\n", "")
+    assert "# each row\r\n" in left.text
+    assert_close(left.run(), PROGRAMS["an axis fills its mesh axis"][1]())

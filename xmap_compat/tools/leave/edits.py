@@ -119,7 +119,7 @@ class InPlace:
         self.placed, self.jaxpr = plan.staged.placed, plan.staged.placed.program.jaxpr
         self.names: AxisNames = axis_names(plan)
         self.found = rules_over(plan)
-        self.unchecked = why_unchecked(plan, self.names, self.found) if plan.mesh is not None else None
+        self.unchecked = self._why_unchecked() if plan.mesh is not None else None
         self.inside = hazards.contractions_inside(self.jaxpr)
         self.only_values = bool(self.inside) or (bool(self.found) and hazards.differentiates(self.jaxpr))
         self.typed = plan.mesh is not None and self.unchecked is None
@@ -135,6 +135,16 @@ class InPlace:
         self.nested: list[Any] = []
         self.edits: Places = {}
         self.replaced: set[tuple[str, int, int]] = set()
+
+    def _why_unchecked(self) -> str | None:
+        """Why JAX cannot check which values vary over the mesh, as a generated program of the call tells; else None."""
+        if (known := why_unchecked(self.plan, self.names, self.found)) is not None:
+            return known
+        try:
+            text = self.plan.source()
+        except NotImplementedError:
+            return "whether its types agree is not known"
+        return "with types JAX refuses it" if "check_vma=False" in text else None
 
     @property
     def helpers(self) -> list[str]:

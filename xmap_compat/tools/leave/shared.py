@@ -108,6 +108,9 @@ class Shared(ScopedVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         name, value = self.bindings.of(node.targets[0]) or "", node.value
+        if name.endswith("thread_resources.env") and (self.bindings.of(value) or "").endswith(".EMPTY_ENV"):
+            empty = f"jax.sharding.Mesh({self.names.name('np')}.empty((), object), ())"
+            return self._replace(node, f"jax.set_mesh({empty})".replace("jax.", f"{self.names.name('jax')}."))
         if name.endswith("thread_resources.env") and isinstance(value, ast.Call) and (value.args or value.keywords):
             start, end = self._bounds(value.args[0] if value.args else value.keywords[0].value)
             (first, _), (_, last) = self._bounds(node), self._bounds(node)
@@ -155,7 +158,8 @@ class Shared(ScopedVisitor):
         fixes = [self._fix(e) for e in fix.edits_of(program_of(self.file.text, self.file.path))]
         taken = [*others, *self.edits]
         apart = lambda e: all(e[1] <= s or end <= e[0] for s, end, _ in taken)  # noqa: E731
-        edits = [*self.edits, *(e for e in fixes if "xmap_compat" not in e[2] and apart(e))]
+        fixes = [e for e in fixes if "xmap_compat" not in e[2] and apart(e)]
+        edits = [*self.edits, *fixes]
         text = spliced(self.file.text, _applicable([*others, *edits]))
         used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} | set(re.findall(r"[\"'](\w+)[\"']", text))
         edits = [e for e in edits if not self._is_import(e)]
@@ -164,7 +168,8 @@ class Shared(ScopedVisitor):
         return [*edits, *self._added(used)]
 
     def _fix(self, edit: fix.Edit) -> tuple[int, int, str]:
-        return (offset(self.file.text, *edit.start), offset(self.file.text, *edit.end), edit.text)
+        new = re.sub(r"import xmap_compat(; |\n)", "", edit.text)  # fix keeps what this package restores
+        return (offset(self.file.text, *edit.start), offset(self.file.text, *edit.end), new)
 
     def _is_import(self, edit: tuple[int, int, str]) -> bool:
         nodes = (n for n in ast.walk(self.file.tree) if isinstance(n, (ast.Import, ast.ImportFrom)))

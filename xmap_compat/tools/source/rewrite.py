@@ -195,7 +195,7 @@ class Rewriter:
         callee = old_names.of_jax(callee)
         if callee is None and isinstance(function, ast.Attribute) and function.attr == "defvjp" and len(node.args) == 2:
             return self._attached(node, function.value, node.args[1])
-        if any(callee is einsum for einsum in EINSUMS):
+        if any(einsum in (callee, getattr(callee, "__wrapped__", None)) for einsum in EINSUMS):  # also once installed
             return self._einsum(node)
         if callee is check_type:
             return self._around(node, node.args[0], "(", ")")
