@@ -155,6 +155,9 @@ class Leaving:
         code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
         seen = _read(spec["result"])
         problems = {int(n): f"differs when it is run: {text}" for n, text in seen.get("problems", {}).items()}
+        if os.environ.get("LEAVE_DEBUG"):
+            print(open(spec["log"]).read(), file=sys.stderr)
+            for p_, (b_, a_) in self.changes(found, patched, True).items(): print(a_.decode(), file=sys.stderr)
         count = lambda what, n: seen.get(what, {}).get(str(n), 0)  # noqa: E731
         how = f"the edited program ended with {seen.get('ended') or f'exit code {code}'}"
         ended = [first["code"], found["ended"].partition(":")[0]] == [
@@ -162,8 +165,6 @@ class Leaving:
             seen.get("ended", "").partition(":")[0],
         ]
         if not problems and not (seen.get("whole") and (ended or spec["stopped"])):
-            with open(spec["log"], encoding="utf-8", errors="replace") as file:
-                print(*file.read().splitlines()[-20:], sep="\n", file=sys.stderr)
             return dict.fromkeys(patched, f"not verified: {how}")
         for n, row in patched.items():
             if n in problems:
@@ -185,12 +186,14 @@ class Leaving:
         spec: dict[str, Any] = {"tree": tree + os.sep, "folders": folders, "program": self.program}
         spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec")}
         spec |= {"cwd": self.copied(self.cwd, spec), "runner": os.path.join(HOME, "xmap_compat", "legacy", "runner.py")}
+        spec["beside"] = spec["cwd"]
         if self.script:
             copy = self.copied(self.script, spec)
             spec["program"] = [
                 os.path.relpath(copy, spec["cwd"]) if copy.startswith(spec["cwd"] + os.sep) else copy,
                 *self.program[1:],
             ]
+            spec["beside"] = os.path.dirname(copy)
             if self.script.endswith(".ipynb"):
                 with open(self.script, "rb") as source, open(copy, "w", encoding="utf-8", newline="") as target:
                     target.write(patch.text_of(source.read(), self.script)[0])

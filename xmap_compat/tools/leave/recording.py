@@ -12,6 +12,8 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
+
 from xmap_compat.legacy import import_hook, runner
 from xmap_compat.tools.leave import verifying
 from xmap_compat.tools.leave.verifying import Call, Leaf, described, is_traced, restored, to_host, watched
@@ -169,9 +171,8 @@ class Recorder:
         def note(*values):
             with self.lock:
                 if len(pending.given) < self.spec["calls"] and self.fits(values):
-                    pending.given.append([np_array(value) for value in values])
+                    pending.given.append([np.array(value) for value in values])
 
-        np_array = importlib.import_module("numpy").array
         leaves = noted(leaves)
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
         return jax.tree.unflatten(structure, leaves)
@@ -205,7 +206,8 @@ class Recorder:
         """The results, and the gradients if the program took some, for arguments that were noted."""
         import jax
 
-        place = self.found[pending.n]
+        place, mesh = self.found[pending.n], pending.mesh
+        mesh = mesh and (mesh.axis_names, np.vectorize(lambda device: device.id)(mesh.devices))
         for values in pending.given:
             leaves = [Leaf(value, like.weak, like.key) for value, like in zip(values, pending.weak)]
             try:
@@ -217,7 +219,7 @@ class Recorder:
                     0
                 ]
                 continue
-            call = Call(pending.n, pending.reached, pending.arguments, leaves, place.differentiated, made)
+            call = Call(pending.n, pending.reached, pending.arguments, leaves, place.differentiated, made, mesh)
             self.keep(call)
 
     def edited(self) -> dict[str, Any]:
@@ -234,7 +236,7 @@ class Recorder:
             "outcomes": [self.row(n, outcomes.get(n), recorded.count(n)) for n in range(len(self.found))],
             "shared": [dataclasses.astuple(edit) for edit in made.shared],
             "helpers": made.helpers,
-            "helper_file": made.helper_file,
+            "helper_file": os.path.join(self.spec["beside"], os.path.basename(made.helper_file)),
         }
 
     def reason(self, place: Place, root: str) -> str | None:
