@@ -37,7 +37,11 @@ def reference(x, v, m):
 
 def main():
     rng = np.random.default_rng(1)
-    start = rng.normal(size=(16, 2)).astype(np.float32), np.zeros((16, 2), np.float32), rng.uniform(1, 2, 16).astype(np.float32)
+    start = (
+        rng.normal(size=(16, 2)).astype(np.float32),
+        np.zeros((16, 2), np.float32),
+        rng.uniform(1, 2, 16).astype(np.float32),
+    )
     mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
     x, v, m = (jax.device_put(a, NamedSharding(mesh, PartitionSpec("d"))) for a in start)
     a, b, _ = start

@@ -38,5 +38,7 @@ if __name__ == "__main__":
     flat = lambda x: x.reshape(2, 12, 2, 5).astype(np.float64)
     scores = np.einsum("bqhd,bkhd->bhqk", flat(q), flat(k)) / np.sqrt(5)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    np.testing.assert_allclose(flat(np.array(out)), np.einsum("bhqk,bkhd->bqhd", weights, flat(v)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        flat(np.array(out)), np.einsum("bhqk,bkhd->bqhd", weights, flat(v)), rtol=1e-4, atol=1e-5
+    )
     print("attention", np.abs(out).mean())

@@ -155,7 +155,9 @@ class CausalTransformer:
         return float(loss), float(grad_norm)
 
     def eval(self, sample):
-        out = self.eval_xmap(self.state, *(sample[n].reshape(self.dp, -1, self.config["seq"]) for n in ("obs", "target")))
+        out = self.eval_xmap(
+            self.state, *(sample[n].reshape(self.dp, -1, self.config["seq"]) for n in ("obs", "target"))
+        )
         return float(out)
 
 

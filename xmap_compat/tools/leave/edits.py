@@ -100,7 +100,6 @@ class Edited:
     helper_file: str
 
 
-
 # ---------------------------------------------------------------------- the texts of one call
 
 Places = dict[tuple[str, int, int], str]  # the new text of a part of a file: its name in code objects, start, end
@@ -238,7 +237,9 @@ class InPlace:
         """The dimensions of axes in the arguments and the results, where those of outer maps are gone."""
         outer = [a.name for a in order[: order.index(axes[0])]]
         at = lambda spec: next((p for a in axes if (p := position_in(spec, a.name, outer)) is not None), None)  # noqa: E731
-        given, results = (self._like(tree, lambda s: literal(at(s))) for tree in (declared.in_specs, declared.out_specs))
+        given, results = (
+            self._like(tree, lambda s: literal(at(s))) for tree in (declared.in_specs, declared.out_specs)
+        )
         return [f"in_axes={given}", f"out_axes={results}"]
 
     def _like(self, specs: Any, text: Any) -> str:
@@ -327,7 +328,9 @@ def _find(draft: Draft, root: str) -> None:
     unknown = draft.site.given.keys() - {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
     if unknown:
         raise NotWritable(f"the argument {min(unknown)} of xmap, which jax.jit does not have")
-    draft.assignment = ", ".join(f"{n} on {' and '.join(map(str, r))}" for n, r in declared.resources.items()) or "no mesh"
+    draft.assignment = (
+        ", ".join(f"{n} on {' and '.join(map(str, r))}" for n, r in declared.resources.items()) or "no mesh"
+    )
     if any(any(p.staged.placed.undeclared) for p in c.plans):
         raise NotWritable("a result varies over an axis that its out_axes do not name: name it there")
     if not _jax.part_is_on("frames"):
@@ -424,7 +427,9 @@ def _finished(drafts: Sequence[Draft], root: str) -> Edited:
     module = os.path.splitext(os.path.basename(helper_file))[0]
     paths = {os.path.realpath(file) for d in drafts if d.site for file in (d.construction.file,)}
     paths |= {os.path.realpath(key[0]) for d in kept for key in d.made.edits}
-    paths |= {os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)}
+    paths |= {
+        os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
+    }
     files = {path: File(path) for path in sorted(paths)} if kept else {}
     names = {path: of_files.FileNames(file, module) for path, file in files.items()}
     places: dict[int, dict[str, list[tuple[int, int, str]]]] = {}

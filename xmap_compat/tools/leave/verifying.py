@@ -30,11 +30,17 @@ TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
 
 class Leaf(NamedTuple):
-    """An array or number, as it is recorded; ``key`` is the implementation of random keys."""
+    """An array or number, as it is recorded.
+
+    Attributes:
+      key: the implementation of random keys.
+      devices: what each device has of an array whose copies differ, by the ids of devices: xmap can make such.
+    """
 
     value: Any
     weak: bool = False
     key: str = ""
+    devices: Any = None
 
 
 class Call(NamedTuple):
@@ -81,7 +87,19 @@ def to_host(leaf: Any) -> Leaf:
     aval = jax.typeof(leaf)
     if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return Leaf(np.array(jax.random.key_data(leaf)), key=str(jax.random.key_impl(leaf)))
-    return Leaf(np.array(leaf), aval.weak_type)
+    shards = getattr(leaf, "addressable_shards", ())
+    copies = {shard.device.id: np.array(shard.data) for shard in shards} if len(shards) > 1 else {}
+    first: dict[str, np.ndarray] = {}
+    differ = [
+        s
+        for s in shards
+        if copies and not _same(first.setdefault(str(s.index), copies[s.device.id]), copies[s.device.id])
+    ]
+    return Leaf(np.array(leaf), aval.weak_type, devices=copies if differ else None)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes()
 
 
 def restored(leaf: Leaf, own: Any = None) -> Any:
@@ -91,6 +109,9 @@ def restored(leaf: Leaf, own: Any = None) -> Any:
     weak = leaf.weak and np.ndim(leaf.value) == 0
     value = jax.random.wrap_key_data(leaf.value, impl=leaf.key) if leaf.key else leaf.value
     value = jax.numpy.asarray(leaf.value.item() if weak else value)
+    if leaf.devices is not None and set(leaf.devices) == {device.id for device in own.sharding.device_set}:
+        parts = [jax.device_put(leaf.devices[device.id], device) for device in own.sharding.device_set]
+        return jax.make_array_from_single_device_arrays(own.shape, own.sharding, parts)
     committed = isinstance(own, jax.Array) and not isinstance(own, jax.core.Tracer) and own.committed
     return jax.device_put(value, own.sharding) if committed else value
 
