@@ -9,7 +9,7 @@ VOCAB, DIM, STEPS = 8, 4, 6
 
 
 def prefill(shard, start):
-    """A bias of the logits: each shard keeps its own part of it, and the specification of the result does not say so."""
+    """A bias of the logits: each shard keeps its own part, which the specification of the result does not say."""
     return shard["out"].sum(0) * start / 10
 
 

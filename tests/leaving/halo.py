@@ -40,7 +40,7 @@ if __name__ == "__main__":
         final, changes = jax.jit(simulate, static_argnums=2)(u, 0.25, 6)
         d_alpha = jax.grad(lambda alpha: jnp.sum(simulate(u, alpha, 2)[0] ** 2))(0.25)
     flat = u.reshape(-1).astype(np.float64)
-    for k in range(6):
+    for _ in range(6):
         flat = flat + 0.25 * (np.roll(flat, -1) - 2 * flat + np.roll(flat, 1))
     np.testing.assert_allclose(np.reshape(final, -1), flat, rtol=1e-4)
 

@@ -1,4 +1,4 @@
-"""A step of ZeRO: gradients are scattered, each device updates its part of the weights, and the weights are gathered."""
+"""A step of ZeRO: gradients are scattered, each device updates a part of the weights, and the parts are gathered."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """``python -m xmap_compat leave``: what it records, verifies, refuses and writes.
 
-The oracles are NumPy, which the programs of tests/leaving compare with themselves in both runs; git, which applies patches;
-and edits that are wrong on purpose, which the second run must find.
+The oracles are NumPy, with which the programs of tests/leaving compare themselves in both runs; git, which applies
+patches; and edits that are wrong on purpose, which the second run must find.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ COUNTS = {
 
 
 def test_the_programs_are_those_that_are_counted():
-    assert NAMES == sorted(COUNTS)
+    assert sorted(COUNTS) == NAMES
 
 
 @pytest.mark.slow
@@ -190,11 +190,11 @@ def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
 
 
 def test_what_orders_of_addition_explain_is_no_difference():
-    leaf = lambda dtype, error: [("", Leaf((np.linspace(1, 2, 9) * (1 + error)).astype(dtype)))]  # noqa: E731
+    leaf = lambda dtype, error: [("", Leaf((np.linspace(1, 2, 9) * (1 + error)).astype(dtype)))]
     for dtype, small, large in (("f8", 1e-11, 1e-7), ("f4", 1e-6, 1e-3), (jnp.bfloat16, 1e-2, 0.2), ("c8", 1e-6, 1e-3)):
         assert verifying.difference(leaf(dtype, small), leaf(dtype, 0)) == ""
         assert verifying.difference(leaf(dtype, large), leaf(dtype, 0)) != ""
-    numbers = lambda k: [("", Leaf(np.array([1 << 30, k])))]  # noqa: E731
+    numbers = lambda k: [("", Leaf(np.array([1 << 30, k])))]
     assert "1 of its 2 elements" in verifying.difference(numbers(1), numbers(2))
 
 
@@ -205,6 +205,16 @@ def test_keys_and_weak_numbers_are_recorded_as_they_are():
     assert jax.typeof(verifying.restored(verifying.to_host(2.0))) == jax.typeof(jnp.asarray(2.0))
     committed = jax.device_put(X, jax.devices()[1])
     assert verifying.restored(Leaf(X), committed).sharding == committed.sharding
+
+
+def test_an_array_whose_copies_differ_is_recorded_device_by_device():
+    """As of xmap, where a result varies over an axis that its specification leaves out."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    apart = jax.shard_map(
+        lambda: jax.lax.axis_index("y")[None], mesh=mesh, in_specs=(), out_specs=jax.P("x"), check_vma=False
+    )()
+    again = verifying.restored(verifying.to_host(apart), apart)
+    assert [int(s.data[0]) for s in again.addressable_shards] == [0, 1, 0, 1]
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -257,9 +267,10 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
     library.mkdir()
     (package / "__init__.py").write_text("")
     (library / "other.py").write_text(
-        "from jax.experimental.maps import xmap\ng = xmap(lambda r: r * 2, in_axes=['rows', ...], out_axes=['rows', ...])\n"
+        "from jax.experimental.maps import xmap\n"
+        "g = xmap(lambda r: r * 2, in_axes=['rows', ...], out_axes=['rows', ...])\n"
     )
-    text = HEAD + "import sys\nsys.path.append(%r)\nimport other\nother.g(x)\n" % str(library) + CENTRED
+    text = HEAD + f"import sys\nsys.path.append({str(library)!r})\nimport other\nother.g(x)\n" + CENTRED
     text += 'exec(\'h = xmap(lambda r: r, in_axes=["rows", ...], out_axes=["rows", ...]); h(x)\')\n'
     text += "never = xmap(lambda r: r, in_axes=['rows', ...], out_axes=['rows', ...])\n"
     (package / "run.py").write_text(text)

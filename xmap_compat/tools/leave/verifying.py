@@ -109,10 +109,10 @@ def restored(leaf: Leaf, own: Any = None) -> Any:
     weak = leaf.weak and np.ndim(leaf.value) == 0
     value = jax.random.wrap_key_data(leaf.value, impl=leaf.key) if leaf.key else leaf.value
     value = jax.numpy.asarray(leaf.value.item() if weak else value)
-    if leaf.devices is not None and set(leaf.devices) == {device.id for device in own.sharding.device_set}:
-        parts = [jax.device_put(leaf.devices[device.id], device) for device in own.sharding.device_set]
-        return jax.make_array_from_single_device_arrays(own.shape, own.sharding, parts)
     committed = isinstance(own, jax.Array) and not isinstance(own, jax.core.Tracer) and own.committed
+    if leaf.devices is not None and committed:
+        parts = [jax.device_put(leaf.devices[s.device.id], s.device) for s in own.addressable_shards]
+        return jax.make_array_from_single_device_arrays(own.shape, own.sharding, parts)
     return jax.device_put(value, own.sharding) if committed else value
 
 
