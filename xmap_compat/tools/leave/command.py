@@ -155,10 +155,6 @@ class Leaving:
         code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
         seen = _read(spec["result"])
         problems = {int(n): f"differs when it is run: {text}" for n, text in seen.get("problems", {}).items()}
-        if os.environ.get("LEAVE_DEBUG"):
-            print(open(spec["log"]).read(), file=sys.stderr)
-            for p_, (b_, a_) in self.changes(found, patched, True).items():
-                print(a_.decode(), file=sys.stderr)
         count = lambda what, n: seen.get(what, {}).get(str(n), 0)  # noqa: E731
         how = f"the edited program ended with {seen.get('ended') or f'exit code {code}'}"
         ended = [first["code"], found["ended"].partition(":")[0]] == [

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import difflib
 import io
+import itertools
 import json
 import os
 import re
@@ -62,12 +63,9 @@ def _plain(text: str) -> str:
 
 
 def _without_magic(line: str) -> str:
-    plain = without_magic(line) if line.lstrip()[:1] == "%" and line.lstrip()[:2] != "%%" else ""
-    return (
-        plain
-        if len(plain) == len(line)
-        else re.sub(r"\S", "0", line, count=1)[: len(line) - len(line.lstrip()) + 1].ljust(len(line))
-    )
+    indent = len(line) - len(line.lstrip())
+    plain = without_magic(line) if line[indent] == "%" and line[indent : indent + 2] != "%%" else ""
+    return plain if len(plain) == len(line) else (line[:indent] + "0").ljust(len(line))
 
 
 def edited(data: bytes, path: str, edits: Edits) -> bytes:
@@ -81,14 +79,10 @@ def edited(data: bytes, path: str, edits: Edits) -> bytes:
             new = _apply(own, inner, start)
             cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
         start += len(own) + 1
-    for indent in (1, 2, 4, None):  # as it was written
-        for dumped in (
-            lambda x, i=indent: json.dumps(x, indent=i, ensure_ascii=False),
-            lambda x, i=indent: json.dumps(x, indent=i),
-        ):
-            for end in ("\n", ""):
-                if (dumped(json.loads(data)) + end).encode() == data:
-                    return (dumped(notebook) + end).encode()
+    for indent, ascii_, end in itertools.product((1, 2, 4, None), (False, True), ("\n", "")):  # as it was written
+        dumped = lambda x, i=indent, a=ascii_, end=end: (json.dumps(x, indent=i, ensure_ascii=a) + end).encode()  # noqa: E731
+        if dumped(json.loads(data)) == data:
+            return dumped(notebook)
     return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -102,7 +96,7 @@ def _apply(text: str, edits: Edits, first: int) -> str:
 
 
 def mirror(folders: Sequence[str], tree: str) -> dict[str, str]:
-    """Copy folders, and return where each is: large files are links, and hidden folders and environments are left out."""
+    """Copy folders, and return where each is; large files are links, and hidden folders are left out."""
     kept = [
         f for f in folders if not any(f != other and f.startswith(other.rstrip(os.sep) + os.sep) for other in folders)
     ]

@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A recorded call of a construction, at the time it was reached; ``mesh`` is that of a traced call, as plain data."""
+    """A recorded call of a construction, at the time it was reached; ``mesh`` is that of a traced call."""
 
     construction: int
     reached: int
