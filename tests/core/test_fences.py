@@ -534,8 +534,12 @@ MOST_LINES_OF_FOLDERS = {
     "tools": (4_290, "plans, prices and the search, how they are shown, networks with levels, and messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
     "tools.source": (3_255, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
+    "tools.leave": (
+        2_055,
+        "edits of a program's own files, the two runs that verify them, and files written all or none",
+    ),
 }
-MOST_LINES_OF_ALL = 24_925  # 24 385 before plans without devices and networks with levels
+MOST_LINES_OF_ALL = 26_980  # 24 925 before `leave`
 
 
 def lines_by_folder(sources):

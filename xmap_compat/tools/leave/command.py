@@ -112,8 +112,7 @@ class Leaving:
             if not reasons:
                 break
             without += [patched[n]["place"] for n in reasons]
-        changes = self.changes(found, {n: row for n, row in patched.items() if n not in reasons})
-        return self.report(found["outcomes"], changes)
+        return self.report(found["outcomes"], {} if reasons else self.changes(found, patched))
 
     # The two runs
 
@@ -128,48 +127,35 @@ class Leaving:
         code = self.execute(spec, ["-m", "xmap_compat.tools.leave.recording"], None)
         self.seconds = time.monotonic() - begun
         found = _read(spec["result"])
-        how = (
-            f" ended with {found.get('ended') or 'no error'}" if found else f" ended its process with exit code {code}"
-        )
         if not any(row["calls"] for row in found.get("outcomes", ())):
+            how = f"with {found['ended'] or 'no error'}" if found else f"its process with exit code {code}"
             seen = "before its first call of an xmapped function" if code else "and called no xmapped function"
-            raise Refused(
-                f"{self.program[-1] if self.program[0] == '-m' else self.program[0]}{how} {seen}. Nothing is patched"
-            )
+            raise Refused(f"{self.program[self.program[0] == '-m']} ended {how} {seen}. Nothing is patched")
         return found
 
     def second_run(self, found: dict[str, Any], patched: dict[int, Any]) -> dict[int, str]:
         """Run the edited program; returns why constructions are not verified."""
         first = self.specs["first"]
         spec = self.prepared("second")
-        spec |= {
-            "records": first["records"],
-            "patched": [*patched],
-            "stopped": found["ended"] == "stopped",
-            "seconds": 0,
-        }
-        spec["some stay"] = len(patched) < len(found["outcomes"])
+        spec |= {"records": first["records"], "patched": [*patched], "seconds": 0}
+        spec["stopped"] = found["ended"] == "stopped"
+        spec["some stay"] = any(row["refused"] for row in found["outcomes"])
         for path, (_, data) in self.changes(found, patched, probed=True).items():
-            with open(self.copied(path, spec), "wb") as file:
+            with open(verifying.moved(spec, path), "wb") as file:
                 file.write(data)
         code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
         seen = _read(spec["result"])
         problems = {int(n): f"differs when it is run: {text}" for n, text in seen.get("problems", {}).items()}
-        count = lambda what, n: seen.get(what, {}).get(str(n), 0)  # noqa: E731
+        agreed = {int(n): count for n, count in seen.get("agreed", {}).items()}
         how = f"the edited program ended with {seen.get('ended') or f'exit code {code}'}"
-        ended = [first["code"], found["ended"].partition(":")[0]] == [
-            seen.get("code"),
-            seen.get("ended", "").partition(":")[0],
-        ]
-        if not problems and not (seen.get("whole") and (ended or spec["stopped"])):
+        same = (first["code"], _kind(found["ended"])) == (code, _kind(seen.get("ended", "")))
+        if not problems and not (seen.get("whole") and (same or spec["stopped"])):
             return dict.fromkeys(patched, f"not verified: {how}")
         for n, row in patched.items():
             if n in problems:
                 continue
-            if count("agreed", n) < row["recorded"]:
-                problems[n] = (
-                    f"not verified: {row['recorded']} calls were recorded, and {count('agreed', n)} found again"
-                )
+            if (again := agreed.get(n, 0)) < row["recorded"]:
+                problems[n] = f"not verified: {row['recorded']} calls were recorded, and {again} found again"
             elif not row["recorded"] and not row["inside"]:
                 problems[n] = f"not verified: {row['problem'] or 'none of its calls could be recorded'}"
         return _with_those_that_share(problems, patched)
@@ -182,14 +168,15 @@ class Leaving:
         folders = patch.mirror([self.cwd, *([os.path.dirname(self.script)] if self.script else [])], tree)
         spec: dict[str, Any] = {"tree": tree + os.sep, "folders": folders, "program": self.program}
         spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec")}
-        spec |= {"cwd": self.copied(self.cwd, spec), "runner": os.path.join(HOME, "xmap_compat", "legacy", "runner.py")}
+        spec |= {
+            "cwd": verifying.moved(spec, self.cwd),
+            "runner": os.path.join(HOME, "xmap_compat", "legacy", "runner.py"),
+        }
         spec["beside"] = spec["cwd"]
         if self.script:
-            copy = self.copied(self.script, spec)
-            spec["program"] = [
-                os.path.relpath(copy, spec["cwd"]) if copy.startswith(spec["cwd"] + os.sep) else copy,
-                *self.program[1:],
-            ]
+            copy = verifying.moved(spec, self.script)
+            name = os.path.relpath(copy, spec["cwd"]) if copy.startswith(spec["cwd"] + os.sep) else copy
+            spec["program"] = [name, *self.program[1:]]
             spec["beside"] = os.path.dirname(copy)
             if self.script.endswith(".ipynb"):
                 with open(self.script, "rb") as source, open(copy, "w", encoding="utf-8", newline="") as target:
@@ -197,14 +184,10 @@ class Leaving:
         self.specs[run] = spec
         return spec
 
-    def copied(self, path: str, spec: dict[str, Any]) -> str:
-        return verifying.moved(spec, path)
-
     def original(self, path: str) -> str:
         """The user's file of a file in the copy of the first run."""
-        return verifying.moved(
-            {"folders": {copy: folder for folder, copy in self.specs["first"]["folders"].items()}}, path
-        )
+        back = {copy: folder for folder, copy in self.specs["first"]["folders"].items()}
+        return verifying.moved({"folders": back}, path)
 
     def execute(self, spec: dict[str, Any], entry: list[str], limit: float | None) -> int:
         """Run a process; the second one's output is kept apart."""
@@ -215,28 +198,22 @@ class Leaving:
         with open(spec["log"], "wb") as log:
             out = {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
             try:
-                spec["code"] = subprocess.run(
-                    [sys.executable, *entry, spec["spec"]], **options, **out, timeout=limit
-                ).returncode
+                command = [sys.executable, *entry, spec["spec"]]
+                spec["code"] = subprocess.run(command, **options, **out, timeout=limit).returncode
             except subprocess.TimeoutExpired:
                 spec["code"] = 124
         return spec["code"]
 
     # The patch
 
-    def changes(
-        self, found: dict[str, Any], patched: dict[int, Any], probed: bool = False
-    ) -> dict[str, tuple[bytes | None, bytes]]:
+    def changes(self, found: dict[str, Any], patched: dict[int, Any], probed: bool = False) -> patch.Changes:
         """What the files hold and are to hold."""
         edits = set()
         for n, row in patched.items():
             (file, start, end, text), *others = row["edits"]
             if probed:
-                text = (
-                    f"lambda f: __leave_probe__({n}, ({text})(f))"
-                    if row["decorates"]
-                    else f"__leave_probe__({n}, {text})"
-                )
+                probe = "lambda f: __leave_probe__({}, ({})(f))" if row["decorates"] else "__leave_probe__({}, {})"
+                text = probe.format(n, text)
             edits |= {(file, start, end, text), *map(tuple, others)}
         edits |= set(map(tuple, found["shared"])) if patched else set()
         changes: dict[str, tuple[bytes | None, bytes]] = {}
@@ -254,18 +231,23 @@ class Leaving:
             changes[self.original(found["helper_file"])] = None, found["helpers"].encode()
         return changes
 
-    def report(self, rows: list[Any], changes: dict[str, tuple[bytes | None, bytes]]) -> int:
+    def report(self, rows: list[Any], changes: patch.Changes) -> int:
         """Print the patch and a table, save or write it, and return the exit code."""
         text = patch.diff(changes)
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         lines = [("", "construction", "function", "calls", "")]
+        stays = [bool(row["refused"]) or tuple(row["place"]) in self.reasons for row in rows]
         verified = 0
         for k, row in enumerate(rows, 1):
             file, line, _ = row["place"]
             reason = self.reasons.get(tuple(row["place"])) or (row["refused"] and f"refused: {row['refused']}")
+            if not (reason or row["edits"]) and any(stays[n] for n in row["inside"]):
+                reason = "not verified: the one around it is not"
             verified += not reason
             calls = f"verified on {row['recorded']}" if row["recorded"] else "verified inside of another"
             words = reason or f"{calls}{', with gradients' if row['differentiated'] else ''}"
+            for copy in [copy for spec in self.specs.values() for copy in spec["folders"].values()]:
+                words = words.replace(copy + os.sep, "")
             lines.append((str(k), f"{os.path.basename(file)}:{line}", row["function"], str(row["calls"]), words))
         print("\n".join(table(lines)))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
@@ -288,6 +270,11 @@ def _with_those_that_share(problems: dict[int, str], patched: dict[int, Any]) ->
             problems[n] = f"not verified: it shares edits with that of {os.path.basename(file)}:{line}"
     inside = {n for n, row in patched.items() if not row["recorded"] and set(row["inside"]) & set(problems)}
     return {**dict.fromkeys(inside, "not verified: the one around it is not"), **problems}
+
+
+def _kind(ended: str) -> str:
+    """The type of the exception that ended a program; its message may have random numbers."""
+    return ended.partition(":")[0]
 
 
 def _read(path: str) -> dict[str, Any]:

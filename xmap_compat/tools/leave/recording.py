@@ -141,7 +141,10 @@ class Recorder:
 
     def wanted(self, n: int, function: Any, args: Any, scope: Any) -> bool:
         """Whether this is one of the first calls of its kind: of this declaration, with these types, on this mesh."""
-        kind = n, function.plan.declared.key(), described(args), scope, is_traced(args)
+        try:
+            kind = n, function.plan.declared.key(), described(args), scope, is_traced(args)
+        except TypeError:  # no arrays: xmap says so
+            return False
         with self.lock:
             self.seen[kind] = self.seen.get(kind, 0) + 1
             return self.seen[kind] <= self.spec["calls"]

@@ -265,7 +265,7 @@ class Verifier:
 
     def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
-            text = described(args)
+            text = described(args) if self.left else ""
             mine = [c for c in self.left if (c.construction, c.reached, c.arguments) == (n, k, text)]
             self.left = [c for c in self.left if all(c is not other for other in mine)]
         for record in mine:
