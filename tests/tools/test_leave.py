@@ -215,6 +215,12 @@ def test_an_array_whose_copies_differ_is_recorded_device_by_device():
     )()
     again = verifying.restored(verifying.to_host(apart), apart)
     assert [int(s.data[0]) for s in again.addressable_shards] == [0, 1, 0, 1]
+    # A sum over y that an edit forgets: the first copy may be right.
+    whole = jax.device_put(np.zeros(2, np.int32), jax.sharding.NamedSharding(mesh, jax.P("x")))
+    found, expected = ([("a result", verifying.to_host(x))] for x in (apart, whole))
+    assert np.array_equal(found[0][1].value, expected[0][1].value)
+    assert "the copies of a result differ on its devices" in verifying.difference(found, expected)
+    assert verifying.difference(found, found) == ""
 
 
 # ------------------------------------------------------------------------------------ bad input

@@ -218,9 +218,8 @@ class Recorder:
                     args = jax.tree.unflatten(pending.structure, map(restored, leaves))
                     made = verifying.evaluated(pending.function, args, place.differentiated)
             except Exception as error:
-                place.problem = f"a recorded call cannot be repeated: {type(error).__name__}: {error}".partition("\n")[
-                    0
-                ]
+                words = f"a recorded call cannot be repeated: {type(error).__name__}: {error}"
+                place.problem = words.partition("\n")[0]
                 continue
             call = Call(pending.n, pending.reached, pending.arguments, leaves, place.differentiated, made, mesh)
             self.keep(call)
