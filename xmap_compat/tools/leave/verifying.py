@@ -203,15 +203,17 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
     except Stop:
-        ended = "stopped"
+        stopped.set()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         ended = f"SystemExit: {error.code}" if code else ""
     except KeyboardInterrupt:
-        ended, code = ("stopped", 0) if stopped.is_set() else ("KeyboardInterrupt", 130)
+        ended, code = "KeyboardInterrupt", 130
     except BaseException as error:
         traceback.print_exc()
         ended, code = f"{type(error).__name__}: {error}", 1
+    if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself
+        ended, code = "stopped", 0
     finish(ended, code)
     sys.exit(code)
 
