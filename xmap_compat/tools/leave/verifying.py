@@ -5,6 +5,7 @@ This file is run by its path, so it imports nothing of this package; ``recording
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import contextlib
 import functools
@@ -190,11 +191,9 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -
     sys.path[:] = [moved(spec, path) for path in sys.path]
     sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
     stopped = threading.Event()
+    timer = threading.Timer(spec["seconds"], lambda: (stopped.set(), _thread.interrupt_main()))
+    timer.daemon = True
     if spec["seconds"]:
-        timer = threading.Timer(
-            spec["seconds"], lambda: (stopped.set(), importlib.import_module("_thread").interrupt_main())
-        )
-        timer.daemon = True
         timer.start()
     ended, code = "", 0
     try:
@@ -212,6 +211,7 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -
     except BaseException as error:
         traceback.print_exc()
         ended, code = f"{type(error).__name__}: {error}", 1
+    timer.cancel()
     if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself
         ended, code = "stopped", 0
     finish(ended, code)
