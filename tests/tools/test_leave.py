@@ -141,9 +141,7 @@ def record(leaves, differentiated=False, construction=0):
 
 
 def verifier(records, tmp_path, stopped=False):
-    import pickle
-
-    (tmp_path / "records").write_bytes(pickle.dumps(records))
+    verifying.write_calls(tmp_path / "records", records)
     spec = {"records": tmp_path / "records", "result": str(tmp_path / "result"), "patched": [0], "stopped": stopped}
     return Verifier(spec)
 
@@ -187,6 +185,17 @@ def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
     probed_right = right.probe(0, square)
     around(lambda x: probed_right(x)["y"].sum())(X)
     assert right.problems == {} and right.agreed == {0: 1}
+
+
+def test_records_can_be_read_where_this_package_is_not(tmp_path):
+    verifying.write_calls(tmp_path / "records", [record([Leaf(X.astype(jnp.bfloat16))], differentiated=True)])
+    here = str(pathlib.Path(verifying.__file__))
+    program = (
+        f"import runpy, sys; calls = runpy.run_path({here!r})['read_calls']('records'); "
+        "print(len(calls), calls[0].leaves[0].value.dtype, any('xmap' in name for name in sys.modules))"
+    )
+    done = leave("-c", program, cwd=tmp_path)
+    assert done.stdout.split() == ["1", "bfloat16", "False"], done.stderr
 
 
 def test_what_orders_of_addition_explain_is_no_difference():

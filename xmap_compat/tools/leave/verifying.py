@@ -56,6 +56,20 @@ class Call(NamedTuple):
     mesh: Any = None
 
 
+def write_calls(path: str, calls: list[Call]) -> None:
+    """Write plain tuples: classes of this package would import it where they are read."""
+    results = lambda call: [(where, tuple(leaf)) for where, leaf in call.results]  # noqa: E731
+    with open(path, "wb") as file:
+        pickle.dump([tuple(c._replace(leaves=[*map(tuple, c.leaves)], results=results(c))) for c in calls], file)
+
+
+def read_calls(path: str) -> list[Call]:
+    with open(path, "rb") as file:
+        calls = [Call(*data) for data in pickle.load(file)]
+    results = lambda call: [(where, Leaf(*leaf)) for where, leaf in call.results]  # noqa: E731
+    return [c._replace(leaves=[Leaf(*leaf) for leaf in c.leaves], results=results(c)) for c in calls]
+
+
 def watched(function: Any, call: Callable[..., Any]) -> Any:
     """A function in the place of a jitted one, which can be a method and has its attributes."""
 
@@ -252,8 +266,7 @@ class Verifier:
         self.reached: dict[int, int] = {}
         self.problems: dict[int, str] = {}
         self.agreed: dict[int, int] = {}
-        with open(spec["records"], "rb") as file:
-            self.left: list[Call] = [call for call in pickle.load(file) if call.construction in spec["patched"]]
+        self.left = [call for call in read_calls(spec["records"]) if call.construction in spec["patched"]]
 
     def probe(self, n: int, made: Any) -> Any:
         """What stands round the edited construction number ``n``."""
@@ -308,7 +321,7 @@ class _Refusing:
     """Refuses to import this package."""
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "xmap_compat":
+        if name.partition(".")[0] == "xmap_compat":  # it is not imported before, either
             raise ModuleNotFoundError(f"the edited program imports {name}, and must run without xmap_compat", name=name)
 
 
