@@ -19,8 +19,8 @@ from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.leave import shared as of_files
 from xmap_compat.tools.leave.places import File, Reached, Site, globals_of, is_under, read, site_of
 from xmap_compat.tools.source import hazards
-from xmap_compat.tools.source.helper_texts import HELPERS, helper_module
 from xmap_compat.tools.source.hazards import rules_over
+from xmap_compat.tools.source.helper_texts import HELPERS, helper_module
 from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.module import check_all_found
 from xmap_compat.tools.source.nested import position_in, vmaps
@@ -100,7 +100,6 @@ class Edited:
     helper_file: str
 
 
-
 # ---------------------------------------------------------------------- the texts of one call
 
 Places = dict[tuple[str, int, int], str]  # the new text of a part of a file: its name in code objects, start, end
@@ -140,6 +139,8 @@ class InPlace:
         """Why JAX cannot check which values vary over the mesh, as a generated program of the call tells; else None."""
         if (known := why_unchecked(self.plan, self.names, self.found)) is not None:
             return known
+        if any(self.placed.undeclared):
+            return "a result varies over an axis that its out_axes do not name: each device has its own"
         try:
             text = self.plan.source()
         except NotImplementedError:
@@ -178,6 +179,11 @@ class InPlace:
                     self._put(dataclasses.replace(file, node=node, closure={}), done)
         if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
             raise NotWritable("a backward rule with collectives, whose `defvjp` is not found")
+        for piece in reached.pieces():  # JAX locates the collectives of custom rules where their function is called
+            for node in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
+                called = Rewriter(self, piece).callee(node.func)  # type: ignore[arg-type]
+                if any(called is rule for rule in reached.rules):
+                    self.handled.setdefault(piece.span(node), ())
         check_all_found(self.jaxpr, self.names, self.handled)
 
     def _put(self, piece: Piece, done: Sequence[tuple[str, int, int]]) -> None:
@@ -238,7 +244,9 @@ class InPlace:
         """The dimensions of axes in the arguments and the results, where those of outer maps are gone."""
         outer = [a.name for a in order[: order.index(axes[0])]]
         at = lambda spec: next((p for a in axes if (p := position_in(spec, a.name, outer)) is not None), None)  # noqa: E731
-        given, results = (self._like(tree, lambda s: literal(at(s))) for tree in (declared.in_specs, declared.out_specs))
+        given, results = (
+            self._like(tree, lambda s: literal(at(s))) for tree in (declared.in_specs, declared.out_specs)
+        )
         return [f"in_axes={given}", f"out_axes={results}"]
 
     def _like(self, specs: Any, text: Any) -> str:
@@ -327,9 +335,9 @@ def _find(draft: Draft, root: str) -> None:
     unknown = draft.site.given.keys() - {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
     if unknown:
         raise NotWritable(f"the argument {min(unknown)} of xmap, which jax.jit does not have")
-    draft.assignment = ", ".join(f"{n} on {' and '.join(map(str, r))}" for n, r in declared.resources.items()) or "no mesh"
-    if any(any(p.staged.placed.undeclared) for p in c.plans):
-        raise NotWritable("a result varies over an axis that its out_axes do not name: name it there")
+    draft.assignment = (
+        ", ".join(f"{n} on {' and '.join(map(str, r))}" for n, r in declared.resources.items()) or "no mesh"
+    )
     if not _jax.part_is_on("frames"):
         raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
 
@@ -424,7 +432,9 @@ def _finished(drafts: Sequence[Draft], root: str) -> Edited:
     module = os.path.splitext(os.path.basename(helper_file))[0]
     paths = {os.path.realpath(file) for d in drafts if d.site for file in (d.construction.file,)}
     paths |= {os.path.realpath(key[0]) for d in kept for key in d.made.edits}
-    paths |= {os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)}
+    paths |= {
+        os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
+    }
     files = {path: File(path) for path in sorted(paths)} if kept else {}
     names = {path: of_files.FileNames(file, module) for path, file in files.items()}
     places: dict[int, dict[str, list[tuple[int, int, str]]]] = {}

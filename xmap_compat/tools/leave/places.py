@@ -152,13 +152,15 @@ class Reached:
 
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""
-        if id(value) in self._seen or isinstance(value, _DATA) or is_ours(value) and not is_xmapped(value):
+        if id(value) in self._seen or isinstance(value, _DATA) or (is_ours(value) and not is_xmapped(value)):
             return ()
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
         if isinstance(value, (types.ModuleType, type)):
-            if is_under(file_of(value if isinstance(value, types.ModuleType) else inspect.getmodule(value)), self._root):
+            if is_under(
+                file_of(value if isinstance(value, types.ModuleType) else inspect.getmodule(value)), self._root
+            ):
                 self._owners[id(value)] = value
                 return value.__mro__[1:-1] if isinstance(value, type) else ()
             return ()
@@ -177,7 +179,11 @@ class Reached:
 
     def _of_function(self, value: types.FunctionType) -> Iterable[Any]:
         held = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), getattr(value, "__wrapped__", None)]
+        held += [
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+            getattr(value, "__wrapped__", None),
+        ]
         if is_under(value.__code__.co_filename, self._root):
             self.functions.setdefault(value.__code__, []).append(value)
             names = {name for code in _codes(value.__code__) for name in code.co_names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.advice import MAPS
@@ -42,7 +42,9 @@ class FileNames:
         bindings = Bindings(file.tree)
         top = {a.asname or a.name.split(".")[0] for n in _imports(file.tree.body) for a in n.names}
         self._known = {bindings.of_name(name): name for name in sorted(top - bound)}
-        self._fresh = Names({*bound_anywhere(file.tree), *(n.id for n in ast.walk(file.tree) if isinstance(n, ast.Name))})
+        self._fresh = Names(
+            {*bound_anywhere(file.tree), *(n.id for n in ast.walk(file.tree) if isinstance(n, ast.Name))}
+        )
 
     def name(self, wanted: str) -> str:
         home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
@@ -59,7 +61,11 @@ def _imports(statements: Iterable[ast.stmt]) -> Iterable[ast.Import | ast.Import
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             yield statement
         elif isinstance(statement, (ast.Try, ast.If)):
-            inner = [*statement.body, *statement.orelse, *(s for h in getattr(statement, "handlers", ()) for s in h.body)]
+            inner = [
+                *statement.body,
+                *statement.orelse,
+                *(s for h in getattr(statement, "handlers", ()) for s in h.body),
+            ]
             yield from _imports(inner)
 
 
@@ -97,7 +103,8 @@ class Shared(ScopedVisitor):
             if of in _LOOPS:
                 self._replace(context, f"{self.names.name('contextlib')}.nullcontext()")
             elif item.optional_vars is None and (
-                of in _CONTEXT or (not is_of_jax(of) and (last in self._meshes or (called and last.endswith("mesh"))))
+                of in _CONTEXT
+                or (not is_of_jax(of) and (last in self._meshes or (called and last.endswith("mesh"))))
                 or (not called and "mesh" in last.lower())
             ):
                 start, end = self._bounds(context)
@@ -161,7 +168,9 @@ class Shared(ScopedVisitor):
         fixes = [e for e in fixes if "xmap_compat" not in e[2] and apart(e)]
         edits = [*self.edits, *fixes]
         text = spliced(self.file.text, _applicable([*others, *edits]))
-        used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} | set(re.findall(r"[\"'](\w+)[\"']", text))
+        used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} | set(
+            re.findall(r"[\"'](\w+)[\"']", text)
+        )
         edits = [e for e in edits if not self._is_import(e)]
         for statement in (n for n in ast.walk(self.file.tree) if isinstance(n, (ast.Import, ast.ImportFrom))):
             edits += self._import(statement, used, fixes)
@@ -202,7 +211,9 @@ class Shared(ScopedVisitor):
         body = self.file.tree.body
         about = [n for n in body[:1] if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
         after = len(about) + sum(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in body)
-        of_jax = (k for k, n in enumerate(body) for i in _imports([n]) for m in _modules(i) if m.startswith(("jax", "xmap_")))
+        of_jax = (
+            k for k, n in enumerate(body) for i in _imports([n]) for m in _modules(i) if m.startswith(("jax", "xmap_"))
+        )
         place = body[min(next(of_jax, after), len(body) - 1)]
         at = offset(self.file.text, place.lineno, 0)
         return [(at, at, "".join(f"{line}\n" for line in sorted(lines)))] if lines else []
