@@ -60,7 +60,9 @@ def observed(folder, files, monkeypatch):
         return function
 
     monkeypatch.setattr(api, "make", recording)
-    end = api.observe(lambda declared, placed, args: calls.append((declared, plans.describe_made(declared, placed, args))))
+    end = api.observe(
+        lambda declared, placed, args: calls.append((declared, plans.describe_made(declared, placed, args)))
+    )
     with xmap_compat.install(), importing(folder, files):
         module = importlib.import_module("program")
         found = []
@@ -253,13 +255,20 @@ PROGRAMS = {
 
         copied.defvjp(lambda w: (w, None), lambda _, g: (lax.psum(g, 'i'),))
 
+        @jax.custom_vjp
+        def total(v):
+            return lax.psum(v, 'i')
+
+        total.defvjp(lambda v: (total(v), None), lambda _, g: (g,))
+
         def step(w, v):
-            return w - jax.grad(lambda w: (copied(w) * v).sum() ** 2)(w)
+            return w - jax.grad(lambda w: (copied(w) * v).sum() ** 2)(w), total(v)
 
         with Mesh(devices[:2], 'd'):
-            results = xmap(step, ([...], ['i', ...]), [...], axis_resources={'i': 'd'})(np.float32(0.01), x)
+            f = xmap(step, ([...], ['i', ...]), ([...], [...]), axis_resources={'i': 'd'})
+            results = f(np.float32(0.01), x)
         """,
-        lambda: 0.01 - (2 * 0.01 * x.sum(1) ** 2).sum(),
+        lambda: (0.01 - (2 * 0.01 * x.sum(1) ** 2).sum(), x.sum(0)),
     ),
     "a gradient from outside": (
         """
@@ -377,6 +386,18 @@ PROGRAMS = {
         """,
         lambda: (x - x.mean(0), x - x.mean(0), 2 * (x - x.mean(0)).T),
     ),
+    "a result that each device keeps": (
+        """
+        import warnings
+        warnings.simplefilter('ignore')
+
+        with Mesh(devices[:8], 'd'):
+            keep = xmap(lambda v: v * lax.axis_index('i'), ['i', ...], [...], axis_resources={'i': 'd'})
+            use = xmap(lambda v: lax.psum(v, 'i'), [...], [...], axis_sizes={'i': 8}, axis_resources={'i': 'd'})
+            results = use(keep(x))
+        """,
+        lambda: (x * np.arange(8)[:, None]).sum(0),
+    ),
     "softmax, logsumexp and shuffles over names": (
         """
         import jax.nn as nn
@@ -445,10 +466,6 @@ def made(dims):
     return xmap(lambda v: v, dims, dims)
 results = made(['i'])(x[0]), made(['i', 'j'])(x)
 """,
-    "does not name": """
-with Mesh(devices[:4], 'd'):
-    f = xmap(lambda v: v, ['i', ...], [...], axis_resources={'i': 'd'})(x[:4])
-""",
     "several calls of xmap": "f, g = xmap(abs, ['i'], ['i'])(x[0]), xmap(abs, ['i', ...], ['i', ...])(x)",
     "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
 }
@@ -481,6 +498,7 @@ with Mesh(devices[:4], 'd'):
 def test_a_place_that_is_missed_raises_a_name_error(tmp_path, monkeypatch):
     left = Left(tmp_path, monkeypatch, textwrap.dedent(PROGRAMS["an axis is split in part"][0]))
     left.texts["program.py"] = left.text.replace('lax.psum(1, ("e", "rows_local"))', "lax.psum(1, 'rows')")
+    assert "rows_local" in left.text
     assert left.texts["program.py"] != left.text
     with pytest.raises(NameError, match="unbound axis name: rows"):
         left.run()

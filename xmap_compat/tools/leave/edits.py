@@ -19,8 +19,8 @@ from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.leave import shared as of_files
 from xmap_compat.tools.leave.places import File, Reached, Site, globals_of, is_under, read, site_of
 from xmap_compat.tools.source import hazards
-from xmap_compat.tools.source.helper_texts import HELPERS, helper_module
 from xmap_compat.tools.source.hazards import rules_over
+from xmap_compat.tools.source.helper_texts import HELPERS, helper_module
 from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.module import check_all_found
 from xmap_compat.tools.source.nested import position_in, vmaps
@@ -139,6 +139,8 @@ class InPlace:
         """Why JAX cannot check which values vary over the mesh, as a generated program of the call tells; else None."""
         if (known := why_unchecked(self.plan, self.names, self.found)) is not None:
             return known
+        if any(self.placed.undeclared):
+            return "a result varies over an axis that its out_axes do not name: each device has its own"
         try:
             text = self.plan.source()
         except NotImplementedError:
@@ -177,6 +179,11 @@ class InPlace:
                     self._put(dataclasses.replace(file, node=node, closure={}), done)
         if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
             raise NotWritable("a backward rule with collectives, whose `defvjp` is not found")
+        for piece in reached.pieces():  # JAX locates the collectives of custom rules where their function is called
+            for node in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
+                called = Rewriter(self, piece).callee(node.func)  # type: ignore[arg-type]
+                if any(called is rule for rule in reached.rules):
+                    self.handled.setdefault(piece.span(node), ())
         check_all_found(self.jaxpr, self.names, self.handled)
 
     def _put(self, piece: Piece, done: Sequence[tuple[str, int, int]]) -> None:
@@ -331,8 +338,6 @@ def _find(draft: Draft, root: str) -> None:
     draft.assignment = (
         ", ".join(f"{n} on {' and '.join(map(str, r))}" for n, r in declared.resources.items()) or "no mesh"
     )
-    if any(any(p.staged.placed.undeclared) for p in c.plans):
-        raise NotWritable("a result varies over an axis that its out_axes do not name: name it there")
     if not _jax.part_is_on("frames"):
         raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
 

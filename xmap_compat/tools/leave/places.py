@@ -152,7 +152,7 @@ class Reached:
 
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""
-        if id(value) in self._seen or isinstance(value, _DATA) or is_ours(value) and not is_xmapped(value):
+        if id(value) in self._seen or isinstance(value, _DATA) or (is_ours(value) and not is_xmapped(value)):
             return ()
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.advice import MAPS

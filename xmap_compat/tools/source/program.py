@@ -80,7 +80,10 @@ def written(plan: CallPlan) -> tuple[str, dict[str, Any]]:
 
 
 def axis_names(plan: CallPlan) -> AxisNames:
-    """The name of each axis: its vmap has the axis' own name, unless that is a mesh axis or no string."""
+    """The name of each axis in plain JAX.  Where it is split in part, no part has the user's own name.
+
+    A collective that is not rewritten then raises a NameError.
+    """
     inner: dict[Any, tuple[tuple[str, ...], int]] = {}
     for axis in (a for call in plan.nested for a in call.axes):
         own = (axis.mesh_axes, math.prod(axis.loop_sizes))
@@ -90,11 +93,12 @@ def axis_names(plan: CallPlan) -> AxisNames:
     if inner and hazards.differentiates(plan.staged.placed.program.jaxpr):
         raise NotWritable("a nested call of xmap with resources, and a gradient that is taken inside")
     order = tuple(plan.mesh.axis_names) if plan.mesh is not None else ()
-    taken = Names(map(str, order))
+    taken = Names(map(str, (*order, *inner, *(axis.name for axis in plan.axes))))
     local: dict[Any, str | None] = {}
     for axis in plan.axes:
-        wanted = axis.name if isinstance(axis.name, str) else identifier(str(axis.name))
-        local[axis.name] = taken.like(wanted) if axis.device_size != 1 or not axis.mesh_axes else None
+        own = isinstance(axis.name, str) and not axis.mesh_axes and axis.name not in order
+        fills = axis.mesh_axes and axis.device_size == 1
+        local[axis.name] = None if fills else axis.name if own else taken.like(f"{identifier(str(axis.name))}_local")
     return AxisNames({a.name: a.mesh_axes for a in plan.axes}, local, order, {a.name: a.size for a in plan.axes}, inner)
 
 

@@ -350,7 +350,9 @@ class Rewriter:
 
     def _attached(self, node: ast.Call, owner: ast.expr, backward: ast.expr) -> None:
         """``f.defvjp(fwd, bwd)`` in the text of a function."""
-        around = self.piece.tree if isinstance(self.piece.node, ast.Expr) else self.piece.node  # a statement of a module
+        around = (
+            self.piece.tree if isinstance(self.piece.node, ast.Expr) else self.piece.node
+        )  # a statement of a module
         defs = {n.name: n for n in ast.walk(around) if isinstance(n, ast.FunctionDef)}
         primal = defs.get(getattr(owner, "id", ""))
         rule = backward if isinstance(backward, ast.Lambda) else defs.get(getattr(backward, "id", ""))
