@@ -194,9 +194,13 @@ class Leaving:
         with open(spec["spec"], "w", encoding="utf-8") as file:
             json.dump(spec, file)
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
-        options = {"cwd": spec["cwd"], "env": {**os.environ, "PYTHONPATH": path}, "stdin": subprocess.DEVNULL}
+        options: dict[str, Any] = {
+            "cwd": spec["cwd"],
+            "env": {**os.environ, "PYTHONPATH": path},
+            "stdin": subprocess.DEVNULL,
+        }
         with open(spec["log"], "wb") as log:
-            out = {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
+            out: dict[str, Any] = {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
             try:
                 command = [sys.executable, *entry, spec["spec"]]
                 spec["code"] = subprocess.run(command, **options, **out, timeout=limit).returncode
