@@ -535,11 +535,11 @@ MOST_LINES_OF_FOLDERS = {
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
     "tools.source": (3_255, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
     "tools.leave": (
-        2_055,
+        2_085,
         "edits of a program's own files, the two runs that verify them, and files written all or none",
     ),
 }
-MOST_LINES_OF_ALL = 26_980  # 24 925 before `leave`
+MOST_LINES_OF_ALL = 27_055  # 24 925 before `leave`
 
 
 def lines_by_folder(sources):

@@ -410,8 +410,8 @@ PROGRAMS = {
             return nn.softmax(v, axis='i'), lse, other, lax.all_to_all(jnp.arange(8.) + v[0], 'i', 0, 0), both
 
         with Mesh(devices[:2], 'd'):
-            f = xmap(body, ['i', ...], (['i', ...], [...], ['i', ...], ['i', ...], ['i', ...]), axis_resources={'i': 'd'})
-            results = f(x)
+            out_axes = (['i', ...], [...], ['i', ...], ['i', ...], ['i', ...])
+            results = xmap(body, ['i', ...], out_axes, axis_resources={'i': 'd'})(x)
         """,
         lambda: (
             np.exp(x) / np.exp(x).sum(0),

@@ -1,4 +1,4 @@
-"""The edits of a file that its xmaps have in common: imports, mesh contexts, ``thread_resources``, and renamed names."""
+"""The edits that the xmaps of a file have in common: imports, mesh contexts, ``thread_resources``, renamed names."""
 
 from __future__ import annotations
 
