@@ -534,7 +534,7 @@ MOST_LINES_OF_FOLDERS = {
     "tools": (4_290, "plans, prices and the search, how they are shown, networks with levels, and messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
     "tools.leave": (1_000, "edits of the user's own files, after which they need no xmap"),
-    "tools.source": (3_255, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
+    "tools.source": (3_300, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 400 of them"),
 }
 MOST_LINES_OF_ALL = 25_925  # 24 925 before programs leave by a patch
 
