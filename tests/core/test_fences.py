@@ -533,11 +533,11 @@ MOST_LINES_OF_FOLDERS = {
     "legacy": (1_650, "what old programs find again; the table of removed names; its messages"),
     "tools": (4_290, "plans, prices and the search, how they are shown, networks with levels, and messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
-    "tools.source": (3_255, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 390 of them"),
     "tools.leave": (
         2_085,
         "edits of a program's own files, the two runs that verify them, and files written all or none",
     ),
+    "tools.source": (3_300, "programs for plain JAX: read, rewritten, mapped and proved; its helpers are 400 of them"),
 }
 MOST_LINES_OF_ALL = 27_055  # 24 925 before `leave`
 
