@@ -10,6 +10,8 @@ usage:
   python -m xmap_compat explain [--brief] [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
                                               run a program, list its calls of xmapped functions and
                                               print their plans; write them for plain JAX to DIR
+  python -m xmap_compat leave [--write] [--diff FILE] SCRIPT [ARGS...]         (or -m MODULE, or a notebook)
+                                              run a program twice in a copy, and edit it into plain JAX
   python -m xmap_compat --version             the versions of xmap_compat, JAX and Python
 
 Installed, it is also the command `xmap-compat`.  A program runs as it does without `-m xmap_compat`:
@@ -31,6 +33,7 @@ from xmap_compat.legacy import import_hook, notebook, runner
 COMMANDS = {
     "check": ("xmap_compat.tools.check", "main"),
     "explain": ("xmap_compat.tools.explain", "main"),
+    "leave": ("xmap_compat.tools.leave.command", "main"),
 }
 
 

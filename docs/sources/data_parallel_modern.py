@@ -3,9 +3,9 @@
 What changed in the functions:
 
   data_parallel.py:29  lax.pmean(g, "batch")
-                    -> lax.pmean(g, ("data", "batch"))
+                    -> lax.pmean(g, ("data", "batch_local"))
   data_parallel.py:32  lax.pmean(value, "batch")
-                    -> lax.pmean(value, ("data", "batch"))
+                    -> lax.pmean(value, ("data", "batch_local"))
 """
 
 from typing import NamedTuple
@@ -37,21 +37,21 @@ class State(NamedTuple):
 
 def train_step(state, x, y):
     value, grads = jax.value_and_grad(loss)(state.params, x, y)
-    grads = jax.tree.map(lambda g: lax.pmean(g, ("data", "batch")), grads)
+    grads = jax.tree.map(lambda g: lax.pmean(g, ("data", "batch_local")), grads)
     updates, opt_state = optimizer.update(grads, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    return State(params, opt_state, state.step + 1), lax.pmean(value, ("data", "batch"))
+    return State(params, opt_state, state.step + 1), lax.pmean(value, ("data", "batch_local"))
 
 
 def per_device(state, x, y):
     """What each device computes from its parts of the arguments."""
-    mapped = jax.vmap(train_step, in_axes=(None, 0, 0), out_axes=None, axis_name="batch")
+    mapped = jax.vmap(train_step, in_axes=(None, 0, 0), out_axes=None, axis_name="batch_local")
     return mapped(state, x, y)
 
 
 @jax.jit
 def mapped_train_step(state, x, y):
     """Arrays: 10 -> 9."""
-    # Unchecked: types know no collectives over axes of jax.vmap, as "batch".
+    # Unchecked: types know no collectives over axes of jax.vmap, as "batch_local".
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), check_vma=False)
     return mapped(state, x, y)

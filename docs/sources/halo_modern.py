@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-AXES = {"row": ("x", "row"), "column": ("y", "column")}
-MESH_AXES = ("x", "y")
+AXES = {"row": ("x", "row_local"), "column": ("y", "column_local")}
 
 
 def axes_of(names):
@@ -28,8 +27,8 @@ def axes_of(names):
 
 def split_axes(axes):
     """The axes of the mesh, in its order, and those of jax.vmap."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
-    return tuple(a for a in MESH_AXES if a in axes), tuple(a for a in axes if a not in MESH_AXES)
+    axes, across = axes if isinstance(axes, tuple) else (axes,), jax.sharding.get_abstract_mesh().axis_names
+    return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
 def gathered(x, local):
@@ -102,14 +101,14 @@ def diffuse(u):
 
 def per_device(u):
     """What each device computes from its parts of the arguments."""
-    mapped = jax.vmap(diffuse, axis_name="column")
-    mapped = jax.vmap(mapped, axis_name="row")
+    mapped = jax.vmap(diffuse, axis_name="column_local")
+    mapped = jax.vmap(mapped, axis_name="row_local")
     return mapped(u)
 
 
 @jax.jit
 def mapped_diffuse(u):
     """u: f32[8,6] -> f32[8,6]."""
-    # Unchecked: types know no collectives over axes of jax.vmap, as "row".
+    # Unchecked: types know no collectives over axes of jax.vmap, as "row_local".
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False)
     return mapped(u)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
-AXES = {"shards": ("model",), "batch": ("data", "batch")}
+AXES = {"shards": ("model",), "batch": ("data", "batch_local")}
 
 
 def axes_of(names):
@@ -100,7 +100,7 @@ def layers(params, x):
 def per_device(params, x):
     """What each device computes from its parts of the arguments."""
     params = jax.tree.map(lambda a: jnp.squeeze(a, 0), params)
-    mapped = jax.vmap(layers, in_axes=(None, 0), axis_name="batch")
+    mapped = jax.vmap(layers, in_axes=(None, 0), axis_name="batch_local")
     return mapped(params, x)
 
 

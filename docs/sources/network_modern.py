@@ -5,11 +5,11 @@ What changed in the functions:
   network.py:13  lax.pdot(image, params["w1"], "inputs")
               -> pdot(image, params["w1"], "inputs")
   network.py:14  lax.pdot(hidden, params["w2"], "hidden")
-              -> pdot(hidden, params["w2"], ("model", "hidden"))
+              -> pdot(hidden, params["w2"], ("model", "hidden_local"))
   network.py:15  logsumexp(logits, "classes")
               -> logsumexp_over(logits, "classes")
   network.py:20  lax.pmean(lax.psum(target * predict(params, image), "classes"), "batch")
-              -> lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch"))
+              -> lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch_local"))
 """
 
 import jax
@@ -21,13 +21,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-MESH_AXES = ("data", "model")
 
 
 def split_axes(axes):
     """The axes of the mesh, in its order, and those of jax.vmap."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
-    return tuple(a for a in MESH_AXES if a in axes), tuple(a for a in axes if a not in MESH_AXES)
+    axes, across = axes if isinstance(axes, tuple) else (axes,), jax.sharding.get_abstract_mesh().axis_names
+    return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
 def gathered(x, local):
@@ -77,18 +76,18 @@ def logsumexp_over(x, axes):
 
 def predict(params, image):
     hidden = relu(pdot(image, params["w1"], "inputs") + params["b1"])
-    logits = pdot(hidden, params["w2"], ("model", "hidden")) + params["b2"]
+    logits = pdot(hidden, params["w2"], ("model", "hidden_local")) + params["b2"]
     return logits - logsumexp_over(logits, "classes")
 
 
 def loss(params, image, label):
     target = one_hot(label, lax.psum(1, "classes"), axis="classes")
-    return -lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch"))
+    return -lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch_local"))
 
 
 def per_device(params, image, label):
     """What each device computes from its parts of the arguments."""
-    mapped = jax.vmap(loss, in_axes=(None, 0, 0), out_axes=None, axis_name="batch")
+    mapped = jax.vmap(loss, in_axes=(None, 0, 0), out_axes=None, axis_name="batch_local")
     mapped = jax.vmap(
         mapped, in_axes=({"b1": None, "b2": None, "w1": 0, "w2": None}, 1, None), out_axes=None, axis_name="inputs"
     )
@@ -96,7 +95,7 @@ def per_device(params, image, label):
         mapped, in_axes=({"b1": None, "b2": 0, "w1": None, "w2": 0}, None, None), out_axes=None, axis_name="classes"
     )
     mapped = jax.vmap(
-        mapped, in_axes=({"b1": 0, "b2": None, "w1": 1, "w2": 0}, None, None), out_axes=None, axis_name="hidden"
+        mapped, in_axes=({"b1": 0, "b2": None, "w1": 1, "w2": 0}, None, None), out_axes=None, axis_name="hidden_local"
     )
     return mapped(params, image, label)
 
@@ -104,7 +103,7 @@ def per_device(params, image, label):
 @jax.jit
 def mapped_loss(params, image, label):
     """Arrays: 6 -> 1."""
-    # Unchecked: types know no collectives over axes of jax.vmap, as "hidden".
+    # Unchecked: types know no collectives over axes of jax.vmap, as "hidden_local".
     mapped = jax.shard_map(
         per_device,
         mesh=mesh,

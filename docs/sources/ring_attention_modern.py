@@ -3,9 +3,9 @@
 What changed in the functions:
 
   ring_attention.py:12  lax.psum(1, "seq")
-                     -> lax.psum(1, ("ring", "seq"))
+                     -> lax.psum(1, ("ring", "seq_local"))
   ring_attention.py:18  lax.ppermute((k, v), "seq", ring)
-                     -> ppermute((k, v), ("ring", "seq"), ring)
+                     -> ppermute((k, v), ("ring", "seq_local"), ring)
 """
 
 import jax
@@ -16,13 +16,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 mesh = Mesh(np.array(jax.devices()[:4]), ("ring",))
-MESH_AXES = ("ring",)
 
 
 def split_axes(axes):
     """The axes of the mesh, in its order, and those of jax.vmap."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
-    return tuple(a for a in MESH_AXES if a in axes), tuple(a for a in axes if a not in MESH_AXES)
+    axes, across = axes if isinstance(axes, tuple) else (axes,), jax.sharding.get_abstract_mesh().axis_names
+    return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
 def gathered(x, local):
@@ -81,13 +80,13 @@ def ppermute(x, axis_name, perm):
 
 
 def ring_attention(q, k, v):
-    n = lax.psum(1, ("ring", "seq"))
+    n = lax.psum(1, ("ring", "seq_local"))
     ring = [(i, (i + 1) % n) for i in range(n)]
 
     def turn(carry, _):
         k, v, total, norm = carry
         weight = jnp.exp(q @ k / np.sqrt(q.shape[-1]))
-        k, v = ppermute((k, v), ("ring", "seq"), ring)
+        k, v = ppermute((k, v), ("ring", "seq_local"), ring)
         return (k, v, total + weight * carry[1], norm + weight), None
 
     start = (k, v, jnp.zeros_like(v), jnp.zeros((), v.dtype))
@@ -97,13 +96,13 @@ def ring_attention(q, k, v):
 
 def per_device(q, k, v):
     """What each device computes from its parts of the arguments."""
-    mapped = jax.vmap(ring_attention, axis_name="seq")
+    mapped = jax.vmap(ring_attention, axis_name="seq_local")
     return mapped(q, k, v)
 
 
 @jax.jit
 def mapped_ring_attention(q, k, v):
     """q: f32[8,4], k: f32[8,4], v: f32[8,5] -> f32[8,5]."""
-    # Unchecked: types know no collectives over axes of jax.vmap, as "seq".
+    # Unchecked: types know no collectives over axes of jax.vmap, as "seq_local".
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=P("ring"), out_specs=P("ring"), check_vma=False)
     return mapped(q, k, v)

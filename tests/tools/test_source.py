@@ -247,10 +247,10 @@ def test_the_edits_are_listed_exactly():
         f'{place("hidden = relu(lax.pdot")} lax.pdot(image, params["w1"], "inputs")'
         f' -> pdot(image, params["w1"], "inputs")'
         f' {place("logits = lax.pdot")} lax.pdot(hidden, params["w2"], "hidden")'
-        f' -> pdot(hidden, params["w2"], ("y", "hidden"))'
+        f' -> pdot(hidden, params["w2"], ("y", "hidden_local"))'
         f' {place("return logits - logsumexp")} logsumexp(logits, "classes") -> logsumexp_over(logits, "classes")'
         f' {place("return -lax.pmean")} lax.pmean(log_likelihood, "batch")'
-        f' -> lax.pmean(log_likelihood, ("x", "batch"))'
+        f' -> lax.pmean(log_likelihood, ("x", "batch_local"))'
     )
 
 

@@ -6,10 +6,10 @@ import ast
 import builtins
 import inspect
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from xmap_compat.tools.source import helpers
-from xmap_compat.tools.source.text import literal
-from xmap_compat.tools.source.user_code import AxisNames
+from xmap_compat.tools.source.text import formatted, literal
 
 _OURS = {name: made for name, made in vars(helpers).items() if getattr(made, "__module__", "") == helpers.__name__}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
@@ -17,6 +17,7 @@ _READS = {
     name: {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
     for name, lines in HELPERS.items()
 }
+_MODULES = (("functools", "functools"), ("jax", "jax"), ("jnp", "jax.numpy"), ("np", "numpy"))
 
 
 def with_needs(names: Iterable[str]) -> set[str]:
@@ -34,11 +35,26 @@ def names_of(helpers_: Iterable[str]) -> set[str]:
     return {*helpers_}.union(*(_READS[name] & vars(builtins).keys() for name in helpers_))
 
 
-def helper_lines(helpers_: Mapping[str, None], names: AxisNames) -> list[str]:
-    """The helpers, the helpers that they need, and the axes that they ask for."""
+def helper_module(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> str:
+    """A module of helpers, beside the user's files."""
+    lines = helper_lines(helpers_, parts)
+    read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
+    imports = [
+        f"import {module} as {name}" if module != name else f"import {name}"
+        for name, module in _MODULES
+        if name in read
+    ]
+    about = '"""What the program needs of named axes, and plain JAX lacks."""'
+    return formatted("\n".join([about, "", *imports, *(["from jax import lax"] * ("lax" in read)), "", *lines, ""]))
+
+
+def helper_lines(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
+    """The helpers, and the helpers that they need.
+
+    Args:
+      parts: the axes that execute each named axis.
+    """
     needed = [name for name in HELPERS if name in with_needs(helpers_)]
-    used = set().union(*(_READS[name] for name in needed))
-    table = ", ".join(f"{literal(n)}: {literal(names.parts(n))}" for n in names.mesh)
-    constants = {"AXES": f"AXES = {{{table}}}", "MESH_AXES": f"MESH_AXES = {literal(names.order)}"}
-    lines = [text for name, text in constants.items() if name in used]
+    table = ", ".join(f"{literal(n)}: {literal(axes)}" for n, axes in parts.items())
+    lines = [f"AXES = {{{table}}}"] * ("axes_of" in needed)
     return [*lines, *(line for name in needed for line in ("", "", *HELPERS[name]))]

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# In a written program: the axes of its mesh, and what executes each named axis.
-MESH_AXES: tuple[str, ...] = ()
+# In a written program: what executes each named axis.
 AXES: dict = {}
 
 
@@ -25,8 +24,8 @@ def axes_of(names):
 
 def split_axes(axes):
     """The axes of the mesh, in its order, and those of jax.vmap."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
-    return tuple(a for a in MESH_AXES if a in axes), tuple(a for a in axes if a not in MESH_AXES)
+    axes, across = axes if isinstance(axes, tuple) else (axes,), jax.sharding.get_abstract_mesh().axis_names
+    return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
 def gathered(x, local):
@@ -330,6 +329,16 @@ def at_leaves(function, entries, tree):
     """A function of each leaf of a pytree, and of its entry in a prefix of this: a dimension, or None."""
     full = jax.tree.broadcast(entries, tree, is_leaf=lambda x: x is None)
     return jax.tree.map(lambda k, x: function(x, k), full, tree, is_leaf=lambda x: x is None)
+
+
+def one_element(function, in_axes=0, out_axes=0):
+    """jax.vmap over axes that fill axes of the mesh, so that a device has one element, whose dimension is removed."""
+
+    def mapped(*args):
+        found = function(*at_leaves(lambda x, k: x if k is None else jnp.squeeze(x, k), in_axes, args))
+        return at_leaves(lambda x, k: x if k is None else jnp.expand_dims(x, k), out_axes, found)
+
+    return mapped
 
 
 def in_loop(function, in_axes=0, out_axes=0, turns=None, axis_size=None):

@@ -13,7 +13,7 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,7 +85,8 @@ class Module:
       files: where those calls are.
       inside: calls of contractions that the body differentiates.
       gave_way: whether a name of the user's program was changed because it is reserved.
-      handled: calls whose axes were rewritten or may stay; for arguments of ``functools.partial``, the axes.
+      handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
+      outermost: calls of xmap that are in no body.
       nested: in_axes, out_axes and axis_resources of the xmaps inside.  They are vmaps, or, in the module for the
         proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
@@ -112,15 +113,16 @@ class Module:
             if spans:
                 self.calls.setdefault(spans[0], []).append(eqn)
         self.files = {span[0] for span in self.calls}
-        self.handled: set[Any] = set()
+        self.handled: dict[Any, tuple[Any, ...]] = {}
+        self.outermost: frozenset[Span] = frozenset()
         self._edits: dict[Edit, None] = {}
         self._meanings: dict[str, Any] = dict(IMPORTED)
-        self._reserved, self.gave_way = {*reserved, "AXES", "MESH_AXES"}, False
+        self._reserved, self.gave_way = {*reserved, "AXES"}, False
         self.name = self.expression(fun, "body")
         if not self.name.replace(".", "_").isidentifier():
             expression, self.name = self.name, self._define("body", object())[0]
             self.definitions[self.name] = [f"{self.name} = {expression}"]
-        self._check_all_found(jaxpr)
+        check_all_found(jaxpr, names, self.handled)
 
     @property
     def edits(self) -> list[Edit]:
@@ -134,21 +136,6 @@ class Module:
         start, end = piece.bounds(node)
         old, new = (" ".join(text.split()) for text in (piece.text[start:end], new))
         self._edits[Edit(piece.file, node.lineno, old, new)] = None
-
-    def _check_all_found(self, jaxpr: Any) -> None:
-        """Every collective whose axes have other names now must be in a call that was rewritten."""
-        for eqn, stack, spans in collectives(jaxpr):
-            primitive, names = eqn.primitive.name, mentioned_names(eqn.params)
-            parts = [part for n in names for part in self.names.parts(n)]
-            if eqn.params.get("axis_index_groups") is not None:
-                raise NotWritable("axis_index_groups")
-            called = f"{primitive} over {', '.join(map(str, names))} at {_jax.where_in_user_code(eqn)}"
-            # JAX locates rules of derivatives where their function is called, so the proof checks them.
-            stays = parts == list(names) or "jvp(" in stack or is_backward(stack)
-            if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
-                continue
-            if self.handled.isdisjoint([*spans, names]):
-                raise NotWritable(f"{called}, which is not called by its name there")
 
     # ---- names
 
@@ -385,6 +372,22 @@ class Module:
         name, _ = self._define(wanted, value)
         self.values[name] = value
         return name
+
+
+def check_all_found(jaxpr: Any, names: AxisNames, handled: Mapping[Any, Any]) -> None:
+    """Every collective whose axes have other names now must be in a call that was rewritten."""
+    for eqn, stack, spans in collectives(jaxpr):
+        primitive, over = eqn.primitive.name, mentioned_names(eqn.params)
+        if eqn.params.get("axis_index_groups") is not None:
+            raise NotWritable("axis_index_groups")
+        called = f"{primitive} over {', '.join(map(str, over))} at {_jax.where_in_user_code(eqn)}"
+        parts = [part for n in over for part in names.parts(n)]
+        # JAX locates rules of derivatives where their function is called, so the proof checks them.
+        stays = parts == list(over) or "jvp(" in stack or is_backward(stack)
+        if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
+            continue
+        if handled.keys().isdisjoint([*spans, over]):
+            raise NotWritable(f"{called}, which is not called by its name there")
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
     structure, leaf = jax.tree.structure(given), jax.tree.leaves(given)
     out_structure, out_leaf = jax.tree.structure(results), jax.tree.leaves(results)
     for k, name in reversed(list(enumerate(axes_inside))):
-        at = lambda spec, k=k: literal(_position(spec, axes_inside[k], axes_inside[:k]))  # noqa: E731
+        at = lambda spec, k=k: literal(position_in(spec, axes_inside[k], axes_inside[:k]))  # noqa: E731
         places = f"in_axes={prefix(structure, list(map(at, leaf)))}"
         places += f", out_axes={prefix(out_structure, list(map(at, out_leaf)))}"
         mesh_axes, turns = module.names.inner.get(name, ((), 1))
@@ -50,7 +50,7 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
     return function
 
 
-def _position(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:
+def position_in(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:
     """The dimension of an axis in an array, after the dimensions of the outer axes have been removed."""
     positions = spec.position_of()
     if name not in positions:

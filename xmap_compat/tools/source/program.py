@@ -102,8 +102,8 @@ def _written(plan: CallPlan) -> Written:
         raise NotWritable("a result varies over an axis that its out_axes do not name")
     if not _jax.part_is_on("frames"):
         raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
-    names, rules = _axis_names(plan), rules_over(plan)
-    unchecked = _why_unchecked(plan, names, rules)
+    names, rules = axis_names(plan), rules_over(plan)
+    unchecked = why_unchecked(plan, names, rules)
     if unchecked is None:
         try:
             return _proved(plan, names, rules, None)
@@ -112,8 +112,11 @@ def _written(plan: CallPlan) -> Written:
     return _proved(plan, names, rules, unchecked)
 
 
-def _axis_names(plan: CallPlan) -> AxisNames:
-    """The name of each axis: its vmap has the axis' own name, unless that is a mesh axis or no string."""
+def axis_names(plan: CallPlan) -> AxisNames:
+    """The name of each axis in plain JAX.  Where it is split in part, no part has the user's own name.
+
+    A collective that is not rewritten then raises a NameError.
+    """
     inner: dict[Any, tuple[tuple[str, ...], int]] = {}
     for axis in (a for call in plan.nested for a in call.axes):
         own = (axis.mesh_axes, math.prod(axis.loop_sizes))
@@ -123,15 +126,16 @@ def _axis_names(plan: CallPlan) -> AxisNames:
     if inner and hazards.differentiates(plan.staged.placed.program.jaxpr):
         raise NotWritable("a nested call of xmap with resources, and a gradient that is taken inside")
     order = tuple(plan.mesh.axis_names) if plan.mesh is not None else ()
-    taken = Names(map(str, order))
+    taken = Names(map(str, (*order, *inner, *(axis.name for axis in plan.axes))))
     local: dict[Any, str | None] = {}
     for axis in plan.axes:
-        wanted = axis.name if isinstance(axis.name, str) else identifier(str(axis.name))
-        local[axis.name] = taken.like(wanted) if axis.device_size != 1 or not axis.mesh_axes else None
+        own = isinstance(axis.name, str) and not axis.mesh_axes and axis.name not in order
+        fills = axis.mesh_axes and axis.device_size == 1
+        local[axis.name] = None if fills else axis.name if own else taken.like(f"{identifier(str(axis.name))}_local")
     return AxisNames({a.name: a.mesh_axes for a in plan.axes}, local, order, {a.name: a.size for a in plan.axes}, inner)
 
 
-def _why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) -> str | None:
+def why_unchecked(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver]) -> str | None:
     """Why JAX cannot check which values vary over the mesh, if that is known before trying; else None."""
     if any(mesh_axes for mesh_axes, _ in names.inner.values()):
         return "what an xmap inside gathers is the same on devices, of which types know nothing"
@@ -209,7 +213,7 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
 
 def _definitions(module: Module) -> list[str]:
     """The lines of a module that precede the function for the xmapped one."""
-    lines = [*value_lines(module.values), *helper_lines(module.helpers, module.names)]
+    lines = [*value_lines(module.values), *helper_lines(module.helpers, module.names.all)]
     for definition in module.definitions.values():
         lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
     return lines

@@ -99,6 +99,11 @@ class Rewriter:
         self._put(own.start(1), own.end(1), name)
         return dedented(self._part(text.rfind("\n", 0, start) + 1, end)).rstrip()
 
+    def edits(self) -> list[tuple[int, int, str]]:
+        """The edits of the piece in its file: start, end and new text."""
+        self._edit([self.piece.node])
+        return self._edits
+
     def expression(self) -> str:
         """The new text of the piece, which is an expression."""
         self._edit([self.piece.node])
@@ -177,12 +182,12 @@ class Rewriter:
     def _call(self, node: ast.Call) -> None:
         callee, function = self.callee(node.func), node.func
         if is_xmap(callee):
-            return self._xmap_inside(node)
+            return None if self.piece.span(node) in self.module.outermost else self._xmap_inside(node)
         if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
         if old_names.of_jax(callee) is not callee and self.piece.span(node) in self.module.calls:
             # A function of this package, with a named shape: it asks for indices along the axes.
-            self.module.handled.add(self.piece.span(node))
+            self.module.handled[self.piece.span(node)] = ()
             first = self.piece.bounds([*node.args, *node.keywords][0])[0]
             start, end = self.piece.bounds(function)
             self._put(start, start, f"{OURS}sample(")
@@ -190,7 +195,7 @@ class Rewriter:
         callee = old_names.of_jax(callee)
         if callee is None and isinstance(function, ast.Attribute) and function.attr == "defvjp" and len(node.args) == 2:
             return self._attached(node, function.value, node.args[1])
-        if any(callee is einsum for einsum in EINSUMS):
+        if any(einsum in (callee, getattr(callee, "__wrapped__", None)) for einsum in EINSUMS):  # also once installed
             return self._einsum(node)
         if callee is check_type:
             return self._around(node, node.args[0], "(", ")")
@@ -248,7 +253,7 @@ class Rewriter:
             text = None if stays else ours(axes(parts) if parameter == "axis_name" else literal(parts))
         if not over:
             return
-        self.module.handled.add(self.piece.span(node) if function is node.func else over)
+        self.module.handled[self.piece.span(node) if function is node.func else over] = over
         every = [p for n in over for p in self.names.parts(n)]
         across, local = ([p for p in every if (p in self.names.order) is kind] for kind in (True, False))
         if row is not None and row.needed(Call(given, over, across, local, traced, self.names, self.callee)):
@@ -322,7 +327,7 @@ class Rewriter:
         across = tuple(m for m in self.names.order if any(m in self.names.mesh[n] for n in contracted))
         local = {letters[n]: own[n] for n in letters}
         options = f", local={literal(local)}" * bool(local) + f", across={literal(across)}" * bool(across)
-        self.module.handled.add(self.piece.span(node))
+        self.module.handled[self.piece.span(node)] = tuple(mentioned)
         helper = "einsum_inside" if self.piece.span(node) in self.module.inside else "einsum_over"
         self._replace(node.func, OURS + helper)
         self._replace(spec, literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}"))
@@ -345,7 +350,10 @@ class Rewriter:
 
     def _attached(self, node: ast.Call, owner: ast.expr, backward: ast.expr) -> None:
         """``f.defvjp(fwd, bwd)`` in the text of a function."""
-        defs = {n.name: n for n in ast.walk(self.piece.node) if isinstance(n, ast.FunctionDef)}
+        around = (
+            self.piece.tree if isinstance(self.piece.node, ast.Expr) else self.piece.node
+        )  # a statement of a module
+        defs = {n.name: n for n in ast.walk(around) if isinstance(n, ast.FunctionDef)}
         primal = defs.get(getattr(owner, "id", ""))
         rule = backward if isinstance(backward, ast.Lambda) else defs.get(getattr(backward, "id", ""))
         if primal is None or rule is None:

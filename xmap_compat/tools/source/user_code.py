@@ -61,8 +61,13 @@ class AxisNames:
         return parts
 
     @property
+    def all(self) -> dict[Any, tuple[Any, ...]]:
+        """The parts of each axis."""
+        return {name: self.parts(name) for name in self.mesh}
+
+    @property
     def same(self) -> bool:
-        return all(self.parts(n) == (n,) for n in self.mesh)
+        return all(parts == (n,) for n, parts in self.all.items())
 
 
 def operations(jaxpr: Any) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:

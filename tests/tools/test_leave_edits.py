@@ -1,0 +1,510 @@
+"""``leave`` edits a program's own files: the edited program runs where xmap_compat cannot be imported.
+
+Each program runs once as it is, to see which xmaps it makes and calls, and once edited; both results are compared with
+NumPy, which knows no axes.
+"""
+
+import builtins
+import contextlib
+import importlib
+import os
+import sys
+import textwrap
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import xmap_compat
+from xmap_compat import api
+from xmap_compat.tools import plan as plans
+from xmap_compat.tools.leave.edits import Construction, edits_of, read
+
+HEAD = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.maps import Mesh, xmap
+
+devices = np.array(jax.devices())
+x = np.arange(48, dtype=np.float32).reshape(8, 6) / 10
+"""
+
+
+@contextlib.contextmanager
+def importing(folder, files):
+    """The files of a program can be imported, and are forgotten afterwards."""
+    names = {name.removesuffix(".py") for name in files}
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in names & sys.modules.keys():
+            del sys.modules[name]
+
+
+def observed(folder, files, monkeypatch):
+    """Run a program: its module, and its xmaps with their calls."""
+    made, calls = {}, []
+    make = api.make
+
+    def recording(fun, *args, **kwargs):
+        function, frame = make(fun, *args, **kwargs), sys._getframe(1)
+        while os.path.dirname(frame.f_code.co_filename) != str(folder):
+            frame = frame.f_back
+        made.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(function)
+        return function
+
+    monkeypatch.setattr(api, "make", recording)
+    end = api.observe(
+        lambda declared, placed, args: calls.append((declared, plans.describe_made(declared, placed, args)))
+    )
+    with xmap_compat.install(), importing(folder, files):
+        module = importlib.import_module("program")
+        found = []
+        for (file, line), functions in made.items():
+            declared = [f.plan.declared for f in functions]
+            own = tuple(plan for of, plan in calls if any(of is d for d in declared))
+            found.append(Construction(file, line, len(functions), own, functions[0], tuple(functions[1:])))
+        yield module, found
+    end()
+    monkeypatch.undo()
+
+
+def edited(text, edits):
+    for edit in sorted(edits, key=lambda e: (e.start, e.end), reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def without_us(name, *args, **kwargs):
+    assert name.split(".")[0] != "xmap_compat" and "experimental.maps" not in name, f"{name} is imported"
+    return builtins.__import__(name, *args, **kwargs)
+
+
+class Left:
+    """A program that was left: what became of its xmaps, its new files, and its results before and after."""
+
+    def __init__(self, tmp_path, monkeypatch, program, assignment=None, newline="\n", **others):
+        before, after = tmp_path / "before", tmp_path / "after"
+        files = {"program.py": HEAD + program, **{f"{name}.py": text for name, text in others.items()}}
+        before.mkdir()
+        after.mkdir()
+        for name, text in files.items():
+            (before / name).write_bytes(textwrap.dedent(text).replace("\n", newline).encode())
+        for module, found in observed(before, files, monkeypatch):
+            self.module, self.before = module, getattr(module, "results", None)
+            made = edits_of(found, root=str(before), assignment=assignment)
+        self.outcomes, self.helpers = made.outcomes, made.helpers
+        self.refused = [o.refused for o in made.outcomes]
+        edits = {*made.shared, *(e for o in made.outcomes for e in o.edits)}
+        self.texts = {}
+        for name in files:
+            path = os.path.realpath(before / name)
+            self.texts[name] = edited(read(path), [e for e in edits if e.file == path])
+        if made.helpers:
+            self.texts[os.path.basename(made.helper_file)] = made.helpers
+        self.text = self.texts["program.py"]
+        for name, text in self.texts.items():
+            (after / name).write_bytes(text.encode())
+        self._after = after
+
+    def run(self):
+        """The results of the edited program, where this package and the old names cannot be imported."""
+        own = {name.removesuffix(".py") for name in self.texts}
+        found = {}
+
+        def load(name, *args, **kwargs):
+            if name not in own:
+                return without_us(name, *args, **kwargs)
+            if name not in found:
+                found[name] = module = types.ModuleType(name)
+                vars(module)["__builtins__"] = {**vars(builtins), "__import__": load}
+                path = str(self._after / f"{name}.py")
+                sys.modules[name] = module
+                exec(compile(self.texts[f"{name}.py"], path, "exec"), vars(module))
+            return found[name]
+
+        try:
+            return load("program").results
+        finally:
+            for name in own & sys.modules.keys():
+                del sys.modules[name]
+
+
+def assert_close(found, expected):
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(found) == len(expected)
+    for f, e in zip(found, expected):
+        np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5)
+
+
+x = np.arange(48, dtype=np.float32).reshape(8, 6) / 10
+PROGRAMS = {
+    "an axis fills its mesh axis": (
+        """
+        def centred(row):  # each row
+            return row - lax.pmean(row, 'rows'), lax.psum(1, 'rows')
+
+        with Mesh(devices, 'd'):
+            f = xmap(centred, in_axes=['rows', ...], out_axes=(['rows', ...], [...]), axis_resources={'rows': 'd'})
+            results = f(x)
+        """,
+        lambda: (x - x.mean(0), 8),
+    ),
+    "an axis is split in part": (
+        """
+        def centred(row):
+            size = lax.psum(1, 'rows')
+            return row - lax.psum(row, 'rows') / size, lax.axis_index('rows')
+
+        mesh = Mesh(devices[:4].reshape(2, 2), ('d', 'e'))
+        with mesh:
+            f = xmap(centred, in_axes={0: 'rows'}, out_axes=({0: 'rows'}, {0: 'rows'}), axis_resources={'rows': ('e',)})
+            results = f(x)
+        """,
+        lambda: (x - x.mean(0), np.arange(8)),
+    ),
+    "no mesh": (
+        """
+        f = xmap(lambda a, b: (a * b).sum() + lax.psum(a[0], ('i', 'j')),
+                 in_axes=(['i', ...], ['j', ...]), out_axes=['i', 'j', ...])
+        results = f(x, x[:3])
+        """,
+        lambda: x @ x[:3].T + x[:, 0].sum() * 3,
+    ),
+    "two axes, one on the mesh, and a permutation of a split axis": (
+        """
+        def body(v):
+            right = lax.ppermute(v, 'i', [(k, (k + 1) % 8) for k in range(8)])
+            return right - lax.pmax(v, 'j')
+
+        with jax.sharding.Mesh(devices[:4], ('d',)):
+            results = xmap(body, in_axes=['i', 'j'], out_axes=['i', 'j'], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: np.roll(x, 1, 0) - x.max(1, keepdims=True),
+    ),
+    "named reductions and contractions": (
+        """
+        def body(v, w):
+            return jnp.sum(v * w, axis='k') + lax.pdot(v, w, axis_name=('k',)), jnp.einsum('{k},{k}->', v, w)
+
+        with Mesh(devices[:2], 'd'):
+            f = xmap(body, in_axes=(['i', 'k'], {0: 'k', 1: 'j'}), out_axes=(['i', 'j'], ['i', 'j']),
+                     axis_resources={'k': 'd', 'i': 'd'} if False else {'k': 'd'})
+            results = f(x, x.T)
+        """,
+        lambda: (2 * x @ x.T, x @ x.T),
+    ),
+    "a decorator": (
+        """
+        import functools
+        from xmap_compat import xmap
+
+        @functools.partial(xmap, in_axes=['i', ...], out_axes=['i', ...])
+        def first(v):
+            return v / lax.psum(v, 'i')
+
+        with Mesh(devices, 'd'):
+            @xmap(in_axes=['i', ...], out_axes=[...], axis_resources={'i': 'd'})
+            def second(v):
+                return lax.psum(v * lax.axis_index('i'), axis_name='i')
+            results = first(x + 1), second(x)
+        """,
+        lambda: ((x + 1) / (x + 1).sum(0), (x * np.arange(8)[:, None]).sum(0)),
+    ),
+    "partial, closures, methods, and names in variables": (
+        """
+        import functools
+        AXIS = 'i'
+
+        def summing(axis):
+            def total(v):
+                return lax.psum(v, axis)
+            return total
+
+        class Layer:
+            axis = 'i'
+
+            def __init__(self, scale):
+                self.scale = scale
+
+            def apply(self, v):
+                return self.scale * lax.pmean(v, self.axis)
+
+        total, layer = summing('i'), Layer(3)
+
+        def body(scale, v):
+            mean = functools.partial(lax.pmean, axis_name=AXIS)
+            return scale * total(v) + layer.apply(v) + mean(v) + jax.jit(lambda a: lax.psum(a, AXIS))(v)
+
+        with Mesh(devices[:4], 'd'):
+            results = xmap(functools.partial(body, 2.), ['i', ...], [...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: 3 * x.sum(0) + 4 * x.mean(0),
+    ),
+    "gradients inside, through a custom rule": (
+        """
+        @jax.custom_vjp
+        def copied(w):
+            return w
+
+        copied.defvjp(lambda w: (w, None), lambda _, g: (lax.psum(g, 'i'),))
+
+        @jax.custom_vjp
+        def total(v):
+            return lax.psum(v, 'i')
+
+        total.defvjp(lambda v: (total(v), None), lambda _, g: (g,))
+
+        def step(w, v):
+            return w - jax.grad(lambda w: (copied(w) * v).sum() ** 2)(w), total(v)
+
+        with Mesh(devices[:2], 'd'):
+            f = xmap(step, ([...], ['i', ...]), ([...], [...]), axis_resources={'i': 'd'})
+            results = f(np.float32(0.01), x)
+        """,
+        lambda: (0.01 - (2 * 0.01 * x.sum(1) ** 2).sum(), x.sum(0)),
+    ),
+    "a gradient from outside": (
+        """
+        def body(w, v):
+            return lax.psum((w * v).sum() ** 2, 'i')
+
+        with Mesh(devices[:4], 'd'):
+            f = xmap(body, ([...], ['i', ...]), [...], axis_resources={'i': 'd'})
+            results = jax.grad(f)(np.float32(2), x), jax.grad(f, argnums=1)(np.float32(2), x)
+        """,
+        lambda: (4 * (x.sum(1) ** 2).sum(), np.broadcast_to(8 * x.sum(1, keepdims=True), x.shape)),
+    ),
+    "nested xmaps": (
+        """
+        inner = xmap(lambda v, w: lax.psum(v * w, 'k'), (['k'], [...]), [...])
+
+        def body(v):
+            other = xmap(lambda u: u - lax.pmean(u, 'm'), ['m'], ['m'])
+            return inner(v, lax.psum(v[0], 'i')) + other(v)
+
+        with Mesh(devices[:4], 'd'):
+            results = xmap(body, ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: (x * x[:, 0].sum()).sum(1, keepdims=True) + x - x.mean(1, keepdims=True),
+    ),
+    "a mesh as environment, loops, and a pytree of specs": (
+        """
+        from jax.experimental import maps
+        from jax.experimental.maps import SerialLoop, thread_resources
+
+        def body(params, v):
+            n = thread_resources.env.shape['d']
+            return {'loss': lax.psum(v @ params['w'], 'k') * n, 'v': v + params['b']}
+
+        with maps.mesh(devices[:2], ('d',)):
+            f = maps.xmap(body, in_axes=({'w': [...], 'b': ['k', ...]}, ['i', 'k', ...]),
+                          out_axes={'loss': ['i'], 'v': ['i', 'k', ...]},
+                          axis_resources={'i': ('d', SerialLoop(2))})
+            results = f({'w': x[0, :3], 'b': x[:2, :1]}, x.reshape(8, 2, 3))
+        """,
+        lambda: {
+            "loss": 2 * (x.reshape(8, 2, 3) @ x[0, :3]).sum(1),
+            "v": x.reshape(8, 2, 3) + x[:2, :1],
+        },
+    ),
+    "a helper in another file, a mesh in an attribute, and a scan": (
+        """
+        import helper
+        from helper import scaled as scaled_by
+
+        class Trainer:
+            def __init__(self):
+                self.mesh = Mesh(devices.reshape(4, 2), ('a', 'b'))
+
+                def run(v):
+                    def one(carry, u):
+                        return carry + scaled_by(u, 'i'), helper.shifted(u)
+                    return lax.scan(one, jnp.zeros(()), v)
+
+                self.run = xmap(run, ['i', ...], ([...], ['i', ...]),
+                                axis_resources={'i': ('a', 'b')})
+
+        trainer = Trainer()
+        with trainer.mesh:
+            results = trainer.run(x)
+        """,
+        lambda: (x.sum(), np.roll(x, 1, 0)),
+        {
+            "helper": """
+            from jax import lax
+
+            def scaled(v, name):
+            \treturn lax.psum(v, name)  # for any name
+
+            def shifted(v):
+            \treturn lax.ppermute(
+            \t\tv, axis_name='i', perm=[(k, (k + 1) % 8) for k in range(8)],
+            \t)
+            """
+        },
+    ),
+    "the environment assigned, and a decorated function": (
+        """
+        from functools import wraps
+        from jax.experimental import maps
+
+        def logged(fun):
+            @wraps(fun)
+            def call(*args):
+                out = fun(*args)
+                return out, lax.pmin(out, 'i')
+            return call
+
+        @logged
+        def body(v):
+            return lax.all_gather(v, 'i', axis=0).sum(0) + v
+
+        mesh = maps.Mesh(devices[:2], ('d',))
+        maps.thread_resources.env = maps.ResourceEnv(mesh, ())
+        names = maps.thread_resources.env.physical_mesh.axis_names
+        results = maps.xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
+        maps.thread_resources.env = maps.EMPTY_ENV
+        """,
+        lambda: (x.sum(0) + x, (x.sum(0) + x).min(0)),
+    ),
+    "two xmaps of one function, alike": (
+        """
+        def body(v):
+            return v - lax.pmean(v, 'i')
+
+        def made(): return xmap(body, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': 'd'})
+        with Mesh(devices[:4], 'd'):
+            other = xmap(lambda v: 2 * body(v), in_axes=[None, 'i'], out_axes=[None, 'i'], axis_resources={'i': 'd'})
+            results = made()(x), made()(x), other(x.T)
+        """,
+        lambda: (x - x.mean(0), x - x.mean(0), 2 * (x - x.mean(0)).T),
+    ),
+    "a result that each device keeps": (
+        """
+        import warnings
+        warnings.simplefilter('ignore')
+
+        with Mesh(devices[:8], 'd'):
+            results = xmap(lambda v: v + lax.axis_index('i'), ['i', ...], [...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: x[0],  # what reading it gives
+    ),
+    "softmax, logsumexp and shuffles over names": (
+        """
+        import jax.nn as nn
+        from jax.scipy.special import logsumexp
+
+        def body(v):
+            lse = logsumexp(v, axis='i')
+            other = lax.pshuffle(v, 'i', [7, 6, 5, 4, 3, 2, 1, 0])
+            both = lax.psum_scatter(jnp.arange(8.) * v[0], 'i')
+            return nn.softmax(v, axis='i'), lse, other, lax.all_to_all(jnp.arange(8.) + v[0], 'i', 0, 0), both
+
+        with Mesh(devices[:2], 'd'):
+            out_axes = (['i', ...], [...], ['i', ...], ['i', ...], ['i', ...])
+            results = xmap(body, ['i', ...], out_axes, axis_resources={'i': 'd'})(x)
+        """,
+        lambda: (
+            np.exp(x) / np.exp(x).sum(0),
+            np.log(np.exp(x).sum(0)),
+            x[::-1],
+            np.arange(8.0)[:, None] + x[:, 0],
+            np.arange(8.0) * x[:, 0].sum(),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_edited_program_computes_the_same_without_this_package(name, tmp_path, monkeypatch):
+    program, truth, others = (*PROGRAMS[name], {})[:3]
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program), **others)
+    assert left.refused == [None] * len(left.refused) and left.refused
+    assert_close(left.before, truth())
+    assert_close(left.run(), truth())
+
+
+TWICE = """
+def body(v):
+    return v - lax.pmean(v, 'i')
+
+with Mesh(devices[:4], 'd'):
+    first = xmap(body, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': 'd'})
+    second = xmap(body, in_axes=['i', ...], out_axes=['i', ...])
+    results = first(x), second(x)
+"""
+
+
+def test_one_function_under_two_assignments_is_refused_until_one_is_chosen(tmp_path, monkeypatch):
+    for chosen, refused in ((None, (True, True)), (1, (False, True)), (2, (True, False))):
+        folder = tmp_path / str(chosen)
+        folder.mkdir()
+        left = Left(folder, monkeypatch, TWICE, assignment=chosen)
+        assert tuple(map(bool, left.refused)) == refused
+        for reason in filter(None, left.refused):
+            assert "1: i on d; 2: no mesh" in reason and "--assignment" in reason
+    assert "import xmap" in left.text and left.text.count("xmap(") == 1 and "jax.vmap(body, axis_name" in left.text
+
+
+REFUSED = {
+    "the program never calls it": "f = xmap(lambda v: lax.psum(v, 'i'), ['i', ...], [...])",
+    "has the name of a mesh axis": """
+with Mesh(devices[:4], 'i'):
+    f = xmap(lambda v: lax.psum(v, 'i'), ['i', ...], [...], axis_resources={'i': 'i'})(x)
+""",
+    "differ in their axes": """
+def made(dims):
+    return xmap(lambda v: v, dims, dims)
+results = made(['i'])(x[0]), made(['i', 'j'])(x)
+""",
+    "several calls of xmap": "f, g = xmap(abs, ['i'], ['i'])(x[0]), xmap(abs, ['i', ...], ['i', ...])(x)",
+    "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_edited_is_refused_with_the_reason_and_stays(reason, tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, REFUSED[reason])
+    assert all(reason in str(refused) for refused in left.refused) and left.refused
+    assert left.text == HEAD + REFUSED[reason]
+
+
+def test_collectives_in_the_files_of_other_packages_are_named(tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "others_library.py").write_text("from jax import lax\ndef total(v):\n    return lax.psum(v, 'i')\n")
+    monkeypatch.syspath_prepend(str(library))
+    left = Left(
+        tmp_path,
+        monkeypatch,
+        """
+from others_library import total
+with Mesh(devices[:4], 'd'):
+    results = xmap(lambda v: v + total(v), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+""",
+    )
+    assert "others_library.py:3" in left.refused[0]
+
+
+def test_a_place_that_is_missed_raises_a_name_error(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(PROGRAMS["an axis is split in part"][0]))
+    left.texts["program.py"] = left.text.replace('lax.psum(1, ("e", "rows_local"))', "lax.psum(1, 'rows')")
+    assert "rows_local" in left.text
+    assert left.texts["program.py"] != left.text
+    with pytest.raises(NameError, match="unbound axis name: rows"):
+        left.run()
+
+
+def test_line_ends_comments_and_the_rest_of_a_file_stay(tmp_path, monkeypatch):
+    program = PROGRAMS["an axis fills its mesh axis"][0]
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program), newline="\r\n")
+    assert left.refused == [None] and "\r\n" in left.text and "\n" not in left.text.replace("\r\n", "")
+    assert "# each row\r\n" in left.text
+    assert_close(left.run(), PROGRAMS["an axis fills its mesh axis"][1]())

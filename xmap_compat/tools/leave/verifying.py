@@ -1,0 +1,344 @@
+"""The second run: the edited program, in a process that cannot import this package, on the recorded arguments.
+
+This file is run by its path, so it imports nothing of this package; ``recording`` imports what both runs do alike.
+"""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import pickle
+import shutil
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Relative differences that an order of additions makes, by the size of the numbers' mantissas; others must be equal.
+TOLERANCES = {52: 1e-9, 23: 1e-4, 10: 1e-2, 7: 5e-2}
+TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
+
+
+# ----------------------------------------------------------------------- what both runs do alike
+
+
+class Leaf(NamedTuple):
+    """An array or number, as it is recorded.
+
+    Attributes:
+      key: the implementation of random keys.
+      devices: what each device has of an array whose copies differ, by the ids of devices: xmap can make such.
+    """
+
+    value: Any
+    weak: bool = False
+    key: str = ""
+    devices: Any = None
+
+
+class Call(NamedTuple):
+    """A recorded call of a construction, at the time it was reached; ``mesh`` is that of a traced call."""
+
+    construction: int
+    reached: int
+    arguments: str
+    leaves: list[Leaf]
+    differentiated: bool
+    results: list[tuple[str, Leaf]]
+    mesh: Any = None
+
+
+def write_calls(path: str, calls: list[Call]) -> None:
+    """Write plain tuples: classes of this package would import it where they are read."""
+    results = lambda call: [(where, tuple(leaf)) for where, leaf in call.results]  # noqa: E731
+    with open(path, "wb") as file:
+        pickle.dump([tuple(c._replace(leaves=[*map(tuple, c.leaves)], results=results(c))) for c in calls], file)
+
+
+def read_calls(path: str) -> list[Call]:
+    with open(path, "rb") as file:
+        calls = [Call(*data) for data in pickle.load(file)]
+    results = lambda call: [(where, Leaf(*leaf)) for where, leaf in call.results]  # noqa: E731
+    return [c._replace(leaves=[Leaf(*leaf) for leaf in c.leaves], results=results(c)) for c in calls]
+
+
+def watched(function: Any, call: Callable[..., Any]) -> Any:
+    """A function in the place of a jitted one, which can be a method and has its attributes."""
+
+    @functools.wraps(function)
+    def watch(*args, **kwargs):
+        return call(*args, **kwargs)
+
+    for name in (name for name in TRACED if hasattr(function, name)):
+        setattr(watch, name, getattr(function, name))
+    return watch
+
+
+def described(args: tuple[Any, ...]) -> str:
+    """The paths and types of all leaves, equal in both runs."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(args)
+    return ", ".join(f"args{jax.tree_util.keystr(path)}: {jax.typeof(leaf).str_short()}" for path, leaf in leaves)
+
+
+def is_traced(args: Any) -> bool:
+    import jax
+
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
+
+
+def to_host(leaf: Any) -> Leaf:
+    import jax
+
+    aval = jax.typeof(leaf)
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return Leaf(np.array(jax.random.key_data(leaf)), key=str(jax.random.key_impl(leaf)))
+    shards = getattr(leaf, "addressable_shards", ())
+    copies = {shard.device.id: np.array(shard.data) for shard in shards} if len(shards) > 1 else {}
+    first: dict[str, np.ndarray] = {}
+    pairs = [(first.setdefault(str(s.index), copies[s.device.id]), copies[s.device.id]) for s in shards if copies]
+    return Leaf(np.array(leaf), aval.weak_type, devices=copies if any(_apart(*pair) for pair in pairs) else None)
+
+
+def restored(leaf: Leaf, own: Any = None) -> Any:
+    """A recorded argument again: where the program's own argument lies, if that is committed to devices."""
+    import jax
+
+    weak = leaf.weak and np.ndim(leaf.value) == 0
+    value = jax.random.wrap_key_data(leaf.value, impl=leaf.key) if leaf.key else leaf.value
+    value = jax.numpy.asarray(leaf.value.item() if weak else value)
+    committed = isinstance(own, jax.Array) and not isinstance(own, jax.core.Tracer) and own.committed
+    if leaf.devices is not None and committed:
+        parts = [jax.device_put(leaf.devices[s.device.id], s.device) for s in own.addressable_shards]
+        return jax.make_array_from_single_device_arrays(own.shape, own.sharding, parts)
+    return jax.device_put(value, own.sharding) if committed else value
+
+
+def evaluated(function: Callable[..., Any], args: tuple[Any, ...], differentiated: bool) -> list[tuple[str, Leaf]]:
+    """The results of a call, and its gradients for cotangents that are the same in each run."""
+    import jax
+
+    numbers = np.random.default_rng(0)
+
+    def cotangent(leaf):
+        dtype = leaf.dtype
+        smooth = jax.numpy.issubdtype(dtype, np.inexact)
+        return numbers.standard_normal(leaf.shape).astype(dtype) if smooth else np.zeros(leaf.shape, jax.dtypes.float0)
+
+    made: dict[str, Any] = {}
+    if differentiated:
+        made["the result"], pull = jax.vjp(function, *args)
+        made["the gradient of args"] = pull(jax.tree.map(cotangent, made["the result"]))
+    else:
+        made["the result"] = function(*args)
+    return [
+        (what + jax.tree_util.keystr(path), to_host(leaf))
+        for what, tree in made.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if getattr(leaf, "dtype", None) != jax.dtypes.float0
+    ]
+
+
+def difference(found: list[tuple[str, Leaf]], expected: list[tuple[str, Leaf]]) -> str:
+    """How results differ from those that were recorded; empty if they do not."""
+    if [path for path, _ in found] != [path for path, _ in expected]:
+        return f"the results are {[path for path, _ in found]}, and with xmap {[path for path, _ in expected]}"
+    for (path, leaf), (_, other) in zip(found, expected):
+        types = [f"{leaf.key or leaf.value.dtype}{list(leaf.value.shape)}" for leaf in (leaf, other)]
+        if types[0] != types[1]:
+            return f"{path} is {types[0]}, and with xmap {types[1]}"
+        if (leaf.devices is None) != (other.devices is None):
+            return f"the copies of {path} {'differ' if leaf.devices else 'are equal'} on its devices"
+        parts = {0: leaf.value} if leaf.devices is None else leaf.devices
+        others = {0: other.value} if other.devices is None else other.devices
+        if apart := next((words for k, part in parts.items() if (words := _apart(part, others[k]))), ""):
+            return f"{path} differs by {apart}"
+    return ""
+
+
+def _apart(found: np.ndarray, expected: np.ndarray) -> str:
+    """How far two arrays are apart, if that is more than the order of additions explains."""
+    import jax
+
+    if found.tobytes() == expected.tobytes():
+        return ""
+    if not jax.numpy.issubdtype(found.dtype, np.inexact):
+        return f"{np.sum(found != expected)} of its {found.size} elements"
+    bits = jax.numpy.finfo(found.dtype).nmant
+    wide = np.complex128 if found.dtype.kind == "c" else np.float64
+    a, b = found.astype(wide), expected.astype(wide)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return "its infinities or NaN"
+    largest = float(np.max(np.abs(b[finite]), initial=0.0))
+    apart = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+    tolerance = next((t for at_least, t in TOLERANCES.items() if bits >= at_least), 0.5)
+    return "" if apart <= tolerance * largest else f"{apart:.2g}, where its largest element is {largest:.2g}"
+
+
+def mesh_of(data: Any) -> Any:
+    """The mesh with these axis names and ids of devices."""
+    import jax
+
+    names, ids = data
+    devices = {device.id: device for device in jax.devices()}
+    return jax.sharding.Mesh(np.vectorize(devices.__getitem__)(ids), names)
+
+
+# --------------------------------------------------------------------------- running the program
+
+
+def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -> None:
+    """Run the program in the place of the main program; ``finish`` is told how it ended and with which exit code."""
+    os.chdir(spec["cwd"])
+    if not sys.flags.safe_path:
+        sys.path[0] = spec["cwd"]
+    sys.path[:] = [moved(spec, path) for path in sys.path]
+    sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
+    stopped = threading.Event()
+    timer = threading.Timer(spec["seconds"], lambda: (stopped.set(), _thread.interrupt_main()))
+    timer.daemon = True
+    if spec["seconds"]:
+        timer.start()
+    ended, code = "", 0
+    try:
+        runner.run_program(spec["program"])
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread() and not thread.daemon:
+                thread.join()
+    except Stop:
+        stopped.set()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        ended = f"SystemExit: {error.code}" if code else ""
+    except KeyboardInterrupt:
+        ended, code = "KeyboardInterrupt", 130
+    except BaseException as error:
+        traceback.print_exc()
+        ended, code = f"{type(error).__name__}: {error}", 1
+    timer.cancel()
+    if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself
+        ended, code = "stopped", 0
+    finish(ended, code)
+    sys.exit(code)
+
+
+class Stop(BaseException):
+    """Ends a program early (``--stop-after``)."""
+
+
+def moved(spec: dict[str, Any], path: str) -> str:
+    """A path in the copy, for a path below a folder that is copied."""
+    for folder, copy in spec["folders"].items():
+        if path == folder or path.startswith(folder + os.sep):
+            return copy + path[len(folder) :]
+    return path
+
+
+def _copy_before_writing(tree: str, event: str, args: tuple[Any, ...]) -> None:
+    """Large files of the copy are links to the user's: one that is opened to be written becomes a copy first."""
+    if event != "open" or not isinstance(args[0], (str, bytes)) or not isinstance(args[2], int):
+        return
+    path = os.path.abspath(os.fsdecode(args[0]))
+    if args[2] & (os.O_WRONLY | os.O_RDWR) and path.startswith(tree) and os.path.islink(path):
+        original = os.path.realpath(path)
+        os.unlink(path)
+        shutil.copyfile(original, path)
+
+
+# ------------------------------------------------------------------------------- the second run
+
+
+class Verifier:
+    """Compares the constructions of the edited program with the recorded calls, and notes what it finds in a file."""
+
+    def __init__(self, spec: dict[str, Any]):
+        self.spec, self.lock = spec, threading.RLock()
+        self.reached: dict[int, int] = {}
+        self.problems: dict[int, str] = {}
+        self.agreed: dict[int, int] = {}
+        self.left = [call for call in read_calls(spec["records"]) if call.construction in spec["patched"]]
+
+    def probe(self, n: int, made: Any) -> Any:
+        """What stands round the edited construction number ``n``."""
+        with self.lock:
+            self.reached[n] = self.reached.get(n, 0) + 1
+            k = self.reached[n]
+        return watched(made, functools.partial(self.called, n, k, made))
+
+    def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            text = described(args) if self.left else ""
+            mine = [c for c in self.left if (c.construction, c.reached, c.arguments) == (n, k, text)]
+            self.left = [c for c in self.left if all(c is not other for other in mine)]
+        for record in mine:
+            if is_traced(args):  # another thread is not in the middle of a trace, nor in the scope of a mesh
+                thread = threading.Thread(target=self.compare, args=(record, made, args))
+                thread.start()
+                thread.join()
+            else:
+                self.compare(record, made, args)
+        if mine:
+            self.write("", 0, False)
+        if self.spec["stopped"] and not self.left:
+            raise Stop
+        return made(*args, **kwargs)
+
+    def compare(self, record: Call, made: Any, args: tuple[Any, ...]) -> None:
+        import jax
+
+        own, structure = jax.tree.flatten(args)
+        try:
+            given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
+            with jax.set_mesh(mesh_of(record.mesh)) if record.mesh else contextlib.nullcontext():
+                apart = difference(evaluated(made, given, record.differentiated), record.results)
+        except Exception as error:
+            traceback.print_exc()
+            apart = f"it raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        with self.lock:
+            if apart:
+                self.problems.setdefault(record.construction, apart)
+            else:
+                self.agreed[record.construction] = self.agreed.get(record.construction, 0) + 1
+
+    def write(self, ended: str, code: int, whole: bool = True) -> None:
+        with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
+            found = {"reached": self.reached, "problems": self.problems, "agreed": self.agreed}
+            json.dump({**found, "ended": ended, "code": code, "whole": whole}, file)
+        os.replace(self.spec["result"] + ".new", self.spec["result"])
+
+
+class _Refusing:
+    """Refuses to import this package."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "xmap_compat":  # it is not imported before, either
+            raise ModuleNotFoundError(f"the edited program imports {name}, and must run without xmap_compat", name=name)
+
+
+def main(path: str) -> None:
+    with open(path, encoding="utf-8") as file:
+        spec = json.load(file)
+    found: Any = importlib.util.spec_from_file_location("leave_runner", spec["runner"])
+    runner = importlib.util.module_from_spec(found)
+    found.loader.exec_module(runner)
+    verifier = Verifier(spec)
+    builtins.__leave_probe__ = verifier.probe  # type: ignore[attr-defined]
+    if spec["some stay"]:
+        importlib.import_module("xmap_compat.legacy.import_hook").install_with_jax()
+    else:
+        sys.meta_path.insert(0, _Refusing())  # type: ignore[arg-type]
+    run(spec, runner, verifier.write)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
