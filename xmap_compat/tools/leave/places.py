@@ -139,7 +139,9 @@ class Reached:
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self.rules: list[Any] = []
         self.nested: list[Any] = []
-        self._root, self._seen, self._names = root, {}, set()
+        self._root = root
+        self._seen: dict[int, Any] = {}
+        self._names: set[str] = set()
         self._owners: dict[int, Any] = {}  # modules and classes, of which only what is named is reached
         pending, count = [function], -1
         while len(self._seen) + len(self._names) != count:
