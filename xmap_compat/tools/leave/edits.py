@@ -101,8 +101,8 @@ class Draft:
     """The edits for one construction while those of others are compared with it."""
 
     construction: Construction
-    site: Site | None = None
-    made: InPlace | None = None
+    site: Any = None  # a Site, once it is found
+    made: Any = None  # an InPlace, unless it is refused
     refused: str | None = None
     assignment: str = ""
     note: str = ""

@@ -101,10 +101,10 @@ class InPlace:
         if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
             raise NotWritable("a backward rule with collectives, whose `defvjp` is not found")
         for piece in reached.pieces():  # JAX locates the collectives of custom rules where their function is called
-            for node in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
-                called = Rewriter(self, piece).callee(node.func)  # type: ignore[arg-type]
+            for call in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
+                called = Rewriter(self, piece).callee(call.func)  # type: ignore[arg-type]
                 if any(called is rule for rule in reached.rules):
-                    self.handled.setdefault(piece.span(node), ())
+                    self.handled.setdefault(piece.span(call), ())
         check_all_found(self.jaxpr, self.names, self.handled)
 
     def _put(self, piece: Piece, done: Sequence[tuple[str, int, int]]) -> None:

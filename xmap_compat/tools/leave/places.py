@@ -50,8 +50,8 @@ class File:
 
     def edit(self, start: int, end: int, text: str) -> tuple[int, int, str]:
         """An edit of the text as one of the file with its own line ends."""
-        at = (k + bisect.bisect_left(self._returns, k) for k in (start, end))
-        return (*at, text.replace("\n", self._newline))
+        first, last = (k + bisect.bisect_left(self._returns, k) for k in (start, end))
+        return first, last, text.replace("\n", self._newline)
 
 
 def is_under(file: str, root: str) -> bool:
@@ -89,8 +89,8 @@ def site_of(file: str, line: int, column: int | None, values: Mapping[str, Any])
         if not (first_line(statement) <= line <= (statement.end_lineno or 0)):
             continue
         piece = whole.at(statement)
-        for node in ast.walk(statement):
-            starts = isinstance(node, ast.Call) and node.lineno == line and column in (None, node.col_offset)
+        for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
+            starts = node.lineno == line and column in (None, node.col_offset)
             if starts and (arguments := _of_xmap(piece, node)) is not None:
                 given = dict(zip(("fun", "in_axes", "out_axes"), arguments))
                 given.update({str(k.arg): k.value for k in node.keywords})
@@ -139,7 +139,9 @@ class Reached:
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self.rules: list[Any] = []
         self.nested: list[Any] = []
-        self._root, self._seen, self._names = root, {}, set()
+        self._root = root
+        self._seen: dict[int, Any] = {}
+        self._names: set[str] = set()
         self._owners: dict[int, Any] = {}  # modules and classes, of which only what is named is reached
         pending, count = [function], -1
         while len(self._seen) + len(self._names) != count:

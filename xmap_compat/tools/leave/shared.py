@@ -36,7 +36,8 @@ class FileNames:
     """The names under which a file knows modules and helpers; names that it lacks are imported."""
 
     def __init__(self, file: File, helpers: str):
-        self.helpers, self.added = helpers, {}
+        self.helpers = helpers
+        self.added: dict[str, str] = {}
         bound = {n.id for n in ast.walk(file.tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
         bound |= {n.arg for n in ast.walk(file.tree) if isinstance(n, ast.arg)}
         bindings = Bindings(file.tree)
@@ -77,7 +78,8 @@ class Shared(ScopedVisitor):
     """
 
     def __init__(self, file: File, names: FileNames):
-        self.file, self.names, self.edits = file, names, []
+        self.file, self.names = file, names
+        self.edits: list[tuple[int, int, str]] = []
         self.bindings = Bindings(file.tree, Neighbours(file.path, file_names()))
         self._meshes = {
             getattr(target, "id", getattr(target, "attr", ""))
@@ -111,7 +113,7 @@ class Shared(ScopedVisitor):
                 self.edits += [(start, start, f"{self.names.name('jax')}.set_mesh("), (end, end, ")")]
         self.generic_visit(node)
 
-    visit_AsyncWith = visit_With
+    visit_AsyncWith = visit_With  # type: ignore[assignment]
 
     def visit_Assign(self, node: ast.Assign) -> None:
         name, value = self.bindings.of(node.targets[0]) or "", node.value

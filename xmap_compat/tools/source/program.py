@@ -129,9 +129,10 @@ def axis_names(plan: CallPlan) -> AxisNames:
     taken = Names(map(str, (*order, *inner, *(axis.name for axis in plan.axes))))
     local: dict[Any, str | None] = {}
     for axis in plan.axes:
-        own = isinstance(axis.name, str) and not axis.mesh_axes and axis.name not in order
-        fills = axis.mesh_axes and axis.device_size == 1
-        local[axis.name] = None if fills else axis.name if own else taken.like(f"{identifier(str(axis.name))}_local")
+        stays = isinstance(axis.name, str) and not axis.mesh_axes and axis.name not in order
+        fills = bool(axis.mesh_axes) and axis.device_size == 1
+        wanted = str(axis.name) if stays else taken.like(f"{identifier(str(axis.name))}_local")
+        local[axis.name] = None if fills else wanted
     return AxisNames({a.name: a.mesh_axes for a in plan.axes}, local, order, {a.name: a.size for a in plan.axes}, inner)
 
 
