@@ -388,6 +388,7 @@ MUST_NOT_KNOW = {
 MAY_ALL_THE_SAME = {
     ("_jax", "core.errors"),  # the words for what JAX does not let us do
     ("tools.explain", "legacy"),  # runs a program that stays as it is
+    ("tools.leave", "legacy"),  # the same, twice
     ("tools.check", "legacy"),  # reads the table of what is put back
     ("tools.source.old_names", "legacy.removed"),  # reads the same table: the generated program must not need it
 }
@@ -532,7 +533,7 @@ MOST_LINES_OF_FOLDERS = {
     "core.processes": (645, "the same call in every process, or an error in each, and its messages"),
     "core.rules": (2_145, "one row for each collective, one rule for each structured equation"),
     "legacy": (1_650, "what old programs find again; the table of removed names; its messages"),
-    # 4 290 until XLA's combining was priced, a search ran some, JAX's configuration was read, and explain ran what it writes
+    # 4 290 until XLA's combining was priced, a search ran some, and explain ran what it writes
     "tools": (4_700, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
     "tools.leave": (

@@ -471,7 +471,9 @@ def test_uninstall_forgets_an_assigned_mesh():
         centre(xmap_compat)(X)
 
 
-@pytest.mark.parametrize("around", [contextlib.nullcontext(), xmap_compat.Mesh(SQUARE, ("y", "x"))], ids=["", "in a mesh"])
+@pytest.mark.parametrize(
+    "around", [contextlib.nullcontext(), xmap_compat.Mesh(SQUARE, ("y", "x"))], ids=["", "in a mesh"]
+)
 def test_jit_does_not_take_a_forgotten_mesh_for_the_one_in_scope(around):
     with install():
         legacy.thread_resources.env = legacy.ResourceEnv(SQUARE_MESH, ())

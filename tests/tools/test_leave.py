@@ -89,7 +89,7 @@ NAMES = sorted(path.name for path in PROGRAMS.iterdir())
 COUNTS = {
     "fft.py": (2, 2),
     "generate.py": (2, 2),
-    "gptj": (3, 0),  # the second run finds that the norm of gradients is twice what it was
+    "gptj": (3, 3),
     "halo.py": (1, 1),
     "kmeans.py": (2, 2),
     "layer_norm.py": (1, 1),
@@ -123,9 +123,8 @@ def test_programs_in_the_style_of_real_ones_leave(name, tmp_path):
 
 
 def test_most_constructions_of_the_programs_are_patched():
-    """Nine of ten are the goal, and would be reached with those of ``gptj``."""
     made, patched = (sum(counts) for counts in zip(*COUNTS.values()))
-    assert len(COUNTS) >= 12 and patched >= 0.85 * made
+    assert len(COUNTS) >= 12 and patched >= 0.9 * made
 
 
 # -------------------------------------------------------------- what the second run must find

@@ -6,6 +6,7 @@ NumPy, which knows no axes.
 
 import builtins
 import contextlib
+import dataclasses
 import importlib
 import os
 import sys
@@ -69,7 +70,9 @@ def observed(folder, files, monkeypatch):
         for (file, line), functions in made.items():
             declared = [f.plan.declared for f in functions]
             own = tuple(plan for of, plan in calls if any(of is d for d in declared))
-            found.append(Construction(file, line, len(functions), own, functions[0], tuple(functions[1:])))
+            outside = functions[0] in getattr(module, "differentiated", ())
+            construction = Construction(file, line, len(functions), own, functions[0], tuple(functions[1:]))
+            found.append(dataclasses.replace(construction, differentiated=outside))
         yield module, found
     end()
     monkeypatch.undo()
@@ -144,6 +147,30 @@ def assert_close(found, expected):
 
 
 x = np.arange(48, dtype=np.float32).reshape(8, 6) / 10
+RULES = """
+        @jax.custom_vjp
+        def copied(w):
+            return w
+
+        copied.defvjp(lambda w: (w, None), lambda _, g: (lax.psum(g, 'i'),))
+
+        @jax.custom_vjp
+        def total(v):
+            return lax.psum(v, 'i')
+
+        def forward(v):
+            return total(v), None
+
+        def backward(_, g):
+            return (g,)
+
+        total.defvjp(forward, backward)
+
+        def step(w, v):
+            return w - jax.grad(lambda w: total((copied(w) * v).sum() ** 2))(w)
+"""
+
+
 PROGRAMS = {
     "an axis fills its mesh axis": (
         """
@@ -267,6 +294,16 @@ PROGRAMS = {
         with Mesh(devices[:2], 'd'):
             f = xmap(step, ([...], ['i', ...]), ([...], [...]), axis_resources={'i': 'd'})
             results = f(np.float32(0.01), x)
+        """,
+        lambda: (0.01 - (2 * 0.01 * x.sum(1) ** 2).sum(), x.sum(0)),
+    ),
+    "a gradient inside one of two xmaps that share a rule": (
+        f"""
+        {RULES}
+        with Mesh(devices[:2], 'd'):
+            evaluate = xmap(total, ['i', ...], [...], axis_resources={{'i': 'd'}})
+            f = xmap(step, ([...], ['i', ...]), [...], axis_resources={{'i': 'd'}})
+            results = f(np.float32(0.01), x), evaluate(x)
         """,
         lambda: (0.01 - (2 * 0.01 * x.sum(1) ** 2).sum(), x.sum(0)),
     ),
@@ -467,6 +504,21 @@ results = made(['i'])(x[0]), made(['i', 'j'])(x)
     "several calls of xmap": "f, g = xmap(abs, ['i'], ['i'])(x[0]), xmap(abs, ['i', ...], ['i', ...])(x)",
     "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
 }
+
+
+def test_a_rule_that_gradients_pass_inside_and_outside_is_refused(tmp_path, monkeypatch):
+    program = (
+        RULES
+        + """
+        with Mesh(devices[:2], 'd'):
+            evaluate = xmap(total, ['i', ...], [...], axis_resources={'i': 'd'})
+            f = xmap(step, ([...], ['i', ...]), [...], axis_resources={'i': 'd'})
+            f(np.float32(0.01), x), jax.grad(lambda v: evaluate(v).sum())(x)
+        differentiated = [evaluate]
+"""
+    )
+    outside, inside = Left(tmp_path, monkeypatch, textwrap.dedent(program)).refused
+    assert "inside" in outside and "write two functions" in outside and inside is None
 
 
 @pytest.mark.parametrize("reason", REFUSED)

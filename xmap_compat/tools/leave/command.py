@@ -239,7 +239,7 @@ class Leaving:
         """Print the patch and a table, save or write it, and return the exit code."""
         text = patch.diff(changes)
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        lines = [("", "construction", "function", "calls", "")]
+        lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         stays = [bool(row["refused"]) or tuple(row["place"]) in self.reasons for row in rows]
         verified = 0
         for k, row in enumerate(rows, 1):

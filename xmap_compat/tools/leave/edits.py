@@ -121,6 +121,10 @@ def edits_of(constructions: Sequence[Construction], *, root: str, assignment: in
     for draft in drafts:
         if draft.refused is None and not _is_nested(draft.construction):
             draft.refused = _refusal(lambda draft=draft: _draw(draft, drafts, root, outermost))
+    inside = [rule for d in drafts if d.made is not None and d.made.only_values for rule in d.made.custom]
+    for draft in (d for d in drafts if d.made is not None and d.made.rules):
+        if any(rule is other for rule in draft.made.custom for other in inside):  # a rule has one text
+            draft.refused = _refusal(lambda draft=draft: _draw(draft, drafts, root, outermost, keeps_rules=True))
     _choose(drafts, assignment)
     return _finished(drafts, root)
 
@@ -159,22 +163,28 @@ def _find(draft: Draft, root: str) -> None:
         raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
 
 
-def _draw(draft: Draft, drafts: Sequence[Draft], root: str, outermost: frozenset[Span]) -> None:
-    """The edits of a construction, which must be the same for each of its calls."""
-    made = [_drawn(draft, plan, drafts, root, outermost) for plan in draft.construction.plans]
+def _draw(
+    draft: Draft, drafts: Sequence[Draft], root: str, outermost: frozenset[Span], keeps_rules: bool = False
+) -> None:
+    """The edits of a construction, which must be the same for each of its calls.
+
+    Args:
+      keeps_rules: whether its backward rules stay as they are, for gradients that another one takes inside.
+    """
+    draft.made, plans = None, draft.construction.plans
+    made = [_drawn(draft, InPlace(plan, root, outermost, keeps_rules), drafts, root) for plan in plans]
     if any(m.edits != made[0].edits for m in made):
         raise NotWritable("its calls need different texts, as their meshes or sizes differ: write one xmap for each")
     draft.made = made[0]
 
 
-def _drawn(draft: Draft, plan: Any, drafts: Sequence[Draft], root: str, outermost: frozenset[Span]) -> InPlace:
+def _drawn(draft: Draft, made: InPlace, drafts: Sequence[Draft], root: str) -> InPlace:
     site, c = draft.site, draft.construction
     assert site is not None
-    made = InPlace(plan, root, outermost)
     if made.only_values and c.differentiated:
         raise NotWritable(
-            "gradients of it are taken inside and outside, and a backward rule or contraction over its axes needs "
-            "another text for each: write two functions"
+            "gradients are taken inside (of it, or of an xmap with the same rules) and of it from outside, and a "
+            "backward rule or contraction over its axes needs another text for each: write two functions"
         )
     clashing = [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]
     if clashing:
@@ -259,7 +269,7 @@ def _finished(drafts: Sequence[Draft], root: str) -> Edited:
         own = places[id(draft)] = defaultdict(list)
         for (name, start, end), text in draft.made.edits.items():
             file = files[path := os.path.realpath(name)]
-            resolved = re.sub(rf"{OURS}(\w+)", lambda m, path=path: names[path].name(m[1]), text)
+            resolved = _resolved(text, names[path])
             if (name, start, end) in draft.made.replaced:
                 line = file.text[file.text.rfind("\n", 0, start) + 1 :]
                 resolved = laid_out(resolved, len(line) - len(line.lstrip()))
@@ -275,11 +285,15 @@ def _finished(drafts: Sequence[Draft], root: str) -> Edited:
     return Edited(outcomes, tuple(Edit(*e) for e in dict.fromkeys(shared)), text, helper_file)
 
 
+def _resolved(text: str, names: of_files.FileNames) -> str:
+    return re.sub(rf"{OURS}(\w+)", lambda found: names.name(found[1]), text)
+
+
 def _outcome(draft: Draft, files: Mapping[str, File], places: Mapping[str, Sequence[tuple[int, int, str]]]) -> Outcome:
     edits = [Edit(path, *files[path].edit(*e)) for path, own in places.items() for e in own]
     if draft.site is not None and edits:
         path, bounds = os.path.realpath(draft.site.piece.file), draft.site.piece.bounds(draft.site.call)
-        start, end, _ = files[path].edit(*bounds, "")
+        start, end, _ = files[path].edit(bounds[0], bounds[1], "")
         edits.sort(key=lambda e: (e.file, e.start, e.end) != (path, start, end))
     refused, note = draft.refused, draft.note
     if draft.made is None and refused is None and not note:

@@ -32,16 +32,18 @@ class InPlace:
     Attributes:
       edits: the new texts.
       handled: calls that were looked at, with the axes that they are over.
+      custom: functions with derivative rules of their own.
     """
 
-    def __init__(self, plan: Any, root: str, outermost: frozenset[Span]):
+    def __init__(self, plan: Any, root: str, outermost: frozenset[Span], keeps_rules: bool):
         self.plan, self.root, self.outermost, self.proving = plan, root, outermost, False
         self.placed, self.jaxpr = plan.staged.placed, plan.staged.placed.program.jaxpr
         self.names: AxisNames = axis_names(plan)
         self.found = rules_over(plan)
         self.unchecked = self._why_unchecked() if plan.mesh is not None else None
         self.inside = hazards.contractions_inside(self.jaxpr)
-        self.only_values = bool(self.inside) or (bool(self.found) and hazards.differentiates(self.jaxpr))
+        takes_gradients = bool(self.found) and hazards.differentiates(self.jaxpr)
+        self.only_values = keeps_rules or bool(self.inside) or takes_gradients
         self.typed = plan.mesh is not None and self.unchecked is None
         hazards.check(plan, self.typed or self.only_values)
         self.one_by_one = hazards.axes_of_generators(plan)
@@ -52,6 +54,7 @@ class InPlace:
             if spans:
                 self.calls.setdefault(spans[0], []).append(eqn)
         self.handled: dict[Any, tuple[Any, ...]] = {}
+        self.custom: list[Any] = []
         self.nested: list[Any] = []
         self.edits: Places = {}
         self.replaced: set[tuple[str, int, int]] = set()
@@ -88,6 +91,7 @@ class InPlace:
 
     def functions(self, reached: Reached) -> None:
         """Edit the functions that a call reaches."""
+        self.custom = reached.rules
         done: list[tuple[str, int, int]] = []
         for piece in reached.pieces():
             self._put(piece, done)

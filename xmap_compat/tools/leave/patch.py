@@ -147,10 +147,10 @@ def diff(changes: Changes) -> str:
 def _diff(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
     top = _git(os.path.dirname(path), "rev-parse", "--show-toplevel") or os.getcwd()
     name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
-    texts = [
+    old, new = (
         re.findall(r"[^\n]*\n|[^\n]+$", text.decode("utf-8", "surrogateescape")) for text in (before or b"", after)
-    ]
-    for line in difflib.unified_diff(*texts, f"a/{name}" if before is not None else "/dev/null", f"b/{name}"):
+    )
+    for line in difflib.unified_diff(old, new, f"a/{name}" if before is not None else "/dev/null", f"b/{name}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 

@@ -58,9 +58,12 @@ class Call(NamedTuple):
 
 def write_calls(path: str, calls: list[Call]) -> None:
     """Write plain tuples: classes of this package would import it where they are read."""
-    results = lambda call: [(where, tuple(leaf)) for where, leaf in call.results]  # noqa: E731
+    plain = [
+        (*c[:3], [*map(tuple, c.leaves)], c.differentiated, [(w, tuple(x)) for w, x in c.results], c.mesh)
+        for c in calls
+    ]
     with open(path, "wb") as file:
-        pickle.dump([tuple(c._replace(leaves=[*map(tuple, c.leaves)], results=results(c))) for c in calls], file)
+        pickle.dump(plain, file)
 
 
 def read_calls(path: str) -> list[Call]:
@@ -205,7 +208,12 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -
     sys.path[:] = [moved(spec, path) for path in sys.path]
     sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
     stopped = threading.Event()
-    timer = threading.Timer(spec["seconds"], lambda: (stopped.set(), _thread.interrupt_main()))
+
+    def stop():
+        stopped.set()
+        _thread.interrupt_main()
+
+    timer = threading.Timer(spec["seconds"], stop)
     timer.daemon = True
     if spec["seconds"]:
         timer.start()
