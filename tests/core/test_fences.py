@@ -527,8 +527,8 @@ def test_files_are_short():
 # What each folder may hold, without the folders below it that have a row of their own.  Raise a row in the commit that
 # needs it, and say why beside it.
 MOST_LINES_OF_FOLDERS = {
-    "": (2_990, "the names that users import, with the examples of their docstrings, and their messages"),
-    "_jax": (2_585, "every private name of JAX, a stand-in for each part that only helps, and meshes in scope"),
+    "": (2_995, "the names that users import, with the examples of their docstrings, and their messages"),
+    "_jax": (2_600, "every private name of JAX, a stand-in for each part that only helps, and meshes in scope"),
     "core": (4_610, "the way of a call, and its messages"),
     "core.processes": (645, "the same call in every process, or an error in each, and its messages"),
     "core.rules": (2_145, "one row for each collective, one rule for each structured equation"),
@@ -537,7 +537,7 @@ MOST_LINES_OF_FOLDERS = {
     "tools": (4_700, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
     "tools.leave": (
-        2_085,
+        2_115,
         "edits of a program's own files, the two runs that verify them, and files written all or none",
     ),
     # 3 255 until written programs ran beside the original: here, and in a process without the package
@@ -546,7 +546,8 @@ MOST_LINES_OF_FOLDERS = {
         "programs for plain JAX: read, rewritten, mapped, proved and run; its helpers are 400 of them",
     ),
 }
-MOST_LINES_OF_ALL = 27_999
+# 24 925 before `leave` (2 113), what XLA combines and searches that run (274), and written programs that run (605).
+MOST_LINES_OF_ALL = 28_000
 
 
 def lines_by_folder(sources):

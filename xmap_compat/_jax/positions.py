@@ -54,7 +54,7 @@ def api_boundary(fun: C) -> C:
                 error.with_traceback(_without_hidden_frames(error.__traceback__))
             raise
         finally:
-            _boundary.inside = not outermost
+            _leave_boundary(outermost)
 
     return cast(C, at_boundary)
 
@@ -67,6 +67,10 @@ def _enter_boundary() -> bool:
     outermost = not getattr(_boundary, "inside", False)
     _boundary.inside = True
     return outermost
+
+
+def _leave_boundary(outermost: bool) -> None:  # its own, as a thread-local cannot be pickled with at_boundary
+    _boundary.inside = not outermost
 
 
 def _without_hidden_frames(passed):
