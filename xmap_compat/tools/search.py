@@ -151,7 +151,7 @@ def search(
       >>> def make(axis_resources):
       ...     return jax.grad(xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources=axis_resources))
       >>> machine = Hardware("ours", Rates(flops=1e14, bandwidth=1e12), Link(bandwidth=1e11, latency=1e-6))
-      >>> found = search(make, np.ones(8, np.float32), mesh=Mesh(jax.devices()[:2], "x"), hardware=machine)
+      >>> found = search(make, np.ones(8, np.float32), mesh=Mesh(jax.devices()[:2], "x"), hardware=machine, measure=0)
       >>> [candidate.axis_resources for candidate in found]  # best first; print(found) shows what they cost
       [{'i': 'x'}, {}]
     """
