@@ -294,7 +294,7 @@ COLLECTIVES = {
     "axis_index": (lambda x: lax.axis_index("i"), *[("index arithmetic", 0)] * 3),
     "psum in groups": (
         lambda x: lax.psum(x, "i", axis_index_groups=GROUPS),
-        ("local indexing, local sum, index arithmetic", 0),
+        ("local sum, index arithmetic, local indexing", 0),
         ("index arithmetic, local indexing, all-reduce over x", 2 * 3 * 2 * 16 // 4),
         ("index arithmetic, local indexing, all-reduce over x, y", 2 * 7 * 2 * 16 // 8),
     ),
