@@ -60,7 +60,7 @@ EDITS = {
     "a derivative of a helper": ("reduced(ties * dx, axes)", "reduced(dx, axes)"),
     "a direction of a helper": ("(rank - distance) % devices", "(rank + 1 - distance) % devices"),
     "a place in a helper": ("return result[lax.axis_index(local)]", "return result[0]"),
-    "the axes of a collective": ('noise * lax.psum(x, ("x", "i"))', 'noise * lax.psum(x, "i")'),
+    "the axes of a collective": ('noise * lax.psum(x, ("x", "i_local"))', 'noise * lax.psum(x, "i_local")'),
     "a number of the body": ("% 4) for k", "% 3) for k"),
     "an option of JAX": ('jax.config.update("jax_numpy_rank_promotion", "warn")', ""),
     "another option of JAX": ("import jax\n", 'import jax\njax.config.update("jax_enable_x64", True)\n'),
