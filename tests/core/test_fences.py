@@ -532,7 +532,7 @@ MOST_LINES_OF_FOLDERS = {
     "core": (4_610, "the way of a call, and its messages"),
     "core.processes": (645, "the same call in every process, or an error in each, and its messages"),
     "core.rules": (2_145, "one row for each collective, one rule for each structured equation"),
-    "legacy": (1_650, "what old programs find again; the table of removed names; its messages"),
+    "legacy": (1_665, "what old programs find again; the table of removed names; its messages"),
     # 4 290 until XLA's combining was priced, a search ran some, and explain ran what it writes
     "tools": (4_700, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_795, "a reader of old programs, which runs none of them"),
@@ -547,7 +547,7 @@ MOST_LINES_OF_FOLDERS = {
     ),
 }
 # 24 925 before `leave` (2 113), what XLA combines and searches that run (274), and written programs that run (605).
-MOST_LINES_OF_ALL = 28_000
+MOST_LINES_OF_ALL = 28_015
 
 
 def lines_by_folder(sources):

@@ -13,6 +13,16 @@ CALLBACK = "write jax.debug.callback, jax.pure_callback or jax.experimental.io_c
 # Patterns of whole names: the first that matches says why.
 REASONS = {
     r"jax\.numpy\.clip\(out=\)": "leave it out: it took nothing but None",
+    r"jax\.scipy\.special\.exp1\(module=\)": "leave it out",
+    r"jax\.export\.export\(lowering_platforms=\)": "write platforms=",
+    r"jax\.export\.symbolic_args_specs\(symbolic_(constraints|scope)=\)": "write constraints= or scope=",
+    r"jax\.experimental\.shard_map\.shard_map\(auto=\)": "write jax.shard_map, whose axis_names= are the other axes",
+    r"jax\.experimental\.compilation_cache\..*\.(initialize_cache|is_initialized)": (
+        "write jax.config.update('jax_compilation_cache_dir', path)"
+    ),
+    r"jax\.extend\.ffi\b.*": "write jax.ffi, which has the same functions",
+    r"jax\.tree_util\.(register_keypaths|\w+KeyPathEntry)": "write jax.tree_util.register_pytree_with_keys",
+    r"jax\.tree_util\.build_tree": "write jax.tree_util.tree_unflatten",
     r"jax\.scipy\.linalg\.solve\(sym_pos=\)": "write assume_a='pos'",
     r"jax\.(numpy|scipy\.special|dlpack|experimental\.checkify)\.\w+\((\w+)=\)": "pass it by position",
     r"jax\.scipy\.stats\.gennorm\.\w+\(p=\)": "write beta=",

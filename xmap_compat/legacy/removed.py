@@ -159,6 +159,7 @@ adapter 0.3.1   jax.ops.index_mul -> x.at[index].multiply(values)
 adapter 0.3.1   jax.ops.index_min -> x.at[index].min(values)
 adapter 0.3.1   jax.ops.index_max -> x.at[index].max(values)
 adapter 0.4.28  jax.lax.tie_in -> the second argument alone
+alias   0.2.20  jax.profiler.trace_function -> jax.profiler.annotate_function
 alias   0.3.1   jax.profiler.TraceContext -> jax.profiler.TraceAnnotation
 alias   0.3.1   jax.profiler.StepTraceContext -> jax.profiler.StepTraceAnnotation
 alias   0.4.28  jax.nn.normalize -> jax.nn.standardize
