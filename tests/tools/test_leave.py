@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from xmap_compat.tools.leave import command, patch, verifying
+from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.verifying import Call, Leaf, Verifier
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -82,6 +83,17 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     git("checkout", "-q", ".", cwd=tmp_path)
     git("apply", tmp_path.parent / "leave.patch", cwd=tmp_path)
     assert (tmp_path / "prog.py").read_bytes() == written
+
+
+def test_files_of_others_are_links_in_the_copy(tmp_path):
+    for name in ("own", "others"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "others" / "library.py").write_text("1")
+    (tmp_path / "own" / "library.py").symlink_to(tmp_path / "others" / "library.py")
+    (tmp_path / "own" / "file.py").write_text("2")
+    (copy,) = patch.mirror([str(tmp_path / "own")], str(tmp_path / "tree")).values()
+    own = [is_under(os.path.join(copy, name), copy) for name in ("file.py", "library.py")]
+    assert own == [True, False]
 
 
 NAMES = sorted(path.name for path in PROGRAMS.iterdir())

@@ -126,6 +126,7 @@ def edits_of(constructions: Sequence[Construction], *, root: str, assignment: in
         if any(rule is other for rule in draft.made.custom for other in inside):  # a rule has one text
             draft.refused = _refusal(lambda draft=draft: _draw(draft, drafts, root, outermost, keeps_rules=True))
     _choose(drafts, assignment)
+    _keep_what_stays(drafts, root, assignment is not None)
     return _finished(drafts, root)
 
 
@@ -241,6 +242,29 @@ def _choose(drafts: Sequence[Draft], assignment: int | None) -> None:
                 )
 
 
+def _keep_what_stays(drafts: Sequence[Draft], root: str, is_chosen: bool) -> None:
+    """Refuse edits of functions that an xmap which stays may call, unless the user has chosen between the two."""
+    pending = [d for d in drafts if d.refused is not None and not (is_chosen and d.made is not None)]
+    while pending:
+        stays = pending.pop().construction
+        parts = _parts(getattr(stays.function, "plan", None), root)
+        for draft in (d for d in drafts if d.made is not None and d.refused is None):
+            edits = [e for e in draft.made.edits if e not in draft.made.replaced]
+            if any(name == file and a < end and start < b for name, start, end in edits for file, a, b in parts):
+                where = f"{os.path.basename(stays.file)}:{stays.line}"
+                draft.refused = f"it shares a function with the xmap at {where}, which stays: write one for each"
+                pending.append(draft)
+
+
+def _parts(plan: Any, root: str) -> list[tuple[str, float, float]]:
+    """The parts of files that an xmap reaches."""
+    reached = Reached(plan.declared.fun, root) if plan is not None else None
+    try:
+        return [(piece.file, *piece.bounds(piece.node)) for piece in reached.pieces()] if reached else []
+    except NotWritable:  # text that cannot be read: perhaps all of it
+        return [(code.co_filename, 0, float("inf")) for code in reached.functions] if reached else []
+
+
 def _clash(a: InPlace, b: InPlace) -> bool:
     overlaps = lambda x, y: x[0] == y[0] and x[1] < y[2] and y[1] < x[2]  # noqa: E731
     if any(overlaps(x, y) and (x != y or a.edits[x] != b.edits[y]) for x in a.edits for y in b.edits):
@@ -280,7 +304,8 @@ def _finished(drafts: Sequence[Draft], root: str) -> Edited:
         shared += [(path, *file.edit(*e)) for e in of_files.Shared(file, names[path]).finished(mine)]
     outcomes = tuple(_outcome(d, files, places.get(id(d), {})) for d in drafts)
     helpers = dict.fromkeys(h for d in kept for h in d.made.helpers)
-    parts = {name: axes for d in kept for name, axes in d.made.names.all.items()}
+    by_name = [d.made for d in kept if "axes_of" in d.made.helpers]
+    parts = {name: axes for made in by_name for name, axes in made.names.all.items()}
     text = helper_module(helpers, parts) if helpers else ""
     return Edited(outcomes, tuple(Edit(*e) for e in dict.fromkeys(shared)), text, helper_file)
 

@@ -112,7 +112,7 @@ def mirror(folders: Sequence[str], tree: str) -> dict[str, str]:
                 advice = "start in the folder of the program"
                 raise Refused(f"{folder} has more than {MOST_FILES} files, too many to run in a copy: {advice}")
             for name in files:
-                _copy(os.path.join(directory, name), os.path.join(target, name))
+                _copy(os.path.join(directory, name), os.path.join(target, name), os.path.realpath(folder))
     return copies
 
 
@@ -124,9 +124,10 @@ def _belongs(folder: str, tree: str) -> bool:
     return not (name.startswith(".") or name in ("__pycache__", "node_modules") or environment)
 
 
-def _copy(path: str, target: str) -> None:
+def _copy(path: str, target: str, folder: str) -> None:
+    is_own = os.path.realpath(path).startswith(os.path.join(folder, ""))  # files of others stay links: none is edited
     with contextlib.suppress(OSError):  # a broken link, a socket
-        if os.path.isfile(path) and (path.endswith(".py") or os.path.getsize(path) < LARGE):
+        if is_own and os.path.isfile(path) and (path.endswith(".py") or os.path.getsize(path) < LARGE):
             shutil.copyfile(path, target)
         elif os.path.isfile(path):
             os.symlink(os.path.realpath(path), target)

@@ -134,8 +134,8 @@ class Recorder:
             return function(*self.traced_arguments(n, reached, function, args, placement.current_scope().mesh))
         leaves = [to_host(leaf) for leaf in importlib.import_module("jax").tree.leaves(args)]  # may be donated
         text, results = described(args), function(*args)
-        made = verifying.evaluated(lambda: results, (), False)
-        self.keep(Call(n, reached, text, leaves, False, made))
+        if not is_traced(results):  # as those of a function that closes over a tracer are
+            self.keep(Call(n, reached, text, leaves, False, verifying.evaluated(lambda: results, (), False)))
         return results
 
     def wanted(self, n: int, function: Any, args: Any, scope: Any) -> bool:

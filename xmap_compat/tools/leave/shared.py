@@ -104,13 +104,15 @@ class Shared(ScopedVisitor):
             last = re.findall(r"\w+", ast.unparse(context.func if isinstance(context, ast.Call) else context))[-1]
             if of in _LOOPS:
                 self._replace(context, f"{self.names.name('contextlib')}.nullcontext()")
-            elif item.optional_vars is None and (
+            elif isinstance(item.optional_vars, (ast.Name, type(None))) and (
                 of in _CONTEXT
                 or (not is_of_jax(of) and (last in self._meshes or (called and last.endswith("mesh"))))
-                or (not called and "mesh" in last.lower())
+                or (not called and last.lower().endswith("mesh"))
             ):
                 start, end = self._bounds(context)
-                self.edits += [(start, start, f"{self.names.name('jax')}.set_mesh("), (end, end, ")")]
+                bound = f"{item.optional_vars.id} := " if isinstance(item.optional_vars, ast.Name) else ""
+                after = self._bounds(item.optional_vars)[1] if item.optional_vars else end
+                self.edits += [(start, start, f"{self.names.name('jax')}.set_mesh({bound}"), (end, after, ")")]
         self.generic_visit(node)
 
     visit_AsyncWith = visit_With  # type: ignore[assignment]
@@ -211,14 +213,17 @@ class Shared(ScopedVisitor):
         """New imports before the first one of JAX: a program may set options that JAX reads at its import."""
         lines = [line for name, line in self.names.added.items() if name in used]
         body = self.file.tree.body
+        if not lines:
+            return []
         about = [n for n in body[:1] if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
         after = len(about) + sum(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in body)
         of_jax = (
             k for k, n in enumerate(body) for i in _imports([n]) for m in _modules(i) if m.startswith(("jax", "xmap_"))
         )
         place = body[min(next(of_jax, after), len(body) - 1)]
-        at = offset(self.file.text, place.lineno, 0)
-        return [(at, at, "".join(f"{line}\n" for line in sorted(lines)))] if lines else []
+        first = min([place, *getattr(place, "decorator_list", ())], key=lambda node: node.lineno)
+        at = offset(self.file.text, first.lineno, 0)
+        return [(at, at, "".join(f"{line}\n" for line in sorted(lines)))]
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
