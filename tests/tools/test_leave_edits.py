@@ -312,6 +312,7 @@ PROGRAMS = {
         import threading
 
         mesh_lock = threading.Lock()
+        message = "a word like 'xmap' is no use of it"
 
         def total(v, name):
             return lax.psum(v, name)

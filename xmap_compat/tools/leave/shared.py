@@ -172,9 +172,12 @@ class Shared(ScopedVisitor):
         fixes = [e for e in fixes if "xmap_compat" not in e[2] and apart(e)]
         edits = [*self.edits, *fixes]
         text = spliced(self.file.text, _applicable([*others, *edits]))
-        used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} | set(
-            re.findall(r"[\"'](\w+)[\"']", text)
-        )
+        tree = ast.parse(text)
+        exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        used |= {
+            c.value for n in exported for c in ast.walk(n) if isinstance(c, ast.Constant) and isinstance(c.value, str)
+        }
         edits = [e for e in edits if not self._is_import(e)]
         for statement in (n for n in ast.walk(self.file.tree) if isinstance(n, (ast.Import, ast.ImportFrom))):
             edits += self._import(statement, used, fixes)
