@@ -26,6 +26,15 @@ THREADS = 8
 DEVICES = np.array(jax.devices())
 
 
+@pytest.fixture(autouse=True)
+def _programs_are_not_kept():
+    """Threads that compile one program would read the entry that another is writing to the tests' cache."""
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
 def in_threads(*works, timeout=120):
     """The results of functions run at once, each in its own thread, started together; the first error is raised."""
     barrier = threading.Barrier(len(works))
