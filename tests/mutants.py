@@ -163,7 +163,9 @@ found_by(
     edits={
         'method = params["vmap_method"] or "sequential"': 'method = params["vmap_method"]',
         "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
-        "operands = [conform_to_names(loc, v, names) if v.names else v for v in operands]": "operands = list(operands)",
+        "operands = [conform_to_names(view, v, names) if v.names else v for v in operands]": (
+            "operands = list(operands)"
+        ),
     },
 )
 found_by(
@@ -213,7 +215,7 @@ found_by(
         "if axis.mesh_axis not in compiler}": "}",
         "if enclosing and enclosing[-1].scope.compiler != scope.compiler:": "if False:",
         "if late := [m for m in placement.mesh_axes if m not in known]:": "if late := []:",
-        "if primitive in _CALLBACKS and self.loc.compiler:": "if False:",
+        "if primitive in _CALLBACKS and self.view.compiler:": "if False:",
         "wanted = [next(entries) if name is None else": "wanted = [next(entries) if True else",
         "restoration.at_exit(functools.partial(heard[name], default))": "pass",
         'return platform == "cpu"': "return False",
@@ -230,7 +232,7 @@ found_by(
         "self.chosen[eqn] = better and self.chosen.get(eqn, True)": "self.chosen[eqn] = better",
         "dict.fromkeys(_gathers_in(jaxpr), False)": "dict.fromkeys(_gathers_in(jaxpr), True)",
         "if all(axis in use for use in uses):": "if any(axis in use for use in uses):",
-        'everything = gather_over(loc, value, names, "varying")': "everything = gather_over(loc, value, names)",
+        'everything = gather_over(view, value, names, "varying")': "everything = gather_over(view, value, names)",
     },
 )
 
@@ -265,8 +267,8 @@ found_by(
     "test_walking_skeleton",
     "test_collectives",
     edits={
-        "lambda major, minor, size=loc.place(name).size: major": (
-            "lambda major, minor, size=loc.place(name).device_size: major"
+        "lambda major, minor, size=view.place(name).size: major": (
+            "lambda major, minor, size=view.place(name).device_size: major"
         ),
         "local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)": (
             "local = lax.iota(np.int32, place.local_size)"
@@ -319,7 +321,7 @@ found_by(
 )
 MUTANTS.append(
     Mutant(
-        'if not all(loc.is_own(axis) for axis in params["axes"]):',
+        'if not all(view.is_own(axis) for axis in params["axes"]):',
         "if False:",
         ("test_combinations", "test_transformations::test_nested_xmap"),
         survives="collectives over the outer axis give the same; bound again, they keep their own derivatives",
@@ -344,7 +346,7 @@ found_by(
     "test_collectives",
     edits={
         "if repeats != 1 and COTANGENT not in value.names:": "if False:",
-        "repeats = loc.total_size(n for n in names if n not in present)": "repeats = loc.total_size(names)",
+        "repeats = view.total_size(n for n in names if n not in present)": "repeats = view.total_size(names)",
         "data = jnp.broadcast_to(data, (*full, *tail))": "pass",
         "order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]": (
             "order = range(len(have) + len(tail))"
@@ -353,13 +355,13 @@ found_by(
         'kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))': (
             "kept = jnp.where(i == 0, x, jnp.zeros_like(x))"
         ),
-        "repeats = loc.total_size(own - names)": "repeats = 1",
-        'mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own & names)': (
-            'mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own)'
+        "repeats = view.total_size(own - names)": "repeats = 1",
+        'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)': (
+            'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own)'
         ),
         "return result if tiled else squeeze_positional(result, position)\n    value": "return result\n    value",
         "front = [at + parts.index(part) for part in (*mesh, *local)]": ("front = [at + k for k in range(len(parts))]"),
-        "source = [at[part] for part in loc.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
+        "source = [at[part] for part in view.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
         "if (table == table[:1]).all():": "if True:",
@@ -367,7 +369,7 @@ found_by(
         "return lax.rev(data, (0,))": "return data",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
         "nothing += width": "nothing += 1",
-        "copies = lax.broadcast(chunk.data, (loc.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
+        "copies = lax.broadcast(chunk.data, (view.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
     },
 )
 found_by(
@@ -380,7 +382,7 @@ found_by(
         "own[list(group)] = k": "pass",
         "ranks = np.int32(groups.size), np.argsort(groups.ravel())": "ranks = np.int32(groups.size), groups.ravel()",
         "flat.shape[1], 0)[np.argsort(flat.ravel())]": "flat.shape[1], 0)",
-        "data = sum_devices(loc, partial.data, loc.mesh_axes_of(names))": "data = partial.data",
+        "data = sum_devices(view, partial.data, view.mesh_axes_of(names))": "data = partial.data",
         "return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
             "return COLLECTIVES[primitive].names(union, axes)"
         ),
@@ -406,7 +408,7 @@ found_by(
     "test_combinations",
     "test_communication",
     edits={
-        "if not loc.present(value, names):\n        return value\n    here": (
+        "if not view.present(value, names):\n        return value\n    here": (
             "if False:\n        return value\n    here"
         ),
         "if devices > 1 and slots == 1:": "if False:",
@@ -455,10 +457,10 @@ found_by(
     "test_combinations",
     "test_gradients",
     edits={
-        "_at_first_element(loc, ct, summed - collectives)": "_at_first_element(loc, ct, summed)",
+        "_at_first_element(view, ct, summed - collectives)": "_at_first_element(view, ct, summed)",
         " - {COTANGENT} - own_names": " - {COTANGENT}",
         "cases.setdefault(summed & collectives, {})[k]": "cases.setdefault(NONE, {})[k]",
-        "repeats = 1 if COTANGENT in value.names else loc.total_size(names)": "repeats = loc.total_size(names)",
+        "repeats = 1 if COTANGENT in value.names else view.total_size(names)": "repeats = view.total_size(names)",
         "names=ct.names | {COTANGENT})": "names=ct.names)",
         "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype, weak_type=aval.weak_type)": (
             "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype)"
@@ -496,14 +498,14 @@ found_by(
     "test_combinations",
     "test_control_flow",
     edits={
-        "if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):": (
-            "if ev.loc.local_names(index.names):"
+        "if ev.view.local_names(index.names) or (index.names and ev.communicates(*branches)):": (
+            "if ev.view.local_names(index.names):"
         ),
         '"reverse": scan.reverse': '"reverse": False',
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
         "return [names | varying for names in checker": "return [names for names in checker",
         "[_union([index, *names]) for names in zip(*branches)]": "[_union(names) for names in zip(*branches)]",
-        "operands = [vary_over(ev.loc, v, index.names) for v in operands]\n": "\n",
+        "operands = [vary_over(ev.view, v, index.names) for v in operands]\n": "\n",
     },
 )
 
@@ -515,8 +517,8 @@ found_by(
     "test_branches",
     edits={
         "return collectives_of(eqn) | collectives_of_rules(self, eqn)": "return collectives_of(eqn)",
-        "found.append(frozenset(ev.loc.placements))": "pass",
-        "apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)": "apart = lambda name: False",
+        "found.append(frozenset(ev.view.placements))": "pass",
+        "apart = lambda name: name not in ev.taken.names and ev.view.is_own(name)": "apart = lambda name: False",
         "plain).run([eqn], shared if axes or flows else own)": "plain).run([eqn], own)",
         "whole = any(flowing) or any(": "whole = any(",
         "(ev if axes and parts else plain).run(": "plain.run(",
@@ -593,7 +595,7 @@ found_by(
         '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
         "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
-        "key = (id(jaxpr), id(ev.loc), ev.gathers)": "key = (id(jaxpr), 0, ev.gathers)",
+        "key = (id(jaxpr), id(ev.view), ev.gathers)": "key = (id(jaxpr), 0, ev.gathers)",
         "self._repeated = {key for key, count in counts.items() if count > 1}": "self._repeated = set()",
     },
 )

@@ -18,7 +18,7 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.rules.contraction import (
-    Mentions,
+    Skipped,
     Subscripts,
     accumulation_type,
     bind_contraction,
@@ -230,7 +230,7 @@ def _check_output(spec, start, output, inputs):
 # ------------------------------------------------------------------- binding operands
 
 
-class Operand(NamedTuple):
+class LabeledArray(NamedTuple):
     """An array with labels for its positional dimensions and the named axes that it takes part in."""
 
     data: Any
@@ -246,7 +246,7 @@ def _operand(parsed, index, data):
     letters = _expand_ellipsis(term.letters, data.ndim)
     if len(letters) != data.ndim:
         raise errors.einsum_rank(parsed.source, index, term.text, len(term.letters), data.shape)
-    operand = Operand(data, letters, names, term.text, index)
+    operand = LabeledArray(data, letters, names, term.text, index)
     return _take_diagonals(parsed.source, operand) if len(set(letters)) < len(letters) else operand
 
 
@@ -360,11 +360,11 @@ def _canonical_path(optimize, count):
     return tuple(path)
 
 
-def _mentions(spec, terms) -> Mentions | None:
+def _mentions(spec, terms) -> Skipped | None:
     """For the type check: the axes that one operand skips while another one mentions them."""
     mentioned = {axis: _describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
     skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
-    return Mentions(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None
+    return Skipped(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None
 
 
 def _describe(term):

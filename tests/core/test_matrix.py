@@ -1002,10 +1002,10 @@ def test_a_wrong_rule_is_found(primitive, monkeypatch):
     """The matrix sees a collective that errs where its axis is split, and names the cells."""
     rule = table.TRANSLATIONS[primitive]
 
-    def translate(loc, params, *operands):
-        right = rule.apply(loc, params, *operands)
-        split = loc.mesh_axes_of(parameters.axis_names(params))
-        return batch.apply_positional(loc, lambda x: x * 2, right) if split else right
+    def translate(view, params, *operands):
+        right = rule.apply(view, params, *operands)
+        split = view.mesh_axes_of(parameters.axis_names(params))
+        return batch.apply_positional(view, lambda x: x * 2, right) if split else right
 
     monkeypatch.setitem(table.TRANSLATIONS, primitive, rule._replace(apply=translate))
     cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
-from xmap_compat.core.device import Locality
+from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.placement import Placement
 
@@ -246,8 +246,8 @@ def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
     """The evaluator of a backward rule knows one more than that of the body."""
     jaxpr = jax.make_jaxpr(lambda v: v * 2)(1.0)
     calls = RepeatedCalls(jaxpr)
-    loc = Locality({"a": Placement("a", N)})
-    body, again, rule = (Evaluator(known, None, None, calls) for known in (loc, loc, Locality({**loc.placements})))
+    view = DeviceView({"a": Placement("a", N)})
+    body, again, rule = (Evaluator(known, None, None, calls) for known in (view, view, DeviceView({**view.placements})))
     assert calls.function(body, jaxpr, "f") is calls.function(again, jaxpr, "f")
     assert calls.function(body, jaxpr, "f") is not calls.function(rule, jaxpr, "f")
 

@@ -17,7 +17,7 @@ from subprocesses import run
 
 from xmap_compat import xmap
 from xmap_compat.legacy import notebook
-from xmap_compat.legacy.notebook import Shown, difference, same_text
+from xmap_compat.legacy.notebook import CellOutput, difference, same_text
 
 ROOT = Path(__file__).parent.parent.parent
 TUTORIAL = ROOT / "tests" / "tutorial" / "tutorial.ipynb"
@@ -66,16 +66,17 @@ def test_the_tolerance_can_be_set():
 
 
 def test_a_difference_says_cell_and_line():
-    text = difference(Shown("a\nb 1\nc"), Shown("a\nb 2\nc"), cell=7)
+    text = difference(CellOutput("a\nb 1\nc"), CellOutput("a\nb 2\nc"), cell=7)
     assert text.splitlines()[0] == "cell 7, line 2 of its output:"
     assert "-b 1" in text and "+b 2" in text
-    assert difference(Shown("a"), Shown("a"), 1) == ""
+    assert difference(CellOutput("a"), CellOutput("a"), 1) == ""
 
 
 def test_exceptions_are_compared_by_their_types():
-    assert difference(Shown("", "ValueError", "old words"), Shown("", "ValueError", "new words"), 1) == ""
-    assert difference(Shown("", "ValueError"), Shown(""), 2).startswith("cell 2: ValueError expected, but found none")
-    found = difference(Shown(""), Shown("", "KeyError", "Traceback\nKeyError: 'x'"), 3)
+    assert difference(CellOutput("", "ValueError", "old words"), CellOutput("", "ValueError", "new words"), 1) == ""
+    found = difference(CellOutput("", "ValueError"), CellOutput(""), 2)
+    assert found.startswith("cell 2: ValueError expected, but found none")
+    found = difference(CellOutput(""), CellOutput("", "KeyError", "Traceback\nKeyError: 'x'"), 3)
     assert found.startswith("cell 3: no exception expected, but found KeyError") and "KeyError: 'x'" in found
 
 
@@ -106,8 +107,8 @@ NOT_SAID = {
 
 @pytest.mark.parametrize(("stored", "found"), SAID.values(), ids=SAID.keys())
 def test_an_error_that_is_printed_may_say_more(stored, found):
-    assert difference(Shown(f"1\n{stored}\n"), Shown(f"1\n{found}\n"), 1, catches=True) == ""
-    assert difference(Shown(f"1\n{stored}\n"), Shown(f"1\n{found}\n"), 1) != ""
+    assert difference(CellOutput(f"1\n{stored}\n"), CellOutput(f"1\n{found}\n"), 1, catches=True) == ""
+    assert difference(CellOutput(f"1\n{stored}\n"), CellOutput(f"1\n{found}\n"), 1) != ""
 
 
 # What two cells of the official tutorial print under jax 0.4.30.
@@ -129,12 +130,12 @@ PRINTED = {
 def test_what_the_official_tutorial_prints_of_an_error_is_in_ours(call, stored):
     with pytest.raises((ValueError, NameError)) as raised:
         call()
-    assert difference(Shown(stored), Shown(f"xmap: {raised.value}"), 1, catches=True) == ""
+    assert difference(CellOutput(stored), CellOutput(f"xmap: {raised.value}"), 1, catches=True) == ""
 
 
 @pytest.mark.parametrize(("stored", "found"), NOT_SAID.values(), ids=NOT_SAID.keys())
 def test_an_error_that_is_printed_must_say_the_same(stored, found):
-    text = difference(Shown(f"1\n{stored}\n"), Shown(f"1\n{found}\n"), 1, catches=True)
+    text = difference(CellOutput(f"1\n{stored}\n"), CellOutput(f"1\n{found}\n"), 1, catches=True)
     assert text.startswith("cell 1, line 2 of its output:")
 
 

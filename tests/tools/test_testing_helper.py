@@ -39,11 +39,11 @@ def wrong_on_devices(monkeypatch):
     def plant(primitive, change):
         rule = table.TRANSLATIONS[primitive]
 
-        def translate(loc, params, *operands):
-            right = rule.apply(loc, params, *operands)
-            if not loc.mesh_axes_of(parameters.axis_names(params)):
+        def translate(view, params, *operands):
+            right = rule.apply(view, params, *operands)
+            if not view.mesh_axes_of(parameters.axis_names(params)):
                 return right
-            return batch.apply_positional(loc, change, right)
+            return batch.apply_positional(view, change, right)
 
         monkeypatch.setitem(table.TRANSLATIONS, primitive, rule._replace(apply=translate))
 

@@ -151,7 +151,7 @@ class LinearSolve(NamedTuple):
     lengths: Sequence[int]
 
 
-class Operation(NamedTuple):
+class HijaxOperation(NamedTuple):
     """An operation of ``jax.experimental.hijax`` that holds functions, as ``lax.custom_root`` does since 0.12.
 
     Attributes:
@@ -204,7 +204,7 @@ Structured = (
     | CustomVjp
     | CustomVmap
     | LinearSolve
-    | Operation
+    | HijaxOperation
     | Expanded
     | ShardMap
 )
@@ -300,7 +300,7 @@ def _operation(params):
         found = (None if isinstance(t, ad.Zero) else t for t in out_tree.flatten_up_to(moved))
         return [*out_tree.flatten_up_to(outs), *found]
 
-    return Operation(apply, rule, list(subjaxprs(operation.params)))
+    return HijaxOperation(apply, rule, list(subjaxprs(operation.params)))
 
 
 def _is_function(held):

@@ -11,28 +11,28 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import Locality, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import Dims, NamedValue, without
 
 
 def bind_named(
-    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+    view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
     """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
     names = frozenset().union(*(v.names for v in operands))
-    levels = loc.local_names(names)
-    operands = vary_alike(loc, operands)
-    data = [vary_over(loc, v, names).data for v in operands]
+    levels = view.local_names(names)
+    operands = vary_alike(view, operands)
+    data = [vary_over(view, v, names).data for v in operands]
     if not levels:
         outs = _jax.bind(primitive, data, params)
-        return [_typed_result(loc, x, _dims(x, levels), names) for x in outs]
-    outs = _jax.bind_batched(primitive, data, params, _levels(loc, operands, levels))
-    return [_typed_result(loc, x, _dims(x, levels), names) for x in outs]
+        return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
+    outs = _jax.bind_batched(primitive, data, params, _levels(view, operands, levels))
+    return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
 
 
 def bind_over_names(
-    loc: Locality, eqn: Any, operands: Sequence[NamedValue], over: frozenset[AxisName], results: Sequence[frozenset]
+    view: DeviceView, eqn: Any, operands: Sequence[NamedValue], over: frozenset[AxisName], results: Sequence[frozenset]
 ) -> list[NamedValue]:
     """Bind a primitive that names axes, by its batching rule; every device has all elements of these axes.
 
@@ -41,43 +41,43 @@ def bind_over_names(
       results: the named axes that each result varies over.
     """
     names = frozenset().union(*(v.names for v in operands))
-    levels = [n for n in loc.placements if n in over or (n in names and loc.has_local_dim(n))]
-    data = [vary_over(loc, v, names).data for v in vary_alike(loc, operands)]
+    levels = [n for n in view.placements if n in over or (n in names and view.has_local_dim(n))]
+    data = [vary_over(view, v, names).data for v in vary_alike(view, operands)]
     named = [
         level._replace(name=n, kept=tuple(n in kept for kept in results)) if n in over else level
-        for n, level in zip(levels, _levels(loc, operands, levels))
+        for n, level in zip(levels, _levels(view, operands, levels))
     ]
     values = []
     for x, kept in zip(_jax.bind_batched(eqn.primitive, data, eqn.params, named), results, strict=True):
         dims = _dims(x, [n for n in levels if n in kept or n not in over])
-        single = [d for d, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
+        single = [d for d, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
         x = lax.squeeze(x, single) if single else x
-        values.append(_typed_result(loc, x, tuple(n for d, n in enumerate(dims) if d not in single), kept))
+        values.append(_typed_result(view, x, tuple(n for d, n in enumerate(dims) if d not in single), kept))
     return values
 
 
 def bind_per_element(
-    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+    view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
     """Bind a primitive once for each element of the named axes, in a loop, because its batching rule mixes elements."""
     names = frozenset().union(*(v.names for v in operands))
-    levels = loc.local_names(names)
+    levels = view.local_names(names)
     if not levels:
-        return bind_named(loc, primitive, operands, params)
-    sizes = tuple(loc.placements[n].local_size for n in levels)
-    data = [conform_to_names(loc, v, names).data for v in operands]
+        return bind_named(view, primitive, operands, params)
+    sizes = tuple(view.placements[n].local_size for n in levels)
+    data = [conform_to_names(view, v, names).data for v in operands]
     flat = [lax.reshape(x, (math.prod(sizes), *x.shape[len(sizes) :])) for x in data]
     outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
     shaped = [lax.reshape(x, (*sizes, *x.shape[1:])) for x in outs]
     return [NamedValue(x, (*levels, *(None,) * (x.ndim - len(sizes))), names) for x in shaped]
 
 
-def _levels(loc, operands, names):
+def _levels(view, operands, names):
     """The named dimensions to batch over; positions of inner ones are counted after the outer ones are removed."""
     levels = []
     for k, name in enumerate(names):
         found = [_index_in(without(v.dims, names[:k]), name) for v in operands]
-        levels.append(_jax.Level(loc.placements[name].local_size, found))
+        levels.append(_jax.Level(view.placements[name].local_size, found))
     return levels
 
 
@@ -86,23 +86,23 @@ def _dims(data, levels) -> Dims:
     return (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
 
 
-def _typed_result(loc, data, dims, names):
+def _typed_result(view, data, dims, names):
     """Make a result vary over all its names, even where a batching or typing rule found that it need not."""
-    return vary_over(loc, NamedValue(data, dims, names), names)
+    return vary_over(view, NamedValue(data, dims, names), names)
 
 
-def apply_positional(loc: Locality, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:
+def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:
     """Apply a function of positional arrays to named values, element by element of their named axes."""
     names = frozenset().union(*(v.names for v in values))
-    levels = loc.local_names(names)
+    levels = view.local_names(names)
     mapped = fun
     for name in reversed(levels):
         outer = levels[: levels.index(name)]
         in_axes = [_index_in(without(v.dims, outer), name) for v in values]
-        mapped = jax.vmap(mapped, in_axes=in_axes, out_axes=0, axis_size=loc.placements[name].local_size)
-    data = mapped(*(vary_over(loc, v, names).data for v in values))
+        mapped = jax.vmap(mapped, in_axes=in_axes, out_axes=0, axis_size=view.placements[name].local_size)
+    data = mapped(*(vary_over(view, v, names).data for v in values))
     dims = (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
-    return vary_over(loc, NamedValue(data, dims, names), names)
+    return vary_over(view, NamedValue(data, dims, names), names)
 
 
 def _index_in(dims, name):

@@ -152,7 +152,7 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     body = dataclasses.replace(body, device_axes=ours)
     uses_mesh = any(p.mesh_axes for p in placements.values())
     if uses_mesh or mentions_any(program.jaxpr, body.device_axes):
-        mesh_axes = axes.on_mesh(body.device_axes)
+        mesh_axes = axes.as_placements(body.device_axes)
         # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
         checker = Checker({**placements, **mesh_axes}, declared.name)
         placements = placements if nested else {**placements, **mesh_axes}

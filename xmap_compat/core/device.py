@@ -15,7 +15,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.specs import AxisName, AxisNames
 from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
 
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Locality:
+class DeviceView:
     """The properties of one device that evaluation needs.
 
     Attributes:
@@ -120,26 +120,26 @@ class Locality:
         return (*self.local_names(names), *(None,) * ndim)
 
 
-def spread(loc: Locality, data: Any, mesh_axes: Iterable[Any]) -> Any:
+def spread(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
     """Mark data that is equal on all devices as differing over mesh axes of this xmap."""
     wanted = set(mesh_axes)
-    axes = tuple(m for m in loc.mesh_axes if m in wanted)
-    if loc.nested:
-        return bind(vary_p, data, axes, tuple(map(loc.mesh_size, axes)))
-    return _vary_typed(loc, data, axes)
+    axes = tuple(m for m in view.mesh_axes if m in wanted)
+    if view.nested:
+        return bind(vary_p, data, axes, tuple(map(view.mesh_size, axes)))
+    return _vary_typed(view, data, axes)
 
 
-def _vary_typed(loc, data, axes):
+def _vary_typed(view, data, axes):
     if not axes:
         return data
     present = _jax.varying_axes(data)
     missing = tuple(m for m in axes if m not in present)
-    return travel(loc, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
+    return travel(view, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
 
 
-def travel(loc: Locality, collective: Callable[[Any], Any], data: Any) -> Any:
+def travel(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
     """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
-    return _jax.widened(collective, data) if loc.widens else collective(data)
+    return _jax.widened(collective, data) if view.widens else collective(data)
 
 
 # The results of vary_over for a value and some names, with the trace.  Several uses share a cast: in a gradient their
@@ -148,84 +148,84 @@ _CASTS: weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[An
 _CASTS = weakref.WeakKeyDictionary()
 
 
-def vary_over(loc: Locality, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
+def vary_over(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Mark a value as varying over more names, without adding local dimensions yet."""
-    names = loc.own(names)
-    if not loc.mesh_axes:
+    names = view.own(names)
+    if not view.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
     trace, known = _CASTS.get(value, {}).get(names, (None, None))
     if known is not None and trace == _jax.current_trace():
         return known
-    axes = loc.mesh_axes_of(names)
-    if loc.nested:
-        have = loc.mesh_axes_of(value.names)
+    axes = view.mesh_axes_of(names)
+    if view.nested:
+        have = view.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
-    varied = NamedValue(spread(loc, value.data, axes), value.dims, value.names | names)
+    varied = NamedValue(spread(view, value.data, axes), value.dims, value.names | names)
     _CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)
     return varied
 
 
-def vary_alike(loc: Locality, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
+def vary_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
     """Cast operands of one primitive to the same mesh axes where names do not show them: primitives add no casts."""
-    if not (loc.foreign or loc.mixed):
+    if not (view.foreign or view.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
-    axes = tuple(sorted(together.difference(loc.mesh_axes_of(n for v in values for n in v.names)), key=str))
-    return [NamedValue(_vary_typed(loc, v.data, axes), v.dims, v.names) for v in values]
+    axes = tuple(sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str))
+    return [NamedValue(_vary_typed(view, v.data, axes), v.dims, v.names) for v in values]
 
 
-def vary_as(loc: Locality, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
+def vary_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
     """Cast values to vary over foreign mesh axes; ``axes`` gives those of each value."""
     return [
-        NamedValue(_vary_typed(loc, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
+        NamedValue(_vary_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
     ]
 
 
-def sum_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any]) -> Any:
+def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     """Sum over mesh axes (and axes bound outside); the result is equal on all of those devices."""
-    own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
-    outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
+    own = tuple(m for m in mesh_axes if m in view.mesh_axes)
+    outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
     if own:
-        bound = bind(sum_p, data, own, tuple(map(loc.mesh_size, own))) if loc.nested else None
-        data = travel(loc, lambda x: lax.psum(x, own), data) if bound is None else bound
-    return travel(loc, lambda x: lax.psum(x, outer), data) if outer else data
+        bound = bind(sum_p, data, own, tuple(map(view.mesh_size, own))) if view.nested else None
+        data = travel(view, lambda x: lax.psum(x, own), data) if bound is None else bound
+    return travel(view, lambda x: lax.psum(x, outer), data) if outer else data
 
 
-def gather_devices(loc: Locality, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
+def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
     """Gather along the first dimension, over mesh axes (and axes bound outside); ``to`` is as in ``all_gather``."""
     if _jax.is_key(data):
         # JAX (0.12) cannot lower gathers of typed PRNG keys: their raw data is sent instead.
         impl = jax.random.key_impl(data)
-        return jax.random.wrap_key_data(gather_devices(loc, jax.random.key_data(data), mesh_axes, to), impl=impl)
-    own = tuple(m for m in mesh_axes if m in loc.mesh_axes)
-    outer = tuple(m for m in mesh_axes if m not in loc.mesh_axes)
+        return jax.random.wrap_key_data(gather_devices(view, jax.random.key_data(data), mesh_axes, to), impl=impl)
+    own = tuple(m for m in mesh_axes if m in view.mesh_axes)
+    outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
     assert (*own, *outer) == tuple(mesh_axes), "mesh_axes_of puts own mesh axes first"
     shape = data.shape
     if outer:
         data = lax.all_gather(data, outer, tiled=True)
-    if own and loc.nested:
-        data = bind(gather_p, data, own, tuple(map(loc.mesh_size, own)))
+    if own and view.nested:
+        data = bind(gather_p, data, own, tuple(map(view.mesh_size, own)))
     elif own:
-        data = travel(loc, lambda x: _jax.gather(x, own, to), data)
-    return _jax.reshaped(data, (math.prod(map(loc.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
+        data = travel(view, lambda x: _jax.gather(x, own, to), data)
+    return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 
-def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], to: str = "invarying") -> NamedValue:
+def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str = "invarying") -> NamedValue:
     """``lax.all_gather`` into a new first positional dimension: one gather for all mesh axes."""
     names = list(names)
-    present = loc.present(value, names)
-    mesh, local = loc.parts_by_kind(present)
+    present = view.present(value, names)
+    mesh, local = view.parts_by_kind(present)
     data = leading(value, [part.name for part in local])
     tail = data.shape[len(local) :]
     data = _jax.reshaped(data, (math.prod(part.size for part in local), *tail))
     if mesh:
-        data = gather_devices(loc, data, [part.name for part in mesh], to)
-    have, want = [*mesh, *local], loc.parts(present)
+        data = gather_devices(view, data, [part.name for part in mesh], to)
+    have, want = [*mesh, *local], view.parts(present)
     if have != want:
         order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
         data = lax.transpose(_jax.reshaped(data, (*(part.size for part in have), *tail)), order)
-    full = [loc.place(n).size for n in names]
+    full = [view.place(n).size for n in names]
     if len(present) < len(names):
         data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
         data = jnp.broadcast_to(data, (*full, *tail))
@@ -233,23 +233,23 @@ def gather_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], to:
     return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 
-def conform(loc: Locality, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
-    value = vary_over(loc, value, names)
+    value = vary_over(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
     if missing:
-        value = add_local_dims(loc, value, missing)
+        value = add_local_dims(view, value, missing)
     if value.dims != dims:
         value = transposed(value, dims)
     return value
 
 
-def conform_to_names(loc: Locality, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
+def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast a value to names, in the canonical layout."""
-    return conform(loc, value, loc.layout(names, value.dims.count(None)), names)
+    return conform(view, value, view.layout(names, value.dims.count(None)), names)
 
 
-def add_local_dims(loc, value, names):
-    sizes = tuple(loc.placements[n].local_size for n in names)
+def add_local_dims(view, value, names):
+    sizes = tuple(view.placements[n].local_size for n in names)
     data = lax.broadcast(value.data, sizes)
     return NamedValue(data, (*names, *value.dims), value.names)

@@ -20,7 +20,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named, bind_over_names
 from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of, names_used
-from xmap_compat.core.device import Locality, conform_to_names
+from xmap_compat.core.device import DeviceView, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
 from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
@@ -56,7 +56,7 @@ class RepeatedCalls:
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
-        key = (id(jaxpr), id(ev.loc), ev.gathers)
+        key = (id(jaxpr), id(ev.view), ev.gathers)
         if key not in self._functions:
 
             def fun(*operands):
@@ -72,7 +72,7 @@ class Evaluator:
     """Evaluates jaxprs of one xmap on one device.
 
     Attributes:
-      loc: the placements, and whether values are typed.
+      view: the placements, and whether values are typed.
       checker: the named-shape inference of the same xmap.
       trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
@@ -82,7 +82,7 @@ class Evaluator:
       gathers: equations of the program whose results vary in their type.
     """
 
-    loc: Locality
+    view: DeviceView
     checker: Checker
     trace: Tracer
     calls: RepeatedCalls
@@ -106,13 +106,13 @@ class Evaluator:
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
         """An evaluator that knows a program's best gathers; ``results``: the names to broadcast its results to."""
-        if not self.loc.typed:
+        if not self.view.typed:
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 
-        found = varying_gathers(self.loc, self.checker, jaxpr, inputs, results)
-        loc = dataclasses.replace(self.loc, mixed=True) if found and not self.loc.mixed else self.loc
-        return dataclasses.replace(self, loc=loc, gathers=found)
+        found = varying_gathers(self.view, self.checker, jaxpr, inputs, results)
+        view = dataclasses.replace(self.view, mixed=True) if found and not self.view.mixed else self.view
+        return dataclasses.replace(self, view=view, gathers=found)
 
     def call(self, jaxpr: Any, operands: Sequence[NamedValue], name: str) -> list[NamedValue]:
         """The results of a function that the user jitted."""
@@ -133,14 +133,14 @@ class Evaluator:
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            return translate(self.loc, primitive, params, [_as_array(v) for v in operands])
-        if primitive in _CALLBACKS and self.loc.compiler:
-            raise errors.callback_beside_compiler(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
+            return translate(self.view, primitive, params, [_as_array(v) for v in operands])
+        if primitive in _CALLBACKS and self.view.compiler:
+            raise errors.callback_beside_compiler(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
         if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):
             axes = frozenset().union(*(v.names for v in operands))
             raise errors.ordered_callback(axes, _jax.where_in_user_code(eqn))
-        if primitive in _DEBUGGING and self.loc.compiler and not operands:
-            raise errors.debugging_without_operands(primitive, self.loc.compiler, _jax.where_in_user_code(eqn))
+        if primitive in _DEBUGGING and self.view.compiler and not operands:
+            raise errors.debugging_without_operands(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
         found = _jax.read(eqn)
         if found is not None:
             return _STRUCTURED[type(found)](self, found, list(operands), eqn)
@@ -152,26 +152,26 @@ class Evaluator:
 
     def ordinary(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of an equation that knows nothing of names."""
-        if not self.loc.typed:
-            return evaluate_primitive(self.loc, eqn.primitive, operands, eqn.params)
+        if not self.view.typed:
+            return evaluate_primitive(self.view, eqn.primitive, operands, eqn.params)
         names = frozenset().union(*(v.names for v in operands))
-        primitive, params = _jax.local_operation(eqn, self.loc.mesh_axes_of(names), self.loc.compiler)
-        return evaluate_partitioned(self.loc, primitive, operands, params)
+        primitive, params = _jax.local_operation(eqn, self.view.mesh_axes_of(names), self.view.compiler)
+        return evaluate_partitioned(self.view, primitive, operands, params)
 
     def named_axes(self, eqn: Any) -> frozenset[AxisName]:
         """The axes of this xmap that an equation names, if its operation is in no table."""
-        return self.loc.own(names_used(eqn))
+        return self.view.own(names_used(eqn))
 
     def over_names(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of an operation that names axes and has a batching rule for them; refused over devices."""
         operands = [_as_array(v) for v in operands]
         results = self.checker.equation(eqn, [v.names for v in operands])
-        return bind_over_names(self.loc, eqn, operands, self.named_axes(eqn), results)
+        return bind_over_names(self.view, eqn, operands, self.named_axes(eqn), results)
 
     def communicates(self, *jaxprs: Any) -> bool:
         """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
         eqns = (eqn for jaxpr in jaxprs for eqn in _jax.open_jaxpr(jaxpr)[0].eqns)
-        return any(self.loc.place(n).mesh_axes for eqn in eqns for n in self.collectives(eqn))
+        return any(self.view.place(n).mesh_axes for eqn in eqns for n in self.collectives(eqn))
 
     def collectives(self, eqn: Any) -> frozenset[AxisName]:
         """Every axis name that collectives in an equation, and in the custom rules inside of it, mention."""
@@ -181,7 +181,7 @@ class Evaluator:
         return self.checker.results(jaxpr, [v.names for v in operands])
 
     def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
-        return [conform_to_names(self.loc, v, n) for v, n in zip(values, names, strict=True)]
+        return [conform_to_names(self.view, v, n) for v, n in zip(values, names, strict=True)]
 
 
 def _as_array(value: NamedValue) -> NamedValue:
@@ -210,9 +210,9 @@ def _expanded(ev: Evaluator, call: _jax.Expanded, operands, eqn):
 
 
 def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
-    if ev.loc.typed or collectives_in(call.body) & set(ev.loc.placements):
+    if ev.view.typed or collectives_in(call.body) & set(ev.view.placements):
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
-    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+    return bind_named(ev.view, eqn.primitive, operands, eqn.params)
 
 
 Rule = Callable[[Evaluator, Any, Sequence[NamedValue], Any], list[NamedValue]]
@@ -227,7 +227,7 @@ _STRUCTURED: dict[type, Rule] = {
     _jax.CustomVjp: custom_derivatives.custom_vjp,
     _jax.CustomVmap: custom_batching.custom_vmap,
     _jax.LinearSolve: solvers.linear_solve,
-    _jax.Operation: solvers.operation,
+    _jax.HijaxOperation: solvers.operation,
     _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
 }
@@ -238,28 +238,28 @@ _STRUCTURED: dict[type, Rule] = {
 
 def _sharding_constraint(ev: Evaluator, operands, eqn):
     """Inside our shard_map each device already holds its part: a constraint applies to the compiler's axes only."""
-    if ev.loc.typed and not ev.loc.compiler:
+    if ev.view.typed and not ev.view.compiler:
         return list(operands)
-    if ev.loc.typed:
+    if ev.view.typed:
         (value,) = operands
-        return [_constrained(ev.loc, value, eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
-    return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+        return [_constrained(ev.view, value, eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
+    return bind_named(ev.view, eqn.primitive, operands, eqn.params)
 
 
-def _constrained(loc: Locality, value: NamedValue, sharding: Any) -> NamedValue:
+def _constrained(view: DeviceView, value: NamedValue, sharding: Any) -> NamedValue:
     """Constrain a value's positional dimensions over the compiler's axes, as a sharding over all axes says."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return value
     entries = itertools.chain(sharding.spec, itertools.repeat(None))
     wanted = [next(entries) if name is None else jax.sharding.PartitionSpec.UNCONSTRAINED for name in value.dims]
-    return dataclasses.replace(value, data=_jax.constrained(value.data, wanted, loc.compiler))
+    return dataclasses.replace(value, data=_jax.constrained(value.data, wanted, view.compiler))
 
 
 def _device_put(ev: Evaluator, operands, eqn):
     """Treat shardings as constraints; leave other places (a device, a kind of memory) to JAX."""
     places = eqn.params["devices"]
-    if ev.loc.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in places):
-        return [_constrained(ev.loc, v, place) if ev.loc.compiler else v for v, place in zip(operands, places)]
+    if ev.view.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in places):
+        return [_constrained(ev.view, v, place) if ev.view.compiler else v for v, place in zip(operands, places)]
     return ev.ordinary(eqn, operands)
 
 

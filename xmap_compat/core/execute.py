@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import Locality, conform
+from xmap_compat.core.device import DeviceView, conform
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import boundary
-from xmap_compat.core.nested.axes import hidden, own_of
+from xmap_compat.core.nested.axes import as_placements, own_of
 from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
@@ -57,13 +57,13 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
 
 def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
     if not placed.uses_mesh:
-        loc = Locality(placed.placements, foreign=_jax.in_manual_region())
+        view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
         with _explained_types(placed, leaves):
-            return _on_device(placed, loc, placed.program.consts, leaves, evaluator)
+            return _on_device(placed, view, placed.program.consts, leaves, evaluator)
     if placed.nested:
-        loc = boundary.locality(placed.placements, placed.body.device_axes)
+        view = boundary.device_view(placed.placements, placed.body.device_axes)
         sides = boundary.take_part, boundary.gather_parts
-        return _on_device(placed, loc, placed.program.consts, leaves, evaluator, *sides)
+        return _on_device(placed, view, placed.program.consts, leaves, evaluator, *sides)
     mesh = placed.scope.mesh
     assert mesh is not None
     compiler = placed.compiler
@@ -72,16 +72,16 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
-    loc = Locality(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
+    view = DeviceView(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
     if both := compiler & _jax.axes_of_spmd_vmap():
         raise errors.spmd_vmap_over_compiler_axis(both)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
-    own_axes = [loc.mesh_axes_of(names) for names in placed.undeclared]
+    own_axes = [view.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     def on_device(consts, args):
-        around = dataclasses.replace(loc, foreign=bool(_jax.axes_of_spmd_vmap()))
+        around = dataclasses.replace(view, foreign=bool(_jax.axes_of_spmd_vmap()))
         with _jax.no_spmd_names():
             outs = _on_device(placed, around, consts, args, evaluator)
         if mesh.size > 1 and any(eqn.params.get("ordered") for eqn, _ in _jax.walk(placed.program.jaxpr, once=True)):
@@ -138,49 +138,50 @@ def _explained_explicit_axes(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> It
         raise
 
 
-def _on_device(placed: PlacedCall, loc: Locality, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
+def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
     """The results of one device from its parts of the arguments; ``enter`` and ``leave`` are those of nested calls."""
-    outside = _without_loops(loc)
+    outside = _without_loops(view)
     args = [(enter or _enter)(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
-    outs = _evaluate(placed, loc, consts, args, evaluator)
+    outs = _evaluate(placed, view, consts, args, evaluator)
     types = placed.program.out_types
     return [(leave or _leave)(outside, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
 
 
-def _evaluate(placed, loc, consts, args, evaluator):
-    body = placed.body if loc.mesh_axes else dataclasses.replace(placed.body, device_axes={})
+def _evaluate(placed, view, consts, args, evaluator):
+    body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
     declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
     room = declared[0].intersection(*declared) if declared else frozenset()
     trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
-    checker = Checker(loc.placements, placed.fun_name, hidden(body.device_axes) if loc.nested else {}, room, trace)
-    ev = evaluator(loc, checker, trace, RepeatedCalls(placed.program.jaxpr))
+    outer = as_placements(body.device_axes, nested=True) if view.nested else {}
+    checker = Checker(view.placements, placed.fun_name, outer, room, trace)
+    ev = evaluator(view, checker, trace, RepeatedCalls(placed.program.jaxpr))
     values = [positional(c) for c in consts]
     wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
-    if loop_lengths(loc.placements):
+    if loop_lengths(view.placements):
         return evaluate_in_loops(ev, placed.program, values, args, wanted)
     jaxpr = placed.program.jaxpr
     return ev.gathering(jaxpr, [v.names for v in args], wanted).evaluate(jaxpr, args, values)
 
 
-def _without_loops(loc: Locality) -> Locality:
+def _without_loops(view: DeviceView) -> DeviceView:
     """Where arguments enter and results leave, a device's part of a looped axis is one dimension."""
-    return dataclasses.replace(loc, placements={n: p.without_loops() for n, p in loc.placements.items()})
+    return dataclasses.replace(view, placements={n: p.without_loops() for n, p in view.placements.items()})
 
 
-def _enter(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
+def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    squeezed = [k for k, n in named.items() if not loc.has_local_dim(n)]
+    squeezed = [k for k, n in named.items() if not view.has_local_dim(n)]
     dims = tuple(named.get(k) for k in range(jnp.ndim(data)) if k not in squeezed)
     return NamedValue(lax.squeeze(data, squeezed) if squeezed else data, dims, frozenset(named.values()))
 
 
-def _leave(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
     """Lay a result out as its spec says: broadcast, transpose, put dimensions of one element back."""
     named = spec.name_at()
     wanted = tuple(named.get(k) for k in range(value.dims.count(None) + len(named)))
-    squeezed = [k for k, n in enumerate(wanted) if n is not None and not loc.has_local_dim(n)]
+    squeezed = [k for k, n in enumerate(wanted) if n is not None and not view.has_local_dim(n)]
     dims = tuple(n for k, n in enumerate(wanted) if k not in squeezed)
-    value = conform(loc, value, dims, frozenset(named.values()))
+    value = conform(view, value, dims, frozenset(named.values()))
     data = lax.expand_dims(value.data, squeezed) if squeezed else value.data
     return _jax.with_weak_type(data, weak_type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,41 +10,41 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.device import DeviceView
+from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import NamedValue, positional
 
 
-def device_index(loc: Locality, mesh_axes: Iterable[Any]) -> Any:
+def device_index(view: DeviceView, mesh_axes: Iterable[Any]) -> Any:
     """The row-major index of this device over mesh axes in the order given, as int32."""
     index = jnp.int32(0)
     for axis in mesh_axes:
-        index = index * np.int32(loc.mesh_size(axis)) + lax.axis_index(axis)
+        index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)
     return index
 
 
-def index_of(loc: Locality, names: Sequence[AxisName]) -> NamedValue:
+def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
     """The row-major index of each element over the given axes, as int32."""
     first, *rest = names
-    index = _single_index(loc, first)
+    index = _single_index(view, first)
     for name in rest:
         index = apply_positional(
-            loc,
-            lambda major, minor, size=loc.place(name).size: major * np.int32(size) + minor,
+            view,
+            lambda major, minor, size=view.place(name).size: major * np.int32(size) + minor,
             index,
-            _single_index(loc, name),
+            _single_index(view, name),
         )
     return index
 
 
-def _single_index(loc, name):
-    place = loc.place(name)
+def _single_index(view, name):
+    place = view.place(name)
     index = jnp.int32(0)
     for mesh_axis, size in zip(place.mesh_axes, place.mesh_sizes):
         index = index * np.int32(size) + lax.axis_index(mesh_axis)
-    if not loc.is_own(name):
+    if not view.is_own(name):
         return positional(index)
-    if not loc.has_local_dim(name):
+    if not view.has_local_dim(name):
         return NamedValue(index, (), frozenset({name}))
     local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)
     return NamedValue(local, (name,), frozenset({name}))

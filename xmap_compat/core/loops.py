@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import Locality
+from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names
 from xmap_compat.core.placement import Placement
@@ -48,15 +48,15 @@ def evaluate_in_loops(
     Returns:
       Results of the same kind.
     """
-    loops = loop_lengths(ev.loc.placements)
+    loops = loop_lengths(ev.view.placements)
     jaxpr = _jax.inline_calls(program.jaxpr, ev.calls)
     inputs = [v.names for v in args]
     names, ev = ev.checker.variables(jaxpr, inputs), ev.gathering(jaxpr, inputs, results)
-    env = {v: _cut(ev.loc, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
+    env = {v: _cut(ev.view, value, loops) for v, value in zip(_jax.input_vars(jaxpr), [*consts, *args], strict=True)}
     wanted = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, _jax.Literal))
-    nest = _Nest(ev, loops, _loops_of_variables(ev.loc, jaxpr, names))
+    nest = _Nest(ev, loops, _loops_of_variables(ev.view, jaxpr, names))
     env = nest.run(_needed(jaxpr, wanted), frozenset(wanted), env, tuple(loops))
-    joined = {v: _join(ev.loc, *_first_of_equal(ev.loc, env[v])) for v in wanted}
+    joined = {v: _join(ev.view, *_first_of_equal(ev.view, env[v])) for v in wanted}
     return [positional(v.val) if isinstance(v, _jax.Literal) else joined[v] for v in jaxpr.outvars]
 
 
@@ -75,9 +75,9 @@ def _variables_read(eqn):
     return [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
 
 
-def _loops_of_variables(loc, jaxpr, names):
+def _loops_of_variables(view, jaxpr, names):
     """The loops in which each variable is computed: those of its axes, and of all that it is computed from."""
-    own = {v: frozenset(loop for n in names[v] for loop in loc.placements[n].loops) for v in names}
+    own = {v: frozenset(loop for n in names[v] for loop in view.placements[n].loops) for v in names}
     inside = dict(own)
     for eqn in jaxpr.eqns:
         together = frozenset().union(*(inside[v] for v in _variables_read(eqn)), *(own[v] for v in eqn.outvars))
@@ -147,19 +147,19 @@ def _all_read(eqns):
     return frozenset(v for eqn in eqns for v in _variables_read(eqn))
 
 
-def _first_of_equal(loc, chunked):
+def _first_of_equal(view, chunked):
     """Drop the leading dimension of loops that a result does not vary over: each iteration computed the same value."""
     value, loops = chunked.value, chunked.loops
-    own = {loop for n in value.names for loop in loc.placements[n].loops}
+    own = {loop for n in value.names for loop in view.placements[n].loops}
     index = tuple(slice(None) if loop in own else 0 for loop in loops)
     return dataclasses.replace(value, data=value.data[index]), tuple(loop for loop in loops if loop in own)
 
 
-def _cut(loc: Locality, value: NamedValue, loops) -> _Chunked:
+def _cut(view: DeviceView, value: NamedValue, loops) -> _Chunked:
     """Cut the looped dimensions into (loops..., chunk) and move the loops to the front."""
     shape, labels = [], []
     for size, name in zip(jnp.shape(value.data), value.dims):
-        place = loc.placements[name] if name is not None else None
+        place = view.placements[name] if name is not None else None
         if place is None or not place.loops:
             shape.append(size)
             labels.append(("keep", name))
@@ -177,14 +177,14 @@ def _cut(loc: Locality, value: NamedValue, loops) -> _Chunked:
     return _Chunked(NamedValue(lax.transpose(data, (*front, *rest)), dims, value.names), tuple(mine))
 
 
-def _join(loc: Locality, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
+def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> NamedValue:
     """Undo ``_cut`` on a result: each axis gets its loops back, and a whole device's part as one dimension."""
     lead = len(loops)
     order: list[int] = []
     shape: list[int] = []
     dims: list[AxisName | None] = []
-    for name in _looped_names(loc, value):
-        place = loc.placements[name]
+    for name in _looped_names(view, value):
+        place = view.placements[name]
         order.extend(loops.index(loop) for loop in place.loops)
         if name in value.dims:
             order.append(lead + value.dims.index(name))
@@ -197,5 +197,5 @@ def _join(loc: Locality, value: NamedValue, loops: tuple[Loop, ...]) -> NamedVal
     return NamedValue(data, (*dims, *(value.dims[k - lead] for k in rest)), value.names)
 
 
-def _looped_names(loc, value):
-    return [n for n in loc.placements if n in value.names and loc.placements[n].loops]
+def _looped_names(view, value):
+    return [n for n in view.placements if n in value.names and view.placements[n].loops]

@@ -260,7 +260,7 @@ def linear_solve_names(inputs: Sequence[Names]) -> Names:
     return _union(inputs)
 
 
-def _operation(checker: Checker, held: _jax.Operation, inputs: Sequence[Names]) -> list[Names]:
+def _operation(checker: Checker, held: _jax.HijaxOperation, inputs: Sequence[Names]) -> list[Names]:
     """The same names for all results: a root depends on everything that its equation depends on."""
     union = _union(inputs)
     found = [checker.results(body, [union] * len(body.in_avals)) for body in held.bodies]
@@ -277,5 +277,5 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] 
     _jax.While: _while,
     _jax.Cond: _cond,
     _jax.LinearSolve: _linear_solve,
-    _jax.Operation: _operation,
+    _jax.HijaxOperation: _operation,
 }

@@ -15,6 +15,7 @@ import numpy as np
 from xmap_compat.core import errors
 
 AxisName = Hashable
+AxisNames = Sequence[AxisName]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES, names_used
-from xmap_compat.core.device import Locality
+from xmap_compat.core.device import DeviceView
 from xmap_compat.core.names import Checker, Names, read_names, scan_carry_names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.specs import AxisName
 
 
-class Cost(NamedTuple):
+class Casts(NamedTuple):
     """How many elements are cast to vary over a mesh axis because of a value, on one device.
 
     Attributes:
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 # The cost for each mesh axis over which a value varies sooner or later; None where the value itself is cast.
-Use = Mapping[Any, Cost | None]
+Use = Mapping[Any, Casts | None]
 
 
 class _Origin(enum.Enum):
@@ -64,7 +64,7 @@ class _Value(NamedTuple):
 
 
 def varying_gathers(
-    loc: Locality, checker: Checker, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]
+    view: DeviceView, checker: Checker, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]
 ) -> frozenset[Any]:
     """The equations of a program whose gathers are better typed as varying.
 
@@ -72,9 +72,9 @@ def varying_gathers(
       inputs: the named axes of the program's inputs.
       results: the named axes that its results are broadcast to.
     """
-    if not any(loc.mesh_axes_of(_gathered(eqn)) for eqn in _gathers_in(jaxpr)):
+    if not any(view.mesh_axes_of(_gathered(eqn)) for eqn in _gathers_in(jaxpr)):
         return frozenset()
-    uses = _Uses(loc, checker)
+    uses = _Uses(view, checker)
     uses.of_inputs(jaxpr, inputs, list(map(uses.cast_to, results)), [_Origin.OTHER] * len(inputs))
     return frozenset(eqn for eqn, better in uses.chosen.items() if better)
 
@@ -94,7 +94,7 @@ def _gathers_in(held: Any) -> Iterator[Any]:
 class _Uses:
     """The backward pass; ``chosen`` says whether each gather had better vary, wherever its body is called."""
 
-    loc: Locality
+    view: DeviceView
     checker: Checker
     chosen: dict[Any, bool] = dataclasses.field(default_factory=dict)
     _known: dict[Any, list[Use]] = dataclasses.field(default_factory=dict)
@@ -130,23 +130,23 @@ class _Uses:
         return [self._together(value(v), uses[v]) for v in own]
 
     def _value(self, aval, names, origin):
-        local = (self.loc.placements[n].local_size for n in self.loc.own(names))
+        local = (self.view.placements[n].local_size for n in self.view.own(names))
         elements = math.prod(getattr(aval, "shape", ())) * math.prod(local)
         smooth = jnp.issubdtype(getattr(aval, "dtype", None), jnp.inexact)
         return _Value(names, elements, origin, elements if smooth and origin is _Origin.OTHER else 0)
 
     def cast_to(self, names: Names) -> Use:
         """The use of a value that is cast to vary over all of the names."""
-        return dict.fromkeys(self.loc.mesh_axes_of(self.loc.own(names)))
+        return dict.fromkeys(self.view.mesh_axes_of(self.view.own(names)))
 
-    def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, Cost]:
+    def _together(self, value: _Value, uses: Sequence[Use]) -> dict[Any, Casts]:
         """All uses of a value together: the axes over which all of them vary; one cast serves several uses."""
         found = {}
-        for axis in self.loc.mesh_axes:
+        for axis in self.view.mesh_axes:
             if all(axis in use for use in uses):
                 later = [cost for use in uses if (cost := use[axis]) is not None]
                 late = sum(cost.late for cost in later) + (value.elements if len(later) < len(uses) else 0)
-                found[axis] = Cost(late, sum(cost.early for cost in later))
+                found[axis] = Casts(late, sum(cost.early for cost in later))
         return found
 
     def _of_operands(self, eqn, operands, outs, after) -> Sequence[Use]:
@@ -172,7 +172,7 @@ class _Uses:
         self.chosen.update(dict.fromkeys(_gathers_in(jaxpr), False))
 
     def _of_gathered(self, eqn, operand, out, after):
-        axes = self.loc.mesh_axes_of(n for n in _gathered(eqn) if n in operand.names)
+        axes = self.view.mesh_axes_of(n for n in _gathered(eqn) if n in operand.names)
         if axes and set(axes) <= after.keys():
             late, early = (max(after[axis][k] for axis in axes) for k in (0, 1))
             better = out.elements + 2 * early < 2 * late
@@ -203,7 +203,7 @@ def _of_ordinary(operands, after, together):
     met = sum(v.cost for v in operands)
     costs = {axis: [sum(use[axis][k] for use in after) for k in (0, 1)] for axis in ahead}
     return [
-        {**together, **{axis: Cost(late, early + met - v.cost) for axis, (late, early) in costs.items()}}
+        {**together, **{axis: Casts(late, early + met - v.cost) for axis, (late, early) in costs.items()}}
         for v in operands
     ]
 
@@ -237,7 +237,7 @@ def _custom(
 
 
 def _times(use, turns):
-    return {axis: cost and Cost(cost.late * turns, cost.early * turns) for axis, cost in use.items()}
+    return {axis: cost and Casts(cost.late * turns, cost.early * turns) for axis, cost in use.items()}
 
 
 def _cond(uses: _Uses, cond: _jax.Cond, operands: Sequence[_Value], outs: Sequence[_Value], after: Sequence[Use]):

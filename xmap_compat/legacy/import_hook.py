@@ -23,7 +23,7 @@ def install_with_jax(then: Callable[[], None] | None = None) -> None:
 
 def uninstall_with_jax() -> None:
     """Undo ``install_with_jax()``, whether JAX has been imported or not."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportFinder)]
     _tell_children_no_more()
     if "xmap_compat.legacy.restore" in sys.modules:
         sys.modules["xmap_compat.legacy.restore"].uninstall()
@@ -50,11 +50,11 @@ def _begun(module: types.ModuleType) -> bool:
 def _after_import(name: str, then: Callable[[], None]) -> None:
     if name in sys.modules:
         then()
-    elif not any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(name, then))
+    elif not any(isinstance(finder, _ImportFinder) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportFinder(name, then))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _ImportFinder(importlib.abc.MetaPathFinder):
     """Finds a module as the other finders do, and calls a function after its import (programs may also only look)."""
 
     def __init__(self, name: str, then: Callable[[], None]):

@@ -93,7 +93,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
+class CellOutput:
     """The text that a cell shows, and the exception that ended it."""
 
     text: str
@@ -101,7 +101,7 @@ class Shown:
     traceback: str = ""
 
 
-def shown(outputs: Sequence[Any]) -> Shown:
+def shown(outputs: Sequence[Any]) -> CellOutput:
     """The text that is printed and displayed, without the text of the error stream."""
     texts, error, traceback = [], "", ""
     for output in outputs:
@@ -111,7 +111,7 @@ def shown(outputs: Sequence[Any]) -> Shown:
             texts.append(output["data"].get("text/plain", "") + "\n")
         elif output["output_type"] == "error":
             error, traceback = output["ename"], _COLOURS.sub("", "\n".join(output["traceback"]))
-    return Shown("".join(texts), error, traceback)
+    return CellOutput("".join(texts), error, traceback)
 
 
 # Addresses and times differ from run to run.
@@ -175,7 +175,7 @@ def _in_order(found: re.Match[str]) -> str:
 
 
 def difference(
-    stored: Shown, found: Shown, cell: int, rtol: float = RTOL, atol: float = ATOL, catches: bool = False
+    stored: CellOutput, found: CellOutput, cell: int, rtol: float = RTOL, atol: float = ATOL, catches: bool = False
 ) -> str:
     """What to print if a cell (counted from 1) does not show what is stored; empty if it does.
 

@@ -26,7 +26,7 @@ from xmap_compat import _jax
 from xmap_compat.core.errors import should_be
 from xmap_compat.tools import errors
 from xmap_compat.tools.combined import COMBINED, joined, limits_of
-from xmap_compat.tools.links import Checked, Link, levels_of, seconds_over
+from xmap_compat.tools.links import CheckedFields, Link, levels_of, seconds_over
 from xmap_compat.tools.text import listed
 from xmap_compat.tools.transfers import Transfer, bytes_sent
 from xmap_compat.tools.work import Work
@@ -35,7 +35,7 @@ NETWORK = Link(2.5e10, 2e-5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates(Checked):
+class Rates(CheckedFields):
     """The rates at which one device works.
 
     Attributes:
@@ -66,7 +66,7 @@ class Rates(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware(Checked):
+class Hardware(CheckedFields):
     """A kind of device, and its links.
 
     Attributes:

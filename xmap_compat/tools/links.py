@@ -24,7 +24,7 @@ _WANTED = {"float": "a positive number", "Rates": "Rates(...)", "Link": "a Link(
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
+class CheckedFields:
     """Refuses a value of another type than its field, a negative number, and zero unless it is the default."""
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ def _is_right(value: Any, kind: str, default: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Link(Checked):
+class Link(CheckedFields):
     """The link over which a device sends along a mesh axis.
 
     Attributes:

@@ -97,7 +97,7 @@ def listing(placed: PlacedCall, paths: Sequence[str]) -> Listing:
     Args:
       paths: the names of the arguments.
     """
-    jaxpr, reader = placed.program.jaxpr, _Reader(placed, paths)
+    jaxpr, reader = placed.program.jaxpr, _Lister(placed, paths)
     variables = _jax.input_vars(jaxpr)
     constants = (name for k in itertools.count() if (name := f"const{k}") not in paths)
     called = dict(zip(variables, [*itertools.islice(constants, len(variables) - len(paths)), *paths]))
@@ -115,7 +115,7 @@ class _Recording(Checker):
         return super().results(jaxpr, inputs)
 
 
-class _Reader:
+class _Lister:
     """Reads the jaxprs of a named program; ``called`` has the names of variables."""
 
     def __init__(self, placed: PlacedCall, paths: Sequence[str]):

@@ -53,7 +53,7 @@ def itemsize(dtype: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Body:
+class StagedBody:
     """One use of a jaxpr in a staged program.
 
     Attributes:
@@ -92,7 +92,7 @@ class Operation:
     eqn: Any
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
-    body: Body
+    body: StagedBody
     found: Any = None
     branches: tuple[Branch, ...] = ()
 
@@ -127,7 +127,7 @@ _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Che
 
 def tree_of(jaxpr: Any) -> Tree:
     """A staged program as a tree, with what is known about how its values are cut."""
-    tree, whole = _tree(_jax.without_dead_code(jaxpr), Body()), _tree(jaxpr, Body())
+    tree, whole = _tree(_jax.without_dead_code(jaxpr), StagedBody()), _tree(jaxpr, StagedBody())
     for value, given in zip(tree.inputs, whole.inputs):
         _tell(value, given.parts)  # by a spec, also where nothing needs the argument
     _spread_parts(tree)
@@ -135,7 +135,7 @@ def tree_of(jaxpr: Any) -> Tree:
     return tree
 
 
-def _tree(jaxpr: Any, body: Body) -> Tree:
+def _tree(jaxpr: Any, body: StagedBody) -> Tree:
     opened, _ = _jax.open_jaxpr(jaxpr)
     env = {v: Value(v.aval) for v in opened.invars}
     inputs = tuple(env.values())
@@ -162,11 +162,13 @@ def _value(env: dict[Any, Value], v: Any) -> Value:
     return env.setdefault(v, Value(v.aval))
 
 
-def _operations(opened: Any, env: dict[Any, Value], body: Body) -> Iterator[Operation]:
+def _operations(opened: Any, env: dict[Any, Value], body: StagedBody) -> Iterator[Operation]:
     for eqn in opened.eqns:
         operands = tuple(_value(env, v) for v in eqn.invars)
         found = _jax.read(eqn)
-        inside = Body(body.stack_of(eqn), found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape)
+        inside = StagedBody(
+            body.stack_of(eqn), found.mesh_shape if isinstance(found, _jax.ShardMap) else body.mesh_shape
+        )
         if isinstance(found, _INLINED):
             called, _ = _jax.open_jaxpr(found.body)
             bound = dict(zip(called.invars, operands[len(operands) - len(called.invars) :]))
@@ -181,7 +183,7 @@ def _operations(opened: Any, env: dict[Any, Value], body: Body) -> Iterator[Oper
         yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, operands, results, inside)))
 
 
-def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: Body) -> Any:
+def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: StagedBody) -> Any:
     for value, spec in zip((*operands, *results), (*found.in_specs, *found.out_specs)):
         _tell(value, math.prod(found.mesh_shape[a] for entry in spec for a in _jax.axes_of_entry(entry)))
     opened, _ = _jax.open_jaxpr(found.body)
@@ -192,7 +194,7 @@ def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequenc
 
 
 def _branches(
-    eqn: Any, found: Any, operands: Sequence[Value], results: Sequence[Value], inside: Body
+    eqn: Any, found: Any, operands: Sequence[Value], results: Sequence[Value], inside: StagedBody
 ) -> Iterator[Branch]:
     if isinstance(found, _jax.Cond):
         for branch in found.branches:

@@ -196,7 +196,7 @@ class MarkingEvaluator(Evaluator):
     def equation(self, eqn, operands):
         if eqn.primitive.name not in COLLECTIVES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
-        with self.marks.at(eqn, operands, self.loc.placements) as mark, jax.named_scope(mark):
+        with self.marks.at(eqn, operands, self.view.placements) as mark, jax.named_scope(mark):
             return super().equation(eqn, operands)
 
 

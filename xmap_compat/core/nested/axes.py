@@ -29,14 +29,9 @@ def check_offered(placements: Mapping[AxisName, Placement]) -> None:
             raise errors.axis_given_away(placement.name, late[0])
 
 
-def on_mesh(axes: Mapping[DeviceAxis, int]) -> dict[AxisName, Placement]:
-    """Mesh axes as named axes of the outermost xmap, each on itself."""
-    return {axis: Placement(axis, size, (axis.mesh_axis,), (size,)) for axis, size in axes.items()}
-
-
-def hidden(axes: Mapping[DeviceAxis, int]) -> dict[AxisName, Placement]:
-    """The same as a nested xmap sees them: as axes that are bound around it."""
-    return {axis: Placement(axis, size, (axis,), (size,)) for axis, size in axes.items()}
+def as_placements(axes: Mapping[DeviceAxis, int], *, nested: bool = False) -> dict[AxisName, Placement]:
+    """Mesh axes as named axes, each on itself; a nested xmap sees them as axes that are bound around it."""
+    return {axis: Placement(axis, size, (axis if nested else axis.mesh_axis,), (size,)) for axis, size in axes.items()}
 
 
 def own_of(placements: Iterable[Placement]) -> tuple[Placement, ...]:

@@ -10,49 +10,49 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import Locality, gather_over
+from xmap_compat.core.device import DeviceView, gather_over
 from xmap_compat.core.nested.primitives import bind, take_p
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec
 from xmap_compat.core.values import NamedValue
 
 
-def locality(placements: Mapping[AxisName, Placement], device_axes: Mapping[DeviceAxis, int]) -> Locality:
+def device_view(placements: Mapping[AxisName, Placement], device_axes: Mapping[DeviceAxis, int]) -> DeviceView:
     """One device as a nested xmap knows it: its mesh axes are named axes of the outermost one."""
     taken_by = {axis: p.name for p in placements.values() for axis in p.mesh_axes}
     sizes = {DeviceAxis(a.mesh_axis, taken_by.get(a.mesh_axis)): size for a, size in device_axes.items()}
-    return Locality({n: p.on_device_axes() for n, p in placements.items()}, tuple(sizes), dict(sizes), nested=True)
+    return DeviceView({n: p.on_device_axes() for n, p in placements.items()}, tuple(sizes), dict(sizes), nested=True)
 
 
-def take_part(loc: Locality, data: Any, spec: AxisSpec) -> NamedValue:
+def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Cut the named dimensions into (mesh axes..., local), and take this device's element of the former."""
     named = spec.name_at()
     shape: list[int] = []
     labels: list[Any] = []
     for k, size in enumerate(jnp.shape(data)):
-        place = loc.placements[named[k]] if k in named else None
+        place = view.placements[named[k]] if k in named else None
         shape.extend((*place.mesh_sizes, place.local_size) if place else (size,))
         labels.extend((*place.mesh_axes, named[k]) if place else (None,))
-    mesh_axes = loc.mesh_axes_of(named.values())
+    mesh_axes = view.mesh_axes_of(named.values())
     front = [labels.index(m) for m in mesh_axes]
     rest = [k for k in range(len(labels)) if k not in front]
     data = lax.transpose(lax.reshape(data, shape), (*front, *rest))
-    sizes = tuple(map(loc.mesh_size, mesh_axes))
+    sizes = tuple(map(view.mesh_size, mesh_axes))
     if mesh_axes:
         data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
         data = bind(take_p, data, mesh_axes, sizes)
     dims = tuple(labels[k] for k in rest)
-    single = [k for k, n in enumerate(dims) if n is not None and not loc.has_local_dim(n)]
+    single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
     kept = tuple(n for k, n in enumerate(dims) if k not in single)
     return NamedValue(lax.squeeze(data, single) if single else data, kept, frozenset(named.values()))
 
 
-def gather_parts(loc: Locality, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
+def gather_parts(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:
     """Gather a result's named axes into the positions that its spec says."""
     names = [name for _, name in spec.names]
-    gathered = gather_over(loc, value, names) if names else value
+    gathered = gather_over(view, value, names) if names else value
     data = gathered.data
     if names:
-        data = lax.reshape(data, (*(loc.placements[n].size for n in names), *data.shape[1:]))
+        data = lax.reshape(data, (*(view.placements[n].size for n in names), *data.shape[1:]))
         data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])
     return _jax.with_weak_type(data, weak_type)

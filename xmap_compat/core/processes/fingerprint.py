@@ -220,7 +220,7 @@ def _under_vmap(trace, eqn):
 
 
 _RULES: dict[type, Callable[..., Any]] = {
-    **dict.fromkeys((_jax.CustomJvp, _jax.CustomVjp, _jax.Operation), derivative),
+    **dict.fromkeys((_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation), derivative),
     _jax.CustomVmap: _under_vmap,
 }
 

@@ -67,7 +67,7 @@ def evaluate_whole(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) ->
     JAX (to 0.12) maps a custom rule late, when it has forgotten the axis of that vmap: a constant and a mapped value
     then meet with different varying mesh axes.  Mapping a jitted function recalls the axis.
     """
-    if not (ev.loc.typed and ev.loc.foreign):
+    if not (ev.view.typed and ev.view.foreign):
         return ev.evaluate(jaxpr, operands)
 
     @jax.jit
@@ -89,12 +89,12 @@ def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[A
     if (id(eqn), order) not in ev.rules:
         inner = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
         found = [collectives_of_rules(ev, e, order) for e in inner]
-        if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.Operation)):
+        if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
             try:
                 made = _jax.open_jaxpr(derivative(ev.trace, eqn))[0].eqns
                 found += [collectives_of(e) | collectives_of_rules(ev, e, order + 1) for e in made]
             except Exception:
-                found.append(frozenset(ev.loc.placements))
+                found.append(frozenset(ev.view.placements))
         ev.rules[id(eqn), order] = frozenset().union(*found), eqn  # the equation is kept, so that no other gets its id
     return ev.rules[id(eqn), order][0]
 

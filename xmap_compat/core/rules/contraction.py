@@ -21,7 +21,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.device import Locality, sum_devices, vary_over
+from xmap_compat.core.device import DeviceView, sum_devices, vary_over
 from xmap_compat.core.parameters import Params
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import COTANGENT, NamedValue
@@ -46,7 +46,7 @@ class Subscripts(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mentions:
+class Skipped:
     """For the type check of a brace einsum: axes that an operand skips while another one mentions them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Mentions:
 
 
 def bind_contraction(
-    *operands: Any, axes: Sequence[Hashable], subscripts: Subscripts, mentions: Mentions | None = None, **options: Any
+    *operands: Any, axes: Sequence[Hashable], subscripts: Subscripts, mentions: Skipped | None = None, **options: Any
 ) -> Any:
     """The sum of the operands' products; an ordinary einsum if no named axis is left to sum over or to check.
 
@@ -231,7 +231,7 @@ def _without_axis(mentions, name, varies):
     return left_to_check(mentions, {name})
 
 
-def left_to_check(mentions: Mentions | None, known: Container[Hashable]) -> Mentions | None:
+def left_to_check(mentions: Skipped | None, known: Container[Hashable]) -> Skipped | None:
     """The mentions left to check when some axes have been checked."""
     if mentions is None:
         return None
@@ -244,25 +244,25 @@ contraction_p = _jax.define_named_primitive(
 )
 
 
-def contract(loc: Locality, params: Params, *operands: NamedValue) -> NamedValue:
+def contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedValue:
     """``pdot``: one contraction of what the device holds, then one all-reduce of the result."""
-    own = loc.own(params["axes"])
+    own = view.own(params["axes"])
     names = frozenset().union(*(v.names for v in operands))
     positional = params["subscripts"]
-    local = dict(zip(loc.local_names(names), fresh_labels(positional.inputs)))
+    local = dict(zip(view.local_names(names), fresh_labels(positional.inputs)))
     inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
     order = output_order(inputs, positional.output, [local[n] for n in local if n not in own])
     data = bind_contraction(
-        *(vary_over(loc, v, names).data for v in operands),
-        axes=[n for n in params["axes"] if not loc.is_own(n)],
+        *(vary_over(view, v, names).data for v in operands),
+        axes=[n for n in params["axes"] if not view.is_own(n)],
         subscripts=Subscripts(tuple(inputs), order),
         # Inside a shard_map, names bound outside of it cannot be checked.
-        mentions=None if loc.typed else left_to_check(params["mentions"], loc.placements),
+        mentions=None if view.typed else left_to_check(params["mentions"], view.placements),
         **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
     )
-    mesh_axes = loc.mesh_axes_of(n for n in params["axes"] if n in own & names)
-    data = summed(lambda x: sum_devices(loc, x, mesh_axes), data) if mesh_axes else data
-    repeats = loc.total_size(own - names)
+    mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)
+    data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
+    repeats = view.total_size(own - names)
     if repeats != 1 and COTANGENT not in names:
         data = data * np.asarray(repeats).astype(data.dtype)
     dims = {label: name for name, label in local.items()}

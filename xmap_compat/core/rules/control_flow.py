@@ -60,13 +60,13 @@ def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[N
 
     (The type check of the program finds the xmap's own axes.)
     """
-    while ev.loc.foreign:
+    while ev.view.foreign:
         before = [_jax.varying_axes(v.data) for v in carry]
         types = jax.make_jaxpr(step)(carry).out_avals
         after = [axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)]
         if after == before:
             break
-        carry = vary_as(ev.loc, carry, after)
+        carry = vary_as(ev.view, carry, after)
     return carry
 
 
@@ -93,11 +93,11 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
     step = lambda carry: ev.conformed(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.conformed(init, names)
     together = ev.communicates(loop.condition, loop.body)
-    batched = loop.condition.out_avals[0].shape or ev.loc.local_names(varying)
+    batched = loop.condition.out_avals[0].shape or ev.view.local_names(varying)
     if not batched and not (varying and together):
         first = _settled(ev, step, first)
         return lax.while_loop(lambda carry: condition(carry).data, step, first)
-    asked_again = any(not ev.loc.is_own(n) for n in collectives_in(loop.condition))
+    asked_again = any(not ev.view.is_own(n) for n in collectives_in(loop.condition))
     return _while_any(_Condition(ev, condition, varying, together), step, first, asked_again)
 
 
@@ -118,7 +118,7 @@ class _Condition:
         """Whether any element goes on, and which do."""
         (pending,) = self.ev.conformed([self.condition(carry)], [self.varying])
         left = pending.data.any()
-        axes = self.ev.loc.mesh_axes_of(self.varying) if self.together else ()
+        axes = self.ev.view.mesh_axes_of(self.varying) if self.together else ()
         return lax.pmax(left.astype(np.int32), axes) > 0 if axes else left, pending
 
 
@@ -131,7 +131,7 @@ def _while_any(condition: _Condition, step, first, asked_again: bool):
 
     def advance(pending, carry):
         stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]
-        return [conform(condition.ev.loc, new, old.dims, old.names) for old, new in zip(carry, stepped)]
+        return [conform(condition.ev.view, new, old.dims, old.names) for old, new in zip(carry, stepped)]
 
     first = _settled(condition.ev, lambda carry: advance(condition(carry)[1], carry), first)
     if asked_again:
@@ -153,7 +153,7 @@ def _select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
         full = (*which.data.shape, *trailing)
         data = lax.broadcast_in_dim(which.data, full, range(which.data.ndim))
         which = NamedValue(data, (*which.dims, *(None for _ in trailing)), which.names)
-    return bind_named(ev.loc, lax.select_n_p, [which, *cases], {})[0]
+    return bind_named(ev.view, lax.select_n_p, [which, *cases], {})[0]
 
 
 def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -169,7 +169,7 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
     index, *operands = operands
     branches = cond.branches
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
-    if ev.loc.local_names(index.names) or (index.names and ev.communicates(*branches)):
+    if ev.view.local_names(index.names) or (index.names and ev.communicates(*branches)):
         return _cond_select(ev, branches, index, operands)
     ev = dataclasses.replace(ev, taken=None)
 
@@ -179,17 +179,17 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
     if cond.platforms is not None:
         return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
     # Operands are cast before the branches: a cast within a branch would become a sum within a branch of the gradient.
-    operands = [vary_over(ev.loc, v, index.names) for v in operands]
+    operands = [vary_over(ev.view, v, index.names) for v in operands]
     return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
 
 
 def _alike(ev, branches, operands):
     """Branches whose results vary over the same foreign mesh axes."""
-    if not ev.loc.foreign:
+    if not ev.view.foreign:
         return branches
     types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
     axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
-    return [lambda *values, branch=branch: vary_as(ev.loc, branch(*values), axes) for branch in branches]
+    return [lambda *values, branch=branch: vary_as(ev.view, branch(*values), axes) for branch in branches]
 
 
 def _by_platform(platforms, branches, operands):
@@ -206,7 +206,7 @@ def _by_platform(platforms, branches, operands):
 def _cond_select(ev, branches, index, operands):
     taken = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
     if ev.taken is not None:
-        taken = [bind_named(ev.loc, lax.and_p, [ev.taken, own], {})[0] for own in taken]
+        taken = [bind_named(ev.view, lax.and_p, [ev.taken, own], {})[0] for own in taken]
     results = [dataclasses.replace(ev, taken=own).evaluate(b, operands) for b, own in zip(branches, taken)]
     return [_select(ev, index, cases) for cases in zip(*results)]
 
@@ -226,7 +226,7 @@ def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValu
     """
     assert ev.taken is not None
     plain = dataclasses.replace(ev, taken=None)
-    apart = lambda name: name not in ev.taken.names and ev.loc.is_own(name)  # noqa: E731
+    apart = lambda name: name not in ev.taken.names and ev.view.is_own(name)  # noqa: E731
     met = [frozenset(n for n in ev.collectives(eqn) if not apart(n)) for eqn in eqns]
     flowing = _flowing_into(eqns, met)
     kinds = [None if flows else _jax.read(eqn) for eqn, flows in zip(eqns, flowing)]
@@ -269,12 +269,12 @@ def _cut_unreached(ev, over, value):
     """Cut the gradient of an element if no element along the axes ``over`` takes the branch."""
     names = sorted(over, key=str)
     taken = dataclasses.replace(ev.taken, data=ev.taken.data.astype(np.int32))
-    axes = ev.loc.mesh_axes_of(over)
-    if not (axes and ev.loc.typed):
-        found = max_over(ev.loc, taken, names)
+    axes = ev.view.mesh_axes_of(over)
+    if not (axes and ev.view.typed):
+        found = max_over(ev.view, taken, names)
         return _cut(ev, dataclasses.replace(found, data=found.data > 0), value)
     # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
-    value = conform_to_names(ev.loc, value, value.names | (taken.names - over))
+    value = conform_to_names(ev.view, value, value.names | (taken.names - over))
     dims = [n for n in value.dims if n is not None]
     taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
     taken = transposed(taken, tuple(n for n in dims if n in taken.dims))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
 
 
-def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
+def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
     """What to apply a custom backward rule to, for an operand that varies over ``own_names``: the sum of these cases.
 
     The cotangent of a result that does not vary over an axis arrives summed over it, and what the rule makes for an
@@ -70,7 +70,7 @@ def cotangents_for(loc, jaxpr, residuals, cotangents, own_names) -> list[dict[in
     for k, (ct, collectives) in enumerate(zip(cotangents, collectives_of_results(jaxpr), strict=True)):
         if not is_no_array(ct):
             summed = together - ct.names
-            cases.setdefault(summed & collectives, {})[k] = _at_first_element(loc, ct, summed - collectives)
+            cases.setdefault(summed & collectives, {})[k] = _at_first_element(view, ct, summed - collectives)
     return list(cases.values()) or [{}]
 
 
@@ -106,19 +106,19 @@ def collectives_of_results(jaxpr) -> list[Names]:
     return [read(v) for v in body.outvars]
 
 
-def _at_first_element(loc, value, names):
+def _at_first_element(view, value, names):
     """A value that is set to zero except at the first element of axes that it did not vary over."""
     if not names:
         return value
-    index = index_of(loc, [n for n in loc.placements if n in names])
-    return apply_positional(loc, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index)
+    index = index_of(view, [n for n in view.placements if n in names])
+    return apply_positional(view, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index)
 
 
 def with_cotangents(ev: Evaluator) -> Evaluator:
     """An evaluator that knows the mark of cotangents, as an axis of one element."""
-    placements = {**ev.loc.placements, COTANGENT: Placement(COTANGENT, 1)}
-    loc = dataclasses.replace(ev.loc, placements=placements)
-    return dataclasses.replace(ev, loc=loc, checker=dataclasses.replace(ev.checker, placements=placements, room=NONE))
+    placements = {**ev.view.placements, COTANGENT: Placement(COTANGENT, 1)}
+    view = dataclasses.replace(ev.view, placements=placements)
+    return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements, room=NONE))
 
 
 def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
@@ -131,6 +131,6 @@ def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Name
     cotangent = dataclasses.replace(cotangent, names=cotangent.names - {COTANGENT})
     extra = cotangent.names - names
     if extra:
-        cotangent = sum_over(ev.loc, cotangent, sorted(extra, key=str))
-    cotangent = conform(ev.loc, cotangent, dims, names)
+        cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
+    cotangent = conform(ev.view, cotangent, dims, names)
     return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))

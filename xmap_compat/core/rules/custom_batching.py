@@ -22,13 +22,13 @@ def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedVa
     if ev.named_axes(eqn):
         return ev.over_names(eqn, operands)
     names = frozenset().union(*(v.names for v in operands))
-    if ev.loc.local_names(names) or not ev.loc.typed:
-        return bind_named(ev.loc, eqn.primitive, operands, eqn.params)
+    if ev.view.local_names(names) or not ev.view.typed:
+        return bind_named(ev.view, eqn.primitive, operands, eqn.params)
 
     @jax.custom_batching.custom_vmap
     def fun(*arrays):
         values = [NamedValue(x, v.dims, v.names) for x, v in zip(arrays, operands)]
-        return [vary_over(ev.loc, out, names).data for out in ev.evaluate(call.body, values)]
+        return [vary_over(ev.view, out, names).data for out in ev.evaluate(call.body, values)]
 
     @fun.def_vmap
     def rule(axis_size, in_batched, *arrays):

@@ -34,12 +34,12 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
       varies over more is refused, since the result has no place for it.
     """
     names = ev.checker.equation(eqn, [v.names for v in operands])
-    operands = vary_alike(ev.loc, operands)
+    operands = vary_alike(ev.view, operands)
     inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
     def conformed(primals, outs):
         """Results that vary as their names say, and as the operands do."""
-        return vary_alike(ev.loc, [*primals, *ev.conformed(outs, names)])[len(primals) :]
+        return vary_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
 
     def values_of(operands):
         return conformed(operands, evaluate_whole(ev, call.body, operands))
@@ -69,7 +69,7 @@ def _tangent_like(ev, primal, tangent, eqn):
         return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return vary_alike(ev.loc, [primal, conform(ev.loc, tangent, primal.dims, primal.names)])[1]
+    return vary_alike(ev.view, [primal, conform(ev.view, tangent, primal.dims, primal.names)])[1]
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -104,7 +104,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     def backward(residuals, cotangents, own_names):
         """The cotangents of the operands, right for those that vary over ``own_names``."""
-        cases = cotangents_for(ev.loc, call.body, residuals, cotangents, own_names)
+        cases = cotangents_for(ev.view, call.body, residuals, cotangents, own_names)
         return [apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
 
     def bwd(residuals, cotangents):

@@ -17,12 +17,12 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality, Part, conform_to_names, travel, vary_over
+from xmap_compat.core.device import DeviceView, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules.groups import all_to_all_in_groups, members_table, partial_sums
 from xmap_compat.core.rules.translation import Translation
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
     COTANGENT,
     NamedValue,
@@ -34,30 +34,30 @@ from xmap_compat.core.values import (
 )
 
 
-def sum_scatter(loc: Locality, value: NamedValue, names: Sequence[AxisName], position: int, tiled: bool) -> NamedValue:
+def sum_scatter(view: DeviceView, value: NamedValue, names: AxisNames, position: int, tiled: bool) -> NamedValue:
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
-    if not loc.present(value, names):
-        chunk = _own_chunk(loc, value, names, position)
-        repeats = 1 if COTANGENT in value.names else loc.total_size(names)
+    if not view.present(value, names):
+        chunk = _own_chunk(view, value, names, position)
+        repeats = 1 if COTANGENT in value.names else view.total_size(names)
         result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
         return result if tiled else squeeze_positional(result, position)
-    value = conform_to_names(loc, value, value.names | loc.own(names))
+    value = conform_to_names(view, value, value.names | view.own(names))
     summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
-    result = _scattered(loc, summed, names, position)
+    result = _scattered(view, summed, names, position)
     return result if tiled else squeeze_positional(result, position)
 
 
-def _scattered(loc, summed, names, position):
+def _scattered(view, summed, names, position):
     """Sum the devices' own sums over devices, cut along a positional dimension."""
-    data, mesh, local = _split(loc, summed, position, names)
+    data, mesh, local = _split(view, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
-        data = travel(loc, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
+        data = travel(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
         data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
 
 
-def _scatter_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+def _scatter_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """Sum each member's piece on a device, then over devices."""
     names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
     members, count = members_table(groups), len(groups[0])
@@ -65,12 +65,12 @@ def _scatter_in_groups(loc: Locality, params: Params, value: NamedValue) -> Name
     def cut(x):
         return jnp.moveaxis(x.reshape(*x.shape[:at], count, x.shape[at] // count, *x.shape[at + 1 :]), at, 0)
 
-    pieces = apply_positional(loc, cut, conform_to_names(loc, value, value.names | loc.own(names)))
-    result = squeeze_positional(_scattered(loc, partial_sums(loc, pieces, names, members, len(members)), names, 0), 0)
+    pieces = apply_positional(view, cut, conform_to_names(view, value, value.names | view.own(names)))
+    result = squeeze_positional(_scattered(view, partial_sums(view, pieces, names, members, len(members)), names, 0), 0)
     return result if params["tiled"] else squeeze_positional(result, at)
 
 
-def _split(loc: Locality, value: NamedValue, position: int, names: Sequence[AxisName]):
+def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
     """Cut a positional dimension into the parts of the named axes and move those to the front.
 
     Returns:
@@ -78,11 +78,11 @@ def _split(loc: Locality, value: NamedValue, position: int, names: Sequence[Axis
       value's own dimensions, the cut one with what is left of it; and the two lists of parts.
     """
     at = value.positional_dims()[position]
-    parts = loc.parts(names)
-    left = value.data.shape[at] // loc.total_size(names)
+    parts = view.parts(names)
+    left = value.data.shape[at] // view.total_size(names)
     sizes = [part.size for part in parts]
     data = _jax.reshaped(value.data, (*value.data.shape[:at], *sizes, left, *value.data.shape[at + 1 :]))
-    mesh, local = loc.parts_by_kind(names)
+    mesh, local = view.parts_by_kind(names)
     front = [at + parts.index(part) for part in (*mesh, *local)]
     rest = [k for k in range(data.ndim) if k not in front]
     return lax.transpose(data, (*front, *rest)), mesh, local
@@ -92,45 +92,45 @@ def _merge_leading(data, count):
     return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
-def all_to_all(loc: Locality, value: NamedValue, names: Sequence[AxisName], split: int, concat: int) -> NamedValue:
+def all_to_all(view: DeviceView, value: NamedValue, names: AxisNames, split: int, concat: int) -> NamedValue:
     """The primitive behind ``lax.all_to_all``, which is always tiled: one exchange between devices.
 
     (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
     """
-    if not loc.present(value, names):
-        chunk = _own_chunk(loc, value, names, split)
-        copies = lax.broadcast(chunk.data, (loc.total_size(names),))
+    if not view.present(value, names):
+        chunk = _own_chunk(view, value, names, split)
+        copies = lax.broadcast(chunk.data, (view.total_size(names),))
         received = NamedValue(copies, (None, *chunk.dims), chunk.names)
     else:
-        received = _exchange(loc, value, names, split)
+        received = _exchange(view, value, names, split)
     return merge_positional(move_positional(received, 0, concat), concat)
 
 
-def _own_chunk(loc, value, names, position):
+def _own_chunk(view, value, names, position):
     """Where a value is the same everywhere, each element takes its chunk: nothing needs to be sent."""
-    value = vary_over(loc, value, names)
-    data, mesh, local = _split(loc, value, position, names)
+    value = vary_over(view, value, names)
+    data, mesh, local = _split(view, value, position, names)
     if mesh:
-        index = device_index(loc, [part.name for part in mesh])
+        index = device_index(view, [part.name for part in mesh])
         data = lax.dynamic_index_in_dim(_merge_leading(data, len(mesh)), index, 0, keepdims=False)
     return NamedValue(data, (*(part.name for part in local), *value.dims), value.names)
 
 
-def _exchange(loc, value, names, split):
+def _exchange(view, value, names, split):
     """The chunks that all elements have for this one, with a first positional dimension for the source."""
-    value = conform_to_names(loc, value, value.names | loc.own(names))
-    data, mesh, local = _split(loc, value, split, names)
+    value = conform_to_names(view, value, value.names | view.own(names))
+    data, mesh, local = _split(view, value, split, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
         shape = data.shape
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
-        data = travel(loc, exchange, _merge_leading(data, len(mesh)))
+        data = travel(view, exchange, _merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
     # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
     lead = len(mesh) + len(local)
     at: dict[Part, int] = {part: k for k, part in enumerate(mesh)}
     at.update((part, lead + value.dims.index(part.name)) for part in local)
-    source = [at[part] for part in loc.parts(names)]
+    source = [at[part] for part in view.parts(names)]
     owner = range(len(mesh), lead)
     rest = [k for k in range(lead, data.ndim) if k not in source]
     data = _merge_leading(lax.transpose(data, (*source, *owner, *rest)), len(source))
@@ -138,30 +138,30 @@ def _exchange(loc, value, names, split):
     return NamedValue(data, dims, value.names)
 
 
-def permute(loc: Locality, value: NamedValue, names: Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> NamedValue:
+def permute(view: DeviceView, value: NamedValue, names: AxisNames, perm: Sequence[tuple[int, int]]) -> NamedValue:
     """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing are zero."""
-    if not loc.present(value, names):
-        return _keep_received(loc, value, names, perm)
-    value = conform_to_names(loc, value, value.names | loc.own(names))
-    mesh, local = loc.parts_by_kind(names)
+    if not view.present(value, names):
+        return _keep_received(view, value, names, perm)
+    value = conform_to_names(view, value, value.names | view.own(names))
+    mesh, local = view.parts_by_kind(names)
     local_names = [part.name for part in local]
     data = _merge_leading(leading(value, local_names), len(local))
-    parts = loc.parts(names)
+    parts = view.parts(names)
     device, slot = _linear_index(parts, mesh), _linear_index(parts, local)
     moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
-    data = _permute_slots(loc, data, moves, tuple(part.name for part in mesh))
+    data = _permute_slots(view, data, moves, tuple(part.name for part in mesh))
     data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*local_names, *without(value.dims, local_names)), value.names)
 
 
-def _keep_received(loc, value, names, perm):
+def _keep_received(view, value, names, perm):
     """Keep a value that is the same everywhere at the positions that receive it; put zeros elsewhere."""
-    received = np.zeros(loc.total_size(names), bool)
+    received = np.zeros(view.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():
-        return conform_to_names(loc, value, value.names | loc.own(names))
+        return conform_to_names(view, value, value.names | view.own(names))
     mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
-    return apply_positional(loc, mask, value, index_of(loc, names))
+    return apply_positional(view, mask, value, index_of(view, names))
 
 
 def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
@@ -174,16 +174,16 @@ def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
     return index.tolist()
 
 
-def _permute_slots(loc, data, moves, mesh_axes):
+def _permute_slots(view, data, moves, mesh_axes):
     """Carry out moves ``(source device, source slot, destination device, destination slot)``.
 
     Only slabs that change device travel, in as few collectives as ``exchange_rounds`` finds; the rest
     is local indexing with tables that depend on the device.
     """
-    devices = math.prod(map(loc.mesh_size, mesh_axes))
+    devices = math.prod(map(view.mesh_size, mesh_axes))
     slots = data.shape[0]
     if devices > 1 and slots == 1:
-        return travel(loc, functools.partial(_sent, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
+        return travel(view, functools.partial(_sent, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
     buffers, nothing = [data], slots
     taken = np.full((devices, slots), -1)
     for source, slot, destination, target in moves:
@@ -195,24 +195,24 @@ def _permute_slots(loc, data, moves, mesh_axes):
         for (source, destination), pairs in batch.items():
             send[source] = [slot for slot, _ in pairs]
             taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
-        outgoing = _take_slots(loc, [data], send, mesh_axes)
-        buffers.append(travel(loc, functools.partial(_sent, mesh_axes, list(batch)), outgoing))
+        outgoing = _take_slots(view, [data], send, mesh_axes)
+        buffers.append(travel(view, functools.partial(_sent, mesh_axes, list(batch)), outgoing))
         nothing += width
     if (taken < 0).any():
         buffers.append(jnp.zeros_like(data[:1]))
         taken[taken < 0] = nothing
-    return _take_slots(loc, buffers, taken, mesh_axes)
+    return _take_slots(view, buffers, taken, mesh_axes)
 
 
 def _sent(mesh_axes, pairs, x):
     return lax.ppermute(x, mesh_axes, pairs)
 
 
-def _take_slots(loc, buffers, table, mesh_axes):
+def _take_slots(view, buffers, table, mesh_axes):
     """Rows of the buffers, one after the other, that a table ``[device, row]`` names for this device."""
     if (table == table[:1]).all():
         return _take_static(buffers, table[0])
-    rows = jnp.asarray(table)[device_index(loc, mesh_axes)]
+    rows = jnp.asarray(table)[device_index(view, mesh_axes)]
     return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
 
 
@@ -280,16 +280,16 @@ def _matching(pairs):
     return matched
 
 
-def _reduce_scatter(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    return sum_scatter(loc, value, axis_names(params), params["scatter_dimension"], params["tiled"])
+def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return sum_scatter(view, value, axis_names(params), params["scatter_dimension"], params["tiled"])
 
 
-def _all_to_all(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    return all_to_all(loc, value, axis_names(params), params["split_axis"], params["concat_axis"])
+def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return all_to_all(view, value, axis_names(params), params["split_axis"], params["concat_axis"])
 
 
-def _ppermute(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    return permute(loc, value, axis_names(params), params["perm"])
+def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return permute(view, value, axis_names(params), params["perm"])
 
 
 TRANSLATIONS = {

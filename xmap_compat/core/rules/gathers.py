@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xmap_compat.core.device import Locality, gather_over
+from xmap_compat.core.device import DeviceView, gather_over
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.rules.groups import group_members
@@ -10,16 +10,16 @@ from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import NamedValue, merge_positional, move_positional
 
 
-def _axis_index(loc: Locality, params: Params) -> NamedValue:
-    return index_of(loc, axis_names(params))
+def _axis_index(view: DeviceView, params: Params) -> NamedValue:
+    return index_of(view, axis_names(params))
 
 
-def _all_gather(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    return _put(gather_over(loc, value, axis_names(params), params.get("to", "invarying")), params)
+def _all_gather(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return _put(gather_over(view, value, axis_names(params), params.get("to", "invarying")), params)
 
 
-def _all_gather_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
-    return _put(group_members(loc, value, params)[0], params)
+def _all_gather_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
+    return _put(group_members(view, value, params)[0], params)
 
 
 def _put(gathered, params):

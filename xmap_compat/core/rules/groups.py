@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality, conform_to_names, gather_over, spread, sum_devices
+from xmap_compat.core.device import DeviceView, conform_to_names, gather_over, spread, sum_devices
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import NamedValue, leading
 
 
@@ -44,11 +44,11 @@ def _divided(everything: NamedValue, groups: np.ndarray) -> tuple[NamedValue, in
     return None
 
 
-def group_members(loc: Locality, value: NamedValue, params: Params):
+def group_members(view: DeviceView, value: NamedValue, params: Params):
     """The elements of each element's group in a new first positional dimension, and its place in the group."""
     names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
-    everything = gather_over(loc, value, names, "varying")
-    here = index_of(loc, names)
+    everything = gather_over(view, value, names, "varying")
+    here = index_of(view, names)
     if divided := _divided(everything, groups):
         everything, at = divided
         number, rank = (lax.rem, lax.div) if at else (lax.div, lax.rem)
@@ -58,16 +58,16 @@ def group_members(loc: Locality, value: NamedValue, params: Params):
         inner, ranks = np.int32(groups.size), np.argsort(groups.ravel()).astype(np.int32) % groups.shape[1]
         members = lambda g, i: g[jnp.asarray(members_table(groups))[i]]  # noqa: E731
         rank = lambda i, _: jnp.asarray(ranks)[i]  # noqa: E731
-    return apply_positional(loc, members, everything, here), apply_positional(loc, lambda i: rank(i, inner), here)
+    return apply_positional(view, members, everything, here), apply_positional(view, lambda i: rank(i, inner), here)
 
 
 def reduce_in_groups(reduce: Callable) -> Callable:
     """A reduction within groups, which may differ in size: all groups are reduced, those of one size together."""
 
-    def in_groups(loc, params, value):
+    def in_groups(view, params, value):
         names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
         own, alike = _group_numbers(groups), [np.array(list(some)) for _, some in itertools.groupby(groups, len)]
-        everything = gather_over(loc, value, names)
+        everything = gather_over(view, value, names)
 
         def reduce_all(everything):
             return jnp.concatenate([reduce(everything[members], (1,)) for members in alike])
@@ -75,46 +75,46 @@ def reduce_in_groups(reduce: Callable) -> Callable:
         if divided := len(alike) == 1 and _divided(everything, alike[0]):
             everything, at = divided
             reduce_all = lambda everything: reduce(everything, (1 - at,))  # noqa: E731
-        reduced = apply_positional(loc, reduce_all, everything)
-        return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i]], reduced, index_of(loc, names))
+        reduced = apply_positional(view, reduce_all, everything)
+        return apply_positional(view, lambda every, i: every[jnp.asarray(own)[i]], reduced, index_of(view, names))
 
     return in_groups
 
 
-def sum_in_groups(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+def sum_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.psum`` within groups: one all-reduce of the sums of all groups."""
     names, groups = axis_names(params), params["axis_index_groups"]
-    if not loc.mesh_axes_of(names):
-        return reduce_in_groups(lax.reduce_sum)(loc, params, value)
+    if not view.mesh_axes_of(names):
+        return reduce_in_groups(lax.reduce_sum)(view, params, value)
     own = _group_numbers(groups)
-    value = apply_positional(loc, lambda x: x[None], conform_to_names(loc, value, value.names | loc.own(names)))
-    partial = partial_sums(loc, value, names, own[:, None], len(groups))
-    data = sum_devices(loc, partial.data, loc.mesh_axes_of(names))
+    value = apply_positional(view, lambda x: x[None], conform_to_names(view, value, value.names | view.own(names)))
+    partial = partial_sums(view, value, names, own[:, None], len(groups))
+    data = sum_devices(view, partial.data, view.mesh_axes_of(names))
     summed = dataclasses.replace(partial, data=data, names=value.names - frozenset(names))
-    return apply_positional(loc, lambda every, i: every[jnp.asarray(own)[i]], summed, index_of(loc, names))
+    return apply_positional(view, lambda every, i: every[jnp.asarray(own)[i]], summed, index_of(view, names))
 
 
-def partial_sums(loc: Locality, value: NamedValue, names: Sequence[AxisName], table: np.ndarray, rows: int):
+def partial_sums(view: DeviceView, value: NamedValue, names: AxisNames, table: np.ndarray, rows: int):
     """For each of ``rows`` the sum, over a device's elements, of values that a table ``[element, k]`` assigns to it.
 
     ``k`` counts along the first positional dimension, which becomes that of the rows.
     """
-    local = loc.local_names(names)
+    local = view.local_names(names)
     front = [*map(value.dims.index, local), value.positional_dims()[0]]
     rest = [k for k in range(len(value.dims)) if k not in front]
     data = lax.transpose(value.data, (*front, *rest))
     tail = data.shape[len(front) :]
-    to = jnp.asarray(table)[leading(index_of(loc, names), local)]
+    to = jnp.asarray(table)[leading(index_of(view, names), local)]
     narrow = jnp.issubdtype(data.dtype, jnp.floating) and data.dtype.itemsize < 4  # a scatter adds in its own precision
     zeros = jnp.zeros((rows, *tail), np.float32 if narrow else data.dtype)
-    zeros = spread(loc, zeros, loc.mesh_axes_of(value.names))
+    zeros = spread(view, zeros, view.mesh_axes_of(value.names))
     shape = [size for size in to.shape if size != 1]  # XLA copies updates that have a dimension of one element
     sums = zeros.at[to.reshape(shape)].add(lax.reshape(data, (*shape, *tail)).astype(zeros.dtype))
     return NamedValue(sums.astype(data.dtype), (None, *(value.dims[k] for k in rest)), value.names)
 
 
-def all_to_all_in_groups(loc, params, value):
-    members, rank = group_members(loc, value, params)
+def all_to_all_in_groups(view, params, value):
+    members, rank = group_members(view, value, params)
     split, concat = params["split_axis"], params["concat_axis"]
     count = len(params["axis_index_groups"][0])
 
@@ -123,4 +123,4 @@ def all_to_all_in_groups(loc, params, value):
         chunk = lax.dynamic_slice_in_dim(group, r * width, width, 1 + split)
         return jnp.concatenate(list(chunk), axis=concat)
 
-    return apply_positional(loc, trade, members, rank)
+    return apply_positional(view, trade, members, rank)

@@ -16,30 +16,30 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named, bind_per_element, dot_dimensions
-from xmap_compat.core.device import Locality, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over
 from xmap_compat.core.values import NamedValue
 
 Params = Mapping[str, Any]
-Rule = Callable[[Locality, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
+OrdinaryRule = Callable[[DeviceView, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
 
 
 def evaluate_primitive(
-    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Params
+    view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Params
 ) -> list[NamedValue]:
     """Evaluate a primitive that knows nothing of names."""
-    operands = vary_alike(loc, operands)
+    operands = vary_alike(view, operands)
     if _jax.draws_from_rbg(primitive, operands):
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
-        return bind_per_element(loc, primitive, operands, params)
+        return bind_per_element(view, primitive, operands, params)
     rule = _pure_callback if primitive.name == "pure_callback" else DIRECT.get(primitive.name)
     if rule is not None:
-        results = rule(loc, primitive, operands, params)
+        results = rule(view, primitive, operands, params)
         if results is not None:
             return results
-    return bind_named(loc, primitive, operands, params)
+    return bind_named(view, primitive, operands, params)
 
 
-def _bind(loc, primitive, data, params, dims, names):
+def _bind(view, primitive, data, params, dims, names):
     (out,) = _jax.bind(primitive, data, params)
     return [NamedValue(out, dims, names)]
 
@@ -47,7 +47,7 @@ def _bind(loc, primitive, data, params, dims, names):
 # ---------------------------------------------------------------------- elementwise
 
 
-def _elementwise(loc, primitive, operands, params):
+def _elementwise(view, primitive, operands, params):
     """Align all operands to one layout; scalars may stay scalars, as they may in the program."""
     rank = max(v.dims.count(None) for v in operands)
     if any(v.dims and v.dims.count(None) != rank for v in operands):
@@ -59,12 +59,12 @@ def _elementwise(loc, primitive, operands, params):
     scalars_broadcast = rank > 0 or primitive.name not in _NO_SCALARS
     shape = next((tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands if v.dims.count(None)), ())
     data = [
-        x if scalars_broadcast and not v.dims else _aligned(loc, x, v.dims, dims, shape)
-        for v, x in ((v, vary_over(loc, v, names).data) for v in operands)
+        x if scalars_broadcast and not v.dims else _aligned(view, x, v.dims, dims, shape)
+        for v, x in ((v, vary_over(view, v, names).data) for v in operands)
     ]
-    if loc.foreign and primitive.name in _NO_SCALARS:
+    if view.foreign and primitive.name in _NO_SCALARS:
         data = [_staged(x) if not np.ndim(x) else x for x in data]
-    return _bind(loc, primitive, data, params, dims, names)
+    return _bind(view, primitive, data, params, dims, names)
 
 
 def _staged(scalar):
@@ -72,7 +72,7 @@ def _staged(scalar):
     return lax.squeeze(lax.broadcast_in_dim(scalar, (1,), ()), (0,))
 
 
-def _clamp(loc, primitive, operands, params):
+def _clamp(view, primitive, operands, params):
     """Bounds may be scalars, but one that has named axes must take the operand's whole shape.
 
     So must any bound that may have a derivative: JAX (to 0.12) has one only for bounds of the operand's shape.  A bound
@@ -82,15 +82,15 @@ def _clamp(loc, primitive, operands, params):
     names = frozenset().union(*(v.names for v in operands))
     dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
     shape = tuple(np.shape(x.data)[k] for k in x.positional_dims())
-    varied = [vary_over(loc, v, names) for v in operands]
+    varied = [vary_over(view, v, names) for v in operands]
     data = [
-        _aligned(loc, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data
+        _aligned(view, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data
         for k, v in enumerate(varied)
     ]
-    return _bind(loc, primitive, data, params, dims, names)
+    return _bind(view, primitive, data, params, dims, names)
 
 
-def _aligned(loc, data, have, want, shape=()):
+def _aligned(view, data, have, want, shape=()):
     """Transpose and broadcast to a layout; scalars gain the positional dimensions ``shape``."""
     if have == want:
         return data
@@ -105,7 +105,7 @@ def _aligned(loc, data, have, want, shape=()):
         return data
     sizes, positional = iter(data.shape), iter(shape)
     full = [
-        next(sizes) if k in kept else next(positional) if n is None else loc.placements[n].local_size
+        next(sizes) if k in kept else next(positional) if n is None else view.placements[n].local_size
         for k, n in enumerate(want)
     ]
     return lax.broadcast_in_dim(data, full, kept)
@@ -117,63 +117,63 @@ def _aligned(loc, data, have, want, shape=()):
 def _removing(param):
     """The rule of a primitive that removes the positional dimensions in a parameter: a reduction, or squeeze."""
 
-    def rule(loc, primitive, operands, params):
+    def rule(view, primitive, operands, params):
         (x,) = operands
         unnamed = x.positional_dims()
         gone = tuple(unnamed[d] for d in params[param])
         dims = tuple(n for k, n in enumerate(x.dims) if k not in gone)
-        return _bind(loc, primitive, [x.data], {**params, param: gone}, dims, x.names)
+        return _bind(view, primitive, [x.data], {**params, param: gone}, dims, x.names)
 
     return rule
 
 
-def _transpose(loc, primitive, operands, params):
+def _transpose(view, primitive, operands, params):
     (x,) = operands
     unnamed = x.positional_dims()
     order = iter(unnamed[d] for d in params["permutation"])
     permutation = tuple(k if n is not None else next(order) for k, n in enumerate(x.dims))
-    return _bind(loc, primitive, [x.data], {**params, "permutation": permutation}, x.dims, x.names)
+    return _bind(view, primitive, [x.data], {**params, "permutation": permutation}, x.dims, x.names)
 
 
-def _slice(loc, primitive, operands, params):
+def _slice(view, primitive, operands, params):
     (x,) = operands
     at = x.positional_dims()
     bounds = {"start_indices": [0] * x.data.ndim, "limit_indices": list(x.data.shape), "strides": [1] * x.data.ndim}
     for key, whole in bounds.items():
         for d, bound in zip(at, params[key] or ()):
             whole[d] = bound
-    return _bind(loc, primitive, [x.data], {key: tuple(whole) for key, whole in bounds.items()}, x.dims, x.names)
+    return _bind(view, primitive, [x.data], {key: tuple(whole) for key, whole in bounds.items()}, x.dims, x.names)
 
 
-def _broadcast_in_dim(loc, primitive, operands, params):
+def _broadcast_in_dim(view, primitive, operands, params):
     (x, *dynamic) = operands
     named = [n for n in x.dims if n is not None]
     lead = len(named)
     if dynamic or any(n is not None for n in x.dims[lead:]):
         return None
-    sizes = [loc.placements[n].local_size for n in named]
+    sizes = [view.placements[n].local_size for n in named]
     shifted = {
         "shape": (*sizes, *params["shape"]),
         "broadcast_dimensions": (*range(lead), *(lead + d for d in params["broadcast_dimensions"])),
     }
     dims = (*named, *(None,) * len(params["shape"]))
-    return _bind(loc, primitive, [x.data], {**params, **shifted}, dims, x.names)
+    return _bind(view, primitive, [x.data], {**params, **shifted}, dims, x.names)
 
 
-def _dot_general(loc, primitive, operands, params):
+def _dot_general(view, primitive, operands, params):
     x, y = operands
     if params.get("out_sharding") is not None:
         return None
     names = x.names | y.names
     numbers, dims = dot_dimensions(x, y, *params["dimension_numbers"])
-    data = [vary_over(loc, v, names).data for v in operands]
-    return _bind(loc, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
+    data = [vary_over(view, v, names).data for v in operands]
+    return _bind(view, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
 
 
 # ----------------------------------------------------------------------- callbacks
 
 
-def _pure_callback(loc, primitive, operands, params):
+def _pure_callback(view, primitive, operands, params):
     """Make one call for each element, as the body is written for one, unless the program allows more in a call.
 
     ``vectorized=True`` of old programs says so.  JAX adds dimensions to those operands that vary over an axis, and
@@ -185,10 +185,10 @@ def _pure_callback(loc, primitive, operands, params):
         names = frozenset().union(*(v.names for v in operands))
         ranks = [v.dims.count(None) for v in operands]
         if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
-            operands = [conform_to_names(loc, v, names) if v.names else v for v in operands]
+            operands = [conform_to_names(view, v, names) if v.names else v for v in operands]
         else:
             method = "sequential"
-    return bind_named(loc, primitive, operands, {**params, "vmap_method": method})
+    return bind_named(view, primitive, operands, {**params, "vmap_method": method})
 
 
 # --------------------------------------------------------------------------- table
@@ -206,7 +206,7 @@ _NO_SCALARS = ("select_n", "add_any")
 
 _REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
 
-DIRECT: dict[str, Rule] = {
+DIRECT: dict[str, OrdinaryRule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_REDUCTIONS, _removing("axes")),
     "clamp": _clamp,

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
-from xmap_compat.core.device import Locality
+from xmap_compat.core.device import DeviceView
 from xmap_compat.core.rules.ordinary import evaluate_primitive
 from xmap_compat.core.values import NamedValue, is_float0
 
@@ -39,15 +39,15 @@ class Layout:
 
 
 def evaluate_partitioned(
-    loc: Locality, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
+    view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
     """Evaluate a primitive that knows nothing of names, where XLA partitions it."""
-    if not (loc.compiler and fails_by_hand(primitive.name, loc.compiler)):
-        return evaluate_primitive(loc, primitive, operands, params)
+    if not (view.compiler and fails_by_hand(primitive.name, view.compiler)):
+        return evaluate_primitive(view, primitive, operands, params)
     layout = _LAYOUTS[primitive.name](params, operands)
-    operands = [_laid_out(loc, v, free, layout.named) for v, free in zip(operands, layout.operands, strict=True)]
-    results = evaluate_primitive(loc, primitive, operands, params)
-    return [_laid_out(loc, v, free, layout.named) for v, free in zip(results, layout.results, strict=True)]
+    operands = [_laid_out(view, v, free, layout.named) for v, free in zip(operands, layout.operands, strict=True)]
+    results = evaluate_primitive(view, primitive, operands, params)
+    return [_laid_out(view, v, free, layout.named) for v, free in zip(results, layout.results, strict=True)]
 
 
 def fails_by_hand(primitive: str, compiler: Collection[Any], mesh: Any = None) -> bool:
@@ -55,7 +55,7 @@ def fails_by_hand(primitive: str, compiler: Collection[Any], mesh: Any = None) -
     return primitive in _LAYOUTS and _jax.partitioned_axes(compiler, mesh) >= (1 if primitive in _BY_ONE_AXIS else 2)
 
 
-def _laid_out(loc: Locality, value: NamedValue, free: Free, named: bool) -> NamedValue:
+def _laid_out(view: DeviceView, value: NamedValue, free: Free, named: bool) -> NamedValue:
     if not value.dims or is_float0(value):
         return value
     unnamed = value.positional_dims()
@@ -64,7 +64,7 @@ def _laid_out(loc: Locality, value: NamedValue, free: Free, named: bool) -> Name
     if all(free_dims):
         return value
     entries = [PartitionSpec.UNCONSTRAINED if free else None for free in free_dims]
-    return dataclasses.replace(value, data=_jax.constrained(value.data, entries, loc.compiler))
+    return dataclasses.replace(value, data=_jax.constrained(value.data, entries, view.compiler))
 
 
 # ---------------------------------------------------------------------------- layouts

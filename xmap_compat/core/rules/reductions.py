@@ -13,16 +13,16 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import Locality, gather_devices, spread, sum_devices, travel
+from xmap_compat.core.device import DeviceView, gather_devices, spread, sum_devices, travel
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
 from xmap_compat.core.rules.groups import reduce_in_groups, sum_in_groups
 from xmap_compat.core.rules.translation import Translation
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import COTANGENT, NamedValue, without
 
 
-def _drop(value: NamedValue, names: Sequence[AxisName], data: Any, positions=()) -> NamedValue:
+def _drop(value: NamedValue, names: AxisNames, data: Any, positions=()) -> NamedValue:
     gone = {value.positional_dims()[p] for p in positions}
     dims = tuple(n for k, n in enumerate(value.dims) if k not in gone)
     return NamedValue(data, without(dims, names), value.names - frozenset(names))
@@ -33,40 +33,40 @@ def _reduction_dims(value, names, positions):
     return sorted([*value.dims_of(names), *(own[p] for p in positions)])
 
 
-def sum_over(loc: Locality, value: NamedValue, names: Sequence[AxisName], positions: Sequence[int] = ()) -> NamedValue:
+def sum_over(view: DeviceView, value: NamedValue, names: AxisNames, positions: Sequence[int] = ()) -> NamedValue:
     """``lax.psum``: a local sum, then one all-reduce of the result."""
-    present = loc.present(value, names)
+    present = view.present(value, names)
     dims = _reduction_dims(value, present, positions)
     data = lax.reduce_sum(value.data, dims) if dims else value.data
-    mesh_axes = loc.mesh_axes_of(present)
-    data = sum_devices(loc, data, mesh_axes)
-    repeats = loc.total_size(n for n in names if n not in present)
+    mesh_axes = view.mesh_axes_of(present)
+    data = sum_devices(view, data, mesh_axes)
+    repeats = view.total_size(n for n in names if n not in present)
     if repeats != 1 and COTANGENT not in value.names:
         data = data * np.asarray(repeats).astype(data.dtype)
     return _drop(value, names, data, positions)
 
 
 def _extremum_over(reduce: Callable, across: Callable):
-    def translate(loc, value, names, positions=()):
-        present = loc.present(value, names)
+    def translate(view, value, names, positions=()):
+        present = view.present(value, names)
         dims = _reduction_dims(value, present, positions)
-        mesh_axes = loc.mesh_axes_of(present)
+        mesh_axes = view.mesh_axes_of(present)
         local = lambda x: reduce(x, dims) if dims else x  # noqa: E731
         if not mesh_axes:
             data = local(value.data)
         else:
-            data = _across_devices(loc, lambda x: across(loc, local(x), mesh_axes), value.data, dims, mesh_axes)
+            data = _across_devices(view, lambda x: across(view, local(x), mesh_axes), value.data, dims, mesh_axes)
         return _drop(value, names, data, positions)
 
     return translate
 
 
-def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
+def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
     """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as within one."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extremum(x)
-    if loc.typed and set(mesh_axes) <= set(loc.mesh_axes):
-        params = {"reduced": tuple(dims), "mesh_axes": mesh_axes, "widens": loc.widens}
+    if view.typed and set(mesh_axes) <= set(view.mesh_axes):
+        params = {"reduced": tuple(dims), "mesh_axes": mesh_axes, "widens": view.widens}
         return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, **params)
 
     # An xmap around this one, or the user's vmap, has yet to translate collectives over axes outside.
@@ -78,8 +78,8 @@ def _across_devices(loc: Locality, extremum: Callable, x: Any, dims: Sequence[in
     def jvp(primals, tangents):
         (x,), (t,) = primals, tangents
         out = fun(x)
-        across = lambda x: spread(loc, x, mesh_axes)  # noqa: E731
-        return out, _tangent_of_ties(x, t, out, dims, across, lambda v: sum_devices(loc, v, mesh_axes))
+        across = lambda x: spread(view, x, mesh_axes)  # noqa: E731
+        return out, _tangent_of_ties(x, t, out, dims, across, lambda v: sum_devices(view, v, mesh_axes))
 
     return fun(x)
 
@@ -92,9 +92,9 @@ def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
 
 
 def _tangent_on_mesh(t, out, x, *, reduced, mesh_axes, widens):
-    loc = Locality({}, widens=widens)
-    across = lambda x: travel(loc, lambda x: lax.pcast(x, mesh_axes, to="varying"), x)  # noqa: E731
-    return _tangent_of_ties(x, t, out, reduced, across, lambda v: travel(loc, lambda v: lax.psum(v, mesh_axes), v))
+    view = DeviceView({}, widens=widens)
+    across = lambda x: travel(view, lambda x: lax.pcast(x, mesh_axes, to="varying"), x)  # noqa: E731
+    return _tangent_of_ties(x, t, out, reduced, across, lambda v: travel(view, lambda v: lax.psum(v, mesh_axes), v))
 
 
 # A primitive and no custom_jvp, as it has no rule that ``vmap(spmd_axis_name=...)`` would map late.
@@ -108,13 +108,13 @@ def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any
     numbers between devices: they are gathered.
     """
 
-    def extremum(loc, x, mesh_axes):
+    def extremum(view, x, mesh_axes):
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            return reduce(gather_devices(loc, lax.expand_dims(x, [0]), mesh_axes), (0,))
+            return reduce(gather_devices(view, lax.expand_dims(x, [0]), mesh_axes), (0,))
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return across(x, mesh_axes)
         if jnp.finfo(x.dtype).bits < 8:  # no integers to compare it by; all its values are values of float32
-            return extremum(loc, x.astype(np.float32), mesh_axes).astype(x.dtype)
+            return extremum(view, x.astype(np.float32), mesh_axes).astype(x.dtype)
         integer = np.dtype(f"int{8 * x.dtype.itemsize}")
         magnitude = np.asarray(jnp.iinfo(integer).max, integer)
         beyond = np.asarray(nan_as(jnp.iinfo(integer)), integer)
@@ -137,24 +137,24 @@ max_over = _extremum_over(lax.reduce_max, _keeping_nan(lax.pmax, lax.reduce_max,
 min_over = _extremum_over(lax.reduce_min, _keeping_nan(lax.pmin, lax.reduce_min, lambda info: info.min))
 
 
-def _pbroadcast(loc: Locality, params: Params, value: NamedValue) -> NamedValue:
+def _pbroadcast(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.pbroadcast``: every element takes the value of the one at index ``source``."""
     names = axis_names(params)
-    if not loc.present(value, names):
+    if not view.present(value, names):
         return value
-    here = index_of(loc, names)
+    here = index_of(view, names)
     is_bool = value.data.dtype == np.bool_
 
     def mask(x, i):
         kept = jnp.where(i == params["source"], x, jnp.zeros_like(x))
         return kept.astype(np.int8) if is_bool else kept
 
-    source = sum_over(loc, apply_positional(loc, mask, value, here), names)
+    source = sum_over(view, apply_positional(view, mask, value, here), names)
     return dataclasses.replace(source, data=source.data.astype(np.bool_)) if is_bool else source
 
 
 def _over_axes(reduce: Callable) -> Callable:
-    return lambda loc, params, value: reduce(loc, value, axis_names(params), positions(params))
+    return lambda view, params, value: reduce(view, value, axis_names(params), positions(params))
 
 
 TRANSLATIONS = {

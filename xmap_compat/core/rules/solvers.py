@@ -22,7 +22,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
     """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
     names = linear_solve_names([v.names for v in operands])
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
-    operands = [vary_over(ev.loc, v, names) for v in operands]
+    operands = [vary_over(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
 
     def run(jaxpr, consts):
@@ -51,7 +51,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
     return [*outs[0], *outs[1]] if has_aux else outs
 
 
-def operation(ev: Evaluator, held: _jax.Operation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+def operation(ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
     body = ev.trace(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

@@ -21,11 +21,11 @@ TRANSLATIONS: dict[str, Translation] = {
 }
 
 
-def translate(loc: Any, primitive: str, params: Params, operands: Sequence[NamedValue]) -> list[NamedValue]:
+def translate(view: Any, primitive: str, params: Params, operands: Sequence[NamedValue]) -> list[NamedValue]:
     """The results of a collective on one device."""
     translation = TRANSLATIONS[primitive]
     apply = translation.in_groups if has_groups(params) else translation.apply
     assert apply is not None, "the type check refuses other groups"
     if COLLECTIVES[primitive].joint or not operands:
-        return [apply(loc, params, *operands)]
-    return [apply(loc, params, operand) for operand in operands]
+        return [apply(view, params, *operands)]
+    return [apply(view, params, operand) for operand in operands]

@@ -12,7 +12,7 @@ class Translation(NamedTuple):
     """The functions that evaluate one collective on one device.
 
     Attributes:
-      apply: ``(locality, params, *operands) -> result``.
+      apply: ``(view, params, *operands) -> result``.
       in_groups: the same with ``axis_index_groups``, for collectives that take them.
     """
 

@@ -20,7 +20,7 @@ PARTIALS = ("functools.partial", "jax.util.partial", "jax.partial")
 
 
 @dataclasses.dataclass
-class Scope:
+class NameScope:
     """A module or a function: the meanings of its names, and those of its names that hide names of outer scopes."""
 
     names: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -45,7 +45,7 @@ class Bindings:
         self.stars: list[str] = []
         self._partials: dict[str, str] = {}
         self._displays = assigned_once(nodes, lambda name, value: _is_display(value))  # dictionaries written out
-        self._scopes = [Scope()]
+        self._scopes = [NameScope()]
         # Imports in functions are visible from elsewhere too, because the names may be global.
         self._anywhere: dict[str, str] = {}
         for node in nodes:
@@ -93,7 +93,7 @@ class Bindings:
                 if function is not None:
                     self._partials.setdefault(name, function)
 
-    def _fill(self, scope: Scope, nodes: list[ast.AST]) -> None:
+    def _fill(self, scope: NameScope, nodes: list[ast.AST]) -> None:
         """Add imports of a scope, and then aliases: ``maps = jax.experimental.maps``, if the name is assigned once."""
         second = _second_choices(nodes)
         for node in nodes:
@@ -131,7 +131,7 @@ class Bindings:
         assert isinstance(function, FUNCTIONS)
         nodes = list(_own_nodes([function.body] if isinstance(function, ast.Lambda) else function.body))
         defaults = {name: found for name, value in _defaults(function.args) if (found := self._first_of_jax(value))}
-        self._scopes.append(Scope(hidden=_locals(function, nodes)))
+        self._scopes.append(NameScope(hidden=_locals(function, nodes)))
         self._fill(self._scopes[-1], nodes)
         self._scopes[-1].names = defaults | self._scopes[-1].names
 

@@ -63,7 +63,7 @@ MAX_LITERAL = 64
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
-class Edit(NamedTuple):
+class RewrittenCall(NamedTuple):
     """A call that was rewritten."""
 
     file: str
@@ -115,7 +115,7 @@ class Module:
         self.files = {span[0] for span in self.calls}
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.outermost: frozenset[Span] = frozenset()
-        self._edits: dict[Edit, None] = {}
+        self._edits: dict[RewrittenCall, None] = {}
         self._meanings: dict[str, Any] = dict(IMPORTED)
         self._reserved, self.gave_way = {*reserved, "AXES"}, False
         self.name = self.expression(fun, "body")
@@ -125,7 +125,7 @@ class Module:
         check_all_found(jaxpr, names, self.handled)
 
     @property
-    def edits(self) -> list[Edit]:
+    def edits(self) -> list[RewrittenCall]:
         return sorted(self._edits)
 
     @property
@@ -135,7 +135,7 @@ class Module:
     def edited(self, piece: Piece, node: Any, new: str) -> None:
         start, end = piece.bounds(node)
         old, new = (" ".join(text.split()) for text in (piece.text[start:end], new))
-        self._edits[Edit(piece.file, node.lineno, old, new)] = None
+        self._edits[RewrittenCall(piece.file, node.lineno, old, new)] = None
 
     # ---- names
 

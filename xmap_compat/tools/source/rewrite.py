@@ -29,7 +29,7 @@ from xmap_compat.tools.source import helpers, old_names
 from xmap_compat.tools.source.hazards import wrapped
 from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
-from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Row, row_of
+from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
 from xmap_compat.tools.source.user_code import AxisNames, Piece, dedented, free_reads, offset, renamed, spliced
 
@@ -46,7 +46,7 @@ def ours(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class CallOverAxes:
     """A call of a function over axes.
 
     Attributes:
@@ -256,7 +256,7 @@ class Rewriter:
         self.module.handled[self.piece.span(node) if function is node.func else over] = over
         every = [p for n in over for p in self.names.parts(n)]
         across, local = ([p for p in every if (p in self.names.order) is kind] for kind in (True, False))
-        if row is not None and row.needed(Call(given, over, across, local, traced, self.names, self.callee)):
+        if row is not None and row.needed(CallOverAxes(given, over, across, local, traced, self.names, self.callee)):
             return self._helped(node, function, row, next(iter(given.values())), at, text or self._source(at))
         if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
             return self._replace(node, self._index_over(function, over))
@@ -276,7 +276,7 @@ class Rewriter:
             named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.mesh]
             return {**dict(zip(["axis"], named)), **keywords}
 
-    def _helped(self, node: ast.Call, function: Any, row: Row, given: Any, at: ast.expr, text: str) -> None:
+    def _helped(self, node: ast.Call, function: Any, row: Replacement, given: Any, at: ast.expr, text: str) -> None:
         """Call a helper instead of the function.
 
         Args:

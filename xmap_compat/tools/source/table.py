@@ -16,19 +16,19 @@ from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
 
 if TYPE_CHECKING:
-    from xmap_compat.tools.source.rewrite import Call
+    from xmap_compat.tools.source.rewrite import CallOverAxes
 
 
-def _always(call: Call) -> bool:
+def _always(call: CallOverAxes) -> bool:
     return True
 
 
-def _mixed(call: Call) -> bool:
+def _mixed(call: CallOverAxes) -> bool:
     """Several axes of jax.vmap, or axes of both kinds."""
     return len(call.local) > 1 or bool(call.across and call.local)
 
 
-def _permuted(call: Call) -> bool:
+def _permuted(call: CallOverAxes) -> bool:
     in_order = list(call.across) == [m for m in call.names.order if m in call.across]
     permutations = [e.params["perm"] for e in call.traced if e.primitive.name == "ppermute"]
     # Under vmap, an element to which no element sends gets element 0 in JAX.
@@ -37,14 +37,14 @@ def _permuted(call: Call) -> bool:
     return _mixed(call) or partial or not in_order
 
 
-def _exchanged(call: Call) -> bool:
+def _exchanged(call: CallOverAxes) -> bool:
     """JAX is wrong for an untiled one under vmap, and for its derivative where split and new dimension differ."""
     split, concat = (ast.unparse(call.given[k]) if k in call.given else k for k in ("split_axis", "concat_axis"))
     untiled = "tiled" not in call.given or getattr(call.given["tiled"], "value", None) is False
     return _mixed(call) or (untiled and (bool(call.local) or split != concat))
 
 
-def _differentiable(call: Call) -> bool:
+def _differentiable(call: CallOverAxes) -> bool:
     """Extrema of numbers that are not constants for the derivative."""
     kinds = [v.aval.dtype for e in call.traced for v in e.invars]
     x = next(iter(call.given.values()))
@@ -54,41 +54,41 @@ def _differentiable(call: Call) -> bool:
     return not constant and (bool(kinds) or inside) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
 
 
-class Row(NamedTuple):
+class Replacement(NamedTuple):
     """A function over axes, the helper that replaces it, and a test whether a call needs the helper."""
 
     function: Any
     helper: str
-    needed: Callable[[Call], bool] = _always
+    needed: Callable[[CallOverAxes], bool] = _always
 
 
 TABLE = (
-    Row(lax.pmax, "max_over", _differentiable),
-    Row(lax.pmin, "min_over", _differentiable),
-    Row(jnp.max, "max_over", _differentiable),
-    Row(jnp.min, "min_over", _differentiable),
-    Row(jax.scipy.special.logsumexp, "logsumexp_over"),
-    Row(jax.nn.logsumexp, "logsumexp_over"),
-    Row(jax.nn.softmax, "softmax_over"),
-    Row(jax.nn.log_softmax, "log_softmax_over"),
-    Row(lax.all_gather, "all_gather", _mixed),
-    Row(lax.ppermute, "ppermute", _permuted),
-    Row(lax.pshuffle, "pshuffle", _permuted),
-    Row(lax.pbroadcast, "pbroadcast"),
-    Row(lax.psum_scatter, "psum_scatter", _mixed),
-    Row(lax.all_to_all, "all_to_all", _exchanged),
-    Row(lax.pswapaxes, "pswapaxes", lambda call: bool(call.local)),  # an untiled all_to_all
-    Row(named_lax.pdot, "pdot"),
-    Row(named_lax.pgather, "pgather"),
-    Row(named_lax.pargmax, "pargmax"),
-    Row(named_lax.pargmin, "pargmin"),
+    Replacement(lax.pmax, "max_over", _differentiable),
+    Replacement(lax.pmin, "min_over", _differentiable),
+    Replacement(jnp.max, "max_over", _differentiable),
+    Replacement(jnp.min, "min_over", _differentiable),
+    Replacement(jax.scipy.special.logsumexp, "logsumexp_over"),
+    Replacement(jax.nn.logsumexp, "logsumexp_over"),
+    Replacement(jax.nn.softmax, "softmax_over"),
+    Replacement(jax.nn.log_softmax, "log_softmax_over"),
+    Replacement(lax.all_gather, "all_gather", _mixed),
+    Replacement(lax.ppermute, "ppermute", _permuted),
+    Replacement(lax.pshuffle, "pshuffle", _permuted),
+    Replacement(lax.pbroadcast, "pbroadcast"),
+    Replacement(lax.psum_scatter, "psum_scatter", _mixed),
+    Replacement(lax.all_to_all, "all_to_all", _exchanged),
+    Replacement(lax.pswapaxes, "pswapaxes", lambda call: bool(call.local)),  # an untiled all_to_all
+    Replacement(named_lax.pdot, "pdot"),
+    Replacement(named_lax.pgather, "pgather"),
+    Replacement(named_lax.pargmax, "pargmax"),
+    Replacement(named_lax.pargmin, "pargmin"),
 )
 EINSUMS = (named_einsum.xeinsum, named_einsum.einsum, jnp.einsum)
 # Parameters that take axes, in the order of the search.
 AXIS_PARAMETERS = ("axis_name", "axes", "axis")
 
 
-def row_of(function: Any) -> Row | None:
+def row_of(function: Any) -> Replacement | None:
     return next((row for row in TABLE if row.function is function), None)
 
 
