@@ -227,6 +227,15 @@ def test_the_gradient_of_a_convolution_along_a_split_dimension():
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(kernel, split), jax.grad(loss)(kernel, x), rtol=1e-3)
 
 
+@bug("core/rules/partitioned.py: scatters", raises=AssertionError)
+def test_a_scatter_along_a_dimension_that_one_of_two_mesh_axes_splits():
+    x, rows = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32), np.array([3, 1, 4])
+    split = jax.device_put(x, jax.sharding.NamedSharding(MESH, P("x")))
+    expected = x.copy()
+    expected[rows] += np.abs(x[:3])
+    np.testing.assert_allclose(jax.jit(lambda v: v.at[rows].add(jnp.abs(v[:3])))(split), expected, rtol=1e-6)
+
+
 @bug("core/rules/partitioned.py: _fft", raises=jax.errors.JaxRuntimeError)
 def test_the_gradient_of_an_fft_along_a_split_dimension():
     def spectrum(v):

@@ -1,9 +1,9 @@
 """Operations that XLA cannot partition over the compiler's axes in every layout: here they get a layout that it can.
 
 XLA (to jax 0.12) aborts the process on gathers and scatters that are split in two ways, along an indexed dimension and
-another one for example, gives wrong numbers for some such scatters, and for gradients of convolutions along dimensions
-that are split, and fails on FFTs (on CPU).  Constraints keep dimensions whole; JAX transposes and maps them, so that
-they hold in derivatives too.
+another one for example, gives wrong numbers for scatters along a dimension that some of the mesh axes split, and for
+gradients of convolutions along split dimensions, and fails on FFTs (on CPU).  Constraints keep dimensions whole; JAX
+transposes and maps them, so that they hold in derivatives too.
 """
 
 from __future__ import annotations
