@@ -30,8 +30,8 @@ class Effort:
     candidates: int = 10**6
 
 
-FULL = Effort(rounds=20, calls=30, traces=9, cold_traces=3, compiles=4)
-QUICK = Effort(rounds=5, calls=30, traces=5, cold_traces=2, compiles=2, candidates=8)
+FULL = Effort(rounds=20, calls=30, traces=9, cold_traces=5, compiles=4)
+QUICK = Effort(rounds=5, calls=30, traces=5, cold_traces=4, compiles=2, candidates=8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def measure(case: Case, effort: Effort) -> Timed:
         trace = _rivals(case, lower, lambda fun: fun, effort.traces)
         cold = _rivals(case, lower, _forgetting, effort.cold_traces)
         compiling = _rivals(case, lambda lowered: lowered.compile(), lower, effort.compiles)
-    return Timed(dispatch.best(), trace.median(), cold.median(), compiling.best(), compiled)
+    return Timed(dispatch.best(), trace.median(), cold.best(), compiling.best(), compiled)
 
 
 def _rivals(case: Case, measured: Callable, prepare: Callable, repeats: int) -> timing.Rivals:
