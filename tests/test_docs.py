@@ -190,6 +190,7 @@ def run_commands(text):
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA's remarks about programs that it finds in the tests' cache
     }
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")

@@ -125,7 +125,7 @@ def device_of(mesh: _jax.AnyMesh) -> Any:
 
 
 def platform_of(mesh: _jax.AnyMesh) -> str | None:
-    """``'gpu'``; None if it is unknown (an AbstractDevice has one since 0.10)."""
+    """``'gpu'``; None if it is unknown (an AbstractDevice has one since jax 0.10.2)."""
     return getattr(device_of(mesh), "platform", None)
 
 
