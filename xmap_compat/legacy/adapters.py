@@ -184,10 +184,6 @@ def without_names(constructor: Callable[..., Any], position: int) -> Callable[..
     return construct
 
 
-_X64 = ("jax.experimental", "jax.experimental.x64_context")
-# By the names under which programs find them.
-
-
 def trace_state_clean() -> bool:
     """Whether nothing is traced or transformed now."""
     try:
@@ -215,6 +211,8 @@ def split_list(args: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     return [list(args[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
+_X64 = ("jax.experimental", "jax.experimental.x64_context")
+# By the names under which programs find them.
 ADAPTERS: dict[str, Any] = {
     "jax.core.trace_state_clean": trace_state_clean,
     "jax.util.safe_map": safe_map,

@@ -149,9 +149,9 @@ def _is_close(stored: str, found: str, rtol: float, atol: float) -> bool:
     return math.isclose(a, b, rel_tol=rtol, abs_tol=atol) or (math.isnan(a) and math.isnan(b))
 
 
-# What a program writes before an error: ``xmap: ...``, ``ValueError(...)``.
 # Where a message of ours goes on with that of legacy: ``core.errors.LEGACY``, which needs JAX.
 LEGACY = "\nLegacy's words: "
+# What a program writes before an error: ``xmap: ...``, ``ValueError(...)``.
 _LABEL = re.compile(r"""[\w ]{1,30}(?:: |\(['"]|(?<=Error) )""")
 _SET = re.compile(r"\{[^{}:]*\}")
 SENTENCE = 5  # words, at least
