@@ -86,7 +86,7 @@ def test_the_text_as_it_is_computes_the_same(plan):
 
 def test_a_process_without_the_package_finds_an_edit(plan, tmp_path):
     written = program.written(plan)
-    original = running.exported(plan, program.written)
+    original = running.exported(plan)
     for text, wrong in ((written.text, False), (written.text.replace(*EDITS["an extremum of a helper"]), True)):
         path = tmp_path / f"module_{wrong}.py"
         path.write_text(text, encoding="utf-8")

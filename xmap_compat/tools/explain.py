@@ -142,7 +142,7 @@ class Report:
             found = source.written(plan)
         except Exception as error:
             return (f"refused: {str(error).partition(chr(10) + '- ')[2] or error}",)
-        return "", found, source.exported(plan, source.written)
+        return "", found, source.exported(plan)
 
     def finish(self) -> None:
         """Print the calls and write the programs, at the end of the process."""

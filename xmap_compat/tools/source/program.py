@@ -11,7 +11,9 @@ import ast
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -24,13 +26,12 @@ from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import entered
 from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
-from xmap_compat.tools.configuration import configured, flags, statements
-from xmap_compat.tools.source import beside, hazards, proof, running
+from xmap_compat.tools.configuration import configured, flags, statements, taken_from
+from xmap_compat.tools.source import beside, hazards, proof
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
 from xmap_compat.tools.source.imports import module_import
 from xmap_compat.tools.source.module import IMPORTED, Module
-from xmap_compat.tools.source.running import executed
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import (
     EDITED,
@@ -44,7 +45,7 @@ from xmap_compat.tools.source.text import (
     noted,
 )
 from xmap_compat.tools.source.user_code import AxisNames
-from xmap_compat.tools.source.wrapper import Wrapper, mesh_lines, title, value_lines
+from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, title, value_lines
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -66,23 +67,16 @@ class Written(NamedTuple):
     derivative: bool
 
 
-def source(plan: CallPlan, run: bool) -> str:
-    """The text of a generated module; unless it ran beside the original, its first line says why."""
-    text = written(plan).text
-    why = _kept(plan, "run", lambda: running.why_not_run(plan, written)) if run else "run=False"
-    return text if why is None else noted(text, f"Traced and compared, not run: {why}.", in_title=True)
-
-
 def written(plan: CallPlan) -> Written:
     """The module, traced and compared with the plan.
 
     Raises:
       NotImplementedError: a part cannot be generated, or may be another program; the message names it.
     """
-    return _kept(plan, "written", lambda: _written(plan))
+    return kept(plan, "written", lambda: _written(plan))
 
 
-def _kept(plan: CallPlan, what: str, make: Callable[[], Any]) -> Any:
+def kept(plan: CallPlan, what: str, make: Callable[[], Any]) -> Any:
     """What is made once for a plan, under the options of JAX that its call was made under."""
     if what not in plan.staged.kept:
         with configured(plan.staged.configuration):
@@ -218,6 +212,21 @@ def _definitions(module: Module) -> list[str]:
     for definition in module.definitions.values():
         lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
     return lines
+
+
+def executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Execute a module; returns the names that it defines, without the given ones."""
+    module = types.ModuleType(f"_source_of_{entry_name(plan)}")
+    vars(module).update(given)
+    tree = ast.parse(text)
+    taken_from(tree)  # the options are in effect
+    tree.body = [node for node in tree.body if getattr(node, "name", "") not in given]
+    sys.modules[module.__name__] = module  # definitions of classes look for it there
+    try:
+        exec(compile(tree, f"<source of {plan.function}>", "exec"), vars(module))
+    finally:
+        sys.modules.pop(module.__name__, None)
+    return vars(module)
 
 
 # ------------------------------------------------------------------------------ checking
