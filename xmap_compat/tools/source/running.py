@@ -69,13 +69,13 @@ def _run(plan: CallPlan, module: Written) -> str | None:
     return found or None
 
 
-def _apart(plan: CallPlan, function: Callable[..., Any], *args: Any) -> Any:
+def _apart(plan: CallPlan, function: Callable[[], Any]) -> Any:
     """Call a function in a thread, which is in no transformation and no context, under a plan's options of JAX."""
 
     def call():
-        plainly = jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False)
-        with configured(plan.staged.configuration), plainly[0], plainly[1], plainly[2]:
-            return function(*args)
+        plainly = dict.fromkeys(("jax_debug_nans", "jax_debug_infs", "jax_disable_jit"), False)
+        with configured({**plan.staged.configuration, **plainly}):
+            return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(call).result()
