@@ -73,7 +73,7 @@ found_by(
     edits={
         "allowed = (rounding * scale if": "allowed = (scale if",
         'return True, difference(expected, of(function, sample), sample) or ""': 'return True, ""',
-        "if taken_from(ast.parse(written.text)) != plan.staged.configuration:": "if False:",
+        "if taken_from(ast.parse(module.text)) != plan.staged.configuration:": "if False:",
         "return _worst(wanted, got, sample.rounding, apart) and worst": "return None",
     },
 )
@@ -616,7 +616,7 @@ found_by(
 found_by(
     "test_plan_steps",
     edits={
-        "_tree(_jax.without_dead_code(jaxpr), Body())": "_tree(jaxpr, Body())",
+        "_tree(_jax.without_dead_code(jaxpr), StagedBody())": "_tree(jaxpr, StagedBody())",
         "key = operation.body, mark,": "key = mark,",
     },
 )
