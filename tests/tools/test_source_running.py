@@ -94,6 +94,16 @@ def test_a_process_without_the_package_finds_an_edit(plan, tmp_path):
         assert (ran, bool(difference)) == (True, wrong)
 
 
+def test_a_process_without_the_package_has_the_whole_mesh(tmp_path):
+    with Mesh(grid(2, 2), ("x", "y")):
+        both = xmap(lambda x: lax.psum(x, "i"), ["i", "j"], ["j"], axis_resources={"i": "x", "j": "y"})
+        plan = both.plan(shaped(2, 6))
+    written = program.written(plan)
+    (tmp_path / "module.py").write_text(written.text, encoding="utf-8")
+    todo = [(written.entry, *running.exported(plan))]
+    assert running.differences(str(tmp_path / "module.py"), todo, written.values) == [(True, "")]
+
+
 def test_a_program_that_asks_which_names_exist_is_refused():
     """In a body the removed names exist, and in plain JAX they do not: the traced programs are the same."""
 
