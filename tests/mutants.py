@@ -73,7 +73,7 @@ found_by(
     edits={
         "allowed = (rounding * scale if": "allowed = (scale if",
         'return True, difference(expected, of(function, sample), sample) or ""': 'return True, ""',
-        "if taken_from(ast.parse(written.text)) != plan.staged.configuration:": "if False:",
+        "if taken_from(ast.parse(module.text)) != plan.staged.configuration:": "if False:",
         "return _worst(wanted, got, sample.rounding, apart) and worst": "return None",
     },
 )

@@ -168,12 +168,10 @@ def test_definitions_that_are_the_same_are_merged_and_others_renamed():
     assert merged.add(FIRST, "g", "b") == "g"
     assert merged.add(FIRST.replace("mesh = 1", "mesh = 2"), "g", "c") == "g_2"
     assert merged.add(FIRST.replace("x * mesh_of", "x + mesh_of"), "f", "d") == "f_3"
-    # A local variable, an import and an f-string that are in the way.
-    assert merged.add(FIRST.replace("mesh = 1", "mesh = 3").replace("mesh_of = mesh", "mesh = 4"), "g", "e") is None
+    # An import and a global variable that are in the way.
     assert merged.add(FIRST.replace("import scale", "import other as scale"), "g", "e") is None
-    assert (
-        merged.add(FIRST.replace("mesh = 1", "mesh = 3").replace("mesh_of = mesh", "m = f'{mesh}'"), "g", "e") is None
-    )
+    another = FIRST.replace("mesh = 1", "mesh = 3")
+    assert merged.add(another.replace("mesh_of = mesh", "global mesh"), "g", "e") is None
     text = merged.text("All.").split('"""')[2]
     assert [line for line in text.splitlines() if line.startswith(("mesh", "def", "f"))] == [
         *("from model import scale", "mesh = 1", "def f(x):", "def g(x):", "f.rule = g"),
@@ -218,7 +216,10 @@ def g(x):
         ("scale = 2.0", "scale = 4.0", True),
         ("return (scale * ct,)", "by = lambda scale: scale * ct\n    return (by(6.0),)", True),
         ("return (scale * ct,)", "return jax.tree.map(lambda ct, *, scale=scale: ct * scale, (ct,))", True),
-        ("scale = 2.0", "scale = 4.0\nby = lambda scale: scale", False),
+        ("scale = 2.0", "scale = 4.0\nby = lambda scale: scale", True),
+        ("return (scale * ct,)", "scale = 6.0\n    return (scale * ct,)", True),
+        ("scale = 2.0", "from math import pi as scale", False),
+        ("scale = 2.0", "scale = 4.25\nabs = lambda x: x * len(f'{scale}')", True),
         ("scale = 2.0", "scale = 4.0\nabs = lambda x: -2 * x", True),
         ("return x, None", "f_2 = 1\n    return f_2 * x, f(x)", True),  # the name that is wanted is a local one
     ],

@@ -86,12 +86,22 @@ def test_the_text_as_it_is_computes_the_same(plan):
 
 def test_a_process_without_the_package_finds_an_edit(plan, tmp_path):
     written = program.written(plan)
-    original = running.exported(plan, program.written)
+    original = running.exported(plan)
     for text, wrong in ((written.text, False), (written.text.replace(*EDITS["an extremum of a helper"]), True)):
         path = tmp_path / f"module_{wrong}.py"
         path.write_text(text, encoding="utf-8")
         ((ran, difference),) = running.differences(str(path), [(written.entry, *original)], written.values)
         assert (ran, bool(difference)) == (True, wrong)
+
+
+def test_a_process_without_the_package_has_the_whole_mesh(tmp_path):
+    with Mesh(grid(2, 2), ("x", "y")):
+        both = xmap(lambda x: lax.psum(x, "i"), ["i", "j"], ["j"], axis_resources={"i": "x", "j": "y"})
+        plan = both.plan(shaped(2, 6))
+    written = program.written(plan)
+    (tmp_path / "module.py").write_text(written.text, encoding="utf-8")
+    todo = [(written.entry, *running.exported(plan))]
+    assert running.differences(str(tmp_path / "module.py"), todo, written.values) == [(True, "")]
 
 
 def test_a_program_that_asks_which_names_exist_is_refused():

@@ -142,7 +142,7 @@ class Report:
             found = source.written(plan)
         except Exception as error:
             return (f"refused: {str(error).partition(chr(10) + '- ')[2] or error}",)
-        return "", found, source.exported(plan, source.written)
+        return "", found, source.exported(plan)
 
     def finish(self) -> None:
         """Print the calls and write the programs, at the end of the process."""
@@ -160,10 +160,9 @@ class Report:
             if self._calls:
                 rows = [("", "function", "assignment", "called at", *(["written as"] if self.directory else []))]
                 for k, call in enumerate(self._calls, 1):
-                    cells = (str(k), call.function, call.assignment)
-                    rows.append((*cells, call.where, *([call.written] if self.directory else [])))
-                    if not self.directory and call.written:
-                        rows[-1] = (*cells, f"{call.where}: {call.written}")
+                    last = [call.where, *filter(None, [call.written])]
+                    last = last if self.directory else [": ".join(last)]
+                    rows.append((str(k), call.function, call.assignment, *last))
                 self._print("\n".join(view("text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
@@ -175,33 +174,35 @@ class Report:
         Each function runs beside the original in a process of its own.  Those that differ are refused.
         """
         while True:
-            modules: list[Merged] = []
-            found = [self._add(k, modules) for k, call in enumerate(self._calls) if call.module is not None]
-            paths = [self._save(module, self._file(n)) for n, module in enumerate(modules)]
-            new = {k: (ran, why) for n, path in enumerate(paths) for k, ran, why in self._run(path, n, found) if why}
-            for k, (ran, why) in new.items():
+            modules: list[tuple[Merged, dict[int, str]]] = []
+            for k, call in enumerate(self._calls):
+                if call.module is not None:
+                    self._add(k, call, modules)
+            paths = [self._save(merged, self._file(n)) for n, (merged, _) in enumerate(modules)]
+            found = [row for path, (_, names) in zip(paths, modules) for row in self._run(path, names)]
+            wrong = [(k, ran, why) for k, (ran, why) in found if why]
+            for k, ran, why in wrong:
                 reason = f"refused: {view('source').OTHER_NUMBERS}: {why}"
                 changes = {"module": None, "written": reason} if ran else {"original": why}
                 self._calls[k] = dataclasses.replace(self._calls[k], **changes)
-            if not new:
+            if not wrong:
                 return paths
             list(map(os.remove, paths))
 
-    def _add(self, k: int, modules: list[Merged]) -> tuple[int, int, str]:
-        """Add a call to the first module that can hold it; returns both numbers, and its name there."""
-        call = self._calls[k]
+    def _add(self, k: int, call: _Seen, modules: list[tuple[Merged, dict[int, str]]]) -> None:
+        """Add a call to the first module that can hold it, and its name there to the names of that module."""
         about = f"{call.function}, called at {os.path.basename(call.where)}"
         about += f": traced and compared, not run: {call.original}" if isinstance(call.original, str) else ""
         text, entry, values, _ = call.module
         for n in range(len(modules) + 1):
             if n == len(modules):
-                modules.append(view("source").Merged())
-            if (name := modules[n].add(text, entry, about, values)) is not None:
+                modules.append((view("source").Merged(), {}))
+            if (name := modules[n][0].add(text, entry, about, values)) is not None:
                 break
+        modules[n][1][k] = str(name)
         missing = f"; assign its arrays {', '.join(values)} before it is used" if values else ""
         place = f" of {self._file(n)}" if n else ""
         self._calls[k] = dataclasses.replace(call, written=f"{name}{place}{missing}")
-        return k, n, str(name)
 
     def _save(self, module: Merged, name: str) -> str:
         assert self.directory is not None
@@ -211,14 +212,12 @@ class Report:
             target.write(module.text(f"The calls of xmapped functions of {self.program} for plain JAX."))
         return path
 
-    def _run(self, path: str, n: int, found: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, bool, str]]:
+    def _run(self, path: str, names: dict[int, str]) -> Iterator[tuple[int, tuple[bool, str]]]:
         """The calls in a file that may run: whether the original does, and how the function differs from it."""
-        inside = [(self._calls[k], k, name) for k, at, name in found if at == n]
-        inside = [(call, k, name) for call, k, name in inside if not isinstance(call.original, str)]
-        todo = [(name, *call.original) for call, _, name in inside]
-        values = {name: x for call, _, _ in inside for name, x in call.module.values.items()}
-        rows = view("source").differences(path, todo, values) if todo else ()
-        return ((k, *row) for (_, k, _), row in zip(inside, rows))
+        calls = {k: self._calls[k] for k in names if not isinstance(self._calls[k].original, str)}
+        todo = [(names[k], *call.original) for k, call in calls.items()]
+        values = {name: x for call in calls.values() for name, x in call.module.values.items()}
+        return zip(calls, view("source").differences(path, todo, values) if todo else ())
 
     def _file(self, n: int) -> str:
         return f"{self.program}_modern{f'_{n + 1}' if n else ''}.py"

@@ -36,6 +36,7 @@ def _imported(name: str) -> Advice:
     return Advice(WORKS, f"{INSTALLED}, or with `from xmap_compat import {name}`")
 
 
+RESTORED = Advice(WORKS, INSTALLED)
 PASSED_ON = Advice(UNSEEN, "the module is used as a value, so the names read from it are unknown: check them yourself")
 CODE_IN_TEXT = Advice(UNSEEN, "code in a string is not read: check it yourself")
 
@@ -58,9 +59,7 @@ MAPS_NAMES = {
     **{name: _imported(now) for name, now in OURS.items()},
     "Mesh": Advice(WORKS, _imported("Mesh").text, "Mesh, the object and the context"),
     **dict.fromkeys(HASHABLES, Advice(WORKS, f"{INSTALLED}, or write {HASHABLE}")),
-    **dict.fromkeys(
-        ("Loop", "ResourceEnv", "EMPTY_ENV", "thread_resources", "Resource", "ResourceSet"), Advice(WORKS, INSTALLED)
-    ),
+    **dict.fromkeys(("Loop", "ResourceEnv", "EMPTY_ENV", "thread_resources", "Resource", "ResourceSet"), RESTORED),
     **dict.fromkeys(("make_xmap_callable", "xmap_p"), REFUSED_NAME),
 }
 PRIVATE = Advice(CHANGE, "it was internal to JAX's xmap, and nothing takes its place")
@@ -69,12 +68,12 @@ LAX_NAMES = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
 IN_BODIES = f"as it is inside xmapped functions and {UNDER}"
 
 FAMILY = {
-    MAPS: Advice(WORKS, INSTALLED),
+    MAPS: RESTORED,
     **{f"{MAPS}.{name}": advice for name, advice in MAPS_NAMES.items()},
     **{
         f"jax.lax.{name}": Advice(WORKS, f"{IN_BODIES}, or with `from xmap_compat import {name}`") for name in LAX_NAMES
     },
-    "jax.interpreters.pxla.thread_resources": Advice(WORKS, INSTALLED),
+    "jax.interpreters.pxla.thread_resources": RESTORED,
     "jax.interpreters.pxla.Mesh": MAPS_NAMES["Mesh"],
     "jax.core.NamedShape": Advice(
         WORKS, f"{INSTALLED}, or with xmap_compat.random.NamedShape", "jax.random with a NamedShape"
@@ -109,10 +108,6 @@ def of_row(row: removed.Removed) -> Advice:
     if row.kind == removed.REFUSED:
         return Advice(CHANGE, f"write {row.now}; it can be imported {UNDER}, and raises at use")
     return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
-
-
-def of_module(name: str) -> Advice:
-    return Advice(WORKS, INSTALLED)
 
 
 def of_keyword(row: removed.Keyword) -> Advice:

@@ -20,6 +20,7 @@ from xmap_compat.tools.check.names import (
     assigned_once,
     bound_anywhere,
     file_names,
+    imported_names,
     text_of,
 )
 from xmap_compat.tools.check.neighbours import Neighbours
@@ -111,7 +112,7 @@ class _Finder(ScopedVisitor):
     def _add_imports(self) -> None:
         """Add imports before the first import of JAX: a program may set options that JAX reads at its import."""
         for statement in self.program.tree.body if self._added else ():
-            if any(map(is_of_jax, _modules_in(statement))):
+            if any(is_of_jax(name) for node in ast.walk(statement) for _, name in imported_names(node)):
                 line = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
                 indent = statement.col_offset
                 imports = [f"import {module}{'; ' if indent else chr(10)}" for module in sorted(self._added)]
@@ -203,15 +204,6 @@ class _Finder(ScopedVisitor):
 
 def _as(name: str, local: str) -> str:
     return name if name == local else f"{name} as {local}"
-
-
-def _modules_in(statement: ast.stmt) -> Iterator[str]:
-    """The modules that are imported when a statement is executed; function bodies do not count, as they run later."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield str(node.module)
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, text_of
+from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, own_nodes, text_of
 from xmap_compat.tools.check.uses import is_of_jax
 
 
@@ -116,14 +116,14 @@ class Guards:
                 self.instead[name].append(str(second[local]))
         done, failed = [*node.body, *node.orelse], [part for handler in node.handlers for part in handler.body]
         for body, flag in ((done, True), (failed, False)):
-            values = [pair for part in _parts(body) for pair in assignments(part) if imported]
+            values = [pair for part in own_nodes(body) for pair in assignments(part) if imported]
             for local in (local for local, value in values if getattr(value, "value", None) is flag):
                 self._flags[local] = tuple((name, True) for name in imported.values())
                 self._since.setdefault(local, node.lineno)
 
     def _bound(self, body: list[ast.stmt]) -> Iterator[tuple[str, str | None]]:
         """The names that a handler binds, with their meanings; None for a name that is bound to None or similar."""
-        for part in _parts(body):
+        for part in own_nodes(body):
             if isinstance(part, (ast.Import, ast.ImportFrom)):
                 names = dict(imported_names(part)) or dict.fromkeys(bound_by(part), OTHERWISE)  # a relative import
                 yield from ((local, name if is_of_jax(name) else OTHERWISE) for local, name in names.items())
@@ -135,7 +135,7 @@ class Guards:
 
     def _keep_steady_flags(self, tree: ast.Module, tries: list[ast.Try]) -> None:
         """Keep only flags that are True after those imports, and nowhere else."""
-        after = {id(part) for node in tries for part in _parts([*node.body, *node.orelse])}
+        after = {id(part) for node in tries for part in own_nodes([*node.body, *node.orelse])}
         plain: Counter[str] = Counter()
         true: Counter[str] = Counter()
         for node in ast.walk(tree):
@@ -191,7 +191,8 @@ class Guards:
         return ((name, holds),) if name is not None and self._bindings.of_name(local) == name else ()
 
     def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr, holds: bool) -> Conditions:
-        if isinstance(how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and isinstance(left, ast.Name) and _is_none(right):
+        is_none = isinstance(right, ast.Constant) and right.value is None
+        if isinstance(how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and isinstance(left, ast.Name) and is_none:
             return self._of_name(left.id, holds == isinstance(how, (ast.IsNot, ast.NotEq)))
         form = self._version(left)
         try:
@@ -225,17 +226,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------- helpers
 
 
-def _parts(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Statements and their parts, without the bodies of functions and classes."""
-    for node in body:
-        yield node
-        if not isinstance(node, LATER):
-            yield from _parts(ast.iter_child_nodes(node))
-
-
 def _imported(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """Local names with their meanings; ``import jax.lax`` is listed by its dotted name."""
-    for part in _parts(body):
+    for part in own_nodes(body):
         if isinstance(part, ast.Import):
             yield from ((alias.asname or alias.name, alias.name) for alias in part.names)
         elif isinstance(part, ast.ImportFrom):
@@ -244,7 +237,3 @@ def _imported(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
 
 def _is_falsy(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and not node.value
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

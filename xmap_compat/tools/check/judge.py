@@ -89,7 +89,7 @@ def _of_table(name: str) -> tuple[str, Advice | None]:
         if part in removed.NAMES:
             return part, known.of_row(removed.NAMES[part])
         if k == len(parts) and part in removed.GONE_MODULES:
-            return part, known.of_module(part)
+            return part, known.RESTORED
     return name, None
 
 

@@ -52,7 +52,7 @@ class Bindings:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 self._anywhere.update(self._imported(node))
                 self._note_modules(node)
-        self._fill(self._scopes[0], list(_own_nodes(tree.body, classes=True)))
+        self._fill(self._scopes[0], list(own_nodes(tree.body, classes=True)))
         for node in nodes:
             self._note_partial(node)
         self.assigned = {name for node in nodes if (name := self._assigned_by(node)) is not None}
@@ -107,7 +107,7 @@ class Bindings:
 
     def _attribute_aliases(self, nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
         """``self.np = jax.numpy``, if an attribute of this name is assigned once."""
-        pairs = [(t.attr, n.value) for n in nodes if isinstance(n, ast.Assign) for t in n.targets if self._is_own(t)]
+        pairs = [(target.attr, value) for n in nodes for target, value in assigned(n) if self._is_own(target)]
         for body in (node.body for node in nodes if isinstance(node, ast.ClassDef)):
             pairs += [pair for statement in body for pair in assignments(statement)]
             yield from (pair for statement in body for pair in self._imported(statement) if leads_on(pair[1]))
@@ -129,7 +129,7 @@ class Bindings:
     def enter(self, function: ast.AST) -> None:
         """From here on, names are looked up from within a function."""
         assert isinstance(function, FUNCTIONS)
-        nodes = list(_own_nodes([function.body] if isinstance(function, ast.Lambda) else function.body))
+        nodes = list(own_nodes([function.body] if isinstance(function, ast.Lambda) else function.body))
         defaults = {name: found for name, value in _defaults(function.args) if (found := self._first_of_jax(value))}
         self._scopes.append(NameScope(hidden=_locals(function, nodes)))
         self._fill(self._scopes[-1], nodes)
@@ -287,19 +287,21 @@ def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
                 yield alias.asname or name, f"{node.module}.{name}"
 
 
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets that are assigned one value each, with their values."""
+    if isinstance(node, ast.Assign):
+        first = node.targets[0]
+        if isinstance(first, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(node.targets) == 1:
+            yield from zip(first.elts, node.value.elts)
+        else:
+            yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        yield node.target, node.value
+
+
 def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Names that are assigned one value each, with their values."""
-    if isinstance(node, ast.Assign):
-        targets, values = node.targets, [node.value] * len(node.targets)
-        if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple) and len(node.targets) == 1:
-            targets, values = targets[0].elts, node.value.elts
-    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-        targets, values = [node.target], [node.value]
-    else:
-        return
-    for target, value in zip(targets, values):
-        if isinstance(target, ast.Name):
-            yield target.id, value
+    yield from ((target.id, value) for target, value in assigned(node) if isinstance(target, ast.Name))
 
 
 def _is_display(node: ast.expr) -> bool:
@@ -339,22 +341,25 @@ def _second_choices(nodes: Iterable[ast.AST]) -> set[int]:
 def _locals(function: ast.AST, nodes: Sequence[ast.AST]) -> frozenset[str]:
     """The names that a function itself binds, except by imports."""
     assert isinstance(function, FUNCTIONS)
-    arguments = function.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    names = {argument.arg for argument in every if argument is not None}
-    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    imports = (bound_by(n) for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom)))
-    outer = (n.names for n in nodes if isinstance(n, (ast.Global, ast.Nonlocal)))
-    return frozenset(names.difference(*imports, *outer))
+    parts = [*own_nodes([function.args]), *nodes]
+    imports = [part for part in parts if isinstance(part, (ast.Import, ast.ImportFrom))]
+    outer = (part.names for part in parts if isinstance(part, (ast.Global, ast.Nonlocal)))
+    names = {name for part in parts if part not in imports for name in bound_by(part)}
+    return frozenset(names.difference(*map(bound_by, imports), *outer))
 
 
-def _own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.AST]:
+def own_nodes(body: Iterable[ast.AST], classes: bool = False) -> Iterator[ast.AST]:
     """The nodes of a body in order, without those of inner functions, and without variables of comprehensions."""
     inner = (*FUNCTIONS, *COMPREHENSIONS) if classes else (*FUNCTIONS, *COMPREHENSIONS, ast.ClassDef)
     for node in body:
         yield node
         if not isinstance(node, inner):
-            yield from _own_nodes(ast.iter_child_nodes(node), classes)
+            yield from own_nodes(ast.iter_child_nodes(node), classes)
+
+
+def own_names(body: Iterable[ast.AST]) -> set[str]:
+    """The names that statements bind in the scope that they are in."""
+    return {name for node in own_nodes(body) for name in bound_by(node)}
 
 
 def bound_anywhere(tree: ast.AST) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,7 +22,15 @@ from xmap_compat.tools.check.guards import (
     caught_names,
     gives_up,
 )
-from xmap_compat.tools.check.names import Bindings, ScopedVisitor, bound_anywhere, constant_text, file_names, text_of
+from xmap_compat.tools.check.names import (
+    Bindings,
+    ScopedVisitor,
+    assigned,
+    bound_anywhere,
+    constant_text,
+    file_names,
+    text_of,
+)
 from xmap_compat.tools.check.neighbours import NamesOf, Neighbours
 from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
 from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap, unused_resources
@@ -91,18 +100,16 @@ class _Reader(ScopedVisitor):
             return
         if written is None:
             written = 0 if imported else sum(isinstance(part, ast.Attribute) for part in ast.walk(node))
-        conditions = self._conditions
         parts = name.split(".")
         bound, rest = ".".join(parts[: len(parts) - written]), parts[len(parts) - written :]
+        found = Reference(self.program.place(node), name, imported, written, self._asked, self._conditions, passed)
         for other in () if imported else self.guards.instead.get(bound, ()):
-            conditions = (*conditions, (bound, True))
             if other != OTHERWISE:
-                self._refer(node, ".".join([other, *rest]), False, written, passed, (*self._conditions, (bound, False)))
-        self._refer(node, name, imported, written, passed, conditions)
-
-    def _refer(self, node: ast.AST, name: str, imported: bool, written: int, passed: bool, where: Conditions) -> None:
-        place = self.program.place(node)
-        self.reading.references.append(Reference(place, name, imported, written, self._asked, where, passed))
+                where = (*self._conditions, (bound, False))
+                instead = dataclasses.replace(found, name=".".join([other, *rest]), conditions=where)
+                self.reading.references.append(instead)
+            found = dataclasses.replace(found, conditions=(*found.conditions, (bound, True)))
+        self.reading.references.append(found)
 
     # Scopes, and code that runs only if a name exists
 
@@ -195,7 +202,8 @@ class _Reader(ScopedVisitor):
         """The program ends at a node unless a test is true, or is false: ``assert hasattr(jax, 'x')``."""
         for name, there in self.guards.conditions(test, holds):
             if there and name and isinstance(name, str):
-                self._refer(node, name, True, 0, False, self._conditions)
+                place = self.program.place(node)
+                self.reading.references.append(Reference(place, name, True, 0, self._asked, self._conditions))
 
     def visit_Assert(self, node: ast.Assert) -> None:
         self._need(node, node.test, True)
@@ -242,13 +250,7 @@ class _Reader(ScopedVisitor):
 
     def _follow_assignment(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> None:
         """Mark an assigned value as followed if the name is known to stand for it."""
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        pairs = [(target, node.value) for target in targets if node.value is not None]
-        if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-            pairs = list(zip(targets[0].elts, node.value.elts))
-        for target, value in pairs:
-            if self.bindings.of(target) is not None:
-                self._follow(value)
+        self._follow(*(value for target, value in assigned(node) if self.bindings.of(target) is not None))
 
     def _follow(self, *values: ast.expr) -> None:
         for value in values:

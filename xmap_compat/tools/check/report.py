@@ -131,7 +131,7 @@ def _facts(readings: list[Reading]) -> resolve.Facts:
     calls = {(function, keyword) for reading in readings for _, function, keyword, _ in reading.keywords}
     options = {option for reading in readings for _, option in reading.options}
     if not (names or calls or options):
-        return resolve.Facts("nothing was asked of it", "", {}, frozenset(), frozenset(), frozenset())
+        return resolve.Facts("nothing was asked of it")
     modules = {module for reading in readings for module in reading.modules if is_of_jax(module)}
     return resolve.ask(names, modules, calls, options)
 

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xmap_compat.legacy import removed
@@ -38,11 +38,11 @@ class Facts:
     """
 
     jax: str
-    error: str
-    names: dict[str, str]
-    modules: frozenset[str]
-    refused: frozenset[tuple[str, str]]
-    options: frozenset[str]
+    error: str = ""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+    refused: frozenset[tuple[str, str]] = frozenset()
+    options: frozenset[str] = frozenset()
     installed: bool = True
 
 
@@ -61,7 +61,7 @@ def ask(
     question.update(calls=sorted(calls), options=sorted(options))
     found = in_another_process(question)
     if isinstance(found, str):
-        return Facts("", found, {}, frozenset(), frozenset(), frozenset())
+        return Facts("", found)
     refused = frozenset((function, keyword) for function, keyword in found["refused"])
     return Facts(found["jax"], "", found["names"], frozenset(found["modules"]), refused, frozenset(found["options"]))
 

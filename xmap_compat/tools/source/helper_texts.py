@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xmap_compat.tools.source import helpers
-from xmap_compat.tools.source.text import formatted, literal
+from xmap_compat.tools.source.imports import imports_for
+from xmap_compat.tools.source.text import formatted, imports_in_order, literal
 
 _OURS = {name: made for name, made in vars(helpers).items() if getattr(made, "__module__", "") == helpers.__name__}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
@@ -17,7 +18,6 @@ _READS = {
     name: {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
     for name, lines in HELPERS.items()
 }
-_MODULES = (("functools", "functools"), ("jax", "jax"), ("jnp", "jax.numpy"), ("np", "numpy"))
 
 
 def with_needs(names: Iterable[str]) -> set[str]:
@@ -38,14 +38,8 @@ def names_of(helpers_: Iterable[str]) -> set[str]:
 def helper_module(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> str:
     """A module of helpers, beside the user's files."""
     lines = helper_lines(helpers_, parts)
-    read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
-    imports = [
-        f"import {module} as {name}" if module != name else f"import {name}"
-        for name, module in _MODULES
-        if name in read
-    ]
     about = '"""What the program needs of named axes, and plain JAX lacks."""'
-    return formatted("\n".join([about, "", *imports, *(["from jax import lax"] * ("lax" in read)), "", *lines, ""]))
+    return formatted("\n".join([about, "", *imports_in_order(imports_for(lines)), "", *lines, ""]))
 
 
 def helper_lines(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 import jax
@@ -20,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xmap_compat.tools.check.names import Bindings, own_names
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Piece, bound_by, file_at, first_line
+from xmap_compat.tools.source.user_code import Piece, file_at, first_line, imported_as
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
@@ -30,6 +32,9 @@ _LIBRARY: list[tuple[types.ModuleType, str]] = [
     *((jnp, "jnp"), (lax, "lax"), (jax.nn, "nn"), (jax, "jax"), (np, "np")),
     *((jax.random, "random"), (jax.scipy.special, "special")),
 ]
+
+# Names of modules that a written program imports if it uses them.
+IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
 def public_name(value: Any) -> tuple[str, types.ModuleType, str] | None:
@@ -79,13 +84,10 @@ def spells(node: ast.expr, value: Any, piece: Piece) -> bool:
     modules = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     if not all(isinstance(piece.globals.get(name), types.ModuleType) for name in modules):
         return False
-    for n in ast.walk(node):
-        root: Any = n.func if isinstance(n, ast.Call) else None
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        made = root is None or (isinstance(root, ast.Name) and piece.globals[root.id] in (np, jnp))
-        if not (made and isinstance(n, _PLAIN_NODES)):
-            return False
+    makers = [ast.unparse(n.func).split(".")[0] for n in ast.walk(node) if isinstance(n, ast.Call)]
+    plain = all(isinstance(n, _PLAIN_NODES) for n in ast.walk(node))
+    if not plain or any(piece.globals.get(name) not in (np, jnp) for name in makers):
+        return False
     try:
         again = eval(compile(ast.Expression(node), "<spelling>", "eval"), dict(piece.globals))
         return type(again) is type(value) and bool(np.all(np.asarray(again) == np.asarray(value)))
@@ -108,10 +110,10 @@ def import_statement(free: str, value: Any, piece: Piece, rewritten: Set[str]) -
     Args:
       rewritten: files with collectives.
     """
-    homes = [piece.import_of(free)]
+    homes = [imported_as(free, piece.tree)]
     if free not in piece.closure and not isinstance(value, type):
-        homes.append((str(piece.globals.get("__name__", "__main__")), free))
-    for module, name in filter(None, homes):
+        homes.append(f"{piece.globals.get('__name__', '__main__')}.{free}")
+    for module, _, name in (home.rpartition(".") for home in homes):
         if (new := old_names.new_name(module, name)) is not None:
             module, _, name = new.rpartition(".")
         if may_import(module, name, value, rewritten):
@@ -134,21 +136,13 @@ def needs_us(module: str, seen: dict[str, bool]) -> bool:
         known = file or module in sys.builtin_module_names or hasattr(there, "__path__")
         seen[module] = not known or module.split(".")[0] in ("xmap_compat", "__main__")
         if not seen[module] and file and not is_library(file):
-            names = list(_imported(file_at(file, module).tree))
-            gone = any(n.startswith((".", "jax.experimental.maps")) for n in names)
-            seen[module] = gone or any(n in sys.modules and needs_us(n, seen) for n in names)
+            tree = file_at(file, module).tree
+            names = Bindings(tree).modules
+            gone = any(n.startswith("jax.experimental.maps") for n in names)
+            relative = any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(tree))
+            packages = {n.rpartition(".")[0] for n in names}
+            seen[module] = gone or relative or any(n in sys.modules and needs_us(n, seen) for n in names | packages)
     return seen[module]
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """The modules that a program imports or may import, with their packages; relative ones begin with a dot."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            home = "." * node.level + (node.module or "")
-            names = [home, *(f"{home}.{a.name}" for a in node.names)]
-        else:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        yield from (*names, *(n.rpartition(".")[0] for n in names))
 
 
 def is_as_imported(
@@ -168,7 +162,7 @@ def is_as_imported(
     if isinstance(value, types.ModuleType):
         return is_library(file_of(value)) or not file_of(value)
     piece = dataclasses.replace(file_at(file, name), globals=vars(module))
-    statements: list[Any] = [s for s in piece.tree.body if name in bound_by(s)]
+    statements: list[Any] = [s for s in piece.tree.body if name in own_names([s])]
     if len(statements) != 1:
         return False
     statement, seen = statements[0], {*seen, (file, name)}
@@ -185,7 +179,7 @@ def is_as_imported(
 def _is_defined_by(piece: Piece, value: Any) -> bool:
     if isinstance(value, type):
         plain = [s for s in piece.node.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None]
-        held = [(s.value, vars(value).get(name)) for s in plain for name in bound_by(s)]
+        held = [(s.value, vars(value).get(name)) for s in plain for name in own_names([s])]
         return all(not isinstance(n, ast.Constant) or same(n.value, v) for n, v in held)
     code = getattr(inspect.unwrap(value), "__code__", None)
     return code is not None and (code.co_filename, code.co_firstlineno) == (piece.file, first_line(piece.node))
@@ -201,3 +195,9 @@ def module_import(name: str, module: types.ModuleType) -> str:
         return f"import {path}"
     parent, _, last = path.rpartition(".")
     return f"from {parent} import {last}" if last == name and parent else f"import {path} as {name}"
+
+
+def imports_for(lines: Iterable[str]) -> set[str]:
+    """The imports of modules that the lines of a written program read."""
+    read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
+    return {module_import(name, IMPORTED[name]) for name in read & IMPORTED.keys()}

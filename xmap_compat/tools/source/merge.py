@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import io
 import re
-import symtable
-import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xmap_compat.tools.source.text import EDITED, Names, docstring, formatted, imports_in_order
-from xmap_compat.tools.source.user_code import first_line
+from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, imports_in_order
+from xmap_compat.tools.source.user_code import first_line, renamed
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _EDITS = (" ", EDITED)
@@ -90,20 +87,15 @@ def _definitions(text: str) -> dict[str, str]:
 
 
 def _renamed(text: str, old: str, new: str) -> str | None:
-    """A module in which one of its own names is replaced; None if a token of that name may mean something else."""
-    tables = symtable.symtable(text, "module", "exec").get_children()
-    for table in tables:
-        tables.extend(table.get_children())
-        if old in table.get_identifiers() and not table.lookup(old).is_global():
-            return None
-    others = (ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.JoinedStr, *_IMPORTS)))
-    if any(old in re.findall(r"\w+", other) for other in others):
+    """A module in which one of its own names is replaced; None if it cannot be, as for an import."""
+    bound_elsewhere = (n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Global, *_IMPORTS)))
+    if any(old in re.findall(r"\w+", ast.unparse(node)) for node in bound_elsewhere):
         return None
-    lines, skipped = text.split("\n"), (tokenize.NL, tokenize.COMMENT)
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in skipped]
-    for before, token, after in reversed([*zip(tokens, tokens[1:], tokens[2:])]):
-        keyword = after.string == "=" and before.string in ("(", ",")
-        if token.type == tokenize.NAME and token.string == old and before.string != "." and not keyword:
-            row, start = token.start[0] - 1, token.start[1]
-            lines[row] = lines[row][:start] + new + lines[row][start + len(old) :]
+    try:
+        text = renamed(text, {old: new})
+    except NotWritable:
+        return None
+    lines = text.split("\n")
+    for first in (node.lineno - 1 for node in ast.parse(text).body):
+        lines[first] = re.sub(rf"^(def |class |){old}\b", rf"\g<1>{new}", lines[first])
     return "\n".join(lines)

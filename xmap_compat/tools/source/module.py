@@ -13,13 +13,11 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.parameters import mentioned_names
@@ -27,6 +25,7 @@ from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.hazards import RuleOver, wrapped
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.imports import (
+    IMPORTED,
     file_of,
     import_statement,
     is_jitted,
@@ -47,6 +46,7 @@ from xmap_compat.tools.source.user_code import (
     AxisNames,
     Piece,
     Span,
+    calls_of_collectives,
     collectives,
     file_at,
     free_reads,
@@ -59,8 +59,6 @@ from xmap_compat.tools.source.user_code import (
 )
 
 MAX_LITERAL = 64
-# Names of modules that the generated program imports if it uses them.
-IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 
 class RewrittenCall(NamedTuple):
@@ -96,11 +94,11 @@ class Module:
         fun: Callable[..., Any],
         jaxpr: Any,
         names: AxisNames,
-        reserved: Iterable[str],
-        rules: Sequence[RuleOver] = (),
-        typed: bool = False,
+        reserved: Set[str],
+        rules: Sequence[RuleOver],
+        typed: bool,
+        inside: frozenset[Span],
         proving: bool = False,
-        inside: frozenset[Span] = frozenset(),
     ):
         self.names, self.rules, self.typed, self.proving, self.inside = names, rules, typed, proving, inside
         self.imports: dict[str, None] = {}
@@ -108,10 +106,7 @@ class Module:
         self.helpers: dict[str, None] = {}
         self.values: dict[str, Any] = {}
         self.nested: list[Any] = []
-        self.calls: dict[Span, list[Any]] = {}
-        for eqn, _, spans in collectives(jaxpr):
-            if spans:
-                self.calls.setdefault(spans[0], []).append(eqn)
+        self.calls = calls_of_collectives(jaxpr)
         self.files = {span[0] for span in self.calls}
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.outermost: frozenset[Span] = frozenset()

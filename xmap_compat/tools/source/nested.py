@@ -34,12 +34,10 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
     module.nested.append((in_axes, out_axes, axis_resources))
     if module.proving:
         return f"nested_xmap_{len(module.nested)}({function})"
-    structure, leaf = jax.tree.structure(given), jax.tree.leaves(given)
-    out_structure, out_leaf = jax.tree.structure(results), jax.tree.leaves(results)
+    like = lambda specs, at: prefix(jax.tree.structure(specs), list(map(at, jax.tree.leaves(specs))))  # noqa: E731
     for k, name in reversed(list(enumerate(axes_inside))):
         at = lambda spec, k=k: literal(position_in(spec, axes_inside[k], axes_inside[:k]))  # noqa: E731
-        places = f"in_axes={prefix(structure, list(map(at, leaf)))}"
-        places += f", out_axes={prefix(out_structure, list(map(at, out_leaf)))}"
+        places = f"in_axes={like(given, at)}, out_axes={like(results, at)}"
         mesh_axes, turns = module.names.inner.get(name, ((), 1))
         if turns > 1:
             function = f"{module.helper('in_loop')}({function}, {places}, turns={turns})"

@@ -11,7 +11,9 @@ import ast
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -24,13 +26,12 @@ from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import entered
 from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
-from xmap_compat.tools.configuration import configured, flags, statements
-from xmap_compat.tools.source import beside, hazards, proof, running
+from xmap_compat.tools.configuration import configured, flags, statements, taken_from
+from xmap_compat.tools.source import beside, hazards, proof
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
-from xmap_compat.tools.source.imports import module_import
-from xmap_compat.tools.source.module import IMPORTED, Module
-from xmap_compat.tools.source.running import executed
+from xmap_compat.tools.source.imports import IMPORTED, imports_for
+from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import (
     EDITED,
@@ -44,7 +45,7 @@ from xmap_compat.tools.source.text import (
     noted,
 )
 from xmap_compat.tools.source.user_code import AxisNames
-from xmap_compat.tools.source.wrapper import Wrapper, mesh_lines, title, value_lines
+from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, value_lines
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -66,23 +67,16 @@ class Written(NamedTuple):
     derivative: bool
 
 
-def source(plan: CallPlan, run: bool) -> str:
-    """The text of a generated module; unless it ran beside the original, its first line says why."""
-    text = written(plan).text
-    why = _kept(plan, "run", lambda: running.why_not_run(plan, written)) if run else "run=False"
-    return text if why is None else noted(text, f"Traced and compared, not run: {why}.", in_title=True)
-
-
 def written(plan: CallPlan) -> Written:
     """The module, traced and compared with the plan.
 
     Raises:
       NotImplementedError: a part cannot be generated, or may be another program; the message names it.
     """
-    return _kept(plan, "written", lambda: _written(plan))
+    return kept(plan, "written", lambda: _written(plan))
 
 
-def _kept(plan: CallPlan, what: str, make: Callable[[], Any]) -> Any:
+def kept(plan: CallPlan, what: str, make: Callable[[], Any]) -> Any:
     """What is made once for a plan, under the options of JAX that its call was made under."""
     if what not in plan.staged.kept:
         with configured(plan.staged.configuration):
@@ -163,14 +157,12 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
     hazards.check(plan, typed or only_values)
     one_by_one = hazards.axes_of_generators(plan)
     reserved = {*STAND_INS, *(("P", "Mesh") if plan.mesh is not None else ()), *with_needs(["values_only", "in_loop"])}
-    made = lambda proving, helpers: Module(  # noqa: E731
-        *(plan.staged.declared.fun, jaxpr, names if proving else names.with_inner(), reserved.union(names_of(helpers))),
-        *(() if only_values else rules, typed, proving, inside),
-    )
-    module = made(False, HELPERS)
+    own_rules = () if only_values else rules
+    made = functools.partial(Module, plan.staged.declared.fun, jaxpr, rules=own_rules, typed=typed, inside=inside)
+    module = made(names.with_inner(), reserved | names_of(HELPERS))
     needed = with_needs(module.helpers)
     if module.gave_way:
-        module = made(False, needed)
+        module = made(names.with_inner(), reserved | names_of(needed))
     wrapper = Wrapper(plan, names, module, Names(module.taken), unchecked, one_by_one, only_values)
     text = _text(plan, module, wrapper)
     entry = executed(plan, text, module.values)[wrapper.entry]
@@ -178,7 +170,7 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
         given = {wrapper.mesh: current_scope().mesh} if wrapper.takes_mesh else {}
         note, derivative = _check(plan, functools.partial(entry, **given), typed)
     # The plan evaluates a nested xmap not as a nest of vmaps, so the proof compares it as an xmap.
-    of_xmaps = made(True, needed) if module.nested else module
+    of_xmaps = made(names, reserved | names_of(needed), proving=True) if module.nested else module
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
     stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
     try:
@@ -196,15 +188,15 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     """The module: docstring, the imports of the lines and of the definitions, the mesh, and the lines."""
     mapped = wrapper.lines()
     lines = [*_definitions(module), "", "", *mapped]
-    read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
-    imports = {"import jax", *module.imports, *(module_import(name, IMPORTED[name]) for name in read & IMPORTED.keys())}
+    imports = {"import jax", *module.imports, *imports_for(lines)}
     if plan.mesh is not None:
         imports.add("from jax.sharding import PartitionSpec as P")
     if isinstance(plan.mesh, jax.sharding.Mesh):
         imports |= {"import numpy as np", "from jax.sharding import Mesh"}
         lines = [*mesh_lines(plan.mesh, wrapper.mesh), *lines]
     lines = [*statements(plan.staged.configuration), *lines]
-    about = [title(plan, wrapper.entry), *(["", EDITED, ""] if module.edits else [])]
+    about = [f"{plan.function} as a program for plain JAX: call {wrapper.entry}."]
+    about += ["", EDITED, ""] if module.edits else []
     for edit in module.edits:
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
@@ -218,6 +210,21 @@ def _definitions(module: Module) -> list[str]:
     for definition in module.definitions.values():
         lines.extend([*([] if len(definition) == 1 else ["", ""]), *definition])
     return lines
+
+
+def executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Execute a module; returns the names that it defines, without the given ones."""
+    module = types.ModuleType(f"_source_of_{entry_name(plan)}")
+    vars(module).update(given)
+    tree = ast.parse(text)
+    taken_from(tree)  # the options are in effect
+    tree.body = [node for node in tree.body if getattr(node, "name", "") not in given]
+    sys.modules[module.__name__] = module  # definitions of classes look for it there
+    try:
+        exec(compile(tree, f"<source of {plan.function}>", "exec"), vars(module))
+    finally:
+        sys.modules.pop(module.__name__, None)
+    return vars(module)
 
 
 # ------------------------------------------------------------------------------ checking

@@ -92,8 +92,9 @@ class Rewriter:
             start, kept = offset(text, node.lineno, 0), [n for n in kept if n not in node.decorator_list]
         if isinstance(node, ast.ClassDef):
             # Methods that call xmap are left out of the generated program.
-            for method in [n for n in node.body if isinstance(n, ast.FunctionDef) and self._calls_xmap(n)]:
-                self._put(*self.piece.bounds(method), "")
+            for method in (n for n in node.body if isinstance(n, ast.FunctionDef)):
+                if any(isinstance(n, ast.Call) and is_xmap(self.callee(n.func)) for n in ast.walk(method)):
+                    self._put(*self.piece.bounds(method), "")
         self._edit(kept)
         own = next(re.compile(r"\w+[\s\\]+(\w+)").finditer(text, offset(text, node.lineno, node.col_offset)))
         self._put(own.start(1), own.end(1), name)
@@ -108,9 +109,6 @@ class Rewriter:
         """The new text of the piece, which is an expression."""
         self._edit([self.piece.node])
         return self._part(*self.piece.bounds(self.piece.node))
-
-    def _calls_xmap(self, method: ast.FunctionDef) -> bool:
-        return any(isinstance(n, ast.Call) and is_xmap(self.callee(n.func)) for n in ast.walk(method))
 
     # ---- edits
 
@@ -246,7 +244,7 @@ class Rewriter:
             # Any string is the name of an axis, perhaps of a vmap inside.
             over = tuple(v for v in values if isinstance(v, str) or (v in self.names.mesh and not isinstance(v, int)))
             parts = tuple(p for v in values for p in (self.names.parts(v) if v in over else (v,)))
-            self.names.all_parts([v for v in over if v in self.names.mesh])
+            self.names.check_distinct([v for v in over if v in self.names.mesh])
             # Functions and methods of jax.numpy read a string letter by letter.
             in_letters = isinstance(value, str) and vars(jnp).get(getattr(callee, "__name__", "")) is callee
             stays = parts == values and not (in_letters and len(value) > 1)
@@ -318,7 +316,7 @@ class Rewriter:
         known = {str(n): n for n in self.names.mesh}
         mentioned = [known[n] for t in parsed.inputs for n in t.names if n in known]
         contracted = [n for n in dict.fromkeys(mentioned) if str(n) not in parsed.output.names]
-        self.names.all_parts(contracted)
+        self.names.check_distinct(contracted)
         own = self.names.local
         used = {x for t in (*parsed.inputs, parsed.output) for x in t.letters}
         spare = iter(x for x in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if x not in used)
@@ -350,9 +348,8 @@ class Rewriter:
 
     def _attached(self, node: ast.Call, owner: ast.expr, backward: ast.expr) -> None:
         """``f.defvjp(fwd, bwd)`` in the text of a function."""
-        around = (
-            self.piece.tree if isinstance(self.piece.node, ast.Expr) else self.piece.node
-        )  # a statement of a module
+        of_module = isinstance(self.piece.node, ast.Expr)  # the piece is a statement of a module
+        around = self.piece.tree if of_module else self.piece.node
         defs = {n.name: n for n in ast.walk(around) if isinstance(n, ast.FunctionDef)}
         primal = defs.get(getattr(owner, "id", ""))
         rule = backward if isinstance(backward, ast.Lambda) else defs.get(getattr(backward, "id", ""))

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,28 +24,12 @@ from xmap_compat.tools import plan as plans
 from xmap_compat.tools.configuration import configured, taken_from
 from xmap_compat.tools.source import beside
 from xmap_compat.tools.source.imports import file_of, is_library
-from xmap_compat.tools.source.text import NotWritable
+from xmap_compat.tools.source.program import Written, executed, kept, written
+from xmap_compat.tools.source.text import NotWritable, noted
 from xmap_compat.tools.source.user_code import operations
-from xmap_compat.tools.source.wrapper import entry_name
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
-    from xmap_compat.tools.source.program import Written
-
-
-def executed(plan: CallPlan, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Execute a module; returns the names that it defines, without the given ones."""
-    module = types.ModuleType(f"_source_of_{entry_name(plan)}")
-    vars(module).update(given)
-    tree = ast.parse(text)
-    taken_from(tree)  # the options are in effect
-    tree.body = [node for node in tree.body if getattr(node, "name", "") not in given]
-    sys.modules[module.__name__] = module  # definitions of classes look for it there
-    try:
-        exec(compile(tree, f"<source of {plan.function}>", "exec"), vars(module))
-    finally:
-        sys.modules.pop(module.__name__, None)
-    return vars(module)
 
 
 # ------------------------------------------------------------------------------ beside the original
@@ -56,55 +39,61 @@ _MOST_BYTES, _MOST_OPERATIONS = 2**28, 10**10
 _IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
-def why_not_run(plan: CallPlan, write: Callable[[CallPlan], Written]) -> str | None:
+def source(plan: CallPlan, run: bool) -> str:
+    """The text of a generated module; unless it ran beside the original, its first line says why."""
+    text = written(plan).text
+    why = kept(plan, "run", lambda: why_not_run(plan)) if run else "run=False"
+    return text if why is None else noted(text, f"Traced and compared, not run: {why}.", in_title=True)
+
+
+def why_not_run(plan: CallPlan) -> str | None:
     """Run a plan's module and the original on the same arguments; returns why they cannot run, or None if they did.
 
     Raises:
       NotWritable: they compute different numbers.
     """
     try:
-        why, plan = _runnable(plan, write)
-        return why or _apart(plan, _run, plan, write(plan))
+        why, plan = _runnable(plan)
+        return why or _apart(plan, lambda: _run(plan, written(plan)))
     except NotWritable:
         raise
     except Exception as error:  # the proof stands without a run
         return f"the run ends with {beside.in_words(error).rstrip('.')}"
 
 
-def _run(plan: CallPlan, written: Written) -> str | None:
-    sample = sample_of(plan, written)
-    ran, found = compared(plan, written, beside.of(jaxpr_as_fun(plan.staged.jaxpr), sample), sample)
+def _run(plan: CallPlan, module: Written) -> str | None:
+    sample = sample_of(plan, module)
+    ran, found = compared(plan, module, beside.of(jaxpr_as_fun(plan.staged.jaxpr), sample), sample)
     if ran and found:
         raise NotWritable(f"{OTHER_NUMBERS}: {found}")
     return found or None
 
 
-def _apart(plan: CallPlan, function: Callable[..., Any], *args: Any) -> Any:
+def _apart(plan: CallPlan, function: Callable[[], Any]) -> Any:
     """Call a function in a thread, which is in no transformation and no context, under a plan's options of JAX."""
 
     def call():
-        plainly = jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False)
-        with configured(plan.staged.configuration), plainly[0], plainly[1], plainly[2]:
-            return function(*args)
+        plainly = dict.fromkeys(("jax_debug_nans", "jax_debug_infs", "jax_disable_jit"), False)
+        with configured({**plan.staged.configuration, **plainly}):
+            return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(call).result()
 
 
-def compared(plan: CallPlan, written: Written, expected: Any, sample: beside.Sample) -> tuple[bool, str]:
+def compared(plan: CallPlan, module: Written, expected: Any, sample: beside.Sample) -> tuple[bool, str]:
     """Whether a plan's program runs, and how a module differs from it, in words; "" if it does not."""
-    if taken_from(ast.parse(written.text)) != plan.staged.configuration:
+    if taken_from(ast.parse(module.text)) != plan.staged.configuration:
         return True, "other options of JAX"
-
     try:
-        entry = executed(plan, written.text, written.values)[written.entry]
+        entry = executed(plan, module.text, module.values)[module.entry]
     except Exception as error:
         return True, f"it fails: {beside.in_words(error)}"
     function = lambda *leaves: jax.tree.leaves(entry(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     return beside.compared(expected, function, sample)
 
 
-def sample_of(plan: CallPlan, written: Written) -> beside.Sample:
+def sample_of(plan: CallPlan, module: Written) -> beside.Sample:
     """The arguments on which a plan's program is run."""
     avals = plan.staged.jaxpr.in_avals
     values = (v.aval for eqn, *_ in operations(plan.staged.jaxpr) for v in eqn.outvars)
@@ -114,14 +103,14 @@ def sample_of(plan: CallPlan, written: Written) -> beside.Sample:
         coarsest = max(coarsest, 2.0**-8)  # products of matrices in less than float32
     sizes = [size for a in avals for size in a.shape if size > 1]
     types = [(a.shape, str(a.dtype), _IMPLEMENTATIONS.get(str(a.dtype))) for a in avals]
-    return beside.Sample(types, min([*sizes, 16]), coarsest ** (2 / 3), written.derivative)
+    return beside.Sample(types, min([*sizes, 16]), coarsest ** (2 / 3), module.derivative)
 
 
-def _runnable(plan: CallPlan, write: Callable[[CallPlan], Written]) -> tuple[str | None, CallPlan]:
+def _runnable(plan: CallPlan) -> tuple[str | None, CallPlan]:
     """Why a plan cannot run, or None, and the plan, perhaps with fewer elements on each device."""
     why = _why_not(plan)
     if why is None and _is_large(plan):
-        smaller = _smaller(plan, write)
+        smaller = _smaller(plan)
         return (None, smaller) if smaller else ("its arrays are large, and their sizes are in the text", plan)
     return why, plan
 
@@ -162,7 +151,7 @@ def _is_large(plan: CallPlan) -> bool:
     return cost.memory * devices > _MOST_BYTES or cost.flops * devices > _MOST_OPERATIONS
 
 
-def _smaller(plan: CallPlan, write: Callable[[CallPlan], Written]) -> CallPlan | None:
+def _smaller(plan: CallPlan) -> CallPlan | None:
     """The plan of a call with as few elements on each device as have the same text; None if sizes are in the text."""
     size = {a.name: a.size // a.local_size * min(a.local_size, 2) for a in plan.axes}
     shape = lambda a: tuple(n if name is None else size[name] for n, name in zip(a.shape, a.axes))  # noqa: E731
@@ -170,7 +159,7 @@ def _smaller(plan: CallPlan, write: Callable[[CallPlan], Written]) -> CallPlan |
     try:
         with entered(plan.mesh):
             small = plans.describe(plan.staged.declared, *jax.tree.unflatten(plan.staged.in_tree, args))
-        same = _without_types(write(small).text) == _without_types(write(plan).text)
+        same = _without_types(written(small).text) == _without_types(written(plan).text)
     except Exception:
         return None
     return small if same and not _is_large(small) else None
@@ -188,14 +177,14 @@ def _without_types(text: str) -> str:
 # ------------------------------------------------------------------------------ in a process of its own
 
 
-def exported(plan: CallPlan, write: Callable[[CallPlan], Written]) -> tuple[Any, ...] | str:
+def exported(plan: CallPlan) -> tuple[Any, ...] | str:
     """The original as a process without this package runs it, with its sample; or why it cannot run there."""
-    why, plan = _runnable(plan, write)
+    why, plan = _runnable(plan)
     if why is not None:
         return why
     if not _has_plain_nodes(plan.staged.in_tree):
         return "its arguments are of classes of the program"
-    sample = sample_of(plan, write(plan))
+    sample = sample_of(plan, written(plan))
 
     def export():
         function = jax.jit(beside.values_and_gradients(jaxpr_as_fun(plan.staged.jaxpr), sample))

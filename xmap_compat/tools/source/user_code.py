@@ -17,6 +17,7 @@ from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
+from xmap_compat.tools.check.names import assigned_once, bound_by, imported_names, own_nodes
 from xmap_compat.tools.source.text import NotWritable, literal
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
@@ -54,11 +55,10 @@ class AxisNames:
         own = self.local[name]
         return self.mesh[name] if own is None else (*self.mesh[name], own)
 
-    def all_parts(self, names: Sequence[Any]) -> tuple[Any, ...]:
-        parts = tuple(p for n in names for p in self.parts(n))
+    def check_distinct(self, names: Sequence[Any]) -> None:
+        parts = [p for n in names for p in self.parts(n)]
         if len(set(parts)) != len(parts):
             raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes")
-        return parts
 
     @property
     def all(self) -> dict[Any, tuple[Any, ...]]:
@@ -87,6 +87,15 @@ def collectives(jaxpr: Any) -> Iterator[tuple[Any, str, list[Span]]]:
         if eqn.primitive.name in COLLECTIVES:
             spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
             yield eqn, stack, next(filter(None, spans), [])
+
+
+def calls_of_collectives(jaxpr: Any) -> dict[Span, list[Any]]:
+    """The collectives of a program, by the innermost call of the user."""
+    found: dict[Span, list[Any]] = {}
+    for eqn, _, spans in collectives(jaxpr):
+        if spans:
+            found.setdefault(spans[0], []).append(eqn)
+    return found
 
 
 # ------------------------------------------------------------------------------- pieces of files
@@ -124,11 +133,6 @@ def _compiled(node: Any) -> types.CodeType:
 
 
 _LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-
-
-def bound_by(statement: ast.stmt) -> set[str]:
-    """The names that a statement of a module binds."""
-    return {i.argval for i in dis.get_instructions(_compiled(statement)) if i.opname == "STORE_NAME"}
 
 
 def first_line(node: Any) -> int:
@@ -239,46 +243,29 @@ class Piece:
 
     def imported_inside(self, name: str) -> Any:
         """The value that the piece imports by a name; None if it does not."""
-        imports = [n for n in ast.walk(self.node) if isinstance(n, (ast.Import, ast.ImportFrom))]
-        for node, alias in ((n, a) for n in imports for a in n.names if (a.asname or a.name.split(".")[0]) == name):
-            if isinstance(node, ast.Import):
-                return sys.modules.get(alias.name if alias.asname else name)
-            home = sys.modules.get("." * node.level + (node.module or ""))
-            return getattr(home, alias.name, None) or sys.modules.get(f"{node.module}.{alias.name}")
-        return None
+        path = imported_as(name, self.node)
+        module, _, last = path.rpartition(".")
+        return getattr(sys.modules.get(module), last, None) or sys.modules.get(path)
 
     def assigned_inside(self, name: str) -> ast.expr | None:
         """The expression that the function assigns to a variable, if it does so once."""
-        return _assignment(ast.walk(self.node), name)
+        return assigned_once(ast.walk(self.node), lambda own, value: own == name).get(name)
 
     def assigned_around(self, name: str) -> ast.expr | None:
         """The expression that the functions around or the module assign to a variable, if they do so once."""
         holds = lambda n: n.lineno <= self.node.lineno and self.node.end_lineno <= n.end_lineno  # noqa: E731
         around = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and holds(n) and n is not self.node]
-        for node in sorted(around, key=lambda n: -n.lineno):
-            if (value := _assignment(ast.walk(node), name)) is not None:
-                return value
-        return _assignment(self.tree.body, name)
-
-    def import_of(self, name: str) -> tuple[str, str] | None:
-        """The module, and the name in it, from which the file imports a name."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return node.module, alias.name
+        for scope in [*sorted(around, key=lambda n: -n.lineno), self.tree]:
+            parts = list(own_nodes(ast.iter_child_nodes(scope)))
+            if any(name in bound_by(part) for part in parts):
+                return assigned_once(parts, lambda own, value: own == name).get(name)
         return None
 
 
-def _assignment(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
-    """The expression that is assigned to a variable, if there is exactly one assignment."""
-    assigned, stored = [], 0
-    for n in nodes:
-        if isinstance(n, (ast.Assign, ast.AnnAssign)):
-            targets = n.targets if isinstance(n, ast.Assign) else [n.target]
-            assigned += [n.value for t in targets if isinstance(t, ast.Name) and t.id == name]
-        stored += isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
-    return assigned[0] if len(assigned) == 1 and stored <= 1 else None
+def imported_as(name: str, node: ast.AST) -> str:
+    """The dotted name that a program imports by a name; empty if it does not."""
+    imports = (pair for part in ast.walk(node) for pair in imported_names(part))
+    return next((path for local, path in imports if local == name), "")
 
 
 # ------------------------------------------------------------------------------- finding them

@@ -25,10 +25,6 @@ def entry_name(plan: CallPlan) -> str:
     return f"mapped_{identifier(plan.function)}" if plan.function != "<lambda>" else "mapped_function"
 
 
-def title(plan: CallPlan, entry: str) -> str:
-    return f"{plan.function} as a program for plain JAX: call {entry}."
-
-
 def mesh_lines(mesh: jax.sharding.Mesh, name: str) -> list[str]:
     """The construction of a mesh over the same devices."""
     order = {d.id: k for k, d in enumerate(jax.devices())}
