@@ -23,9 +23,9 @@ class Work:
     """The work of a program on one device.
 
     Attributes:
-      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products and convolutions of elements of
-        n bytes, in batches of small ones or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations
-        after fusion.
+      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products of elements of n bytes, in batches
+        of small ones or not, and ``('products', n, False, features)`` in convolutions; ``'accessed'``: bytes read and
+        written; ``'kernels'``: operations after fusion.
       peak: bytes of temporaries and results.
       endless: whether there is a loop with an unknown trip count, which counts as one iteration.
     """
@@ -90,14 +90,19 @@ def _flops(operation: Operation) -> float:
 
 
 def _products_of_convolution(operation: Operation) -> int:
-    """Products of an element of the input and one of the filter; those with zeros of padding or dilation take no time."""
+    """Products of an element of the input and one of the filter; zeros of padding and dilation are none."""
     params, numbers = operation.eqn.params, operation.eqn.params["dimension_numbers"]
     image, kernel = (v.aval.shape for v in operation.operands)
     out = operation.results[0].aval.shape
     batch, features, *spatial = numbers.out_spec
     count = out[batch] * out[features] * kernel[numbers.rhs_spec[1]]
     for k, d in enumerate(spatial):
-        steps = (params["window_strides"][k], params["padding"][k][0], params["lhs_dilation"][k], params["rhs_dilation"][k])
+        steps = (
+            params["window_strides"][k],
+            params["padding"][k][0],
+            params["lhs_dilation"][k],
+            params["rhs_dilation"][k],
+        )
         count *= _meetings(out[d], kernel[numbers.rhs_spec[k + 2]], image[numbers.lhs_spec[k + 2]], *steps)
     return count
 
@@ -116,6 +121,17 @@ def _meetings(results: int, kernel: int, size: int, stride: int, padding: int, s
         ends = np.minimum((size - 1 - begins) // step, (kernel - 1 - first) // spread)
         count += int(np.maximum(ends - np.maximum(-(begins // step), 0) + 1, 0).sum())
     return count
+
+
+def _kind_of_product(operation: Operation, flops: float) -> tuple[Any, ...]:
+    """Whether matrix products are a batch of small ones; for convolutions also the features in a group of results."""
+    params = operation.eqn.params
+    if operation.name == "dot_general":
+        batch = params["dimension_numbers"][1][0]
+        count = math.prod(operation.operands[0].aval.shape[k] for k in batch)
+        return (bool(batch) and flops < _LARGE * count,)
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    return False, operation.results[0].aval.shape[params["dimension_numbers"].out_spec[1]] // groups
 
 
 def _is_separate(operation: Operation) -> bool:
@@ -192,10 +208,8 @@ def _count(kernel: _Kernel, total: Work) -> None:
     flops = _flops(operation) if operation.results else 0
     total.counts["flops"] += flops
     if operation.name in _PRODUCTS:
-        batch = operation.eqn.params["dimension_numbers"][1][0] if operation.name == "dot_general" else ()
-        count = math.prod(operation.operands[0].aval.shape[k] for k in batch)
-        is_small = bool(batch) and flops < _LARGE * count
-        total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), is_small] += flops
+        size = max(itemsize(v.aval.dtype) for v in operation.operands)
+        total.counts["products", size, *_kind_of_product(operation, flops)] += flops
     if kernel.writes:
         written = sum(v.nbytes for v in kernel.writes)
         if operation.name == "dynamic_update_slice" or operation.name in SCATTERS:
