@@ -73,6 +73,13 @@ found_by(
     },
 )
 found_by(
+    "test_search",
+    edits={
+        "max(seconds) <= ratio * min(seconds)": "max(seconds) <= min(seconds)",
+        "best, other = sorted((first, c), key=_rank)": "best, other = first, c",
+    },
+)
+found_by(
     "test_cost",
     edits={"begins = begins[begins % spread == 0] // spread": "begins = begins // spread"},
 )
