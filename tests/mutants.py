@@ -62,8 +62,26 @@ found_by(
     },
 )
 found_by(
+    "test_search_runs",
+    edits={"pending = [key for key in pending if": "pending = [key for key in timers if"},
+)
+found_by(
     "test_hardware",
-    edits={"slope = (long - short) / (most - least)": "slope = long / most"},
+    edits={
+        "slope = (long - short) / (most - least)": "slope = long / most",
+        'groups = params["feature_group_count"] * params["batch_group_count"]': "groups = 1",
+    },
+)
+found_by(
+    "test_search",
+    edits={
+        "max(seconds) <= ratio * min(seconds)": "max(seconds) <= min(seconds)",
+        "best, other = sorted((first, c), key=_rank)": "best, other = first, c",
+    },
+)
+found_by(
+    "test_cost",
+    edits={"begins = begins[begins % spread == 0] // spread": "begins = begins // spread"},
 )
 
 # -------------------------------------------------------------- written programs, run

@@ -78,6 +78,38 @@ def test_operations_are_those_that_xla_counts():
         assert cost_of(fun, *MATRICES).flops == pytest.approx(theirs, rel=0.05)
 
 
+CONVOLUTIONS = {
+    "padded": {"padding": "SAME"},
+    "strided": {"padding": "SAME", "window_strides": (2, 3)},
+    "filters apart": {"padding": "VALID", "rhs_dilation": (2, 3)},
+    "transposed": {"padding": ((2, 1), (3, 2)), "lhs_dilation": (2, 3)},
+    "both apart": {
+        "padding": ((2, 1), (3, 2)),
+        "lhs_dilation": (3, 2),
+        "rhs_dilation": (2, 2),
+        "window_strides": (2, 1),
+    },
+    "cropped": {"padding": ((-1, 0), (0, -2))},
+    "in groups of features": {"padding": "SAME", "feature_group_count": 2},
+    "in groups of the batch": {"padding": "SAME", "batch_group_count": 2},
+    "features last": {"padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")},
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_operations_of_a_convolution_and_its_gradients_are_those_that_xla_counts(name):
+    """Products with zeros of padding and dilation are none."""
+    options = {"window_strides": (1, 1), **CONVOLUTIONS[name]}
+    image, filters = (4, 4, 12, 11), (6, 4 // options.get("feature_group_count", 1), 3, 2)
+    if "dimension_numbers" in options:
+        image, filters = (4, 12, 11, 4), (3, 2, 4, 6)
+    convolve = lambda x, w: lax.conv_general_dilated(x, w, **options)
+    both = lambda x, w, ct: jax.vjp(convolve, x, w)[1](ct)
+    args = shaped(*image), shaped(*filters)
+    for fun, given in ((convolve, args), (both, (*args, jax.eval_shape(convolve, *args)))):
+        assert cost_of(fun, *given).flops == jax.jit(fun).lower(*given).cost_analysis()["flops"]
+
+
 def test_work_is_that_of_one_device(mesh42):
     f = lambda r: xmap(lambda a, b: pdot(a, b, "k"), (["i", "k"], ["k", "j"]), ["i", "j"], axis_resources=r)
     args = (shaped(16, 32), shaped(32, 8))

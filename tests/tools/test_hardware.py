@@ -287,11 +287,28 @@ def test_one_device_works_alone():
     assert machine.parts(work, (), None)["compute"] == 1.0 + 1.0
 
 
+def test_a_convolution_to_few_features_is_as_slow_as_they_are_few():
+    """On one device of each group; a convolution of the features of two groups is one to half of them."""
+    rates = Rates(flops=1e9, bandwidth=1e30, convolved=6e8, narrow=1e8)
+    work = lambda f, x, w: plan(f, *(jax.ShapeDtypeStruct(s, np.float32) for s in (x, w))).cost_on(
+        Hardware("h", rates, Link(1.0))
+    )
+    for groups, features, rate in ((1, 4, 4e8), (2, 4, 2e8), (1, 16, 6e8)):
+        cost = work(
+            lambda x, w, groups=groups: lax.conv_general_dilated(x, w, (1,), "SAME", feature_group_count=groups),
+            (1, 8, 5),
+            (features, 8 // groups, 3),
+        )
+        assert cost.parts["compute"] == pytest.approx(cost.flops / rate)
+    product = work(jnp.matmul, (4, 8), (8, 4))
+    assert product.parts["compute"] == pytest.approx(product.flops / 1e9)
+
+
 def test_measuring_gives_every_figure():
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     found = Hardware.measure(mesh, sizes=(1 << 8, 1 << 12))
     for rates in (found.rates, found.alone):
-        assert min(rates.flops, rates.bandwidth, rates.batched, rates.other) > 0
+        assert min(rates.flops, rates.bandwidth, rates.batched, rates.other, rates.convolved, rates.narrow) > 0
         assert rates.start > 0
     kinds = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ppermute"}
     assert set(found.links) == {("x", kind) for kind in kinds}
@@ -319,8 +336,8 @@ def test_figures_follow_from_times(monkeypatch):
     monkeypatch.setattr(hardware, "_shortest", shortest)
     found = Hardware.measure(mesh)
     for rates, expected in ((found.rates, 1e9), (found.alone, 8e9)):
-        figures = rates.flops, rates.bandwidth, rates.batched, rates.other
-        assert figures == pytest.approx([expected] * 4)
+        figures = rates.flops, rates.bandwidth, rates.batched, rates.other, rates.convolved, 8 * rates.narrow
+        assert figures == pytest.approx([expected] * 6)
         assert (rates.kernel, rates.start) == pytest.approx((kernel, start))
     assert {key for key, _ in found.links} == {"x", "y", ("x", "y")}
     for link in found.links.values():

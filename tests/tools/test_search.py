@@ -411,6 +411,32 @@ def test_assignments_that_exchange_equal_mesh_axes_are_one_candidate(mesh22):
         assert all(c.alike == () for c in search(product, *ARGS, fixed=pinned, **options))
 
 
+def links_of(x, y):
+    """Links as they are measured: one for each mesh axis and kind of transfer."""
+    return {(axis, kind): link for axis, link in (("x", x), ("y", y)) for kind in ("all-reduce", "all-gather")}
+
+
+@pytest.mark.parametrize(
+    ("other", "margin", "are_equal"),
+    [
+        (Link(1.1e7, 0.9e-4), 0.3, True),
+        (Link(1.1e7, 0.9e-4), 0.05, False),
+        (Link(2e7, 1e-4), 0.3, False),
+        (Link(1e7, 2e-3), 0.3, False),
+        (Link(1e7, 1e-4, ring=True), 0.3, False),
+    ],
+)
+def test_mesh_axes_are_equal_if_their_links_differ_by_less_than_the_margin(mesh22, other, margin, are_equal):
+    """Two measurements of one link never give the same figures.  The faster axis gives the candidate its name."""
+    machine = dataclasses.replace(MACHINE, links=links_of(Link(1e7, 1e-4), other), margin=margin)
+    found = search(product, *ARGS, mesh=mesh22, hardware=machine, fixed={"i": (), "j": ()})
+    over_one = [c for c in found if c.axis_resources.get("k") in ("x", "y")]
+    assert [len(c.alike) for c in over_one] == ([1] if are_equal else [0, 0])
+    assert all(c.estimate == min(o.estimate for o in over_one) for c in over_one[:1])
+    if are_equal:
+        assert over_one[0].name == "k: y = k: x"
+
+
 def test_a_step_that_treats_equal_mesh_axes_differently_has_candidates_for_each(mesh22):
     """What a step does with a mesh axis itself is seen by its price."""
     own = xmap(lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": "x"})

@@ -208,6 +208,16 @@ def test_the_shortest_time_counts_and_turns_that_agree_end_the_measurement(capsy
     assert capsys.readouterr().err == "Hardware.measure: 2 programs, about ten seconds\n"
 
 
+def test_turns_go_on_for_those_that_do_not_agree_yet():
+    """The first agrees after ten turns; the second has a quiet moment only in its thirteenth and fourteenth."""
+    calls = []
+    late = itertools.chain([1.0, *[2.0] * 11], itertools.repeat(1.0))
+    timers = {"a": lambda: calls.append("a") or 1.0, "b": lambda: calls.append("b") or next(late)}
+    seconds, off = hardware._shortest(timers)
+    assert (seconds, off) == ({"a": 1.0, "b": 1.0}, 0.0)
+    assert (calls.count("a"), calls.count("b")) == (10, 14)
+
+
 def test_a_machine_that_is_too_busy_is_told(capsys):
     """Every second turn takes half as long again, however often they are repeated."""
     seconds, off = hardware._shortest({"a": timer([1.0]), "b": timer([2.0, 3.0])}, budget=0)

@@ -46,6 +46,8 @@ class Rates(CheckedFields):
       other: FLOP/s of other operations; None if memory is always slower.
       kernel: seconds to start an operation.
       start: seconds to start a program.
+      convolved: FLOP/s of convolutions; None if they are those of products.
+      narrow: the most FLOP/s of convolutions for each feature in a group of the result; None if it does not matter.
 
     >>> from xmap_compat import Rates
     >>> Rates(flops=1e14, bandwidth=1e12, wide=0.5).of_products(size=4, batched=False)  # in float32
@@ -59,10 +61,14 @@ class Rates(CheckedFields):
     other: float | None = None
     kernel: float = 0.0
     start: float = 0.0
+    convolved: float | None = None
+    narrow: float | None = None
 
-    def of_products(self, size: int, batched: bool) -> float:
-        """FLOP/s of matrix products whose elements have ``size`` bytes."""
-        return (self.batched or self.flops if batched else self.flops) * (self.wide if size >= 4 else 1)
+    def of_products(self, size: int, batched: bool, features: int | None = None) -> float:
+        """FLOP/s of products whose elements have ``size`` bytes: of matrices, or of convolutions to ``features``."""
+        rate = (self.batched if batched else None if features is None else self.convolved) or self.flops
+        most = math.inf if features is None or self.narrow is None else self.narrow * features
+        return min(rate, most) * (self.wide if size >= 4 else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,9 +164,10 @@ class Hardware(CheckedFields):
     def measure(mesh: jax.sharding.Mesh, *, sizes: Sequence[int] = (1 << 10, 1 << 18)) -> Hardware:
         """Time matrix products, copies and every kind of collective over every mesh axis on the devices of a mesh.
 
-        This compiles dozens of small programs and times them in turns, in about ten seconds, until two halves of the
-        turns agree within 15 %.  If they never do, a line on stderr says that the machine is too busy, and ``margin``
-        is how much they differ.  Seconds of CPUs are processor time, because fake devices share the cores.
+        This compiles dozens of small programs and times them in turns, in about ten seconds.  Each has ten turns, and
+        more until two halves of them agree within 15 %.  If they never do, a line on stderr says that the machine is
+        too busy, and ``margin`` is how much they differ.  Seconds of CPUs are processor time, because fake devices
+        share the cores.
 
         Args:
           sizes: how many float32 elements each device has of the arrays that are sent.
@@ -177,8 +184,9 @@ class Hardware(CheckedFields):
         seconds = {key: max(whole[key] - start[p.mesh], 1e-9) / max(p.turns, 1) for key, p in probes.items()}
         rates, alone = (
             Rates(
-                **{k: probes[where, k].work / seconds[where, k] for k in ("flops", "bandwidth", "batched", "other")},
+                **{k: probes[where, k].work / seconds[where, k] for k in _RATES},
                 **{"kernel": seconds[where, "kernel"], "start": start[where]},
+                narrow=probes[where, "narrow"].work / seconds[where, "narrow"] / _FEW,
             )
             for where in (mesh, None)
         )
@@ -239,6 +247,9 @@ _COLLECTIVES: dict[str, Callable[[Any, tuple[Any, ...], int], Any]] = {
     "all-to-all": lambda v, axes, n: lax.all_to_all(v, axes, 0, 0, tiled=True),
     "ppermute": lambda v, axes, n: lax.ppermute(v, axes, [(k, (k + 1) % n) for k in range(n)]),
 }
+_RATES = ("flops", "bandwidth", "batched", "other", "convolved")
+_FEW = 8  # features
+_TURNS = 10
 _REPEATS = 0.15
 
 
@@ -247,6 +258,7 @@ class _Probe(NamedTuple):
 
     Attributes:
       work: what a turn does: FLOPs, or bytes that are moved.
+      unrolled: whether the turns are no loop, in which XLA for CPUs runs convolutions several times as slowly.
     """
 
     mesh: jax.sharding.Mesh | None
@@ -254,6 +266,7 @@ class _Probe(NamedTuple):
     shape: tuple[int, ...]
     turns: int
     work: float = 0
+    unrolled: bool = False
 
 
 def _probes(
@@ -268,6 +281,11 @@ def _probes(
         scaled = lambda v: v * np.float32(0.5) + 1  # noqa: E731
         yield (where, "bandwidth"), _Probe(where, scaled, (1 << 21,), 4, 2 * 4 * (1 << 21))
         yield (where, "other"), _Probe(where, lambda v: jnp.exp(-v), (1 << 15,), 16, 2 * (1 << 15))
+        for name, features, turns in (("convolved", 64, 2), ("narrow", _FEW, 8)):
+            filters = np.full((features, features, 3, 3), 1 / 72, np.float32)
+            blurred = lambda v, filters=filters: lax.conv(v, filters, (1, 1), "SAME")  # noqa: E731
+            flops = 2 * 4 * features**2 * 46**2  # 46 of 3 * 16 elements of a filter meet no padding
+            yield (where, name), _Probe(where, blurred, (4, features, 16, 16), turns, flops, unrolled=True)
     for axes, kind, end in itertools.product(groups, _COLLECTIVES, (0, 1)):
         n = math.prod(mesh.shape[a] for a in axes)
         step = lambda v, axes=axes, kind=kind, n=n: _COLLECTIVES[kind](v, axes, n) * np.float32(0.5)  # noqa: E731
@@ -284,12 +302,15 @@ def _timer(probe: _Probe) -> Callable[[], float]:
     """A measurement of a probe, which is compiled here."""
     mesh, whole = probe.mesh, PartitionSpec()
     clock = clock_of(jax.devices()[0] if mesh is None else mesh.devices.flat[0])
-    repeated = lambda v, count: lax.fori_loop(0, count, lambda _, u: probe.step(u), v)  # noqa: E731
+    in_turn = lambda v: functools.reduce(lambda u, _: probe.step(u), range(probe.turns), v)  # noqa: E731
+    looped = lambda v, count: lax.fori_loop(0, count, lambda _, u: probe.step(u), v)  # noqa: E731
+    repeated = (lambda v, count: in_turn(v)) if probe.unrolled else looped
     everywhere = functools.partial(jax.shard_map, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
     run = jax.jit(repeated if mesh is None else everywhere(repeated))
     placed = run(np.full(probe.shape, 1 / probe.shape[-1], np.float32), 0)  # on its devices, so that no call copies it
 
     def seconds():
+        jax.block_until_ready(run(placed, 0))  # so that the end of the program before is not counted
         begin = clock()
         jax.block_until_ready(run(placed, probe.turns))
         return clock() - begin
@@ -301,22 +322,28 @@ def _timer(probe: _Probe) -> Callable[[], float]:
 def _shortest(timers: Mapping[Any, Callable[[], float]], budget: float = 8.0) -> tuple[dict[Any, float], float]:
     """The shortest time of each timer, because other programs only make a call slower, and the error of the worst.
 
-    They take turns until the shortest times of even and of odd turns agree, or the budget of seconds is spent.
+    They take turns.  One whose shortest times of even and of odd turns agree stops, which leaves the budget of seconds
+    to the others.
     """
     print(f"Hardware.measure: {len(timers)} programs, about ten seconds", file=sys.stderr)
     times: dict[Any, list[float]] = {key: [] for key in timers}
-    end, off = time.monotonic() + budget, math.inf
-    for turn in itertools.count(1):
-        for key, timer in timers.items():
-            times[key].append(timer())
-        if turn % 2 == 0:
-            halves = [(min(own[::2]), min(own[1::2])) for own in times.values()]
-            off = max(max(pair) / max(min(pair), 1e-9) for pair in halves) - 1
-            if (off <= _REPEATS and turn > 5) or time.monotonic() > end:
-                break
+    end, pending = time.monotonic() + budget, [*timers]
+    while pending:
+        for _, key in itertools.product(range(2), pending):
+            times[key].append(timers[key]())
+        if time.monotonic() > end:
+            break
+        pending = [key for key in pending if len(times[key]) < _TURNS or _apart(times[key]) > _REPEATS]
+    off = max(map(_apart, times.values()))
     if off > _REPEATS:
         print(f"Hardware.measure: this machine is too busy: two halves differ by {off:.0%}", file=sys.stderr)
     return {key: min(own) for key, own in times.items()}, off
+
+
+def _apart(times: Sequence[float]) -> float:
+    """The relative difference of the shortest times of even and of odd turns."""
+    halves = min(times[::2]), min(times[1::2])
+    return max(halves) / max(min(halves), 1e-9) - 1
 
 
 def _fitted(small: tuple[float, float], large: tuple[float, float]) -> Link:

@@ -23,7 +23,7 @@ from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_res
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import cost, errors, runs, steps
 from xmap_compat.tools.hardware import Hardware
-from xmap_compat.tools.links import hashable, hosts_in
+from xmap_compat.tools.links import Link, hashable, hosts_in
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.text import listed, show_bytes
 
@@ -287,7 +287,10 @@ class _Task:
         return [{**self.fixed, **resources} for resources in (*every, *refused)]
 
     def merged(self, found: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates; those that differ by an exchange of equal mesh axes are one if their prices are equal too."""
+        """The candidates; those that differ by an exchange of equal mesh axes are one if they compute and send as much.
+
+        The first name is that of the cheapest, because equal axes may have links that differ a little.
+        """
         equal, kept = _equal_axes(self.scope.mesh, self.hardware), dict[Any, Candidate]()
         for c in found:
             price = None if c.cost is None else (c.cost.flops, c.cost.memory, sorted(c.cost.bytes_sent.values()))
@@ -295,7 +298,8 @@ class _Task:
             key = same, repr(price)
             first = kept.setdefault(key, c)
             if first is not c:
-                kept[key] = dataclasses.replace(first, alike=(*first.alike, c.axis_resources))
+                best, other = sorted((first, c), key=_rank)
+                kept[key] = dataclasses.replace(best, alike=(*first.alike, other.axis_resources))
         return list(kept.values())
 
     def _refusal(self, resources: Mapping[Any, Any]) -> str | None:
@@ -359,16 +363,32 @@ class _Task:
 
 
 def _equal_axes(mesh: _jax.AnyMesh | None, hardware: Hardware | None) -> dict[Any, Any]:
-    """For each mesh axis the properties that equal mesh axes have in common: size, hosts and links."""
+    """For each mesh axis what equal mesh axes have in common: size, hosts, and links up to the margin."""
     links = {} if hardware is None else hardware.links
     per_host = None if hardware is None else hardware.per_host
-    kinds = {}
+    kinds: dict[Any, Any] = {}
     for axis, size in ({} if mesh is None else mesh.shape).items():
-        own = [(key, link) for key, link in links.items() if axis in (key if isinstance(key, tuple) else (key,))]
+        keys = [(key, key if isinstance(key, tuple) else (key,)) for key in links]
+        own = {key_axes[1:]: links[key] for key, key_axes in keys if axis in key_axes}
         known = per_host is not None or isinstance(mesh, jax.sharding.Mesh)
         hosts = hosts_in(mesh, (axis,), hashable(per_host)) if known and axis not in links else None
-        kinds[axis] = (size, hosts, repr([(key[1:] if isinstance(key, tuple) else (), link) for key, link in own]))
+        same = (k for k in kinds.values() if k[:2] == (size, hosts) and _are_close(k[2], own, hardware))
+        kinds[axis] = next(same, (size, hosts, own))
     return kinds
+
+
+_SENT = (1 << 12, 1 << 30)  # bytes
+
+
+def _are_close(links: Mapping[Any, Link], others: Mapping[Any, Link], hardware: Hardware | None) -> bool:
+    """Whether small and large transfers take the same time over two mesh axes, up to the margin of an estimate."""
+    ratio = 1 + (0 if hardware is None else hardware.margin)
+    pairs = [(link, others.get(k)) for k, link in links.items()]
+    return links.keys() == others.keys() and all(
+        a.ring == b.ring and max(seconds) <= ratio * min(seconds)
+        for a, b in pairs
+        for seconds in ([link.of("ppermute", 2, sent) for link in (a, b)] for sent in _SENT)
+    )
 
 
 def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from xmap_compat import _jax
 from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Operation, Tree, Value, itemsize, names, size_of
 from xmap_compat.tools.transfers import KINDS
@@ -21,9 +23,9 @@ class Work:
     """The work of a program on one device.
 
     Attributes:
-      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products and convolutions of elements of
-        n bytes, in batches of small ones or not; ``'accessed'``: bytes read and written; ``'kernels'``: operations
-        after fusion.
+      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products of elements of n bytes, in batches
+        of small ones or not, and ``('products', n, False, features)`` in convolutions; ``'accessed'``: bytes read and
+        written; ``'kernels'``: operations after fusion.
       peak: bytes of temporaries and results.
       endless: whether there is a loop with an unknown trip count, which counts as one iteration.
     """
@@ -68,8 +70,7 @@ def _flops(operation: Operation) -> float:
         (contracted, _), _ = params["dimension_numbers"]
         return 2 * size_of(out.aval) * math.prod(operand.aval.shape[k] for k in contracted) / cut
     if name == "conv_general_dilated":
-        kernel = operation.operands[1].aval.shape
-        return 2 * size_of(out.aval) * math.prod(kernel) / kernel[params["dimension_numbers"].rhs_spec[0]] / cut
+        return 2 * _products_of_convolution(operation) / cut
     if name in REDUCTIONS:
         return max(operand.elements - out.elements, 0)
     if name in _CUBIC:
@@ -86,6 +87,51 @@ def _flops(operation: Operation) -> float:
     if name in SCATTERS - _FREE:
         return operation.operands[2].elements
     return 0 if name in _FREE else sum(r.elements for r in operation.results)
+
+
+def _products_of_convolution(operation: Operation) -> int:
+    """Products of an element of the input and one of the filter; zeros of padding and dilation are none."""
+    params, numbers = operation.eqn.params, operation.eqn.params["dimension_numbers"]
+    image, kernel = (v.aval.shape for v in operation.operands)
+    out = operation.results[0].aval.shape
+    batch, features, *spatial = numbers.out_spec
+    count = out[batch] * out[features] * kernel[numbers.rhs_spec[1]]
+    for k, d in enumerate(spatial):
+        steps = (
+            params["window_strides"][k],
+            params["padding"][k][0],
+            params["lhs_dilation"][k],
+            params["rhs_dilation"][k],
+        )
+        count *= _meetings(out[d], kernel[numbers.rhs_spec[k + 2]], image[numbers.lhs_spec[k + 2]], *steps)
+    return count
+
+
+def _meetings(results: int, kernel: int, size: int, stride: int, padding: int, spread: int, step: int) -> int:
+    """In how many pairs, of a result and an element of the filter, the latter meets an element of the input.
+
+    Args:
+      size: elements of the input along a dimension, ``spread`` apart from each other.
+      step: how far elements of the filter are apart.
+    """
+    count = 0
+    for first in range(min(spread, kernel)):  # with these and no others between them, positions differ by spread * step
+        begins = np.arange(results) * stride - padding + first * step
+        begins = begins[begins % spread == 0] // spread
+        ends = np.minimum((size - 1 - begins) // step, (kernel - 1 - first) // spread)
+        count += int(np.maximum(ends - np.maximum(-(begins // step), 0) + 1, 0).sum())
+    return count
+
+
+def _kind_of_product(operation: Operation, flops: float) -> tuple[Any, ...]:
+    """Whether matrix products are a batch of small ones; for convolutions also the features in a group of results."""
+    params = operation.eqn.params
+    if operation.name == "dot_general":
+        batch = params["dimension_numbers"][1][0]
+        count = math.prod(operation.operands[0].aval.shape[k] for k in batch)
+        return (bool(batch) and flops < _LARGE * count,)
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    return False, operation.results[0].aval.shape[params["dimension_numbers"].out_spec[1]] // groups
 
 
 def _is_separate(operation: Operation) -> bool:
@@ -162,10 +208,8 @@ def _count(kernel: _Kernel, total: Work) -> None:
     flops = _flops(operation) if operation.results else 0
     total.counts["flops"] += flops
     if operation.name in _PRODUCTS:
-        batch = operation.eqn.params["dimension_numbers"][1][0] if operation.name == "dot_general" else ()
-        count = math.prod(operation.operands[0].aval.shape[k] for k in batch)
-        is_small = bool(batch) and flops < _LARGE * count
-        total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), is_small] += flops
+        size = max(itemsize(v.aval.dtype) for v in operation.operands)
+        total.counts["products", size, *_kind_of_product(operation, flops)] += flops
     if kernel.writes:
         written = sum(v.nbytes for v in kernel.writes)
         if operation.name == "dynamic_update_slice" or operation.name in SCATTERS:
