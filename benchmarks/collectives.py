@@ -67,6 +67,11 @@ def _rotated(x, axes, k=1):
     return jnp.concatenate([leaving, x[:-1]] if k > 0 else [x[1:], leaving])
 
 
+def _reversed(x, axes):
+    devices = lax.axis_size(axes)
+    return lax.ppermute(x[::-1], axes, [(d, devices - 1 - d) for d in range(devices)])
+
+
 def _own(everything, axes, local):
     """Of everyone's elements those of this device."""
     return lax.dynamic_slice_in_dim(everything, lax.axis_index(axes) * local, local)
@@ -211,7 +216,7 @@ PAIRS: dict[str, Pair] = {
     "cumsum": Pair(lambda v: xnp.cumsum(v, "i"), _along(lambda x: jnp.cumsum(x, 0)), each=True),
     "cumprod": Pair(lambda v: xnp.cumprod(v, "i"), _along(lambda x: jnp.cumprod(x, 0)), each=True),
     "sort": Pair(lambda v: xnp.sort(v, "i"), _along(lambda x: jnp.sort(x, 0)), each=True),
-    "flip": Pair(lambda v: xnp.flip(v, "i"), _along(lambda x: x[::-1]), each=True),
+    "flip": Pair(lambda v: xnp.flip(v, "i"), _reversed, each=True),
     "roll": Pair(lambda v: xnp.roll(v, 1, axis="i"), _rotated, each=True),
     "take": Pair(lambda v: xnp.take(v, _backwards(len(v)), axis="i"), _taken),
     "pgather": Pair(lambda v: pgather(v, _backwards(len(v)), "i"), _taken),
