@@ -67,6 +67,11 @@ def _rotated(x, axes, k=1):
     return jnp.concatenate([leaving, x[:-1]] if k > 0 else [x[1:], leaving])
 
 
+def _reversed(x, axes):
+    devices = lax.axis_size(axes)
+    return lax.ppermute(x[::-1], axes, [(d, devices - 1 - d) for d in range(devices)])
+
+
 def _own(everything, axes, local):
     """Of everyone's elements those of this device."""
     return lax.dynamic_slice_in_dim(everything, lax.axis_index(axes) * local, local)
@@ -211,7 +216,7 @@ PAIRS: dict[str, Pair] = {
     "cumsum": Pair(lambda v: xnp.cumsum(v, "i"), _along(lambda x: jnp.cumsum(x, 0)), each=True),
     "cumprod": Pair(lambda v: xnp.cumprod(v, "i"), _along(lambda x: jnp.cumprod(x, 0)), each=True),
     "sort": Pair(lambda v: xnp.sort(v, "i"), _along(lambda x: jnp.sort(x, 0)), each=True),
-    "flip": Pair(lambda v: xnp.flip(v, "i"), _along(lambda x: x[::-1]), each=True),
+    "flip": Pair(lambda v: xnp.flip(v, "i"), _reversed, each=True),
     "roll": Pair(lambda v: xnp.roll(v, 1, axis="i"), _rotated, each=True),
     "take": Pair(lambda v: xnp.take(v, _backwards(len(v)), axis="i"), _taken),
     "pgather": Pair(lambda v: pgather(v, _backwards(len(v)), "i"), _taken),
@@ -303,13 +308,16 @@ def _identity(fun):
 LAYERS = 3
 
 
-def _without_one(run, x_at, weights_at):
-    """``run`` without the dimensions of one element that ``x`` and a layer's weights have; None where there is none."""
+def _without_one(run, x_at, weights_at, layer_has_x_at=False):
+    """``run`` without the dimensions of one element that ``x`` and a layer's weights have; None where there is none.
+
+    ``layer_has_x_at``: the layer needs that of ``x``, which the loop around it has not.
+    """
     put = lambda y, at: y if at is None else jnp.expand_dims(y, at)  # noqa: E731
     drop = lambda y, at: y if at is None else jnp.squeeze(y, at)  # noqa: E731
 
     def without(layer, x, weights, gather):
-        step = lambda x, w: drop(layer(put(x, x_at), w), x_at)  # noqa: E731
+        step = (lambda x, w: drop(layer(put(x, x_at), w), x_at)) if layer_has_x_at else layer
         whole = lambda weights: gather(jax.tree.map(lambda w: put(w, weights_at), weights))  # noqa: E731
         rows = weights if weights_at is None else jax.tree.map(lambda w: drop(w, weights_at + 1), weights)
         return put(run(step, drop(x, x_at), rows, whole), x_at)
@@ -376,7 +384,7 @@ def _step(program, kind, resources, body, on_device, in_axes, specs, shapes):
 def weights_step(kind, resources, without_one=False):
     """FSDP: of each weight a device holds rows, and gathers all when it is used; ``hidden`` cuts the columns.
 
-    ``without_one``: by hand too the loop is without the dimensions of one element, where axes fill their mesh axes.
+    ``without_one``: by hand too the step is without the dimensions of one element, where axes fill their mesh axes.
     """
     axes, hidden = resources["i"], resources.get("hidden")
     run = GATHERS[kind]
@@ -406,7 +414,7 @@ def sequence_step(kind, resources, without_one=False):
     """
     axes, batch = resources["t"], resources.get("batch")
     run = GATHERS[kind]
-    run_by_hand = _without_one(run, *((1, None) if batch else (0, 0))) if without_one else run
+    run_by_hand = _without_one(run, *((1, None) if batch else (0, 0)), True) if without_one else run
 
     def named(ups, downs, x):
         def layer(x, weights):

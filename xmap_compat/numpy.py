@@ -25,6 +25,8 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
+from xmap_compat.core.nested.primitives import bind, gather_p, take_p, vary_p
+from xmap_compat.core.trace import sizes_in_scope
 from xmap_compat.lax import check_integers, check_names, position
 
 __all__ = [
@@ -119,6 +121,26 @@ def _named_again(y, axis_name, fun):
     return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False) if size else y.reshape(y.shape[1:])
 
 
+def _of_whole(fun, x, names, keep=False, options=()):
+    """``along``, of a function of the whole alone: applied once for all elements, and so is its transpose in a body.
+
+    There the cotangents of all elements are gathered as the elements were (or summed, if all have one result), and each
+    element takes its own of what the transpose makes of them; after an ``all_gather`` each would apply the transpose to
+    its own cotangent.  So nothing that ``fun`` closes over may vary, or have a derivative: not traced ``options``.
+    """
+    sizes = [lax.axis_size(name) for name in names]
+    traced = builtins.any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(options))
+    once = math.prod(sizes) > 0 and sizes_in_scope().keys() >= set(names) and not traced
+    for name, size in reversed(list(zip(names, sizes))):
+        x = bind(gather_p, x, (name,), (size,)) if once else lax.all_gather(x, name)
+    out = fun(x)
+    if keep and not once:
+        return _named_again(out, *names, fun)
+    for name, size in zip(names, sizes) if once else ():
+        out = bind(take_p if keep else vary_p, out, (name,), (size,))
+    return out
+
+
 # ---------------------------------------------------------------------- direct forms
 
 
@@ -154,9 +176,7 @@ def prod(x: jax.typing.ArrayLike, axis: Any = None) -> jax.Array:
     x = jnp.asarray(x)
     names, positions = _split_axes("prod", axis, x)
     out = jnp.prod(x, axis=positions) if positions else x
-    for name in names:
-        out = along(lambda v: jnp.prod(v, axis=0), name, out)
-    return out
+    return _of_whole(lambda v: jnp.prod(v, axis=range(len(names))), out, names)
 
 
 def any(x: jax.typing.ArrayLike, axis: Any = None, **options: Any) -> jax.Array:
@@ -217,7 +237,8 @@ def _documented(function: Callable[..., Any], name: str, kind: str, example: str
     return function
 
 
-def _over_one_axis(name: str, keep: bool, shown: str) -> Callable[..., Any]:
+def _over_one_axis(name: str, keep: bool, shown: str, moves: Any = None) -> Callable[..., Any]:
+    """``moves``: that of :func:`_moved`, for a function that only moves the elements of a named axis."""
     function = getattr(jnp, name)
 
     def over_axis(x, axis=None, **options):
@@ -225,8 +246,10 @@ def _over_one_axis(name: str, keep: bool, shown: str) -> Callable[..., Any]:
             if axis is not None and not isinstance(axis, SupportsIndex):
                 raise errors.mixed_axes(name, axis)
             return function(x, axis=axis, **options)
+        if moves is not None:
+            return _moved(x, axis, moves)
         options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep
-        return along(lambda v: function(v, axis=0, **options), axis, x, keep=keep)
+        return _of_whole(lambda v: function(v, axis=0, **options), jnp.asarray(x), (axis,), keep)
 
     kind = f"along one positional or one named axis; along a named axis the result {'keeps' if keep else 'removes'} it"
     return _documented(over_axis, name, kind, f"{name}(x, axis='i') -> {['i'] if keep else {}} -> {shown}")
@@ -238,7 +261,7 @@ cumsum = _over_one_axis("cumsum", keep=True, shown="[3, 4, 6]")
 cumprod = _over_one_axis("cumprod", keep=True, shown="[3, 3, 6]")
 sort = _over_one_axis("sort", keep=True, shown="[1, 2, 3]")
 argsort = _over_one_axis("argsort", keep=True, shown="[1, 2, 0]")
-flip = _over_one_axis("flip", keep=True, shown="[2, 1, 3]")
+flip = _over_one_axis("flip", keep=True, shown="[2, 1, 3]", moves=lambda k, size: size - 1 - k)
 
 
 def _over_axes(name: str, shown: str) -> Callable[..., Any]:
@@ -282,7 +305,7 @@ nanmax = _nan_extremum("nanmax", -math.inf, shown="3")
 nanmin = _nan_extremum("nanmin", math.inf, shown="1")
 
 
-def _of_whole(function, x, axis, keepdims, *args, **options):
+def _over_whole(function, x, axis, keepdims, *args, **options):
     """Apply a function over ordered axes to an array that has a leading dimension for each named one."""
     x = jnp.asarray(x)
     axes = _all_axes(function.__name__, axis, x)
@@ -290,11 +313,10 @@ def _of_whole(function, x, axis, keepdims, *args, **options):
     if not names:
         return function(x, *args, axis=axis, keepdims=keepdims, **options)
     check_names(function.__name__, names)
-    for name in reversed(names):
-        x = lax.all_gather(x, name)
-    where = [a + len(names) if isinstance(a, int) else names.index(a) for a in axes]
-    out = function(x, *args, axis=tuple(where), keepdims=keepdims, **options)
-    ahead = out.ndim - x.ndim  # dimensions of the quantiles that were asked for
+    where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)
+    whole = lambda v: function(v, *args, axis=where, keepdims=keepdims, **options)  # noqa: E731
+    out = _of_whole(whole, x, names, options=(args, options))
+    ahead = out.ndim - len(names) - x.ndim  # dimensions of the quantiles that were asked for
     return out.squeeze(tuple(range(ahead, ahead + len(names)))) if keepdims else out
 
 
@@ -306,7 +328,7 @@ def median(x: jax.typing.ArrayLike, axis: Any = None, keepdims: bool = False) ->
     >>> xmap(lambda x: xnp.median(x, axis="i"), ["i"], {})(jnp.array([3, 1, 2])).tolist()
     2.0
     """
-    return _of_whole(jnp.median, x, axis, keepdims)
+    return _over_whole(jnp.median, x, axis, keepdims)
 
 
 def quantile(x: jax.typing.ArrayLike, q: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> jax.Array:
@@ -317,7 +339,7 @@ def quantile(x: jax.typing.ArrayLike, q: Any, axis: Any = None, keepdims: bool =
     >>> xmap(lambda x: xnp.quantile(x, 0.25, axis="i"), ["i"], {})(jnp.array([3, 1, 2])).tolist()
     1.5
     """
-    return _of_whole(jnp.quantile, x, axis, keepdims, q, **options)
+    return _over_whole(jnp.quantile, x, axis, keepdims, q, **options)
 
 
 def norm(x: jax.typing.ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False) -> jax.Array:
@@ -335,7 +357,7 @@ def norm(x: jax.typing.ArrayLike, ord: Any = None, axis: Any = None, keepdims: b
     if ord is None or (len(axes) == 2 and ord in ("f", "fro")):
         ord = 2
     elif axis is None or len(axes) != 1:
-        return _of_whole(jnp.linalg.norm, x, axis, keepdims, ord)
+        return _over_whole(jnp.linalg.norm, x, axis, keepdims, ord)
     x = x.astype(jnp.result_type(x, float))
     return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
 
@@ -409,8 +431,13 @@ def _roll_named(x, shift, axis):
         raise core_errors.should_be(
             "The shift of roll along a named axis", "an integer that is known while tracing", shift
         )
-    size, shift = lax.axis_size(axis), operator.index(shift)
-    return lax.ppermute(jnp.asarray(x), axis, [(k, (k + shift) % size) for k in range(size)])
+    return _moved(x, axis, lambda k, size: (k + operator.index(shift)) % size)
+
+
+def _moved(x, axis, to):
+    """Each element of a named axis at ``to(index, size)``."""
+    size = lax.axis_size(axis)
+    return lax.ppermute(jnp.asarray(x), axis, [(k, to(k, size)) for k in range(size)])
 
 
 def take(x: jax.typing.ArrayLike, indices: jax.typing.ArrayLike, axis: Any) -> jax.Array:

@@ -22,6 +22,7 @@ from xmap_compat.core.parameters import (
     mentioned_names,
     positions,
 )
+from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
 
 
@@ -33,6 +34,10 @@ def reduced(operand: Names, axes: Names) -> Names:
 def spread(operand: Names, axes: Names) -> Names:
     """The names of a result that differs between elements of the axes."""
     return operand | axes
+
+
+def _spread_over_devices(operand: Names, axes: Names) -> Names:
+    return operand.union(filter(is_of_devices, axes))
 
 
 def _any_parameters(params: Params, size: int, where: str) -> None:
@@ -71,7 +76,7 @@ COLLECTIVES: dict[str, Row] = {
     "ppermute": Row("ppermute", spread, check=check_permutation),
     "pdot": Row("pdot", reduced, joint=True),
     # The primitives that nested xmaps leave for the outermost one: see ``core/nested``.
-    "device_vary": Row("device_vary", spread),
+    "device_vary": Row("device_vary", _spread_over_devices),
     "device_sum": Row("device_sum", reduced),
     "device_gather": Row("device_gather", reduced),
     "device_take": Row("device_take", spread),

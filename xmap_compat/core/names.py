@@ -19,7 +19,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, names_used, result_names
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
 
@@ -86,7 +86,8 @@ class Checker:
         return outs
 
     def _place(self, eqn):
-        if eqn.primitive.name not in ("device_take", "device_vary"):
+        of_devices = all(map(is_of_devices, eqn.params.get("axes", ())))
+        if eqn.primitive.name not in ("device_take", "device_vary") or not of_devices:
             return f"a value returned from a primitive {eqn.primitive.name} created at {self.where(eqn)}"
         # How a nested xmap takes its part of an argument, or of a value that it closes over.
         nested = getattr(_jax.read(self._around[-1]), "name", "") if self._around else ""

@@ -95,6 +95,10 @@ class DeviceAxis:
         return f"{self.mesh_axis} (taken by a nested xmap)"
 
 
+def is_of_devices(axis: Any) -> bool:
+    return isinstance(axis, DeviceAxis)
+
+
 Resources = Mapping[AxisName, tuple[Any, ...]]
 
 

@@ -6,6 +6,9 @@ primitives of our own, in two pairs of transposes, which the outermost xmap tran
 
 - ``vary`` (equal on all devices -> may differ) and ``sum`` (differs -> the sum, equal on all);
 - ``gather`` (differs -> all values in a new first dimension, equal on all) and ``take`` (the reverse).
+
+Over axes of the user they are the ends of a function of a whole axis, which begins with ``gather`` and ends with
+``take``, or with ``vary``, whose result there does not vary: see ``numpy.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from xmap_compat import _jax
 
@@ -42,11 +46,33 @@ def _after_take(operand, dim):
     return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)
 
 
+def _same_mapped(operand, dim, size):
+    return operand, dim
+
+
+def _sum_mapped(operand, dim, size):
+    return (operand * np.asarray(size, operand.dtype) if dim is None else operand.sum(dim)), None
+
+
+def _all_mapped(operand, dim, size):
+    return (jnp.broadcast_to(operand, (size, *operand.shape)) if dim is None else jnp.moveaxis(operand, dim, 0)), None
+
+
+def _own_mapped(operand, dim, size):
+    return (operand if dim is None else jnp.einsum("ii...->i...", jnp.moveaxis(operand, dim, 0))), 0
+
+
 vary_p, sum_p = _jax.define_dual_primitives(
-    ("device_vary", "device_sum"), (_same_shape, _same_shape), (_in_place, _in_place)
+    ("device_vary", "device_sum"),
+    (_same_shape, _same_shape),
+    (_in_place, _in_place),
+    (_same_mapped, _sum_mapped),
 )
 gather_p, take_p = _jax.define_dual_primitives(
-    ("device_gather", "device_take"), (_gathered, _taken), (_after_gather, _after_take)
+    ("device_gather", "device_take"),
+    (_gathered, _taken),
+    (_after_gather, _after_take),
+    (_all_mapped, _own_mapped),
 )
 
 

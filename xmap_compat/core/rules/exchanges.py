@@ -20,7 +20,13 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import DeviceView, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import all_to_all_in_groups, members_table, partial_sums
+from xmap_compat.core.rules.groups import (
+    all_to_all_in_groups,
+    dimension_of_groups,
+    group_numbers,
+    members_table,
+    partial_sums,
+)
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
@@ -60,13 +66,20 @@ def _scattered(view, summed, names, position):
 def _scatter_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """Sum each member's piece on a device, then over devices."""
     names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
-    members, count = members_table(groups), len(groups[0])
+    count = len(groups[0])
 
     def cut(x):
         return jnp.moveaxis(x.reshape(*x.shape[:at], count, x.shape[at] // count, *x.shape[at + 1 :]), at, 0)
 
     pieces = apply_positional(view, cut, conform_to_names(view, value, value.names | view.own(names)))
-    result = squeeze_positional(_scattered(view, partial_sums(view, pieces, names, members, len(members)), names, 0), 0)
+    along = dimension_of_groups(np.asarray(groups))
+    if along is None or view.local_names(names):
+        sums = partial_sums(view, pieces, names, members_table(groups), len(groups) * count)
+    else:  # one index for all pieces of the one element: XLA then updates a slice in place
+        pieces = apply_positional(view, lambda x: x[None], pieces)
+        sums = partial_sums(view, pieces, names, group_numbers(groups)[:, None], len(groups))
+        sums = merge_positional(move_positional(sums, 0, along), 0)
+    result = squeeze_positional(_scattered(view, sums, names, 0), 0)
     return result if params["tiled"] else squeeze_positional(result, at)
 
 
@@ -114,6 +127,14 @@ def _own_chunk(view, value, names, position):
         index = device_index(view, [part.name for part in mesh])
         data = lax.dynamic_index_in_dim(_merge_leading(data, len(mesh)), index, 0, keepdims=False)
     return NamedValue(data, (*(part.name for part in local), *value.dims), value.names)
+
+
+def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValue:
+    """Each element takes its own of the first positional dimension, which has all of them."""
+    if view.present(value, names):  # as residuals of a branch may vary
+        own = lambda x, k: lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # noqa: E731
+        return apply_positional(view, own, value, index_of(view, names))
+    return squeeze_positional(_own_chunk(view, value, names, 0), 0)
 
 
 def _exchange(view, value, names, split):

@@ -26,7 +26,7 @@ def members_table(groups: Any) -> np.ndarray:
     return np.repeat(flat, flat.shape[1], 0)[np.argsort(flat.ravel())]
 
 
-def _group_numbers(groups):
+def group_numbers(groups: Any) -> np.ndarray:
     """For each element the number of its group."""
     own = np.zeros(sum(map(len, groups)), np.int32)
     for k, group in enumerate(groups):
@@ -34,14 +34,20 @@ def _group_numbers(groups):
     return own
 
 
+def dimension_of_groups(groups: np.ndarray) -> int | None:
+    """The dimension along which the groups lie if all elements are in two; None where no reshape does it."""
+    elements = np.arange(groups.size)
+    dividing = (elements.reshape(groups.shape), elements.reshape(groups.shape[::-1]).T)
+    return next((at for at, divided in enumerate(dividing) if np.array_equal(groups, divided)), None)
+
+
 def _divided(everything: NamedValue, groups: np.ndarray) -> tuple[NamedValue, int] | None:
     """All elements in two dimensions, their groups along dimension ``at``; None where no reshape does it."""
-    for at, shape in enumerate([groups.shape, groups.shape[::-1]]):
-        elements = np.arange(groups.size).reshape(shape)
-        if np.array_equal(groups, elements.T if at else elements):
-            data = _jax.reshaped(everything.data, (*shape, *everything.data.shape[1:]))
-            return NamedValue(data, (None, *everything.dims), everything.names), at
-    return None
+    at = dimension_of_groups(groups)
+    if at is None:
+        return None
+    data = _jax.reshaped(everything.data, (*groups.shape[:: -1 if at else 1], *everything.data.shape[1:]))
+    return NamedValue(data, (None, *everything.dims), everything.names), at
 
 
 def group_members(view: DeviceView, value: NamedValue, params: Params):
@@ -66,7 +72,7 @@ def reduce_in_groups(reduce: Callable) -> Callable:
 
     def in_groups(view, params, value):
         names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
-        own, alike = _group_numbers(groups), [np.array(list(some)) for _, some in itertools.groupby(groups, len)]
+        own, alike = group_numbers(groups), [np.array(list(some)) for _, some in itertools.groupby(groups, len)]
         everything = gather_over(view, value, names)
 
         def reduce_all(everything):
@@ -86,7 +92,7 @@ def sum_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedV
     names, groups = axis_names(params), params["axis_index_groups"]
     if not view.mesh_axes_of(names):
         return reduce_in_groups(lax.reduce_sum)(view, params, value)
-    own = _group_numbers(groups)
+    own = group_numbers(groups)
     value = apply_positional(view, lambda x: x[None], conform_to_names(view, value, value.names | view.own(names)))
     partial = partial_sums(view, value, names, own[:, None], len(groups))
     data = sum_devices(view, partial.data, view.mesh_axes_of(names))
