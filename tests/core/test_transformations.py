@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
 import pytest
+from comparing import assert_same
 from jax import lax
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
@@ -39,16 +40,6 @@ def xmapped(resources):
 @functools.cache
 def by_vmap(programs, a, b):
     return jax.jit(vmapped(together(programs)))(*arguments(a, b))
-
-
-def assert_same(result, expected):
-    def compare(path, got, want):
-        place = jax.tree_util.keystr(path)
-        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), place
-        if jnp.result_type(got) != jax.dtypes.float0:
-            np.testing.assert_allclose(got, want, rtol=3e-4, atol=3e-5, err_msg=place)
-
-    jax.tree_util.tree_map_with_path(compare, result, expected)
 
 
 # ------------------------------------------------------------------ differentiation inside
@@ -1249,7 +1240,9 @@ def test_callbacks_around(placement):
 SPMD_CASES = [("vectorized", "x"), ("a:x", "y"), ("b:y", "x"), ("b:x", "y")]
 
 
-spmd_vmap = pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="refused with JAX 0.9")
+spmd_vmap = pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="needs jax 0.10: JAX 0.9 refuses any spmd_axis_name"
+)
 
 
 def test_an_spmd_vmap_is_refused_with_an_old_jax():
