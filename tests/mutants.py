@@ -616,7 +616,7 @@ found_by(
 found_by(
     "test_plan_steps",
     edits={
-        "_tree(_jax.without_dead_code(jaxpr), Body())": "_tree(jaxpr, Body())",
+        "_tree(_jax.without_dead_code(jaxpr), StagedBody())": "_tree(jaxpr, StagedBody())",
         "key = operation.body, mark,": "key = mark,",
     },
 )
