@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import os
 import pathlib
+import textwrap
 
 import jaxlib
 
@@ -36,6 +37,7 @@ for _name, _value in _CACHE.items():
 
 import jax
 import numpy as np
+import placements
 import pytest
 from sampling import covering, part, part_of, spread
 
@@ -136,7 +138,27 @@ def _mark_unsampled(items):
 @pytest.fixture
 def mesh42():
     """A 4x2 mesh with the axes ``x`` and ``y``."""
-    return xmap_compat.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    return placements.mesh42()
+
+
+@pytest.fixture
+def installed():
+    """The removed names are in place."""
+    with xmap_compat.install():
+        yield
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes a program to a file of a fresh directory."""
+
+    def write(source, name="program.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write
 
 
 @pytest.fixture

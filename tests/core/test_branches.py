@@ -6,6 +6,7 @@ to those that do: the oracle is the positional function, written by hand so that
 
 import functools
 
+import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +19,7 @@ from xmap_compat import _jax, xmap
 pytestmark = pytest.mark.usefixtures("end_a_hang")
 
 
-def assert_near(got, want):
-    compare = functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-4)
-    jax.tree.map(compare, got, want)
+assert_near = functools.partial(comparing.assert_close, rtol=2e-3, atol=2e-4)
 
 
 # ------------------------------------------------------------------------ without collectives

@@ -82,10 +82,6 @@ def mesh_of(placement):
     return xmap_compat.Mesh(np.array(jax.devices()).reshape(shape), names)
 
 
-def model_of(sizes):
-    return oracles.Model(a=sizes[0], b=sizes[1])
-
-
 # ----------------------------------------------- permutations and groups of an axis of n elements
 
 
@@ -733,7 +729,6 @@ class Smooth(NamedTuple):
     positional: Callable[[Any], Any]
 
 
-OUTSIDE_SIZES = (16, 8)
 MEMBERS = np.zeros((16, 16), np.float32)
 for _group in halves(16):
     MEMBERS[np.ix_(_group, _group)] = 1

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparing import assert_same
 from jax import lax
 from jax.experimental import io_callback
 from placements import IN_AXES, PLACEMENTS, arguments
@@ -18,15 +19,6 @@ from placements import IN_AXES, PLACEMENTS, arguments
 from xmap_compat import SerialLoop, pdot, serial_loop, xmap
 
 pytestmark = pytest.mark.usefixtures("end_a_hang")
-
-
-def assert_same(result, expected):
-    def compare(path, got, want):
-        place = jax.tree_util.keystr(path)
-        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), place
-        np.testing.assert_allclose(got, want, rtol=3e-4, atol=3e-5, err_msg=place)
-
-    jax.tree_util.tree_map_with_path(compare, result, expected)
 
 
 def numbers(*shape):
@@ -339,11 +331,6 @@ def test_with_several_loops_a_callback_runs_once_for_each_element(resources):
 
 
 # ----------------------------------------------------- several axes, values that do not vary
-
-
-def rows_of(x, repeats):
-    """What every element of all axes together holds."""
-    return np.repeat(x[None], repeats, 0)
 
 
 def unmapped_operands(a, b):

@@ -5,10 +5,10 @@ of which the compiled collectives and the shards on the devices are compared.
 """
 
 import functools
-import textwrap
 import threading
 from collections import Counter
 
+import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,6 @@ import test_matrix as matrix
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from subprocesses import run
 
 import xmap_compat
 from benchmarks import hlo
@@ -436,11 +435,11 @@ BFLOAT16 = """
         ),
     ],
 )
-def test_bfloat16_does_not_end_the_process(inside, outside, request):
+def test_bfloat16_does_not_end_the_process(inside, outside, request, program, tmp_path):
     root = request.config.rootpath
     paths = {"root": str(root), "helpers": str(root / "tests" / "helpers"), "core": str(root / "tests" / "core")}
-    program = textwrap.dedent(BFLOAT16.format(inside=inside, outside=outside, **paths))
-    done = run("-c", program, cwd=root)
+    program(BFLOAT16.format(inside=inside, outside=outside, **paths))
+    done = forks.run("program.py", cwd=tmp_path, plain=True)
     assert (done.returncode, done.stdout.split("\n")[-2:]) == (0, ["done", ""]), (
         done.stdout[-900:] + done.stderr[-3000:]
     )

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 
+import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,12 +42,7 @@ def xmapped(body, resources):
     return xmap(body, IN_AXES, OUT_AXES, axis_resources=resources)
 
 
-def assert_same(result, expected):
-    def compare(path, got, want):
-        assert (jnp.shape(got), jnp.result_type(got)) == (jnp.shape(want), jnp.result_type(want)), path
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
-
-    jax.tree_util.tree_map_with_path(compare, result, expected)
+assert_same = functools.partial(comparing.assert_same, tolerance=2e-4)
 
 
 # ------------------------------------------------------------- programs without names

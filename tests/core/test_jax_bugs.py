@@ -27,7 +27,7 @@ EXPLICIT = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.E
 
 def bug(lines, **options):
     """JAX has it in all releases that are supported, unless options say otherwise; ``lines`` go around it."""
-    return pytest.mark.xfail(strict=True, reason=lines, **options)
+    return pytest.mark.xfail(strict=True, reason=f"a bug of JAX; what goes around it: {lines}", **options)
 
 
 def on_devices(fun, in_specs=P("x"), out_specs=P("x"), mesh=MESH, **options):

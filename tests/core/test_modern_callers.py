@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparing import assert_close
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -31,10 +32,6 @@ X = np.arange(16, dtype=np.float32).reshape(8, 2)
 
 def square():
     return mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-
-
-def assert_close(found, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
 
 
 def centre(placement="x"):

@@ -5,8 +5,8 @@ in a ``jax.shard_map`` that is written by hand, and a plain ``jax.jit`` of the c
 """
 
 import functools
-import itertools
 
+import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,6 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from subprocesses import run
 
 from xmap_compat import Mesh, compiler_axes, xmap
 
@@ -75,29 +74,30 @@ def compare(bodies, shape=(2, 2, 2)):
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     mesh = Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), ("x", "y", "z"))
     v = np.random.default_rng(0).normal(size=(4, 8, 8)).astype(np.float32)
-    for (name, body), layout in itertools.product(bodies.items(), LAYOUTS):
-        print(name, layout, flush=True)
-        vmapped = name not in NOT_VMAPPED
-        want = of_batch(body, {}, vmapped)(v)
-        with mesh, compiler_axes("y", "z"):
-            placed = jax.device_put(v, NamedSharding(mesh.physical_mesh, P(*layout)))
-            got = of_batch(body, {"batch": "x"}, vmapped)(placed)
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
-        jax.tree.map(close, got, want)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+    for name, body in bodies.items():
+        want, fun = (of_batch(body, resources, name not in NOT_VMAPPED) for resources in ({}, {"batch": "x"}))
+        wanted = want(v)
+        for layout in LAYOUTS:
+            print(name, layout, flush=True)
+            with mesh, compiler_axes("y", "z"):
+                got = fun(jax.device_put(v, NamedSharding(mesh.physical_mesh, P(*layout))))
+            jax.tree.map(close, got, wanted)
     print("done")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in ("gather", "scatter_add") else pytest.mark.slow) for n in INDEXED]
 )
-def test_indexed_operations_do_not_end_the_process(name, request):
+def test_indexed_operations_do_not_end_the_process(name, request, program, tmp_path):
     """Along dimensions that are split over two axes of the compiler."""
     shape = (1, 2, 2) if name == "scatter_max" else (2, 2, 2)
-    program = f"import test_partitioned as t; t.compare({{{name!r}: t.INDEXED[{name!r}]}}, {shape})"
     tests = request.config.rootpath / "tests"
-    path = f"{request.config.rootpath}:{tests / 'helpers'}:{tests / 'core'}"
-    flags = "--xla_force_host_platform_device_count=8"
-    done = run("-c", program, cwd=tests, PYTHONPATH=path, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    paths = [str(path) for path in (request.config.rootpath, tests / "helpers", tests / "core")]
+    imports = f"import sys; sys.path[:0] = {paths}; import test_partitioned as t"
+    program(f"{imports}; t.compare({{{name!r}: t.INDEXED[{name!r}]}}, {shape})")
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    done = forks.run("program.py", cwd=tmp_path, plain=True, XLA_FLAGS=flags)
     assert (done.returncode, done.stdout.split("\n")[-2:]) == (0, ["done", ""]), (
         done.stdout[-300:] + done.stderr[-2000:]
     )

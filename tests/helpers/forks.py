@@ -18,9 +18,9 @@ import warnings
 SECONDS = 200
 
 
-def run(*arguments, cwd, plain=False, warn="error"):
+def run(*arguments, cwd, plain=False, warn="error", **variables):
     """The end of a program under ``python -m xmap_compat`` (or plain Python), with warnings as errors or ignored."""
-    return _ask("plain" if plain else "program", list(map(str, arguments)), os.path.abspath(cwd), warn)
+    return _ask("plain" if plain else "program", list(map(str, arguments)), os.path.abspath(cwd), warn, variables)
 
 
 def answer(question):
@@ -30,10 +30,17 @@ def answer(question):
     return json.loads(done.stdout)
 
 
-def _ask(kind, content, cwd, warn):
+def _ask(kind, content, cwd, warn, variables=None):
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in ("out", "err")]
-        request = {"kind": kind, "content": content, "cwd": cwd, "warn": warn, "files": files}
+        request = {
+            "kind": kind,
+            "content": content,
+            "cwd": cwd,
+            "warn": warn,
+            "files": files,
+            "variables": variables or {},
+        }
         server = _server()
         print(json.dumps(request), file=server.stdin, flush=True)
         code = int(server.stdout.readline())
@@ -72,6 +79,7 @@ def _requests():
 
 def _become(request):
     signal.alarm(SECONDS)
+    os.environ.update(request["variables"])
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
     for number, path in enumerate([os.devnull, *request["files"]]):

@@ -29,6 +29,10 @@ def arguments(a, b):
     return tuple(rng.normal(size=shape).astype(np.float32) for shape in [(a, b, 3), (a,), (3,)])
 
 
+def shaped(*shape, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 def mesh42():
     return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 

@@ -306,7 +306,6 @@ def assignments(draw, program, beside_compiler=False):
 # ------------------------------------------------------------------------------ writing
 
 MAX_SIZE = 48
-COEFFICIENTS = (0.5, -1.0, 2.0, 0.25)
 
 
 class Writer:

@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from xmap_compat import Mesh, install, xmap
+from xmap_compat import Mesh, xmap
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
 HOW = {"by default": {}, "vectorized": {"vectorized": True}, "one by one": {"vectorized": False}}
-
-
-@pytest.fixture
-def installed():
-    with install():
-        yield
 
 
 @pytest.mark.parametrize("resources", [{}, {"i": ("x", "y")}], ids=str)

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import signal
-import textwrap
 from pathlib import Path
 
 import forks
@@ -34,19 +33,6 @@ def assert_same_as_plain(*arguments, cwd, **variables):
     ours = outcome(run("-m", "xmap_compat", *arguments, cwd=cwd, **variables))
     assert ours == plain
     return ours
-
-
-@pytest.fixture
-def program(tmp_path):
-    """Writes a program to a file of a fresh directory."""
-
-    def write(source, name="program.py"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(source))
-        return path
-
-    return write
 
 
 # ----------------------------------------------------------------------- as under plain Python

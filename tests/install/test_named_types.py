@@ -18,12 +18,6 @@ types = pytest.mark.parametrize(("make", "between"), TYPES.values(), ids=TYPES)
 placements = pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 
 
-@pytest.fixture
-def installed():
-    with install():
-        yield
-
-
 @types
 @pytest.mark.parametrize("names", [{}, {"i": 3}, None])
 def test_names_are_taken_by_keyword_and_by_position(installed, make, between, names):

@@ -269,12 +269,6 @@ def test_libraries_that_are_imported_before_install_behave_the_same(libraries):
 # ----------------------------------------------------------------------------------- adapters
 
 
-@pytest.fixture
-def installed():
-    with install():
-        yield
-
-
 X = np.arange(8.0, dtype=np.float32)
 
 

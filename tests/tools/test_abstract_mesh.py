@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
+from placements import shaped
 from subprocesses import run
 
 import xmap_compat
@@ -17,10 +18,6 @@ from xmap_compat import Hardware, Link, Mesh, Rates, compiler_axes, global_array
 from xmap_compat.testing import check_assignments
 
 MACHINE = Hardware("test", Rates(1e9, 1e9), Link(1e8, 1e-6), per_host=8)
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Advice is compared with what the module that install() provides really does, and
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import forks
@@ -25,19 +24,6 @@ ROOT = Path(__file__).parents[2]
 def answered_by_forks(monkeypatch):
     """No process for each question about JAX; tests that run the command have one."""
     monkeypatch.setattr(resolve, "in_another_process", forks.answer)
-
-
-@pytest.fixture
-def program(tmp_path):
-    """Writes a program to a file of a fresh directory."""
-
-    def write(source, name="program.py"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(source))
-        return path
-
-    return write
 
 
 # -------------------------------------------------------------------------------------- check

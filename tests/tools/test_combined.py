@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractMesh
+from placements import shaped
 
 from xmap_compat import Hardware, Link, Rates, plan, xmap
 from xmap_compat.tools.combined import COMBINED, combined, joined
 from xmap_compat.tools.transfers import transfers_of
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def mapped(body, resources=None, count=2):

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from placements import shaped
 
 from xmap_compat import Hardware, Link, Mesh, pdot, plan, xmap
 from xmap_compat.tools.hardware import Rates
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def cost_of(fun, *args):

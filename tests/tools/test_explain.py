@@ -5,18 +5,19 @@ Programs run in processes of their own.  Their output, traceback and exit code a
 writes are run without xmap_compat and compared with NumPy.
 """
 
+import functools
 import io
 import os
 import re
 import runpy
-import subprocess
-import sys
 import textwrap
 import threading
 
+import forks
 import jax
 import numpy as np
 import pytest
+import subprocesses
 from jax import lax
 
 from xmap_compat import SerialLoop, api, xmap
@@ -57,12 +58,7 @@ PROGRAM = """
 ENDINGS = {"success": "pass", "exit code": "sys.exit(3)", "error": "xmap(total, ['j'], [])(np.ones(3))"}
 
 
-def run(*arguments, cwd):
-    """A Python process with warnings as errors, on the CPU."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
-    command = [sys.executable, "-W", "error", "-m", "xmap_compat", *map(str, arguments)]
-    env = {**inherited, "JAX_PLATFORMS": "cpu", "COLUMNS": "300"}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+run = functools.partial(forks.run, COLUMNS="300")
 
 
 @pytest.fixture
@@ -282,7 +278,7 @@ def test_what_has_no_source_says_why(program, tmp_path):
 
 def test_a_program_without_xmap_and_without_jax(program, tmp_path):
     program("import sys; print('jax' in sys.modules)")
-    done = run("explain", "program.py", cwd=tmp_path)
+    done = subprocesses.run("-m", "xmap_compat", "explain", "program.py", cwd=tmp_path)
     assert done.stdout == "False\nxmap_compat explain: no call of an xmapped function\n"
 
 

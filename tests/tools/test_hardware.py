@@ -19,7 +19,7 @@ from xmap_compat.tools.work import Work
 
 GPUS = [d for d in jax.devices() if d.platform == "gpu"]
 EMPTY = Mesh(np.empty((), object), ())
-needs_gpu = pytest.mark.skipif(not GPUS, reason="there is no GPU here")
+needs_gpu = pytest.mark.skipif(not GPUS, reason="needs a GPU")
 
 
 def transfer(kind, size, devices, axes=("x",)):

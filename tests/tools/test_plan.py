@@ -19,15 +19,12 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.sharding import PartitionSpec as P
+from placements import shaped
 
 import xmap_compat
 from xmap_compat import Mesh, SerialLoop, pdot, serial_loop, xmap
 from xmap_compat.tools.grid import block_holders, ranges
 from xmap_compat.tools.text import show_bytes, wrapped
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def grid(*shape):

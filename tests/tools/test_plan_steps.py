@@ -22,16 +22,13 @@ from jax.nn import one_hot, relu
 from jax.scipy.special import logsumexp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from placements import shaped
 
 from xmap_compat import Hardware, Mesh, SerialLoop, pdot, plan, xmap
 from xmap_compat.tools import hlo, steps
 
 SIZES = {"x": 4, "y": 2}
 DTYPES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2}
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 # ---------------------------------------------------------------------------- the oracle

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from placements import shaped
 
 from xmap_compat import Hardware, Link, Mesh, SerialLoop, pdot, plan, search, xmap
 from xmap_compat.tools import steps
@@ -19,10 +20,6 @@ from xmap_compat.tools.hardware import Rates
 from xmap_compat.tools.search import Candidate, Candidates, _with_front, _with_places
 
 MACHINE = Hardware("test", Rates(1e9, 1e9), Link(1e8, 1e-6))
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 @pytest.fixture

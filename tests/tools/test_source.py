@@ -17,6 +17,7 @@ import sys
 import textwrap
 import types
 
+import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,12 +26,9 @@ import scipy.special
 from jax import lax
 from jax.nn import one_hot, relu
 from jax.scipy.special import logsumexp
+from placements import shaped
 
 from xmap_compat import Mesh, SerialLoop, pargmax, pdot, serial_loop, xmap
-
-
-def shaped(*shape, dtype=np.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def normal(*shape, seed=0):
@@ -42,8 +40,7 @@ def grid(*shape, reverse=False):
     return np.array(devices[::-1] if reverse else devices).reshape(shape)
 
 
-def assert_close(found, expected):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected)
+assert_close = functools.partial(comparing.assert_close, rtol=2e-5, atol=2e-5)
 
 
 def import_without_us(name, *args, **kwargs):
@@ -944,9 +941,14 @@ def all_sources():
     return [source_of(*case) for case in cases]
 
 
+needs_ruff = pytest.mark.skipif(
+    importlib.util.find_spec("ruff") is None,
+    reason="needs ruff (pip install ruff): without it, the lines of a generated program are not broken",
+)
+
+
+@needs_ruff
 def test_sources_need_no_formatting(tmp_path):
-    if importlib.util.find_spec("ruff") is None:
-        pytest.skip("ruff is not installed")
     for k, text in enumerate(all_sources()):
         (tmp_path / f"source{k}.py").write_text(text, encoding="utf-8")
     done = subprocess.run(
@@ -966,7 +968,7 @@ def test_sources_need_no_formatting(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="lines are broken by a formatter, if there is one")
+@needs_ruff
 def test_lines_are_short():
     long = [line for text in all_sources() for line in text.splitlines() if len(line) > 120]
     assert [line for line in long if "->" not in line] == []

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_source import run
+from test_source import needs_ruff, run
 
 from xmap_compat import xmap
 
@@ -41,10 +41,9 @@ def test_there_are_seven():
     assert all(f"| `{name}` |" in text for name in NAMES)
 
 
+@needs_ruff
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_written_is_what_is_kept(name):
-    if importlib.util.find_spec("ruff") is None:
-        pytest.skip("ruff is not installed")
     path, text = FOLDER / f"{name}_modern.py", source(name)
     if os.environ.get("XMAP_COMPAT_REGENERATE"):
         path.write_text(text, encoding="utf-8")
