@@ -165,7 +165,7 @@ PACKING = 128
 # Programs with more scratch memory than by hand under some placement, and why.
 _ONE_BY_ONE = (
     "a device pulls back the cotangent of each of its elements, by hand their sum: only the user knows that what a "
-    "function closes over, or an index, is equal for all elements, or that their sum neither overflows nor meets 0 * inf"
+    "function closes over, or an index, is equal for all elements, and that their sum does not overflow"
 )
 MORE_SCRATCH = {
     **{f"{name} inside": _ONE_BY_ONE for name in ("along", "take", "pgather")},

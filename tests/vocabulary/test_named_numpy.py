@@ -322,3 +322,36 @@ def test_any_and_all_of_nothing(resources, mesh42):
         for fun, expected in ((xnp.any, np.any(np.zeros(0))), (xnp.all, np.all(np.zeros(0)))):
             of_nothing = xmap(lambda v, fun=fun: fun(v > 0, "i"), ["i"], {}, axis_resources=resources)
             assert bool(of_nothing(np.zeros(0, np.float32))) == expected
+
+
+OF_WHOLE = {
+    "cumsum": (xnp.cumsum, jnp.cumsum),
+    "cumprod": (xnp.cumprod, jnp.cumprod),
+    "sort": (xnp.sort, jnp.sort),
+    "flip": (xnp.flip, jnp.flip),
+    "prod": (xnp.prod, jnp.prod),
+    "median": (xnp.median, jnp.median),
+}
+
+
+@pytest.mark.parametrize("resources", [{}, {"k": "x"}, {"k": ("x", "y")}], ids=str)
+@pytest.mark.parametrize("name", OF_WHOLE)
+def test_gradients_inside_are_those_of_the_sum_over_all_elements(name, resources, rng, mesh42):
+    """Also where an inner vmap binds the same name, which must not reach the axis of the xmap."""
+    named, whole = OF_WHOLE[name]
+    keeps = name in SCANS
+    x, c = rng.normal(size=(2, 16, 3)).astype(np.float32)
+    _, pull = jax.vjp(lambda v: whole(v, axis=0), x)
+    expected = pull(c if keeps else c.sum(0))[0]
+
+    def inside(v, c):
+        return jax.vjp(lambda v: named(v, axis="k"), v)[1](c)[0]
+
+    def shadowed(v, c):
+        return jax.vmap(inside, axis_name="k")(v, c)
+
+    with mesh42:
+        found = xmap(inside, ["k", ...], ["k", ...], axis_resources=resources)(x, c)
+        rows = xmap(shadowed, ["k", ...], ["k", ...], axis_resources=resources)(*(np.stack([v] * 16) for v in (x, c)))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rows, np.stack([expected] * 16), rtol=1e-4, atol=1e-5)
