@@ -76,7 +76,8 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     shown = sorted(by_weight[:2])
     row, column = (None, *shown)[-2:] if shown else (None, None)
     others = [k for k in range(len(parts)) if k not in shown]
-    counts, panels = {None: 1, **dict(enumerate(parts))}, []
+    counts: dict[int | None, int] = dict(enumerate(parts))
+    counts[None], panels = 1, []
     for index in itertools.product(*(range(parts[k]) for k in others)):
         fixed: dict[int | None, int] = dict(zip(others, index))
         label = listed(f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1)

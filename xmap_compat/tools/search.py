@@ -287,7 +287,7 @@ class _Task:
         return [{**self.fixed, **resources} for resources in (*every, *refused)]
 
     def merged(self, found: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates; those that exchange equal mesh axes and are as much work are one, with the name of the best."""
+        """The candidates; those that exchange equal mesh axes and are as much work are one, named after the best."""
         equal, kept = _equal_axes(self.scope.mesh, self.hardware), dict[Any, Candidate]()
         for c in found:
             price = None if c.cost is None else (c.cost.flops, c.cost.memory, sorted(c.cost.bytes_sent.values()))
