@@ -75,7 +75,7 @@ found_by(
 found_by(
     "test_search",
     edits={
-        "max(seconds) <= ratio * min(seconds)": "max(seconds) <= min(seconds)",
+        "max(pair) <= ratio * min(pair)": "max(pair) <= min(pair)",
         "best, other = sorted((first, c), key=_rank)": "best, other = first, c",
     },
 )

@@ -526,7 +526,8 @@ MOST_LINES_OF_FOLDERS = {
     "core.rules": (2_145, "one row for each collective, one rule for each structured equation"),
     "legacy": (1_665, "what old programs find again; the table of removed names; its messages"),
     # 4 290 until XLA's combining was priced, a search ran some, and explain ran what it writes
-    "tools": (4_700, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
+    # 4 700 until convolutions had a price of their own, and measured links counted as equal
+    "tools": (4_755, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_775, "a reader of old programs, which runs none of them"),
     "tools.leave": (
         2_150,
@@ -539,7 +540,7 @@ MOST_LINES_OF_FOLDERS = {
     ),
 }
 # 24 925 before `leave` (2 143), what XLA combines and searches that run (274), and written programs that run (605).
-MOST_LINES_OF_ALL = 27_980
+MOST_LINES_OF_ALL = 28_130
 
 
 def lines_by_folder(sources):
@@ -568,7 +569,7 @@ def test_the_fence_around_folders_counts_each_file_once():
     ("parts", "most"),
     # 900 until networks had levels (links), and a search its ties and what is alike; 1 140 until it ran some (runs);
     # what XLA combines is a file beside; 1 050 until a plan kept its source
-    [(("cost", "hardware", "links", "runs", "search", "work"), 1285), (("plan", "grid", "picture", "text"), 1065)],
+    [(("cost", "hardware", "links", "runs", "search", "work"), 1349), (("plan", "grid", "picture", "text"), 1046)],
     ids=str,
 )
 def test_tools_stay_thin(parts, most):

@@ -76,26 +76,17 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     shown = sorted(by_weight[:2])
     row, column = (None, *shown)[-2:] if shown else (None, None)
     others = [k for k in range(len(parts)) if k not in shown]
-    panels = []
+    counts: dict[int | None, int] = dict(enumerate(parts))
+    counts[None], panels = 1, []
     for index in itertools.product(*(range(parts[k]) for k in others)):
         fixed: dict[int | None, int] = dict(zip(others, index))
         label = listed(f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1)
-        cells = [
-            [_held(holders, {**fixed, row: r, column: c}, len(parts)) for c in range(_parts(parts, column))]
-            for r in range(_parts(parts, row))
-        ]
+        block = lambda r, c: tuple({**fixed, row: r, column: c}.get(k, 0) for k in range(len(parts)))  # noqa: B023, E731
+        cells = [[holders[block(r, c)] for c in range(counts[column])] for r in range(counts[row])]
         panels.append((label, cells))
     at = lambda k: "" if k is None else titles[k]  # noqa: E731
     further = f"further dimensions: {listed(titles[k] for k in others)}" if others else ""
     return Grid(at(row), at(column), further, tuple(panels))
-
-
-def _parts(parts: Sequence[int], k: int | None) -> int:
-    return 1 if k is None else parts[k]
-
-
-def _held(holders: dict[Block, list[int]], at: dict[int | None, int], ndim: int) -> list[int]:
-    return holders[tuple(at.get(k, 0) for k in range(ndim))]
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:

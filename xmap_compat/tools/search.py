@@ -287,10 +287,7 @@ class _Task:
         return [{**self.fixed, **resources} for resources in (*every, *refused)]
 
     def merged(self, found: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates; those that differ by an exchange of equal mesh axes are one if they compute and send as much.
-
-        The first name is that of the cheapest, because equal axes may have links that differ a little.
-        """
+        """The candidates; those that exchange equal mesh axes and are as much work are one, named after the best."""
         equal, kept = _equal_axes(self.scope.mesh, self.hardware), dict[Any, Candidate]()
         for c in found:
             price = None if c.cost is None else (c.cost.flops, c.cost.memory, sorted(c.cost.bytes_sent.values()))
@@ -363,32 +360,28 @@ class _Task:
 
 
 def _equal_axes(mesh: _jax.AnyMesh | None, hardware: Hardware | None) -> dict[Any, Any]:
-    """For each mesh axis what equal mesh axes have in common: size, hosts, and links up to the margin."""
+    """For each mesh axis what equal ones have in common: size, hosts, and how long transfers take, up to the margin."""
     links = {} if hardware is None else hardware.links
     per_host = None if hardware is None else hardware.per_host
-    kinds: dict[Any, Any] = {}
+    ratio, kinds = 1 + (0 if hardware is None else hardware.margin), dict[Any, Any]()
     for axis, size in ({} if mesh is None else mesh.shape).items():
         keys = [(key, key if isinstance(key, tuple) else (key,)) for key in links]
-        own = {key_axes[1:]: links[key] for key, key_axes in keys if axis in key_axes}
+        own = {(names[1:], links[key].ring): _seconds(links[key]) for key, names in keys if axis in names}
         known = per_host is not None or isinstance(mesh, jax.sharding.Mesh)
         hosts = hosts_in(mesh, (axis,), hashable(per_host)) if known and axis not in links else None
-        same = (k for k in kinds.values() if k[:2] == (size, hosts) and _are_close(k[2], own, hardware))
+        same = (k for k in kinds.values() if k[:2] == (size, hosts) and _are_close(k[2], own, ratio))
         kinds[axis] = next(same, (size, hosts, own))
     return kinds
 
 
-_SENT = (1 << 12, 1 << 30)  # bytes
+def _seconds(link: Link) -> tuple[float, ...]:
+    """The times of a small and of a large transfer."""
+    return tuple(link.of("ppermute", 2, sent) for sent in (1 << 12, 1 << 30))
 
 
-def _are_close(links: Mapping[Any, Link], others: Mapping[Any, Link], hardware: Hardware | None) -> bool:
-    """Whether small and large transfers take the same time over two mesh axes, up to the margin of an estimate."""
-    ratio = 1 + (0 if hardware is None else hardware.margin)
-    pairs = [(link, others.get(k)) for k, link in links.items()]
-    return links.keys() == others.keys() and all(
-        a.ring == b.ring and max(seconds) <= ratio * min(seconds)
-        for a, b in pairs
-        for seconds in ([link.of("ppermute", 2, sent) for link in (a, b)] for sent in _SENT)
-    )
+def _are_close(some: Mapping[Any, Any], others: Mapping[Any, Any], ratio: float) -> bool:
+    pairs = (pair for key in some.keys() & others.keys() for pair in zip(some[key], others[key]))
+    return some.keys() == others.keys() and all(max(pair) <= ratio * min(pair) for pair in pairs)
 
 
 def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:

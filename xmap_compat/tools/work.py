@@ -92,22 +92,16 @@ def _flops(operation: Operation) -> float:
 def _products_of_convolution(operation: Operation) -> int:
     """Products of an element of the input and one of the filter; zeros of padding and dilation are none."""
     params, numbers = operation.eqn.params, operation.eqn.params["dimension_numbers"]
-    image, kernel = (v.aval.shape for v in operation.operands)
-    out = operation.results[0].aval.shape
+    image, kernel, out = (v.aval.shape for v in (*operation.operands, *operation.results))
     batch, features, *spatial = numbers.out_spec
     count = out[batch] * out[features] * kernel[numbers.rhs_spec[1]]
-    for k, d in enumerate(spatial):
-        steps = (
-            params["window_strides"][k],
-            params["padding"][k][0],
-            params["lhs_dilation"][k],
-            params["rhs_dilation"][k],
-        )
-        count *= _meetings(out[d], kernel[numbers.rhs_spec[k + 2]], image[numbers.lhs_spec[k + 2]], *steps)
+    steps = [params[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation")]
+    for k, (d, *given) in enumerate(zip(spatial, *steps)):
+        count *= _meetings(out[d], kernel[numbers.rhs_spec[k + 2]], image[numbers.lhs_spec[k + 2]], *given)
     return count
 
 
-def _meetings(results: int, kernel: int, size: int, stride: int, padding: int, spread: int, step: int) -> int:
+def _meetings(results: int, kernel: int, size: int, stride: int, padding: Any, spread: int, step: int) -> int:
     """In how many pairs, of a result and an element of the filter, the latter meets an element of the input.
 
     Args:
@@ -116,22 +110,11 @@ def _meetings(results: int, kernel: int, size: int, stride: int, padding: int, s
     """
     count = 0
     for first in range(min(spread, kernel)):  # with these and no others between them, positions differ by spread * step
-        begins = np.arange(results) * stride - padding + first * step
+        begins = np.arange(results) * stride - padding[0] + first * step
         begins = begins[begins % spread == 0] // spread
         ends = np.minimum((size - 1 - begins) // step, (kernel - 1 - first) // spread)
         count += int(np.maximum(ends - np.maximum(-(begins // step), 0) + 1, 0).sum())
     return count
-
-
-def _kind_of_product(operation: Operation, flops: float) -> tuple[Any, ...]:
-    """Whether matrix products are a batch of small ones; for convolutions also the features in a group of results."""
-    params = operation.eqn.params
-    if operation.name == "dot_general":
-        batch = params["dimension_numbers"][1][0]
-        count = math.prod(operation.operands[0].aval.shape[k] for k in batch)
-        return (bool(batch) and flops < _LARGE * count,)
-    groups = params["feature_group_count"] * params["batch_group_count"]
-    return False, operation.results[0].aval.shape[params["dimension_numbers"].out_spec[1]] // groups
 
 
 def _is_separate(operation: Operation) -> bool:
@@ -208,8 +191,14 @@ def _count(kernel: _Kernel, total: Work) -> None:
     flops = _flops(operation) if operation.results else 0
     total.counts["flops"] += flops
     if operation.name in _PRODUCTS:
-        size = max(itemsize(v.aval.dtype) for v in operation.operands)
-        total.counts["products", size, *_kind_of_product(operation, flops)] += flops
+        numbers, params = operation.eqn.params["dimension_numbers"], operation.eqn.params
+        if operation.name == "dot_general":
+            count = math.prod(operation.operands[0].aval.shape[k] for k in numbers[1][0])
+            kind: tuple[Any, ...] = (bool(numbers[1][0]) and flops < _LARGE * count,)
+        else:
+            groups = params["feature_group_count"] * params["batch_group_count"]
+            kind = False, operation.results[0].aval.shape[numbers.out_spec[1]] // groups
+        total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), *kind] += flops
     if kernel.writes:
         written = sum(v.nbytes for v in kernel.writes)
         if operation.name == "dynamic_update_slice" or operation.name in SCATTERS:
