@@ -135,7 +135,7 @@ def _of_whole(fun, x, names, keep=False, options=()):
         x = bind(gather_p, x, (name,), (size,)) if once else lax.all_gather(x, name)
     out = fun(x)
     if keep and not once:
-        return _named_again(out, *names, fun)
+        return _named_again(out, names[0], fun)
     for name, size in zip(names, sizes) if once else ():
         out = bind(take_p if keep else vary_p, out, (name,), (size,))
     return out
@@ -246,7 +246,7 @@ def _over_one_axis(name: str, keep: bool, shown: str, moves: Any = None) -> Call
             if axis is not None and not isinstance(axis, SupportsIndex):
                 raise errors.mixed_axes(name, axis)
             return function(x, axis=axis, **options)
-        if moves is not None:
+        if moves is not None and not options:
             return _moved(x, axis, moves)
         options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep
         return _of_whole(lambda v: function(v, axis=0, **options), jnp.asarray(x), (axis,), keep)
