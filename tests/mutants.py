@@ -190,8 +190,8 @@ found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
         'nanmax = _nan_extremum("nanmax", -math.inf': 'nanmax = _nan_extremum("nanmax", 0.0',
-        "where = [a + len(names) if isinstance(a, int) else names.index(a) for a in axes]": (
-            "where = sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)"
+        "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
+            "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
         ),
     },
 )
@@ -593,7 +593,7 @@ found_by(
         ),
         "return operand, dim + 1": "return operand, dim",
         "return (math.prod(sizes), *shape)": "return (sizes[0], *shape)",
-        "at = value.positional_dims()[0]\n    index": "at = 0\n    index",
+        "bind(take_p if keep else vary_p, out,": "bind(take_p, out,",
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",

@@ -13,6 +13,7 @@ the axis back.  The other functions are ``jax.numpy``'s with axis names allowed.
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import operator
 from collections.abc import Callable, Hashable
@@ -25,8 +26,7 @@ from jax import lax
 from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
-from xmap_compat.core.nested.primitives import bind, gather_p, take_p, vary_p
-from xmap_compat.core.trace import sizes_in_scope
+from xmap_compat.core.nested.whole import apply_to_whole, is_of_whole
 from xmap_compat.lax import check_integers, check_names, position
 
 __all__ = [
@@ -122,23 +122,11 @@ def _named_again(y, axis_name, fun):
 
 
 def _of_whole(fun, x, names, keep=False, options=()):
-    """``along``, of a function of the whole alone: applied once for all elements, and so is its transpose in a body.
-
-    There the cotangents of all elements are gathered as the elements were (or summed, if all have one result), and each
-    element takes its own of what the transpose makes of them; after an ``all_gather`` each would apply the transpose to
-    its own cotangent.  So nothing that ``fun`` closes over may vary, or have a derivative: not traced ``options``.
-    """
-    sizes = [lax.axis_size(name) for name in names]
-    traced = builtins.any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(options))
-    once = math.prod(sizes) > 0 and sizes_in_scope().keys() >= set(names) and not traced
-    for name, size in reversed(list(zip(names, sizes))):
-        x = bind(gather_p, x, (name,), (size,)) if once else lax.all_gather(x, name)
-    out = fun(x)
-    if keep and not once:
-        return _named_again(out, names[0], fun)
-    for name, size in zip(names, sizes) if once else ():
-        out = bind(take_p if keep else vary_p, out, (name,), (size,))
-    return out
+    """``along``, of a function that closes over nothing but ``options``."""
+    if is_of_whole(names, options):
+        return apply_to_whole(fun, x, names, keep)
+    out = fun(functools.reduce(lax.all_gather, reversed(names), x))
+    return _named_again(out, names[0], fun) if keep else out
 
 
 # ---------------------------------------------------------------------- direct forms
@@ -246,6 +234,7 @@ def _over_one_axis(name: str, keep: bool, shown: str, moves: Any = None) -> Call
             if axis is not None and not isinstance(axis, SupportsIndex):
                 raise errors.mixed_axes(name, axis)
             return function(x, axis=axis, **options)
+        check_names(name, (axis,))
         if moves is not None and not options:
             return _moved(x, axis, moves)
         options |= {} if keep else {"keepdims": False}  # a named axis leaves no dimension to keep

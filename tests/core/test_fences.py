@@ -519,11 +519,12 @@ def test_files_are_short():
 # What each folder may hold, without the folders below it that have a row of their own.  Raise a row in the commit that
 # needs it, and say why beside it.
 MOST_LINES_OF_FOLDERS = {
-    "": (2_995, "the names that users import, with the examples of their docstrings, and their messages"),
-    "_jax": (2_600, "every private name of JAX, a stand-in for each part that only helps, and meshes in scope"),
-    "core": (4_610, "the way of a call, and its messages"),
+    # 2 995, 4 610 and 2 145 until functions of a whole axis were applied once for all elements, also backwards
+    "": (3_010, "the names that users import, with the examples of their docstrings, and their messages"),
+    "_jax": (2_605, "every private name of JAX, a stand-in for each part that only helps, and meshes in scope"),
+    "core": (4_670, "the way of a call, and its messages"),
     "core.processes": (645, "the same call in every process, or an error in each, and its messages"),
-    "core.rules": (2_145, "one row for each collective, one rule for each structured equation"),
+    "core.rules": (2_170, "one row for each collective, one rule for each structured equation"),
     "legacy": (1_665, "what old programs find again; the table of removed names; its messages"),
     # 4 290 until XLA's combining was priced, a search ran some, and explain ran what it writes
     # 4 700 until convolutions had a price of their own, and measured links counted as equal
@@ -539,8 +540,9 @@ MOST_LINES_OF_FOLDERS = {
         "programs for plain JAX: read, rewritten, mapped, proved and run; its helpers are 400 of them",
     ),
 }
-# 24 925 before `leave` (2 143), what XLA combines and searches that run (274), and written programs that run (605).
-MOST_LINES_OF_ALL = 28_130
+# 24 925 before `leave` (2 143), what XLA combines and searches that run (340), written programs that run (560), and
+# functions of a whole axis that are applied once (95).
+MOST_LINES_OF_ALL = 28_155
 
 
 def lines_by_folder(sources):

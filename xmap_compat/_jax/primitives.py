@@ -241,7 +241,7 @@ def _define_linear(primitive, dual, shape, batch, over_own=None):
 
     def batch_rule(axis_data, operands, dims, *, axes, sizes):
         if over_own is not None and axes == (axis_data.name,):
-            return over_own(operands[0], dims[0], axis_data.size)
+            return over_own(operands[0], dims[0], sizes[0])
         operand, dim = operands[0], dims[0]
         if dim is not None:
             operand, dim = batch(operand, dim)
