@@ -147,7 +147,7 @@ def assert_close(found, expected):
 
 
 x = np.arange(48, dtype=np.float32).reshape(8, 6) / 10
-RULES = """
+PAIR = """
         @jax.custom_vjp
         def copied(w):
             return w
@@ -165,7 +165,8 @@ RULES = """
             return (g,)
 
         total.defvjp(forward, backward)
-
+"""
+RULES = f"""{PAIR}
         def step(w, v):
             return w - jax.grad(lambda w: total((copied(w) * v).sum() ** 2))(w)
 """
@@ -275,24 +276,13 @@ PROGRAMS = {
         lambda: 3 * x.sum(0) + 4 * x.mean(0),
     ),
     "gradients inside, through a custom rule": (
-        """
-        @jax.custom_vjp
-        def copied(w):
-            return w
-
-        copied.defvjp(lambda w: (w, None), lambda _, g: (lax.psum(g, 'i'),))
-
-        @jax.custom_vjp
-        def total(v):
-            return lax.psum(v, 'i')
-
-        total.defvjp(lambda v: (total(v), None), lambda _, g: (g,))
-
+        f"""
+        {PAIR}
         def step(w, v):
             return w - jax.grad(lambda w: (copied(w) * v).sum() ** 2)(w), total(v)
 
         with Mesh(devices[:2], 'd'):
-            f = xmap(step, ([...], ['i', ...]), ([...], [...]), axis_resources={'i': 'd'})
+            f = xmap(step, ([...], ['i', ...]), ([...], [...]), axis_resources={{'i': 'd'}})
             results = f(np.float32(0.01), x)
         """,
         lambda: (0.01 - (2 * 0.01 * x.sum(1) ** 2).sum(), x.sum(0)),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import io
+import itertools
 import json
 import os
 import re
@@ -25,7 +27,7 @@ from xmap_compat.tools.check.names import (
 )
 from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.renamed import CONSTRAINT, GONE, PACKAGE, RENAMED, SPEC, Others, Renaming, others_of
-from xmap_compat.tools.check.sources import NOTEBOOK, Program, program_of
+from xmap_compat.tools.check.sources import NOTEBOOK, Program, cells_of, program_of
 from xmap_compat.tools.check.uses import is_of_jax
 
 PJIT = "jax.experimental.pjit.pjit"
@@ -85,7 +87,7 @@ class _Finder(ScopedVisitor):
         if len(moved) == 1 and "" not in moved and in_place:
             self._edit(node.lineno, in_place.span(1), *moved)
             for alias, text in zip(node.names, *moved.values()):
-                self.edits.append(_replace(alias, text))
+                self.edits.append(replacing(alias, text))
             return
         statements = [
             f"from {module} import {', '.join(names)}" if module else f"import {', '.join(names)}"
@@ -93,7 +95,7 @@ class _Finder(ScopedVisitor):
         ]
         before = line[: node.col_offset].decode()
         separator = "; " if before.strip() else f"\n{before}"
-        self.edits.append(_replace(node, separator.join([*self._comments(node, before), *statements])))
+        self.edits.append(replacing(node, separator.join([*self._comments(node, before), *statements])))
 
     def _comments(self, node: ast.stmt, before: str) -> list[str]:
         """The comments within an import; they stay, as lines before its replacement."""
@@ -107,7 +109,7 @@ class _Finder(ScopedVisitor):
             now = self.renaming.of(alias.name)
             if now is not None:  # without a local name, other visits rename the dotted names and add their imports
                 above = alias.name.rpartition(".")[0]
-                self.edits.append(_replace(alias, f"{now} as {alias.asname}" if alias.asname else above))
+                self.edits.append(replacing(alias, f"{now} as {alias.asname}" if alias.asname else above))
 
     def _add_imports(self) -> None:
         """Add imports before the first import of JAX: a program may set options that JAX reads at its import."""
@@ -133,7 +135,7 @@ class _Finder(ScopedVisitor):
         else:
             text = self._spelled(node, now)
         if text is not None and text != ast.unparse(node):
-            self.edits.append(_replace(node, text))
+            self.edits.append(replacing(node, text))
         return text is not None
 
     def _spelled(self, node: ast.expr, now: str) -> str | None:
@@ -179,7 +181,7 @@ class _Finder(ScopedVisitor):
             return False
         for none in nones:
             spec = self._spelled(specs[0], SPEC) if isinstance(specs[0], ast.Attribute) else None
-            self.edits.append(_replace(none, f"{spec or ast.unparse(specs[0])}()"))
+            self.edits.append(replacing(none, f"{spec or ast.unparse(specs[0])}()"))
         return True
 
     def _is_spec(self, node: ast.expr, written: bool = True) -> bool:
@@ -222,45 +224,46 @@ def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
 
 
-def _replace(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
+def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
+    """The edit that puts a text in the place of a part of a program."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     return Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
 
 
-def _apply(text: str, edits: Iterable[Edit], first_line: int) -> str:
-    lines = text.encode().split(b"\n")
-    for edit in sorted(edits, key=lambda e: (e.start, e.end), reverse=True):
+def edited(text: str, edits: Iterable[Edit], first_line: int = 1) -> str:
+    """A text with these edits; the ends of its lines stay."""
+    lines = [*text.encode().splitlines(keepends=True), b""]
+    newline = b"\r\n" if lines[0].endswith(b"\r\n") else b"\n"
+    for edit in sorted(dict.fromkeys(edits), key=lambda e: (e.start, e.end), reverse=True):
         (top, left), (bottom, right) = edit.start, edit.end
         top, bottom = top - first_line, bottom - first_line
-        replaced = lines[top][:left] + edit.text.encode() + lines[bottom][right:]
-        lines[top : bottom + 1] = [replaced]
-    return b"\n".join(lines).decode()
+        new = edit.text.encode().replace(b"\n", newline)
+        lines[top : bottom + 1] = [lines[top][:left] + new + lines[bottom][right:]]
+    return b"".join(lines).decode()
+
+
+def applied(source: bytes, path: str, edits: Iterable[Edit]) -> bytes:
+    """The contents of a file with these edits; the rest of it stays, and so does the layout of a notebook."""
+    if not path.endswith(NOTEBOOK):
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        return edited(source.decode(encoding), edits).encode(encoding)
+    notebook = json.loads(source)
+    for part in cells_of(source, path):
+        cell, end = notebook["cells"][(part.number or 1) - 1], part.start + part.text.count("\n")
+        if own := [edit for edit in edits if part.start <= edit.start[0] <= end]:
+            new = edited(part.text, own, part.start)
+            cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
+    for indent, is_ascii, end_of_file in itertools.product((1, 2, 4, None), (False, True), ("\n", "")):
+        dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
+        if (dumped(json.loads(source)) + end_of_file).encode() == source:
+            return (dumped(notebook) + end_of_file).encode()
+    return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def fixed(source: bytes, path: str, others: Others = Others()) -> bytes:
     """A program with the safe rewrites; the same bytes if there are none."""
-    program = program_of(source, path)
-    edits = edits_of(program, others)
-    if not edits:
-        return source
-    texts = {}
-    for cell in program.cells:
-        end = cell.start + cell.text.count("\n")
-        own = [edit for edit in edits if cell.start <= edit.start[0] <= end]
-        texts[cell.number] = _apply(cell.text, own, cell.start)
-    if path.endswith(NOTEBOOK):
-        return _notebook_with(source, texts)
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-    text = texts[None].replace("\n", "\r\n") if b"\r\n" in source else texts[None]
-    return text.encode(encoding)
-
-
-def _notebook_with(source: bytes, texts: dict[int | None, str]) -> bytes:
-    notebook = json.loads(source)
-    for number, cell in enumerate(notebook["cells"], start=1):
-        if number in texts and "".join(cell["source"]) != texts[number]:
-            cell["source"] = texts[number].splitlines(keepends=True)
-    return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
+    edits = edits_of(program_of(source, path), others)
+    return applied(source, path, edits) if edits else source
 
 
 def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:

@@ -61,7 +61,7 @@ class Program:
 def program_of(source: str | bytes, path: str) -> Program:
     """Read a file's contents; a part that cannot be parsed is listed and raises nothing."""
     try:
-        cells = _cells(source, path)
+        cells = cells_of(source, path)
     except (SyntaxError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Program(path, (), ast.Module([], []), ((Place(path, 0, 1, 1), error),))
     body: list[ast.stmt] = []
@@ -69,7 +69,7 @@ def program_of(source: str | bytes, path: str) -> Program:
     for cell in cells:
         try:
             with deep_recursion():
-                tree = _parse(cell, path)
+                tree, _ = _parse(cell, path)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line, column = getattr(error, "lineno", None) or 1, getattr(error, "offset", None) or 1
             broken.append((Place(path, cell.number or 0, line, column), error))
@@ -79,8 +79,13 @@ def program_of(source: str | bytes, path: str) -> Program:
     return Program(path, tuple(cells), ast.Module(body, []), tuple(broken))
 
 
-def _parse(cell: Cell, path: str) -> ast.Module:
-    """The tree of a cell, without lines that are not Python and look like lines for IPython or the shell."""
+def python_of(source: bytes, path: str) -> str:
+    """A file as one text of Python with the same lines; a part that cannot be parsed raises its error."""
+    return "\n".join(_parse(cell, path)[1] for cell in cells_of(source, path))
+
+
+def _parse(cell: Cell, path: str) -> tuple[ast.Module, str]:
+    """The tree and text of a cell, without lines that are not Python and look like lines for IPython or the shell."""
     name = path if cell.number is None else f"{path}:cell {cell.number}"
     flags = ast.PyCF_ONLY_AST | (0 if cell.number is None else ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     lines = (cell.text if cell.number is None else without_cell_magic(cell.text)).split("\n")
@@ -92,15 +97,15 @@ def _parse(cell: Cell, path: str) -> ast.Module:
             if magic is None:
                 of_cell = None if cell.number is None else _CELL_MAGIC.match(cell.text)
                 if of_cell is not None and of_cell[1] not in _PYTHON_CELLS:
-                    return ast.Module([], [])  # the cell is not Python
+                    return ast.Module([], []), "\n" * cell.text.count("\n")  # the cell is not Python
                 raise
             _leave_out(lines, magic)
         else:
             assert isinstance(tree, ast.Module)
-            return tree
+            return tree, "\n".join(lines)
 
 
-def _cells(source: str | bytes, path: str) -> list[Cell]:
+def cells_of(source: str | bytes, path: str) -> list[Cell]:
     if not path.endswith(NOTEBOOK):
         return [Cell(decoded(source), None, 1)]
     cells, start = [], 1
