@@ -193,6 +193,7 @@ found_by(
         "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
             "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
         ),
+        "bind(take_p if keep else vary_p, out,": "bind(vary_p, out,",
     },
 )
 found_by(
@@ -593,7 +594,6 @@ found_by(
         ),
         "return operand, dim + 1": "return operand, dim",
         "return (math.prod(sizes), *shape)": "return (sizes[0], *shape)",
-        "bind(take_p if keep else vary_p, out,": "bind(take_p, out,",
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
