@@ -16,14 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check.names import (
-    Bindings,
-    ScopedVisitor,
-    assigned_once,
-    bound_anywhere,
-    file_names,
-    text_of,
-)
+from xmap_compat.tools.check.names import Bindings, ScopedVisitor, assigned_once, bound_anywhere, file_names, text_of
 from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.renamed import CONSTRAINT, GONE, PACKAGE, RENAMED, SPEC, Others, Renaming, others_of
 from xmap_compat.tools.check.sources import NOTEBOOK, Program, cells_of, program_of

@@ -39,11 +39,7 @@ def helper_module(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]])
     """A module of helpers, beside the user's files."""
     lines = helper_lines(helpers_, parts)
     read = {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
-    imports = [
-        f"import {module} as {name}" if module != name else f"import {name}"
-        for name, module in _MODULES
-        if name in read
-    ]
+    imports = [f"import {module}" + f" as {name}" * (module != name) for name, module in _MODULES if name in read]
     about = '"""What the program needs of named axes, and plain JAX lacks."""'
     return formatted("\n".join([about, "", *imports, *(["from jax import lax"] * ("lax" in read)), "", *lines, ""]))
 

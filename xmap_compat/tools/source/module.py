@@ -47,6 +47,7 @@ from xmap_compat.tools.source.user_code import (
     AxisNames,
     Piece,
     Span,
+    calls_of_collectives,
     collectives,
     file_at,
     free_reads,
@@ -108,10 +109,7 @@ class Module:
         self.helpers: dict[str, None] = {}
         self.values: dict[str, Any] = {}
         self.nested: list[Any] = []
-        self.calls: dict[Span, list[Any]] = {}
-        for eqn, _, spans in collectives(jaxpr):
-            if spans:
-                self.calls.setdefault(spans[0], []).append(eqn)
+        self.calls = calls_of_collectives(jaxpr)
         self.files = {span[0] for span in self.calls}
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.outermost: frozenset[Span] = frozenset()

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import braces as named_einsum
-from xmap_compat import vocabulary
 from xmap_compat.annotations import check_type
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
@@ -72,6 +71,7 @@ class Rewriter:
 
     def __init__(self, module: Module, piece: Piece):
         self.module, self.piece, self.names = module, piece, module.names
+        self.callee = piece.meaning
         self._edits: list[tuple[int, int, str]] = []
         self._changed: list[Any] = []
 
@@ -212,17 +212,6 @@ class Rewriter:
         if left and not (isinstance(function, ast.Attribute) and self._attribute(function)):
             raise NotWritable(f"a use of {ast.unparse(function)} of xmap_compat")
 
-    def callee(self, node: ast.expr) -> Any:
-        """The object that a name or an attribute of a module means, or None."""
-        if isinstance(node, ast.Name):
-            return self.piece.value(node.id) if self.piece.known(node) else self.piece.imported_inside(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self.callee(node.value)
-            if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
-                return vocabulary.REMOVED_FROM_LAX[node.attr]
-            return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
-        return None
-
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
@@ -350,9 +339,8 @@ class Rewriter:
 
     def _attached(self, node: ast.Call, owner: ast.expr, backward: ast.expr) -> None:
         """``f.defvjp(fwd, bwd)`` in the text of a function."""
-        around = (
-            self.piece.tree if isinstance(self.piece.node, ast.Expr) else self.piece.node
-        )  # a statement of a module
+        # A statement of a module attaches a rule to a function of the module.
+        around = self.piece.tree if isinstance(self.piece.node, ast.Expr) else self.piece.node
         defs = {n.name: n for n in ast.walk(around) if isinstance(n, ast.FunctionDef)}
         primal = defs.get(getattr(owner, "id", ""))
         rule = backward if isinstance(backward, ast.Lambda) else defs.get(getattr(backward, "id", ""))
