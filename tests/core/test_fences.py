@@ -531,7 +531,7 @@ MOST_LINES_OF_FOLDERS = {
     "tools": (4_755, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_785, "a reader of old programs, which runs none of them"),
     "tools.leave": (
-        2_150,
+        1_895,
         "edits of a program's own files, the two runs that verify them, and files written all or none",
     ),
     # 3 255 until written programs ran beside the original: here, and in a process without the package

@@ -17,9 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xmap_compat.tools.check import fix
+from xmap_compat.tools.check.sources import decoded, python_of
 from xmap_compat.tools.leave import command, patch, verifying
+from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.places import is_under
-from xmap_compat.tools.leave.verifying import Call, Leaf, Verifier
+from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "leaving"
@@ -149,7 +152,7 @@ def square(x):
 def record(leaves, differentiated=False, construction=0):
     args = tuple(map(verifying.restored, leaves))
     text, results = verifying.described(args), verifying.evaluated(square, args, differentiated)
-    return Call(construction, 1, text, leaves, differentiated, results)
+    return RecordedCall(construction, 1, text, leaves, differentiated, results)
 
 
 def verifier(records, tmp_path, stopped=False):
@@ -315,9 +318,9 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
 # ------------------------------------------------------------------------------ files and patches
 
 
-def edit(path, old, new, text):
-    start = text.index(old)
-    return (str(path), start, start + len(old), new)
+def edit(text, old, new):
+    line, column = text[: text.index(old)].count("\n") + 1, len(text[: text.index(old)].rpartition("\n")[2])
+    return fix.Edit((line, column), (line, column + len(old)), new)
 
 
 FILES = {
@@ -336,15 +339,14 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     path.write_bytes(before)
     git("init", "-q", cwd=tmp_path)
     git("add", "-A", cwd=tmp_path)
-    text, _ = patch.text_of(before, str(path))
-    after = patch.edited(before, str(path), [edit(path, "b = 2", "b = 22\nnew = '\u00e9'", text)])
+    new = "b = 22\nnew = '\u00e9'"
+    after = fix.applied(before, str(path), [edit(decoded(before), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
     (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes).encode("utf-8", "surrogateescape"))
     git("apply", tmp_path.parent / "p.patch", cwd=tmp_path)
     assert path.read_bytes() == after and (path.parent / "helpers.py").read_bytes() == b"# new\n"
-    assert after == before.replace(
-        b"b = 2", "b = 22\nnew = '\u00e9'".encode(patch.text_of(before, "x.py")[1].replace("-sig", ""))
-    )
+    encoding, ends = "latin-1" if kind == "Latin-1" else "utf-8", "\r\n" if kind == "CRLF" else "\n"
+    assert after == before.replace(b"b = 2", new.replace("\n", ends).encode(encoding))
 
 
 @pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
@@ -352,13 +354,11 @@ def test_cells_are_edited_and_the_rest_of_a_notebook_stays(indent, end):
     sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\nif a:\n    !ls\nc = 3", "d = a"]
     cells = [{"cell_type": "code", "source": source} for source in sources] + [{"cell_type": "markdown", "source": "x"}]
     data = (json.dumps({"cells": cells}, indent=indent, ensure_ascii=False) + end).encode()
-    text, _ = patch.text_of(data, "n.ipynb")
+    text = python_of(data, "n.ipynb")
     names = {}
     exec(text, names)
     assert (names["b"], names["c"], names["d"]) == (2, 3, 1)
-    after = patch.edited(
-        data, "n.ipynb", [edit("n.ipynb", "a = 1", "a = 10", text), edit("n.ipynb", "c = 3", "c = 30", text)]
-    )
+    after = fix.applied(data, "n.ipynb", [edit(text, "a = 1", "a = 10"), edit(text, "c = 3", "c = 30")])
     assert after == data.replace(b"a = 1", b"a = 10").replace(b"c = 3", b"c = 30")
 
 
@@ -448,15 +448,16 @@ def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
 # ------------------------------------------------------------------- what is verified together
 
 
-def row(*edits, recorded=1, inside=(), line=1):
-    return {"edits": edits, "recorded": recorded, "inside": inside, "place": ["a.py", line, 0], "problem": ""}
+def made(*edits, recorded=1, inside=(), line=1):
+    own = [("a.py", fix.Edit((first, 0), (last, 0), text)) for first, last, text in edits]
+    return Construction("a.py", line, recorded=recorded, inside=set(inside), edits=own)
 
 
 def test_a_construction_that_shares_an_edit_or_is_inside_is_not_verified_either():
-    shared = ["a.py", 5, 9, "psum"]
-    rows = {0: row(["a.py", 1, 2, "f"], shared), 1: row(["a.py", 20, 22, "g"], shared, line=2)}
-    rows |= {2: row(["a.py", 30, 32, "h"], recorded=0, inside=[1]), 3: row(["a.py", 40, 42, "k"])}
-    found = command._with_those_that_share({0: "differs"}, rows)
+    shared = (5, 9, "psum")
+    patched = {0: made((1, 2, "f"), shared), 1: made((20, 22, "g"), shared, line=2)}
+    patched |= {2: made((30, 32, "h"), recorded=0, inside=[1]), 3: made((40, 42, "k"))}
+    found = command._with_those_that_share({0: "differs"}, patched)
     assert found.keys() == {0, 1, 2}
     assert "shares edits with that of a.py:1" in found[1]
 

@@ -6,7 +6,6 @@ NumPy, which knows no axes.
 
 import builtins
 import contextlib
-import dataclasses
 import importlib
 import os
 import sys
@@ -20,7 +19,9 @@ import pytest
 import xmap_compat
 from xmap_compat import api
 from xmap_compat.tools import plan as plans
-from xmap_compat.tools.leave.edits import Construction, edits_of, read
+from xmap_compat.tools.check import fix
+from xmap_compat.tools.leave.construction import Construction
+from xmap_compat.tools.leave.edits import edits_of
 
 HEAD = """
 import jax
@@ -57,7 +58,8 @@ def observed(folder, files, monkeypatch):
         function, frame = make(fun, *args, **kwargs), sys._getframe(1)
         while os.path.dirname(frame.f_code.co_filename) != str(folder):
             frame = frame.f_back
-        made.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(function)
+        key = frame.f_code.co_filename, frame.f_lineno
+        made.setdefault(key, Construction(*key, globals=frame.f_globals)).functions.append(function)
         return function
 
     monkeypatch.setattr(api, "make", recording)
@@ -66,22 +68,13 @@ def observed(folder, files, monkeypatch):
     )
     with xmap_compat.install(), importing(folder, files):
         module = importlib.import_module("program")
-        found = []
-        for (file, line), functions in made.items():
-            declared = [f.plan.declared for f in functions]
-            own = tuple(plan for of, plan in calls if any(of is d for d in declared))
-            outside = functions[0] in getattr(module, "differentiated", ())
-            construction = Construction(file, line, len(functions), own, functions[0], tuple(functions[1:]))
-            found.append(dataclasses.replace(construction, differentiated=outside))
-        yield module, found
+        for construction in made.values():
+            declared = [f.plan.declared for f in construction.functions]
+            construction.plans += [plan for of, plan in calls if any(of is d for d in declared)]
+            construction.differentiated = construction.functions[0] in getattr(module, "differentiated", ())
+        yield module, list(made.values())
     end()
     monkeypatch.undo()
-
-
-def edited(text, edits):
-    for edit in sorted(edits, key=lambda e: (e.start, e.end), reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    return text
 
 
 def without_us(name, *args, **kwargs):
@@ -102,13 +95,13 @@ class Left:
         for module, found in observed(before, files, monkeypatch):
             self.module, self.before = module, getattr(module, "results", None)
             made = edits_of(found, root=str(before), assignment=assignment)
-        self.outcomes, self.helpers = made.outcomes, made.helpers
-        self.refused = [o.refused for o in made.outcomes]
-        edits = {*made.shared, *(e for o in made.outcomes for e in o.edits)}
+        self.refused = [c.refused or None for c in made.constructions]
+        edits = {*made.shared, *(e for c in made.constructions for e in c.edits if not c.refused)}
         self.texts = {}
         for name in files:
             path = os.path.realpath(before / name)
-            self.texts[name] = edited(read(path), [e for e in edits if e.file == path])
+            text = fix.applied((before / name).read_bytes(), path, [e for file, e in edits if file == path])
+            self.texts[name] = text.decode()
         if made.helpers:
             self.texts[os.path.basename(made.helper_file)] = made.helpers
         self.text = self.texts["program.py"]
@@ -421,6 +414,19 @@ PROGRAMS = {
         maps.thread_resources.env = maps.EMPTY_ENV
         """,
         lambda: (x.sum(0) + x, (x.sum(0) + x).min(0)),
+    ),
+    "imports in one line of try, and names that only type checkers see": (
+        """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from jax.sharding import PartitionSpec as P
+        try: from jax.experimental.maps import xmap, Mesh
+        except ImportError: from xmap_compat import xmap, Mesh
+
+        with Mesh(devices[:4], 'd'):
+            results = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: x - x.mean(0),
     ),
     "two xmaps of one function, alike": (
         """

@@ -6,16 +6,22 @@ import ast
 import dataclasses
 import json
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from xmap_compat.tools.leave import patch, verifying
+from xmap_compat.tools.check import fix
+from xmap_compat.tools.check.sources import NOTEBOOK, python_of
+from xmap_compat.tools.leave import messages, patch
+from xmap_compat.tools.leave.construction import Construction, Edited, FileEdit
 from xmap_compat.tools.leave.patch import Refused
+from xmap_compat.tools.leave.verifying import moved
 from xmap_compat.tools.text import table
 
 USAGE = """usage: python -m xmap_compat leave [OPTIONS] SCRIPT [ARGS...]      (or NOTEBOOK.ipynb, or -m MODULE)
@@ -65,17 +71,20 @@ def _options(args: list[str]) -> tuple[Options, list[str]]:
         option, given, value = args.pop(0).partition("=")
         name = option[2:].replace("-", "_")
         if name not in Options.__dataclass_fields__:
-            raise ValueError(f"unknown option: {option}")
+            raise ValueError(messages.UNKNOWN_OPTION.format(option))
         if isinstance(getattr(options, name), bool):
             setattr(options, name, True)
             continue
         value = value if given else args.pop(0) if args else ""
         number = value.removesuffix("s") if name == "stop_after" else value
         if not value or (name != "diff" and not (number.isdecimal() and int(number))):
-            raise ValueError(f"{option} takes {'a file' if name == 'diff' else 'a number'}, but got {value!r}")
+            what = "a file" if name == "diff" else "a number"
+            raise ValueError(messages.TAKES.format(option=option, what=what, value=value))
         setattr(options, name, value if name in ("diff", "stop_after") else int(value))
-    if not args or args == ["-m"] or (args[0].startswith("-") and args[0] != "-m"):
-        raise ValueError(f"unknown option: {args[0]}" if args and args != ["-m"] else "no program is given")
+    if not args or args == ["-m"]:
+        raise ValueError(messages.NO_PROGRAM)
+    if args[0].startswith("-") and args[0] != "-m":
+        raise ValueError(messages.UNKNOWN_OPTION.format(args[0]))
     return options, args
 
 
@@ -84,205 +93,166 @@ class Leaving:
 
     def __init__(self, options: Options, program: list[str], scratch: str):
         self.options, self.program, self.scratch = options, program, scratch
-        self.cwd, self.script, self.seconds = os.path.realpath(os.getcwd()), "", 0.0
-        self.specs: dict[str, dict[str, Any]] = {}
-        self.reasons: dict[tuple[Any, ...], str] = {}
+        self.cwd, self.script, self.seconds, self.code = os.path.realpath(os.getcwd()), "", 0.0, 0
+        self.folders: dict[str, str] = {}  # of the first run: each folder, and its copy
+        self.reasons: dict[Any, str] = {}
         if program[0] != "-m":
             self.script = os.path.realpath(program[0])
-            self._check_script()
-
-    def _check_script(self) -> None:
-        name = self.program[0]
-        try:
-            with open(self.script, "rb") as file:
-                text, _ = patch.text_of(file.read(), self.script)
-            ast.parse(text, name)
-        except SyntaxError as error:
-            raise Refused(f"{name} is not valid Python: {error}. Nothing is run") from None
-        except (OSError, ValueError, KeyError) as error:
-            raise Refused(f"{name} cannot be read: {error}") from None
+            try:
+                ast.parse(python_of(patch.contents(self.script), self.script))
+            except SyntaxError as error:
+                raise Refused(messages.NOT_PYTHON.format(name=program[0], error=error)) from None
+            except (OSError, ValueError, KeyError) as error:
+                raise Refused(messages.NOT_READ.format(name=program[0], error=error)) from None
 
     def run(self) -> int:
-        without: list[Any] = []
         for _ in range(ROUNDS):
-            found = self.first_run(without)
-            patched = {n: row for n, row in enumerate(found["outcomes"]) if row["edits"]}
-            reasons = self.second_run(found, patched) if patched else {}
-            self.reasons.update((tuple(patched[n]["place"]), reason) for n, reason in reasons.items())
+            found, records = self.first_run()
+            patched = {c.number: c for c in found.constructions if c.edits}
+            reasons = self.second_run(found, records, patched) if patched else {}
+            self.reasons |= {patched[n].key: reason for n, reason in reasons.items()}
             if not reasons:
                 break
-            without += [patched[n]["place"] for n in reasons]
-        return self.report(found["outcomes"], {} if reasons else self.changes(found, patched))
+        return self.report(found.constructions, {} if reasons else self.changes(found, patched.values()))
 
     # The two runs
 
-    def first_run(self, without: list[Any]) -> dict[str, Any]:
-        """Record the program, and make its edits without some constructions."""
-        spec = self.prepared("first")
-        limit, unit = self.options.stop_after.removesuffix("s"), self.options.stop_after[-1:]
-        spec |= {"without": without, "assignment": self.options.assignment, "calls": self.options.calls}
-        spec |= {"bytes": self.options.memory << 20, "calls at most": int(limit or 0) if unit != "s" else 0}
-        spec["seconds"] = int(limit) if unit == "s" else 0
-        begun = time.monotonic()
-        code = self.execute(spec, ["-m", "xmap_compat.tools.leave.recording"], None)
+    def first_run(self) -> tuple[Edited, str]:
+        """Record the program, and make its edits without the constructions that have differed."""
+        stop, begun = self.options.stop_after, time.monotonic()
+        limit = int(stop.removesuffix("s") or 0)
+        spec = self.prepared("first", limit if stop.endswith("s") else 0)
+        spec |= {"without": [*self.reasons], "assignment": self.options.assignment, "calls": self.options.calls}
+        spec |= {"bytes": self.options.memory << 20, "calls at most": 0 if stop.endswith("s") else limit}
+        self.folders = spec["folders"]
+        self.code = self.execute(spec, ["-m", "xmap_compat.tools.leave.recording"], None)
         self.seconds = time.monotonic() - begun
-        found = _read(spec["result"])
-        if not any(row["calls"] for row in found.get("outcomes", ())):
-            how = f"with {found['ended'] or 'no error'}" if found else f"its process with exit code {code}"
-            seen = "before its first call of an xmapped function" if code else "and called no xmapped function"
-            raise Refused(f"{self.program[self.program[0] == '-m']} ended {how} {seen}. Nothing is patched")
-        return found
+        found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
+        if found is None or not any(c.calls for c in found.constructions):
+            name = self.program[self.program[0] == "-m"]
+            how = f"with {found.ended or 'no error'}" if found else f"its process with exit code {self.code}"
+            when = messages.BEFORE_ITS_FIRST_CALL if self.code else messages.CALLED_NONE
+            raise Refused(messages.NO_CALL.format(name=name, how=how, when=when))
+        return found, spec["records"]
 
-    def second_run(self, found: dict[str, Any], patched: dict[int, Any]) -> dict[int, str]:
+    def second_run(self, found: Edited, records: str, patched: Mapping[int, Construction]) -> dict[int, str]:
         """Run the edited program; returns why constructions are not verified."""
-        first = self.specs["first"]
-        spec = self.prepared("second")
-        spec |= {"records": first["records"], "patched": [*patched], "seconds": 0}
-        spec["stopped"] = found["ended"] == "stopped"
-        spec["some stay"] = any(row["refused"] for row in found["outcomes"])
-        for path, (_, data) in self.changes(found, patched, probed=True).items():
-            with open(verifying.moved(spec, path), "wb") as file:
+        spec = self.prepared("second", 0)
+        spec |= {"records": records, "patched": [*patched], "stopped": found.ended == "stopped"}
+        spec["some stay"] = any(c.refused for c in found.constructions)
+        for path, (_, data) in self.changes(found, patched.values(), probed=True).items():
+            with open(moved(spec["folders"], path), "wb") as file:
                 file.write(data)
         code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
-        seen = _read(spec["result"])
-        problems = {int(n): f"differs when it is run: {text}" for n, text in seen.get("problems", {}).items()}
-        agreed = {int(n): count for n, count in seen.get("agreed", {}).items()}
-        how = f"the edited program ended with {seen.get('ended') or f'exit code {code}'}"
-        same = (first["code"], _kind(found["ended"])) == (code, _kind(seen.get("ended", "")))
+        seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
+        problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
+        ended = seen.get("ended", "")
+        # The type of an exception: its message may have random numbers.
+        same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
         if not problems and not (seen.get("whole") and (same or spec["stopped"])):
-            return dict.fromkeys(patched, f"not verified: {how}")
-        for n, row in patched.items():
-            if n in problems:
-                continue
-            if (again := agreed.get(n, 0)) < row["recorded"]:
-                problems[n] = f"not verified: {row['recorded']} calls were recorded, and {again} found again"
-            elif not row["recorded"] and not row["inside"]:
-                problems[n] = f"not verified: {row['problem'] or 'none of its calls could be recorded'}"
+            how = messages.ENDED.format(ended or f"exit code {code}")
+            return dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
+        for n, c in patched.items():
+            if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
+                why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)
+                problems.setdefault(n, messages.NOT_VERIFIED.format(why))
+            elif not (c.recorded or c.inside):
+                problems.setdefault(n, messages.NOT_VERIFIED.format(c.problem or messages.NONE_RECORDED))
         return _with_those_that_share(problems, patched)
 
-    def prepared(self, run: str) -> dict[str, Any]:
+    def prepared(self, run: str, seconds: int) -> dict[str, Any]:
         """What a run is told, in fresh copies of the folders."""
         here = os.path.join(self.scratch, run)
         shutil.rmtree(here, ignore_errors=True)
-        tree = os.path.join(here, "tree")
-        folders = patch.mirror([self.cwd, *([os.path.dirname(self.script)] if self.script else [])], tree)
+        tree, beside = os.path.join(here, "tree"), os.path.dirname(self.script)
+        folders = patch.mirror([self.cwd, *filter(None, [beside])], tree)
         spec: dict[str, Any] = {"tree": tree + os.sep, "folders": folders, "program": self.program}
         spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec")}
-        spec |= {
-            "cwd": verifying.moved(spec, self.cwd),
-            "runner": os.path.join(HOME, "xmap_compat", "legacy", "runner.py"),
-        }
-        spec["beside"] = spec["cwd"]
+        spec |= {"cwd": moved(folders, self.cwd), "beside": moved(folders, beside or self.cwd), "seconds": seconds}
+        spec["runner"] = os.path.join(HOME, "xmap_compat", "legacy", "runner.py")
         if self.script:
-            copy = verifying.moved(spec, self.script)
-            name = os.path.relpath(copy, spec["cwd"]) if copy.startswith(spec["cwd"] + os.sep) else copy
-            spec["program"] = [name, *self.program[1:]]
-            spec["beside"] = os.path.dirname(copy)
-            if self.script.endswith(".ipynb"):
-                with open(self.script, "rb") as source, open(copy, "w", encoding="utf-8", newline="") as target:
-                    target.write(patch.text_of(source.read(), self.script)[0])
-        self.specs[run] = spec
+            copy, inside = moved(folders, self.script), os.path.join(spec["cwd"], "")
+            spec["program"] = [copy.removeprefix(inside), *self.program[1:]]
+            if copy.endswith(NOTEBOOK):
+                with open(copy, "w", encoding="utf-8") as file:
+                    file.write(python_of(patch.contents(self.script), self.script))
         return spec
-
-    def original(self, path: str) -> str:
-        """The user's file of a file in the copy of the first run."""
-        back = {copy: folder for folder, copy in self.specs["first"]["folders"].items()}
-        return verifying.moved({"folders": back}, path)
 
     def execute(self, spec: dict[str, Any], entry: list[str], limit: float | None) -> int:
         """Run a process; the second one's output is kept apart."""
         with open(spec["spec"], "w", encoding="utf-8") as file:
             json.dump(spec, file)
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
-        options: dict[str, Any] = {
-            "cwd": spec["cwd"],
-            "env": {**os.environ, "PYTHONPATH": path},
-            "stdin": subprocess.DEVNULL,
-        }
+        options: dict[str, Any] = {"cwd": spec["cwd"], "env": {**os.environ, "PYTHONPATH": path}, "timeout": limit}
+        command = [sys.executable, *entry, spec["spec"]]
         with open(spec["log"], "wb") as log:
-            out: dict[str, Any] = {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
+            options |= {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
             try:
-                command = [sys.executable, *entry, spec["spec"]]
-                spec["code"] = subprocess.run(command, **options, **out, timeout=limit).returncode
+                return subprocess.run(command, stdin=subprocess.DEVNULL, **options).returncode
             except subprocess.TimeoutExpired:
-                spec["code"] = 124
-        return spec["code"]
+                return 124
 
     # The patch
 
-    def changes(self, found: dict[str, Any], patched: dict[int, Any], probed: bool = False) -> patch.Changes:
-        """What the files hold and are to hold."""
-        edits = set()
-        for n, row in patched.items():
-            (file, start, end, text), *others = row["edits"]
+    def changes(self, found: Edited, patched: Iterable[Construction], probed: bool = False) -> patch.Changes:
+        """What the files hold and are to hold; for the second run, with a probe around each construction."""
+        edits: dict[FileEdit, None] = {}
+        for c in patched:
+            (file, own), *others = c.edits
             if probed:
-                probe = "lambda f: __leave_probe__({}, ({})(f))" if row["decorates"] else "__leave_probe__({}, {})"
-                text = probe.format(n, text)
-            edits |= {(file, start, end, text), *map(tuple, others)}
-        edits |= set(map(tuple, found["shared"])) if patched else set()
+                probe = "lambda f: __leave_probe__({}, ({})(f))" if c.decorates else "__leave_probe__({}, {})"
+                own = dataclasses.replace(own, text=probe.format(c.number, own.text))
+            edits |= dict.fromkeys([(file, own), *others, *found.shared])
+        users = {copy: folder for folder, copy in self.folders.items()}
         changes: dict[str, tuple[bytes | None, bytes]] = {}
-        for copy in sorted({edit[0] for edit in edits}):
-            path = self.original(copy)
-            with open(path, "rb") as file, open(copy, "rb") as ran:
-                data, text = file.read(), ran.read()
-            if not path.endswith(".ipynb") and data != text:
-                raise Refused(f"{path} changed while the program ran. Nothing is written: run leave again")
-            after = patch.edited(data, path, [edit for edit in edits if edit[0] == copy])
-            if probed and path.endswith(".ipynb"):
-                after = patch.text_of(after, path)[0].encode()
-            changes[path] = data, after
-        if patched and found["helpers"]:
-            changes[self.original(found["helper_file"])] = None, found["helpers"].encode()
+        for copy in sorted({file for file, _ in edits}):
+            path, ran = moved(users, copy), patch.contents(copy)
+            data, mine = patch.contents(path), [edit for file, edit in edits if file == copy]
+            if (python_of(data, path).encode() if path.endswith(NOTEBOOK) else data) != ran:
+                raise Refused(messages.CHANGED_WHILE_IT_RAN.format(path=path))
+            is_cells = path.endswith(NOTEBOOK) and not probed
+            changes[path] = data, fix.applied(data, path, mine) if is_cells else fix.applied(ran, "", mine)
+        if edits and found.helpers:
+            changes[moved(users, found.helper_file)] = None, found.helpers.encode()
         return changes
 
-    def report(self, rows: list[Any], changes: patch.Changes) -> int:
+    def report(self, constructions: Sequence[Construction], changes: patch.Changes) -> int:
         """Print the patch and a table, save or write it, and return the exit code."""
         text = patch.diff(changes)
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
-        stays = [bool(row["refused"]) or tuple(row["place"]) in self.reasons for row in rows]
-        verified = 0
-        for k, row in enumerate(rows, 1):
-            file, line, _ = row["place"]
-            reason = self.reasons.get(tuple(row["place"])) or (row["refused"] and f"refused: {row['refused']}")
-            if not (reason or row["edits"]) and any(stays[n] for n in row["inside"]):
-                reason = "not verified: the one around it is not"
-            verified += not reason
-            calls = f"verified on {row['recorded']}" if row["recorded"] else "verified inside of another"
-            words = reason or f"{calls}{', with gradients' if row['differentiated'] else ''}"
-            for copy in [copy for spec in self.specs.values() for copy in spec["folders"].values()]:
-                words = words.replace(copy + os.sep, "")
-            lines.append((str(k), f"{os.path.basename(file)}:{line}", row["function"], str(row["calls"]), words))
+        reasons = [self.reason(c, constructions) for c in constructions]
+        for c, reason in zip(constructions, reasons):
+            calls = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
+            words = reason or f"{calls}{', with gradients' if c.differentiated else ''}"
+            words = re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
+            lines.append((str(c.number + 1), c.where, c.function, str(c.calls), words))
+        verified = reasons.count("")
         print("\n".join(table(lines)))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
-        print(f"{verified} of {len(rows)} constructions patched, {count} lines in {len(changes)} files")
+        print(f"{verified} of {len(constructions)} constructions patched, {count} lines in {len(changes)} files")
         if self.options.diff:
             with open(self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 file.write(text)
         if self.options.write and changes:
             patch.write(changes, self.options.force)
             print("written:", *changes)
-        return 0 if verified == len(rows) else 1
+        return 0 if verified == len(constructions) else 1
+
+    def reason(self, c: Construction, constructions: Sequence[Construction]) -> str:
+        """Why a construction stays; empty if it is verified."""
+        stays = lambda c: c.refused or c.key in self.reasons  # noqa: E731
+        if stays(c):
+            return self.reasons.get(c.key) or f"refused: {c.refused}"
+        inside = not c.edits and any(stays(constructions[n]) for n in c.inside)
+        return messages.NOT_VERIFIED.format(messages.AROUND_IS_NOT) if inside else ""
 
 
-def _with_those_that_share(problems: dict[int, str], patched: dict[int, Any]) -> dict[int, str]:
+def _with_those_that_share(problems: dict[int, str], patched: Mapping[int, Construction]) -> dict[int, str]:
     """Also the constructions that share an edited function with one that is not verified."""
-    edits = {n: {tuple(edit) for edit in row["edits"]} for n, row in patched.items()}
+    edits = {n: set(c.edits) for n, c in patched.items()}
     while more := {n: m for n in edits for m in problems if n not in problems and edits[n] & edits[m]}:
         for n, m in more.items():
-            file, line, _ = patched[m]["place"]
-            problems[n] = f"not verified: it shares edits with that of {os.path.basename(file)}:{line}"
-    inside = {n for n, row in patched.items() if not row["recorded"] and set(row["inside"]) & set(problems)}
-    return {**dict.fromkeys(inside, "not verified: the one around it is not"), **problems}
-
-
-def _kind(ended: str) -> str:
-    """The type of the exception that ended a program; its message may have random numbers."""
-    return ended.partition(":")[0]
-
-
-def _read(path: str) -> dict[str, Any]:
-    if not os.path.exists(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+            problems[n] = messages.NOT_VERIFIED.format(messages.SHARES_EDITS.format(where=patched[m].where))
+    inside = {n for n, c in patched.items() if not c.recorded and c.inside & problems.keys()}
+    return dict.fromkeys(inside, messages.NOT_VERIFIED.format(messages.AROUND_IS_NOT)) | problems

@@ -3,266 +3,151 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
+import contextlib
+import functools
 import os
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from xmap_compat import _jax
-from xmap_compat.tools.leave import shared as of_files
+from xmap_compat.tools.check.fix import Edit
+from xmap_compat.tools.leave import messages
+from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.in_place import InPlace, laid_out
-from xmap_compat.tools.leave.places import File, Reached, Site, globals_of, is_under, read, site_of
+from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
+from xmap_compat.tools.leave.shared import FileNames, Shared
 from xmap_compat.tools.source.helper_texts import helper_module
 from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, ours
-from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Span, spliced
+from xmap_compat.tools.source.text import Names, NotWritable
+from xmap_compat.tools.source.user_code import Span, file_at, spliced
 
-__all__ = ["Construction", "Edit", "Edited", "Outcome", "edits_of", "read"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Construction:
-    """One call of ``xmap(...)`` in the program's text.
-
-    Attributes:
-      file, line: of its expression: the first line of the call.
-      reached: how often the program made it.
-      plans: the distinct plans of its first calls; empty if it was never called.
-      function: the xmapped function of the first time.
-      others: those of later times whose declarations differ.
-      column: where the call starts in its line, in bytes; None if unknown.
-      differentiated: whether the program took a gradient of it from outside.
-    """
-
-    file: str
-    line: int
-    reached: int
-    plans: tuple[Any, ...]
-    function: Any
-    others: tuple[Any, ...] = ()
-    column: int | None = None
-    differentiated: bool = False
+ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Edit:
-    """The replacement of a part of a file; ``start`` and ``end`` count its characters, as :func:`read` gives them."""
-
-    file: str
-    start: int
-    end: int
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of a construction.
-
-    Attributes:
-      edits: the first one replaces the construction, by one expression; empty if it was refused.
-      refused: why it stays, and what to do.
-      decorates: whether the expression is a function of the function to map, as ``@xmap(...)`` is.
-    """
-
-    construction: Construction
-    edits: tuple[Edit, ...]
-    refused: str | None
-    note: str = ""
-    decorates: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Edited:
-    """All edits of a program.
-
-    Attributes:
-      outcomes: one for each construction, in their order.
-      shared: edits of whole files: imports, mesh contexts, ``thread_resources``.
-      helpers: the text of the helper file; empty if nothing needs it.
-      helper_file: its path.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    shared: tuple[Edit, ...]
-    helpers: str
-    helper_file: str
-
-
-# ------------------------------------------------------------------------ all constructions
-
-
-@dataclasses.dataclass
-class Draft:
-    """The edits for one construction while those of others are compared with it."""
-
-    construction: Construction
-    site: Any = None  # a Site, once it is found
-    made: Any = None  # an InPlace, unless it is refused
-    refused: str | None = None
-    assignment: str = ""
-    note: str = ""
-
-
-def edits_of(constructions: Sequence[Construction], *, root: str, assignment: int | None = None) -> Edited:
+def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", assignment: int | None = None) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
+      beside: the folder for a file of helpers, if it is not ``root``.
       assignment: which one to keep where functions are mapped with several ``axis_resources``; they count from 1.
     """
-    drafts = [Draft(c) for c in constructions]
-    for draft in drafts:
-        draft.refused = _refusal(lambda draft=draft: _find(draft, root))
-    outermost = frozenset(d.site.piece.span(d.site.call) for d in drafts if d.site and not _is_nested(d.construction))
-    for draft in drafts:
-        if draft.refused is None and not _is_nested(draft.construction):
-            draft.refused = _refusal(lambda draft=draft: _draw(draft, drafts, root, outermost))
-    inside = [rule for d in drafts if d.made is not None and d.made.only_values for rule in d.made.custom]
-    for draft in (d for d in drafts if d.made is not None and d.made.rules):
-        if any(rule is other for rule in draft.made.custom for other in inside):  # a rule has one text
-            draft.refused = _refusal(lambda draft=draft: _draw(draft, drafts, root, outermost, keeps_rules=True))
-    _choose(drafts, assignment)
-    _keep_what_stays(drafts, root, assignment is not None)
-    return _finished(drafts, root)
+    for c in (c for c in cs if not c.refused):
+        with _refusing(c):
+            _find(c, root)
+    outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
+    draw = functools.partial(_draw, cs, root, outermost)
+    for c in (c for c in cs if not (c.refused or c.is_nested)):
+        with _refusing(c):
+            draw(c)
+    inside = [rule for c in cs if c.made and c.made.only_values for rule in c.made.custom]
+    for c in (c for c in cs if c.made and c.made.rules):
+        if any(rule is other for rule in c.made.custom for other in inside):  # a rule has one text
+            with _refusing(c):
+                draw(c, keeps_rules=True)
+    _choose(cs, assignment)
+    _keep_what_stays(cs, root, assignment is not None)
+    kept = [c for c in cs if c.made and not c.refused]
+    for c in cs:
+        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
+            c.refused = messages.IN_ONE_THAT_STAYS
+    return _finished(cs, kept, root, beside or root)
 
 
-def _refusal(step: Any) -> str | None:
+@contextlib.contextmanager
+def _refusing(c: Construction) -> Iterator[None]:
     try:
-        step()
+        yield
     except NotWritable as reason:
-        return str(reason)
-    return None
+        c.refused = str(reason)
 
 
-def _is_nested(construction: Construction) -> bool:
-    return bool(construction.plans) and all(p.staged.placed.nested for p in construction.plans)
-
-
-def _find(draft: Draft, root: str) -> None:
+def _find(c: Construction, root: str) -> None:
     """Find the call of xmap, and refuse what cannot be edited whatever it computes."""
-    c = draft.construction
+    if not os.path.isabs(c.file):
+        raise NotWritable(messages.GENERATED_CODE.format(file=c.file))
     if not is_under(c.file, root):
-        raise NotWritable(f"{os.path.basename(c.file)} belongs to another package: change it there")
+        raise NotWritable(messages.OF_ANOTHER_PACKAGE.format(file=c.file))
     if not c.plans:
-        raise NotWritable("the program never calls it: run the program so that it does")
-    declared = c.function.plan.declared
-    fun = getattr(declared.fun, "__wrapped__", declared.fun)
-    draft.site = site_of(c.file, c.line, c.column, globals_of(c.file, [fun] if hasattr(fun, "__code__") else []))
-    if any(other.plan.declared.key() != declared.key() for other in c.others):
-        raise NotWritable("this line makes xmaps that differ in their axes: write one call of xmap for each")
-    unknown = draft.site.given.keys() - {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
-    if unknown:
-        raise NotWritable(f"the argument {min(unknown)} of xmap, which jax.jit does not have")
-    draft.assignment = (
-        ", ".join(f"{n} on {' and '.join(map(str, r))}" for n, r in declared.resources.items()) or "no mesh"
-    )
+        raise NotWritable(messages.NEVER_CALLED)
+    declared, *others = (function.plan.declared for function in c.functions)
+    c.site = site_of(c)
+    if any(other.key() != declared.key() for other in others):
+        raise NotWritable(messages.DIFFERENT_AXES)
+    if unknown := c.site.given.keys() - ARGUMENTS:
+        raise NotWritable(messages.UNKNOWN_ARGUMENT.format(min(unknown)))
+    placed = (f"{name} on {' and '.join(map(str, axes))}" for name, axes in declared.resources.items())
+    c.assignment = ", ".join(placed) or "no mesh"
     if not _jax.part_is_on("frames"):
-        raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
+        raise NotWritable(messages.NO_FRAMES)
 
 
 def _draw(
-    draft: Draft, drafts: Sequence[Draft], root: str, outermost: frozenset[Span], keeps_rules: bool = False
+    cs: Sequence[Construction], root: str, outermost: frozenset[Span], c: Construction, keeps_rules: bool = False
 ) -> None:
     """The edits of a construction, which must be the same for each of its calls.
 
     Args:
       keeps_rules: whether its backward rules stay as they are, for gradients that another one takes inside.
     """
-    draft.made, plans = None, draft.construction.plans
-    made = [_drawn(draft, InPlace(plan, root, outermost, keeps_rules), drafts, root) for plan in plans]
-    if any(m.edits != made[0].edits for m in made):
-        raise NotWritable("its calls need different texts, as their meshes or sizes differ: write one xmap for each")
-    draft.made = made[0]
+    c.made = None
+    first, *others = [_drawn(cs, root, c, InPlace(plan, outermost, keeps_rules)) for plan in c.plans]
+    if any(other.edits != first.edits for other in others):
+        raise NotWritable(messages.DIFFERENT_TEXTS)
+    c.made = first
 
 
-def _drawn(draft: Draft, made: InPlace, drafts: Sequence[Draft], root: str) -> InPlace:
-    site, c = draft.site, draft.construction
-    assert site is not None
+def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace) -> InPlace:
     if made.only_values and c.differentiated:
-        raise NotWritable(
-            "gradients are taken inside (of it, or of an xmap with the same rules) and of it from outside, and a "
-            "backward rule or contraction over its axes needs another text for each: write two functions"
-        )
-    clashing = [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]
-    if clashing:
-        raise NotWritable(
-            f"the axis {clashing[0]} has the name of a mesh axis that is another one: a place that is missed would "
-            f"compute other numbers without an error. Rename the axis, e.g. to {clashing[0]}s"
-        )
-    declared = c.function.plan.declared
+        raise NotWritable(messages.INSIDE_AND_OUTSIDE)
+    if clashing := [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]:
+        raise NotWritable(messages.NAME_OF_A_MESH_AXIS.format(name=clashing[0]))
+    declared = c.functions[0].plan.declared
     reached = Reached(declared.fun, root)
     made.functions(reached)
-    bodies = [(piece.file, *piece.bounds(piece.node)) for piece in reached.pieces()]
-    for other in (d for d in drafts if d.site is not None and _is_nested(d.construction)):
-        (start, end), file = other.site.piece.bounds(other.site.call), other.site.piece.file
+    bodies = reached.parts()
+    for other in (other for other in cs if other.site and other.is_nested):
+        (start, end), file, function = other.site.bounds, other.site.piece.file, other.functions[0]
         if any(name == file and a <= start and end <= b for name, a, b in bodies):
-            other.note = f"in the body of the one at {os.path.basename(c.file)}:{c.line}"
-        elif any(x is other.construction.function for x in reached.nested):
-            inner = other.construction.function.plan.declared
+            made.around.append(other)
+        elif any(x is function for x in reached.nested):
+            inner = function.plan.declared
             text = vmaps(made, "function", inner.in_source, inner.out_source, dict(inner.resources))  # type: ignore[arg-type]
             _replace(other.site, text, made)
-            other.note = f"in the body of the one at {os.path.basename(c.file)}:{c.line}"
-    donated = site.given.get("donate_argnums")
+            made.around.append(other)
+    donated = c.site.given.get("donate_argnums")
     more = f", donate_argnums={ast.unparse(donated)}" if donated is not None else ""
-    _replace(site, f"jax.jit({made.mapped(declared)}{more})", made)
+    _replace(c.site, f"jax.jit({made.mapped(declared)}{more})", made)
     return made
 
 
 def _replace(site: Site, text: str, made: InPlace) -> None:
     """Replace a call of xmap, with the edits in its function."""
-    fun, file, edits = site.given.get("fun"), site.piece.file, made.edits
-    start, end = site.piece.bounds(site.call)
-    inner = [(s, e, new) for (name, s, e), new in edits.items() if name == file]
+    fun, file, (start, end) = site.given.get("fun"), site.piece.file, site.bounds
+    inner = [(s, e, new) for (name, s, e), new in made.edits.items() if name == file]
     function = "function" if fun is None else spliced(site.piece.text, inner, *site.piece.bounds(fun))
-    for key in [key for key in edits if key[0] == file and start <= key[1] and key[2] <= end]:
-        del edits[key]
+    for key in [key for key in made.edits if key[0] == file and start <= key[1] and key[2] <= end]:
+        del made.edits[key]
     marked = ours(text).replace(f"{OURS}function", function)
-    edits[file, start, end] = f"{'lambda function: ' * (fun is None)}{marked}"
+    made.edits[file, start, end] = f"{'lambda function: ' * (fun is None)}{marked}"
     made.replaced.add((file, start, end))
 
 
-def _choose(drafts: Sequence[Draft], assignment: int | None) -> None:
+# ------------------------------------------------------------------ what constructions share
+
+
+def _choose(cs: Sequence[Construction], assignment: int | None) -> None:
     """Refuse constructions that need different texts of one function, but for the chosen assignment."""
-    drawn = [d for d in drafts if d.made is not None]
-    kinds = list(dict.fromkeys(d.assignment for d in drafts if d.assignment))
+    kinds = list(dict.fromkeys(c.assignment for c in cs if c.assignment))
     shown = "; ".join(f"{k}: {kind}" for k, kind in enumerate(kinds, 1))
     chosen = kinds[assignment - 1] if assignment is not None and 0 < assignment <= len(kinds) else None
-    clashes = [(a, b) for k, a in enumerate(drawn) for b in drawn[k + 1 :] if (_clash(a.made, b.made))]
-    for pair in clashes:
-        for draft, other in (pair, pair[::-1]):
-            if chosen is None or draft.assignment != chosen:
-                where = f"{os.path.basename(other.construction.file)}:{other.construction.line}"
-                draft.refused = (
-                    f"it shares a function with the xmap at {where}, which needs another text of it. Assignments: "
-                    f"{shown}: choose one with --assignment, or write one function for each"
-                )
-
-
-def _keep_what_stays(drafts: Sequence[Draft], root: str, is_chosen: bool) -> None:
-    """Refuse edits of functions that an xmap which stays may call, unless the user has chosen between the two."""
-    pending = [d for d in drafts if d.refused is not None and not (is_chosen and d.made is not None)]
-    while pending:
-        stays = pending.pop().construction
-        parts = _parts(getattr(stays.function, "plan", None), root)
-        for draft in (d for d in drafts if d.made is not None and d.refused is None):
-            edits = [e for e in draft.made.edits if e not in draft.made.replaced]
-            if any(name == file and a < end and start < b for name, start, end in edits for file, a, b in parts):
-                where = f"{os.path.basename(stays.file)}:{stays.line}"
-                draft.refused = f"it shares a function with the xmap at {where}, which stays: write one for each"
-                pending.append(draft)
-
-
-def _parts(plan: Any, root: str) -> list[tuple[str, float, float]]:
-    """The parts of files that an xmap reaches."""
-    reached = Reached(plan.declared.fun, root) if plan is not None else None
-    try:
-        return [(piece.file, *piece.bounds(piece.node)) for piece in reached.pieces()] if reached else []
-    except NotWritable:  # text that cannot be read: perhaps all of it
-        return [(code.co_filename, 0, float("inf")) for code in reached.functions] if reached else []
+    drawn = [c for c in cs if c.made]
+    for c in drawn:
+        for other in drawn:
+            if c is not other and c.assignment != chosen and _clash(c.made, other.made):
+                c.refused = messages.SHARES.format(where=other.where, kinds=shown)
 
 
 def _clash(a: InPlace, b: InPlace) -> bool:
@@ -276,61 +161,53 @@ def _clash(a: InPlace, b: InPlace) -> bool:
     return any(a.names.parts(n) != b.names.parts(n) for n in named)
 
 
-def _finished(drafts: Sequence[Draft], root: str) -> Edited:
-    """The edits of all constructions that are not refused, with the names that their files have for what they use."""
-    kept = [d for d in drafts if d.made is not None and d.refused is None]
-    helper_file = _helper_file(root)
-    module = os.path.splitext(os.path.basename(helper_file))[0]
-    paths = {os.path.realpath(file) for d in drafts if d.site for file in (d.construction.file,)}
-    paths |= {os.path.realpath(key[0]) for d in kept for key in d.made.edits}
-    paths |= {
-        os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
-    }
-    files = {path: File(path) for path in sorted(paths)} if kept else {}
-    names = {path: of_files.FileNames(file, module) for path, file in files.items()}
-    places: dict[int, dict[str, list[tuple[int, int, str]]]] = {}
-    for draft in kept:
-        own = places[id(draft)] = defaultdict(list)
-        for (name, start, end), text in draft.made.edits.items():
-            file = files[path := os.path.realpath(name)]
-            resolved = _resolved(text, names[path])
-            if (name, start, end) in draft.made.replaced:
-                line = file.text[file.text.rfind("\n", 0, start) + 1 :]
-                resolved = laid_out(resolved, len(line) - len(line.lstrip()))
-            own[path].append((start, end, resolved))
+def _keep_what_stays(cs: Sequence[Construction], root: str, is_chosen: bool) -> None:
+    """Refuse edits of functions that an xmap which stays may call, unless the user has chosen between the two."""
+    pending = [c for c in cs if c.refused and not (is_chosen and c.made)]
+    while pending:
+        stays = pending.pop()
+        parts = [part for f in stays.functions for part in Reached(f.plan.declared.fun, root).parts()]
+        for c in (c for c in cs if c.made and not c.refused):
+            edits = c.made.edits.keys() - c.made.replaced
+            if any(name == file and a < end and start < b for name, start, end in edits for file, a, b in parts):
+                c.refused = messages.SHARES_WITH_ONE_THAT_STAYS.format(where=stays.where)
+                pending.append(c)
+
+
+# ---------------------------------------------------------------------------- whole files
+
+
+def _finished(cs: Sequence[Construction], kept: Sequence[Construction], root: str, beside: str) -> Edited:
+    """The edits of constructions that are kept, with the names that their files have for what they use."""
+    module = Names(name.partition(".")[0] for name in os.listdir(beside)).like("named_axes")
+    paths = {c.file for c in cs if c.site} | {key[0] for c in kept for key in c.made.edits}
+    paths |= {f for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)}
+    read = sorted({os.path.realpath(path) for path in paths if os.path.getsize(path)}) if kept else ()
+    files = {path: file_at(path, path) for path in read}
+    names = {path: FileNames(file.tree, module) for path, file in files.items()}
+    for c in kept:
+        own, c.decorates = (c.site.piece.file, *c.site.bounds), "fun" not in c.site.given
+        for key, text in sorted(c.made.edits.items(), key=lambda edit: edit[0] != own):
+            path, (_, start, end) = os.path.realpath(key[0]), key
+            whole, new = files[path].text, _resolved(text, names[path])
+            if key in c.made.replaced:
+                line = whole[whole.rfind("\n", 0, start) + 1 :]
+                new = laid_out(new, len(line) - len(line.lstrip()))
+            c.edits.append((path, Edit(_position(whole, start), _position(whole, end), new)))
     shared = []
     for path, file in files.items():
-        mine = [e for own in places.values() for e in own[path]]
-        shared += [(path, *file.edit(*e)) for e in of_files.Shared(file, names[path]).finished(mine)]
-    outcomes = tuple(_outcome(d, files, places.get(id(d), {})) for d in drafts)
-    helpers = dict.fromkeys(h for d in kept for h in d.made.helpers)
-    by_name = [d.made for d in kept if "axes_of" in d.made.helpers]
-    parts = {name: axes for made in by_name for name, axes in made.names.all.items()}
+        edits = Shared(file, names[path]).finished([edit for c in kept for name, edit in c.edits if name == path])
+        shared += [(path, edit) for edit in edits]
+    helpers = dict.fromkeys(h for c in kept for h in c.made.helpers)
+    parts = {name: axes for c in kept if "axes_of" in c.made.helpers for name, axes in c.made.names.all.items()}
     text = helper_module(helpers, parts) if helpers else ""
-    return Edited(outcomes, tuple(Edit(*e) for e in dict.fromkeys(shared)), text, helper_file)
+    return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"))
 
 
-def _resolved(text: str, names: of_files.FileNames) -> str:
+def _resolved(text: str, names: FileNames) -> str:
     return re.sub(rf"{OURS}(\w+)", lambda found: names.name(found[1]), text)
 
 
-def _outcome(draft: Draft, files: Mapping[str, File], places: Mapping[str, Sequence[tuple[int, int, str]]]) -> Outcome:
-    edits = [Edit(path, *files[path].edit(*e)) for path, own in places.items() for e in own]
-    if draft.site is not None and edits:
-        path, bounds = os.path.realpath(draft.site.piece.file), draft.site.piece.bounds(draft.site.call)
-        start, end, _ = files[path].edit(bounds[0], bounds[1], "")
-        edits.sort(key=lambda e: (e.file, e.start, e.end) != (path, start, end))
-    refused, note = draft.refused, draft.note
-    if draft.made is None and refused is None and not note:
-        refused = "it is called in the body of an xmap that stays"
-    if draft.made is not None and draft.made.unchecked:
-        note = f"unchecked: {draft.made.unchecked}"
-    decorates = draft.site is not None and "fun" not in draft.site.given
-    return Outcome(draft.construction, () if refused else tuple(edits), refused, note, decorates)
-
-
-def _helper_file(root: str) -> str:
-    """A file beside the program whose name is free."""
-    names = ("named_axes", *(f"named_axes_{k}" for k in range(2, 1000)))
-    paths = (os.path.join(os.path.realpath(root), f"{name}.py") for name in names)
-    return next(path for path in paths if not os.path.exists(path))
+def _position(text: str, k: int) -> tuple[int, int]:
+    """The line of a character, and its column in bytes: what ``user_code.offset`` is the inverse of."""
+    return text.count("\n", 0, k) + 1, len(text[text.rfind("\n", 0, k) + 1 : k].encode())

@@ -5,77 +5,70 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from xmap_compat.core.call import partition_spec as spec_of
 from xmap_compat.core.specs import AxisSpec
+from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.places import Reached
 from xmap_compat.tools.source import hazards
-from xmap_compat.tools.source.hazards import rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
 from xmap_compat.tools.source.nested import position_in
 from xmap_compat.tools.source.program import axis_names, why_unchecked
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
 from xmap_compat.tools.source.text import NotWritable, literal, partition_spec, prefix
-from xmap_compat.tools.source.user_code import AxisNames, Piece, Span, collectives
-
-Places = dict[tuple[str, int, int], str]  # the new text of a part of a file: its name in code objects, start, end
+from xmap_compat.tools.source.user_code import Piece, Span, calls_of_collectives
 
 
 class InPlace:
     """What :class:`Rewriter` needs of a module, for edits of the user's own files.
 
     Attributes:
-      edits: the new texts.
+      edits: the new text of each part of a file: its name in code objects, start, end.
+      replaced: those of them that are calls of xmap.
       handled: calls that were looked at, with the axes that they are over.
+      around: the constructions in its body.
       custom: functions with derivative rules of their own.
     """
 
-    def __init__(self, plan: Any, root: str, outermost: frozenset[Span], keeps_rules: bool):
-        self.plan, self.root, self.outermost, self.proving = plan, root, outermost, False
+    def __init__(self, plan: Any, outermost: frozenset[Span], keeps_rules: bool):
+        self.plan, self.outermost, self.proving = plan, outermost, False
         self.placed, self.jaxpr = plan.staged.placed, plan.staged.placed.program.jaxpr
-        self.names: AxisNames = axis_names(plan)
-        self.found = rules_over(plan)
-        self.unchecked = self._why_unchecked() if plan.mesh is not None else None
+        self.names, found = axis_names(plan), hazards.rules_over(plan)
+        self.typed = plan.mesh is not None and self._is_typed(found)
         self.inside = hazards.contractions_inside(self.jaxpr)
-        takes_gradients = bool(self.found) and hazards.differentiates(self.jaxpr)
+        takes_gradients = bool(found) and hazards.differentiates(self.jaxpr)
         self.only_values = keeps_rules or bool(self.inside) or takes_gradients
-        self.typed = plan.mesh is not None and self.unchecked is None
         hazards.check(plan, self.typed or self.only_values)
-        self.one_by_one = hazards.axes_of_generators(plan)
-        self.rules = () if self.only_values else self.found
+        self.rules = () if self.only_values else found
+        self.batches = {a.name: a.local_size for a in plan.axes if a.loops}
+        self.batches |= dict.fromkeys(hazards.axes_of_generators(plan), 1)
         self.names = self.names.with_inner()
-        self.calls: dict[Span, list[Any]] = {}
-        for eqn, _, spans in collectives(self.jaxpr):
-            if spans:
-                self.calls.setdefault(spans[0], []).append(eqn)
+        self.calls = calls_of_collectives(self.jaxpr)
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.custom: list[Any] = []
         self.nested: list[Any] = []
-        self.edits: Places = {}
+        self.edits: dict[tuple[str, int, int], str] = {}
         self.replaced: set[tuple[str, int, int]] = set()
+        self.around: list[Any] = []
 
-    def _why_unchecked(self) -> str | None:
-        """Why JAX cannot check which values vary over the mesh, as a generated program of the call tells; else None."""
-        if (known := why_unchecked(self.plan, self.names, self.found)) is not None:
-            return known
-        if any(self.placed.undeclared):
-            return "a result varies over an axis that its out_axes do not name: each device has its own"
+    def _is_typed(self, found: Any) -> bool:
+        """Whether JAX can check which values vary over the mesh, as a generated program of the call tells."""
+        if why_unchecked(self.plan, self.names, found) is not None or any(self.placed.undeclared):
+            return False
         try:
-            text = self.plan.source(run=False)
+            return "check_vma=False" not in self.plan.source(run=False)
         except NotImplementedError:
-            return "whether its types agree is not known"
-        return "with types JAX refuses it" if "check_vma=False" in text else None
+            return False
 
     @property
     def helpers(self) -> list[str]:
         """The helpers that the edits call."""
-        marked = (re.findall(rf"{OURS}(\w+)", text) for text in self.edits.values())
-        return [name for names in marked for name in names if name in HELPERS]
+        return [n for text in self.edits.values() for n in re.findall(rf"{OURS}(\w+)", text) if n in HELPERS]
 
     def helper(self, name: str) -> str:
         return name
@@ -91,23 +84,22 @@ class InPlace:
 
     def functions(self, reached: Reached) -> None:
         """Edit the functions that a call reaches."""
-        self.custom = reached.rules
+        self.custom, pieces = reached.rules, reached.pieces()
         done: list[tuple[str, int, int]] = []
-        for piece in reached.pieces():
+        for piece in pieces:
             self._put(piece, done)
             done.append((piece.file, *piece.bounds(piece.node)))
-        attached = {f"{rule.__name__}.defvjp": rule for rule in reached.rules if isinstance(rule, jax.custom_vjp)}
-        for file in {piece.file: piece for piece in reached.pieces()}.values():
+        attached = {f"{rule.__name__}.defvjp" for rule in reached.rules if isinstance(rule, jax.custom_vjp)}
+        for file in {piece.file: piece for piece in pieces}.values():
             for node in file.tree.body:
                 called = node.value if isinstance(node, ast.Expr) else None
                 if isinstance(called, ast.Call) and ast.unparse(called.func) in attached:
                     self._put(dataclasses.replace(file, node=node, closure={}), done)
         if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
-            raise NotWritable("a backward rule with collectives, whose `defvjp` is not found")
-        for piece in reached.pieces():  # JAX locates the collectives of custom rules where their function is called
+            raise NotWritable(messages.RULE_NOT_FOUND)
+        for piece in pieces:  # JAX locates the collectives of custom rules where their function is called
             for call in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
-                called = Rewriter(self, piece).callee(call.func)  # type: ignore[arg-type]
-                if any(called is rule for rule in reached.rules):
+                if any(piece.meaning(call.func) is rule for rule in reached.rules):
                     self.handled.setdefault(piece.span(call), ())
         check_all_found(self.jaxpr, self.names, self.handled)
 
@@ -116,30 +108,27 @@ class InPlace:
             if not any(file == piece.file and a <= start and end <= b for file, a, b in done):
                 self.edits[piece.file, start, end] = text
 
-    def about(self, names: Iterable[Any]) -> bool:
-        """Whether a call over axes may be over one of this call of xmap; without names, they are unknown."""
-        return not names or any(name in self.names.mesh for name in names)
-
     # ---- the maps
 
     def mapped(self, declared: Any) -> str:
         """An expression for the mapped function, in which the user's own is ``function``."""
-        text = "function"
-        for axes, local in reversed(self._maps(declared)):
-            places = self._places(declared, axes, [a for group, _ in self._maps(declared) for a in group])
-            axis, options = axes[0], [p for p in places if not p.endswith("=0")]
-            loops = axis.loops or axis.name in self.one_by_one
-            if not local:
+        text, maps = "function", self._maps(declared)
+        order = [axis for axes in maps for axis in axes]
+        for axes in reversed(maps):
+            axis, places = axes[0], self._places(declared, axes, order)
+            options = [p for p in places if not p.endswith("=0")]
+            if not self.names.local[axis.name]:
                 text = f"{self.helper('one_element')}({', '.join([text, *places])})"
                 continue
-            if loops:
-                batch = 1 if axis.name in self.one_by_one else axis.local_size
+            if axis.name in self.batches:
+                batch = self.batches[axis.name]
                 options += [f"turns={axis.device_size // batch}"] if batch > 1 else []
             else:
                 options.append(f"axis_name={literal(self.names.local[axis.name])}")
             if all(axis.name not in a.axes for a in self.plan.arguments):
                 options.append(f"axis_size={axis.device_size}")
-            text = f"{self.helper('in_loop') if loops else 'jax.vmap'}({', '.join([text, *options])})"
+            function = self.helper("in_loop") if axis.name in self.batches else "jax.vmap"
+            text = f"{function}({', '.join([text, *options])})"
         if self.plan.mesh is None:
             return text
         specs = lambda tree: self._like(tree, lambda s: partition_spec(spec_of(s, self.placed.placements)))  # noqa: E731
@@ -150,29 +139,24 @@ class InPlace:
         options += ["check_vma=False"] * (not self.typed)
         return f"jax.shard_map({', '.join([text, *options])})"
 
-    def _maps(self, declared: Any) -> list[tuple[list[Any], bool]]:
+    def _maps(self, declared: Any) -> list[list[Any]]:
         """The axes of each map, outermost first.  Those that fill the mesh share a map, unless an array has two."""
-        specs = jax.tree.leaves((declared.in_specs, declared.out_specs))
-        groups: list[tuple[list[Any], bool]] = []
-        full = [a for a in self.plan.axes if not self.names.local[a.name]]
-        for axis in full:
-            apart = lambda names, axis=axis: all(len({*names, axis.name} & s.position_of().keys()) < 2 for s in specs)  # noqa: E731
-            group = next((g for g, _ in groups if apart([a.name for a in g])), None)
-            if group is None:
-                groups.append(([axis], False))
-            else:
-                group.append(axis)
-        looped = lambda a: not (a.loops or a.name in self.one_by_one)  # noqa: E731
-        return groups + [([a], True) for a in sorted((a for a in self.plan.axes if a not in full), key=looped)]
+        held = [spec.position_of().keys() for spec in jax.tree.leaves((declared.in_specs, declared.out_specs))]
+        groups: list[list[Any]] = []
+        for axis in (a for a in self.plan.axes if not self.names.local[a.name]):
+            apart = lambda group, axis=axis: all(len({a.name for a in [*group, axis]} & names) < 2 for names in held)  # noqa: E731
+            if (group := next(filter(apart, groups), None)) is None:
+                groups.append(group := [])
+            group.append(axis)
+        mapped = (a for a in self.plan.axes if self.names.local[a.name])
+        return groups + [[a] for a in sorted(mapped, key=lambda a: a.name not in self.batches)]
 
     def _places(self, declared: Any, axes: Sequence[Any], order: Sequence[Any]) -> list[str]:
         """The dimensions of axes in the arguments and the results, where those of outer maps are gone."""
         outer = [a.name for a in order[: order.index(axes[0])]]
         at = lambda spec: next((p for a in axes if (p := position_in(spec, a.name, outer)) is not None), None)  # noqa: E731
-        given, results = (
-            self._like(tree, lambda s: literal(at(s))) for tree in (declared.in_specs, declared.out_specs)
-        )
-        return [f"in_axes={given}", f"out_axes={results}"]
+        places = lambda tree: self._like(tree, lambda spec: literal(at(spec)))  # noqa: E731
+        return [f"in_axes={places(declared.in_specs)}", f"out_axes={places(declared.out_specs)}"]
 
     def _like(self, specs: Any, text: Any) -> str:
         leaf = lambda s: isinstance(s, AxisSpec)  # noqa: E731

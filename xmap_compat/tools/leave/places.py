@@ -1,57 +1,25 @@
-"""The user's files: their text, their calls of xmap, and the functions that a call reaches."""
+"""Places in the user's files: the calls of xmap, and the functions that a call reaches."""
 
 from __future__ import annotations
 
 import ast
-import bisect
 import dataclasses
 import functools
+import gc
 import inspect
-import io
 import os
-import sys
-import tokenize
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from xmap_compat.tools.leave import messages
+from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.source.imports import file_of, is_library, is_ours, is_xmapped
 from xmap_compat.tools.source.nested import is_xmap
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Piece, file_at, first_line, source_of
-
-
-def read(file: str) -> str:
-    """The text of a file in the encoding that it declares, with its own line ends."""
-    with open(file, "rb") as opened:
-        data = opened.read()
-    return data.decode(tokenize.detect_encoding(io.BytesIO(data).readline)[0])
-
-
-class File:
-    """A file of the user.
-
-    Attributes:
-      path: where it is; programs may know it by another name.
-      text: its text, with ``\\n`` at the end of lines.
-    """
-
-    def __init__(self, path: str):
-        self.path = os.path.realpath(path)
-        own = read(self.path)
-        self.text, self._newline = own.replace("\r\n", "\n"), "\r\n" if "\r\n" in own else "\n"
-        self._returns = [k - n for n, k in enumerate(k for k in range(len(own)) if own.startswith("\r\n", k))]
-
-    @functools.cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
-
-    def edit(self, start: int, end: int, text: str) -> tuple[int, int, str]:
-        """An edit of the text as one of the file with its own line ends."""
-        first, last = (k + bisect.bisect_left(self._returns, k) for k in (start, end))
-        return first, last, text.replace("\n", self._newline)
+from xmap_compat.tools.source.user_code import Piece, codes_in, file_at, first_line, source_of
 
 
 def is_under(file: str, root: str) -> bool:
@@ -60,16 +28,7 @@ def is_under(file: str, root: str) -> bool:
     return path.startswith(os.path.join(os.path.realpath(root), "")) and not is_library(path) and os.path.exists(path)
 
 
-def globals_of(file: str, reached: Iterable[types.FunctionType]) -> Mapping[str, Any]:
-    """The global variables of a file."""
-    made = next((f.__globals__ for f in reached if f.__code__.co_filename == file), None)
-    path = os.path.realpath(file)
-    modules = (m for m in list(sys.modules.values()) if os.path.realpath(file_of(m) or ".") == path)
-    return made if made is not None else vars(next(modules, types.ModuleType("")))
-
-
-@dataclasses.dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """A call of xmap in a file.
 
     Attributes:
@@ -80,47 +39,35 @@ class Site:
     call: ast.Call
     given: Mapping[str, ast.expr]
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.piece.bounds(self.call)
 
-def site_of(file: str, line: int, column: int | None, values: Mapping[str, Any]) -> Site:
+
+def site_of(c: Construction) -> Site:
     """The call of xmap in a line."""
-    whole = dataclasses.replace(file_at(file, "a call of xmap"), globals=values)
-    found = []
+    whole, found = dataclasses.replace(file_at(c.file, "a call of xmap"), globals=c.globals), []
     for statement in whole.tree.body:
-        if not (first_line(statement) <= line <= (statement.end_lineno or 0)):
-            continue
-        piece = whole.at(statement)
-        for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
-            starts = node.lineno == line and column in (None, node.col_offset)
-            if starts and (arguments := _of_xmap(piece, node)) is not None:
-                given = dict(zip(("fun", "in_axes", "out_axes"), arguments))
-                given.update({str(k.arg): k.value for k in node.keywords})
-                found.append(Site(piece, node, given))
+        if first_line(statement) <= c.line <= (statement.end_lineno or 0):
+            piece = whole.at(statement)
+            for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
+                starts = node.lineno == c.line and c.column in (None, node.col_offset)
+                if starts and (arguments := _of_xmap(piece, node)) is not None:
+                    given = dict(zip(("fun", "in_axes", "out_axes"), arguments))
+                    found.append(Site(piece, node, given | {str(k.arg): k.value for k in node.keywords}))
     if len(found) != 1:
-        many = "several calls of xmap are in this line: put each in a line of its own"
-        raise NotWritable(many if found else "no call of xmap is in this line: write `xmap(...)` where it is made")
+        raise NotWritable(messages.SEVERAL if found else messages.NO_XMAP_HERE)
     if any(isinstance(a, ast.Starred) for a in found[0].call.args) or "None" in found[0].given:
-        raise NotWritable("unpacked arguments of xmap: write them out")
+        raise NotWritable(messages.UNPACKED)
     return found[0]
 
 
 def _of_xmap(piece: Piece, node: ast.Call) -> list[ast.expr] | None:
     """The positional arguments of a call of xmap, or of ``functools.partial(xmap, ...)``; None for other calls."""
-    callee = value_of(piece, node.func)
-    if is_xmap(callee):
-        return node.args
-    is_partial = callee is functools.partial and bool(node.args) and is_xmap(value_of(piece, node.args[0]))
-    return [ast.Constant(None), *node.args[1:]][1:] if is_partial else None
-
-
-def value_of(piece: Piece, node: ast.expr) -> Any:
-    """What a dotted name means at a place, or None."""
-    if isinstance(node, ast.Attribute):
-        owner = value_of(piece, node.value)
-        return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
-    if isinstance(node, ast.Name):
-        inside = piece.imported_inside(node.id)
-        return inside if inside is not None else piece.globals.get(node.id)
-    return None
+    callee = piece.meaning(node.func)
+    if callee is functools.partial and node.args and is_xmap(piece.meaning(node.args[0])):
+        return node.args[1:]
+    return node.args if is_xmap(callee) else None
 
 
 # --------------------------------------------------------------------- what a call reaches
@@ -141,54 +88,40 @@ class Reached:
         self.nested: list[Any] = []
         self._root = root
         self._seen: dict[int, Any] = {}
-        self._names: set[str] = set()
-        self._owners: dict[int, Any] = {}  # modules and classes, of which only what is named is reached
+        self._names: set[str] = set(_IMPLICIT)
+        self._owners: list[Any] = []  # modules and classes, of which only what is named is reached
         pending, count = [function], -1
         while len(self._seen) + len(self._names) != count:
             count = len(self._seen) + len(self._names)
             while pending:
                 pending.extend(self._visited(pending.pop()))
-            for owner in list(self._owners.values()):
-                held = vars(owner)
-                pending += [held[n] for n in held if n in self._names or (isinstance(owner, type) and n in _IMPLICIT)]
+            pending = [held for owner in self._owners for name, held in vars(owner).items() if name in self._names]
 
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""
         if id(value) in self._seen or isinstance(value, _DATA) or (is_ours(value) and not is_xmapped(value)):
             return ()
         self._seen[id(value)] = value
-        if isinstance(value, types.FunctionType):
-            return self._of_function(value)
-        if isinstance(value, (types.ModuleType, type)):
-            if is_under(
-                file_of(value if isinstance(value, types.ModuleType) else inspect.getmodule(value)), self._root
-            ):
-                self._owners[id(value)] = value
-                return value.__mro__[1:-1] if isinstance(value, type) else ()
-            return ()
         if is_xmapped(value):
             self.nested.append(value)
             return (value.plan.declared.fun,)
-        if isinstance(value, (tuple, list, set, frozenset, dict)):
-            return list(value.values() if isinstance(value, dict) else value) if len(value) < 1000 else ()
+        if isinstance(value, (types.ModuleType, type)):
+            if not is_under(file_of(inspect.getmodule(value)), self._root):
+                return ()
+            self._owners.append(value)
+            return value.__mro__[1:-1] if isinstance(value, type) else ()
+        if isinstance(value, types.FunctionType):
+            return self._of_function(value)
         if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
             self.rules.append(value)
-        inner = [getattr(value, name, None) for name in _INNER]
-        try:
-            return [*inner, type(value), *vars(value).values()]
-        except TypeError:
-            return [*inner, type(value)]
+        held = gc.get_referents(value)
+        return held if len(held) < 2000 else ()
 
     def _of_function(self, value: types.FunctionType) -> Iterable[Any]:
-        held = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        held += [
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-            getattr(value, "__wrapped__", None),
-        ]
+        held = [x for x in gc.get_referents(value) if x is not value.__globals__]
         if is_under(value.__code__.co_filename, self._root):
             self.functions.setdefault(value.__code__, []).append(value)
-            names = {name for code in _codes(value.__code__) for name in code.co_names}
+            names = {name for code in codes_in(value.__code__) for name in code.co_names}
             self._names |= names
             held += [value.__globals__[name] for name in names if name in value.__globals__]
         return held
@@ -204,12 +137,12 @@ class Reached:
             found.append(dataclasses.replace(pieces[0], closure=closure, defaults={}))
         return sorted(found, key=lambda p: p.node.end_lineno - p.node.lineno)
 
-
-def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
+    def parts(self) -> list[tuple[str, float, float]]:
+        """The parts of files in which these functions are."""
+        try:
+            return [(piece.file, *piece.bounds(piece.node)) for piece in self.pieces()]
+        except NotWritable:  # text that cannot be read: perhaps all of it
+            return [(code.co_filename, 0, float("inf")) for code in self.functions]
 
 
 def _is_name(value: Any) -> bool:
@@ -217,5 +150,4 @@ def _is_name(value: Any) -> bool:
 
 
 _IMPLICIT = ("__call__", "__init__", "__post_init__", "__new__", "setup")
-_INNER = ("__func__", "__self__", "__wrapped__", "fget", "func", "args", "keywords", "fun", "fwd", "bwd", "jvp")
 _DATA = (str, bytes, int, float, complex, type(None), jax.Array, types.CodeType, types.BuiltinFunctionType)

@@ -9,6 +9,7 @@ import _thread
 import builtins
 import contextlib
 import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,16 @@ TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
 
 # ----------------------------------------------------------------------- what both runs do alike
+
+
+class _Jax:
+    """JAX, which the program imports: it may set options before."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("jax"), name)
+
+
+jax: Any = _Jax()
 
 
 class Leaf(NamedTuple):
@@ -44,33 +55,34 @@ class Leaf(NamedTuple):
     devices: Any = None
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A recorded call of a construction, at the time it was reached; ``mesh`` is that of a traced call."""
 
     construction: int
     reached: int
     arguments: str
-    leaves: list[Leaf]
-    differentiated: bool
-    results: list[tuple[str, Leaf]]
+    leaves: Sequence[Leaf] = ()
+    differentiated: bool = False
+    results: Sequence[tuple[str, Leaf]] = ()
     mesh: Any = None
 
 
-def write_calls(path: str, calls: list[Call]) -> None:
-    """Write plain tuples: classes of this package would import it where they are read."""
-    plain = [
-        (*c[:3], [*map(tuple, c.leaves)], c.differentiated, [(w, tuple(x)) for w, x in c.results], c.mesh)
-        for c in calls
-    ]
+def write_calls(path: str, calls: list[RecordedCall]) -> None:
     with open(path, "wb") as file:
-        pickle.dump(plain, file)
+        pickle.dump(calls, file)
 
 
-def read_calls(path: str) -> list[Call]:
+def read_calls(path: str) -> list[RecordedCall]:
     with open(path, "rb") as file:
-        calls = [Call(*data) for data in pickle.load(file)]
-    results = lambda call: [(where, Leaf(*leaf)) for where, leaf in call.results]  # noqa: E731
-    return [c._replace(leaves=[Leaf(*leaf) for leaf in c.leaves], results=results(c)) for c in calls]
+        return _Reader(file).load()
+
+
+class _Reader(pickle.Unpickler):
+    """Reads the classes of this file by their names only: by its own name, the file is not imported here."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        own = {"Leaf": Leaf, "RecordedCall": RecordedCall} if module.startswith("xmap_compat.") else {}
+        return own.get(name) or super().find_class(module, name)
 
 
 def watched(function: Any, call: Callable[..., Any]) -> Any:
@@ -87,21 +99,15 @@ def watched(function: Any, call: Callable[..., Any]) -> Any:
 
 def described(args: tuple[Any, ...]) -> str:
     """The paths and types of all leaves, equal in both runs."""
-    import jax
-
     leaves = jax.tree_util.tree_leaves_with_path(args)
     return ", ".join(f"args{jax.tree_util.keystr(path)}: {jax.typeof(leaf).str_short()}" for path, leaf in leaves)
 
 
 def is_traced(args: Any) -> bool:
-    import jax
-
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
 
 
 def to_host(leaf: Any) -> Leaf:
-    import jax
-
     aval = jax.typeof(leaf)
     if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return Leaf(np.array(jax.random.key_data(leaf)), key=str(jax.random.key_impl(leaf)))
@@ -114,8 +120,6 @@ def to_host(leaf: Any) -> Leaf:
 
 def restored(leaf: Leaf, own: Any = None) -> Any:
     """A recorded argument again: where the program's own argument lies, if that is committed to devices."""
-    import jax
-
     weak = leaf.weak and np.ndim(leaf.value) == 0
     value = jax.random.wrap_key_data(leaf.value, impl=leaf.key) if leaf.key else leaf.value
     value = jax.numpy.asarray(leaf.value.item() if weak else value)
@@ -128,8 +132,6 @@ def restored(leaf: Leaf, own: Any = None) -> Any:
 
 def evaluated(function: Callable[..., Any], args: tuple[Any, ...], differentiated: bool) -> list[tuple[str, Leaf]]:
     """The results of a call, and its gradients for cotangents that are the same in each run."""
-    import jax
-
     numbers = np.random.default_rng(0)
 
     def cotangent(leaf):
@@ -151,7 +153,7 @@ def evaluated(function: Callable[..., Any], args: tuple[Any, ...], differentiate
     ]
 
 
-def difference(found: list[tuple[str, Leaf]], expected: list[tuple[str, Leaf]]) -> str:
+def difference(found: Sequence[tuple[str, Leaf]], expected: Sequence[tuple[str, Leaf]]) -> str:
     """How results differ from those that were recorded; empty if they do not."""
     if [path for path, _ in found] != [path for path, _ in expected]:
         return f"the results are {[path for path, _ in found]}, and with xmap {[path for path, _ in expected]}"
@@ -161,8 +163,7 @@ def difference(found: list[tuple[str, Leaf]], expected: list[tuple[str, Leaf]]) 
             return f"{path} is {types[0]}, and with xmap {types[1]}"
         if (leaf.devices is None) != (other.devices is None):
             return f"the copies of {path} {'differ' if leaf.devices else 'are equal'} on its devices"
-        parts = {0: leaf.value} if leaf.devices is None else leaf.devices
-        others = {0: other.value} if other.devices is None else other.devices
+        parts, others = (x.devices or {0: x.value} for x in (leaf, other))
         if apart := next((words for k, part in parts.items() if (words := _apart(part, others[k]))), ""):
             return f"{path} differs by {apart}"
     return ""
@@ -170,8 +171,6 @@ def difference(found: list[tuple[str, Leaf]], expected: list[tuple[str, Leaf]]) 
 
 def _apart(found: np.ndarray, expected: np.ndarray) -> str:
     """How far two arrays are apart, if that is more than the order of additions explains."""
-    import jax
-
     if found.tobytes() == expected.tobytes():
         return ""
     if not jax.numpy.issubdtype(found.dtype, np.inexact):
@@ -188,10 +187,12 @@ def _apart(found: np.ndarray, expected: np.ndarray) -> str:
     return "" if apart <= tolerance * largest else f"{apart:.2g}, where its largest element is {largest:.2g}"
 
 
+def in_a_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+
+
 def mesh_of(data: Any) -> Any:
     """The mesh with these axis names and ids of devices."""
-    import jax
-
     names, ids = data
     devices = {device.id: device for device in jax.devices()}
     return jax.sharding.Mesh(np.vectorize(devices.__getitem__)(ids), names)
@@ -200,12 +201,12 @@ def mesh_of(data: Any) -> Any:
 # --------------------------------------------------------------------------- running the program
 
 
-def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -> None:
-    """Run the program in the place of the main program; ``finish`` is told how it ended and with which exit code."""
+def run(spec: dict[str, Any], runner: Any, finish: Callable[[str], None]) -> None:
+    """Run the program in the place of the main program; ``finish`` is told how it ended."""
     os.chdir(spec["cwd"])
     if not sys.flags.safe_path:
         sys.path[0] = spec["cwd"]
-    sys.path[:] = [moved(spec, path) for path in sys.path]
+    sys.path[:] = [moved(spec["folders"], path) for path in sys.path]
     sys.addaudithook(functools.partial(_copy_before_writing, spec["tree"]))
     stopped = threading.Event()
 
@@ -236,7 +237,7 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str, int], None]) -
     timer.cancel()
     if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself
         ended, code = "stopped", 0
-    finish(ended, code)
+    finish(ended)
     sys.exit(code)
 
 
@@ -244,9 +245,9 @@ class Stop(BaseException):
     """Ends a program early (``--stop-after``)."""
 
 
-def moved(spec: dict[str, Any], path: str) -> str:
+def moved(folders: dict[str, str], path: str) -> str:
     """A path in the copy, for a path below a folder that is copied."""
-    for folder, copy in spec["folders"].items():
+    for folder, copy in folders.items():
         if path == folder or path.startswith(folder + os.sep):
             return copy + path[len(folder) :]
     return path
@@ -296,14 +297,12 @@ class Verifier:
             else:
                 self.compare(record, made, args)
         if mine:
-            self.write("", 0, False)
+            self.write("", False)
         if self.spec["stopped"] and not self.left:
             raise Stop
         return made(*args, **kwargs)
 
-    def compare(self, record: Call, made: Any, args: tuple[Any, ...]) -> None:
-        import jax
-
+    def compare(self, record: RecordedCall, made: Any, args: tuple[Any, ...]) -> None:
         own, structure = jax.tree.flatten(args)
         try:
             given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
@@ -311,17 +310,17 @@ class Verifier:
                 apart = difference(evaluated(made, given, record.differentiated), record.results)
         except Exception as error:
             traceback.print_exc()
-            apart = f"it raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            apart = f"it raises {in_a_line(error)}"
         with self.lock:
             if apart:
                 self.problems.setdefault(record.construction, apart)
             else:
                 self.agreed[record.construction] = self.agreed.get(record.construction, 0) + 1
 
-    def write(self, ended: str, code: int, whole: bool = True) -> None:
+    def write(self, ended: str, whole: bool = True) -> None:
         with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
             found = {"reached": self.reached, "problems": self.problems, "agreed": self.agreed}
-            json.dump({**found, "ended": ended, "code": code, "whole": whole}, file)
+            json.dump({**found, "ended": ended, "whole": whole}, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
 
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import braces as named_einsum
-from xmap_compat import vocabulary
 from xmap_compat.annotations import check_type
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
@@ -72,6 +71,7 @@ class Rewriter:
 
     def __init__(self, module: Module, piece: Piece):
         self.module, self.piece, self.names = module, piece, module.names
+        self.callee = piece.meaning
         self._edits: list[tuple[int, int, str]] = []
         self._changed: list[Any] = []
 
@@ -209,17 +209,6 @@ class Rewriter:
         left = is_ours(callee) and callable(callee) and old_names.helper_for(callee) is None
         if left and not (isinstance(function, ast.Attribute) and self._attribute(function)):
             raise NotWritable(f"a use of {ast.unparse(function)} of xmap_compat")
-
-    def callee(self, node: ast.expr) -> Any:
-        """The object that a name or an attribute of a module means, or None."""
-        if isinstance(node, ast.Name):
-            return self.piece.value(node.id) if self.piece.known(node) else self.piece.imported_inside(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self.callee(node.value)
-            if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
-                return vocabulary.REMOVED_FROM_LAX[node.attr]
-            return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
-        return None
 
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""

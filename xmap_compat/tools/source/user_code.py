@@ -15,7 +15,9 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from xmap_compat import _jax
+from jax import lax
+
+from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.tools.check.names import assigned_once, bound_by, imported_names, own_nodes
 from xmap_compat.tools.source.text import NotWritable, literal
@@ -104,10 +106,10 @@ def calls_of_collectives(jaxpr: Any) -> dict[Span, list[Any]]:
 def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     """The names that a piece of a program reads and does not bind, by line and column, as Python looks them up."""
     top, found = _compiled(node), {}
-    for code in _codes(top):
+    for code in codes_in(top):
         instructions = list(dis.get_instructions(code))
-        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top}  # names of a class,
-        bound.add("__name__")  # and this one, which a class body reads implicitly
+        # The names of a class, and `__name__`, which its body reads implicitly.
+        bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top} | {"__name__"}
         for i in instructions:
             if i.opname in _LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
                 found[i.positions.lineno, i.positions.col_offset or 0] = i.argval
@@ -116,14 +118,14 @@ def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
 
 def variables(node: ast.AST) -> set[str]:
     """The names of variables of the functions in a piece of a program."""
-    return {name for code in _codes(_compiled(node)) for name in (*code.co_varnames, *code.co_cellvars)}
+    return {name for code in codes_in(_compiled(node)) for name in (*code.co_varnames, *code.co_cellvars)}
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
+            yield from codes_in(inner)
 
 
 def _compiled(node: Any) -> types.CodeType:
@@ -167,10 +169,9 @@ def parsed(text: str) -> ast.Module:
 def dedented(text: str) -> str:
     """A definition without indentation; its strings of several lines stay as they are."""
     width = len(text) - len(text.lstrip())
-    nodes = (
-        [n for n in ast.walk(parsed(f"if 1:\n{text}")) if isinstance(n, (ast.Constant, ast.JoinedStr))] if width else ()
-    )
-    held = {line for n in nodes for line in range(n.lineno - 1, (n.end_lineno or 0) - 1)}
+    nodes = ast.walk(parsed(f"if 1:\n{text}")) if width else ()
+    strings = [n for n in nodes if isinstance(n, (ast.Constant, ast.JoinedStr))]
+    held = {line for n in strings for line in range(n.lineno - 1, (n.end_lineno or 0) - 1)}
     blank = lambda line: len(line) - len(line.lstrip())  # noqa: E731
     lines = enumerate(text.split("\n"))
     return "\n".join(line if k in held else line[min(width, blank(line)) :] for k, line in lines)
@@ -246,6 +247,17 @@ class Piece:
         path = imported_as(name, self.node)
         module, _, last = path.rpartition(".")
         return getattr(sys.modules.get(module), last, None) or sys.modules.get(path)
+
+    def meaning(self, node: ast.expr) -> Any:
+        """The object that a name or an attribute of a module means, or None."""
+        if isinstance(node, ast.Name):
+            return self.value(node.id) if self.known(node) else self.imported_inside(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.meaning(node.value)
+            if owner is lax and node.attr in vocabulary.REMOVED_FROM_LAX:
+                return vocabulary.REMOVED_FROM_LAX[node.attr]
+            return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
+        return None
 
     def assigned_inside(self, name: str) -> ast.expr | None:
         """The expression that the function assigns to a variable, if it does so once."""

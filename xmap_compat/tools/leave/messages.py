@@ -1,0 +1,58 @@
+"""Why a program is not patched, or one of its constructions stays as it is."""
+
+# Programs and options
+UNKNOWN_OPTION, NO_PROGRAM = "unknown option: {}", "no program is given"
+TAKES = "{option} takes {what}, but got {value!r}"
+NOT_PYTHON = "{name} is not valid Python: {error}. Nothing is run"
+NOT_READ = "{name} cannot be read: {error}"
+NO_CALL = "{name} ended {how} {when}. Nothing is patched"
+BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
+CALLED_NONE = "and called no xmapped function"
+TOO_MANY_FILES = "{folder} has more than {most} files, too many to run in a copy: start in the folder of the program"
+
+# Files
+CHANGED_WHILE_IT_RAN = "{path} changed while the program ran. Nothing is written: run leave again"
+CHANGED = "{path} has changed since it was read. Nothing is written: run leave again"
+READ_ONLY = "{path} is read-only. Nothing is written: make it writable, or save the patch with --diff FILE"
+UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written: commit them, or give --force"
+NOT_WRITTEN = "Nothing is written: {error}"
+
+# Constructions that are refused
+GENERATED_CODE = "generated code ({file}) makes it: write it into a file"
+OF_ANOTHER_PACKAGE = "it is in a file of another package, {file}: change it there, or copy that file"
+NEVER_CALLED = "the program never calls it: run the program so that it does"
+DIFFERS = "it differs when it is run"
+SEVERAL = "several calls of xmap are in this line: put each in a line of its own"
+NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is made"
+UNPACKED = "unpacked arguments of xmap: write them out"
+DIFFERENT_AXES = "this line makes xmaps that differ in their axes: write one call of xmap for each"
+UNKNOWN_ARGUMENT = "the argument {} of xmap, which jax.jit does not have"
+NO_FRAMES = "this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set"
+DIFFERENT_TEXTS = "its calls need different texts, as their meshes or sizes differ: write one xmap for each"
+INSIDE_AND_OUTSIDE = (
+    "gradients are taken inside (of it, or of an xmap with the same rules) and of it from outside, and a backward rule "
+    "or contraction over its axes needs another text for each: write two functions"
+)
+NAME_OF_A_MESH_AXIS = (
+    "the axis {name} has the name of a mesh axis that is another one: a place that is missed would compute other "
+    "numbers without an error. Rename the axis, e.g. to {name}s"
+)
+RULE_NOT_FOUND = "a backward rule with collectives, whose `defvjp` is not found"
+SHARES = (
+    "it shares a function with the xmap at {where}, which needs another text of it. Assignments: {kinds}: choose one "
+    "with --assignment, or write one function for each"
+)
+SHARES_WITH_ONE_THAT_STAYS = "it shares a function with the xmap at {where}, which stays: write one for each"
+IN_ONE_THAT_STAYS = "it is called in the body of an xmap that stays"
+
+# Recording and verifying
+NO_PLAN = "it has no plan: {error}"
+NOT_REPEATED = "a recorded call cannot be repeated: {error}"
+NO_MEMORY = "its arguments are larger than --memory"
+FOUND_TO_DIFFER = "differs when it is run: {}"
+NOT_VERIFIED = "not verified: {}"
+ENDED = "the edited program ended with {}"
+TOO_FEW = "{recorded} calls were recorded, and {agreed} found again"
+NONE_RECORDED = "none of its calls could be recorded"
+SHARES_EDITS = "it shares edits with that of {where}"
+AROUND_IS_NOT = "the one around it is not"
