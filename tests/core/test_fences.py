@@ -542,7 +542,7 @@ MOST_LINES_OF_FOLDERS = {
 }
 # 24 925 before `leave` (2 143), what XLA combines and searches that run (340), written programs that run (560), and
 # functions of a whole axis that are applied once (95).
-MOST_LINES_OF_ALL = 28_163
+MOST_LINES_OF_ALL = 27_904
 
 
 def lines_by_folder(sources):

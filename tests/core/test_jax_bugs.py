@@ -181,6 +181,13 @@ def test_pbroadcast_over_the_axis_of_a_vmap():
     np.testing.assert_array_equal(over_i(lambda v: lax.pbroadcast(v, "i", 1), numbers(4)), numbers(4)[[1] * 4])
 
 
+@bug("tools/source/hazards.py: check")
+def test_the_gradient_of_a_collective_in_a_branch_under_a_vmap():
+    taken = lambda v: lax.cond(lax.axis_index("i") < 3, lambda v: lax.psum(v, "i"), lambda v: 2 * v, v)
+    slope = jax.grad(lambda v: jax.vmap(taken, axis_name="i")(v).sum())(numbers(8))
+    np.testing.assert_array_equal(slope, [3, 3, 3, 5, 5, 5, 5, 5])
+
+
 @bug("_jax/local_operations.py: _needs_plain_types")
 def test_the_gradient_of_a_sparse_product_in_a_typed_shard_map():
     matrix = sparse.BCOO.fromdense(jnp.eye(3))

@@ -921,6 +921,31 @@ def test_what_is_refused(case):
     assert why in refused(body, ["i", ...], out_axes, {"i": "x"}, (normal(8, 4),))
 
 
+# The gradient of the first is another one under jax.vmap (tests/core/test_jax_bugs.py).
+def total_if_positive(x):
+    return lax.cond(x[0] > 0, lambda v: lax.psum(v, "i"), jnp.sin, x)
+
+
+def total_if_all_are_positive(x):
+    return lax.cond(lax.psum(x, "i")[0] > 0, lambda v: lax.psum(v, "i"), jnp.sin, x)
+
+
+def times_place_if_positive(x):
+    return lax.cond(x[0] > 0, lambda v: v * lax.axis_index("i"), jnp.sin, x)
+
+
+def test_a_sum_in_a_branch_of_some_elements_is_refused():
+    why = refused(total_if_positive, ["i", ...], ["i", ...], {}, (normal(8, 4),))
+    assert "in a branch that not all elements along i take" in why
+
+
+def test_branches_that_all_elements_take_and_places_in_branches_are_written():
+    x, rows = normal(8, 4), ["i", ...]
+    total = np.tile(x.sum(0), (8, 1)) if x.sum(0)[0] > 0 else np.sin(x)
+    check(total_if_all_are_positive, rows, rows, {}, (x,), total)
+    check(times_place_if_positive, rows, rows, {}, (x,), np.where(x[:, :1] > 0, x * np.arange(8)[:, None], np.sin(x)))
+
+
 # ------------------------------------------------------------------------- as people keep it
 
 

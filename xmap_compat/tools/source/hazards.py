@@ -65,10 +65,20 @@ def check(plan: CallPlan, typed: bool) -> None:
                 raise NotWritable(f"{eqn.primitive.name} over {name} of a value that does not vary over it")
         if isinstance(found, _jax.Cond) and mesh_of(names[0]) and any(map(collectives_in, found.branches)):
             raise NotWritable("a collective in a branch that not all devices take")
+        if isinstance(found, _jax.Cond) and (over := sorted(map(str, names[0] & _summed_names(found)))):
+            # Cotangents of elements that take another branch are lost under a vmap of JAX (to 0.12.0).
+            raise NotWritable(f"a collective over {over[0]} in a branch that not all elements along {over[0]} take")
         if isinstance(found, _jax.While):
             _, decided = while_names(Checker(placements, plan.function), found, names)
             if mesh_of(decided) and any(map(collectives_in, (found.condition, found.body))):
                 raise NotWritable("a collective in a loop that not all devices leave together")
+
+
+def _summed_names(found: _jax.Cond) -> frozenset[Any]:
+    """The names over which the branches of a choice among operands with derivatives hold collectives."""
+    eqns = [eqn for branch in found.branches for eqn, *_ in operations(branch) if eqn.primitive.name in _TOGETHER]
+    smooth = any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for eqn in eqns for v in eqn.invars)
+    return NONE.union(*(mentioned_names(eqn.params) for eqn in eqns)) if smooth else NONE
 
 
 def check_branches(jaxpr: Any) -> None:
