@@ -280,7 +280,7 @@ def _probes(
         yield (where, "batched"), _Probe(where, lambda v: v @ v, (64, 32, 32), 16, 2 * 64 * 32**3)
         scaled = lambda v: v * np.float32(0.5) + 1  # noqa: E731
         yield (where, "bandwidth"), _Probe(where, scaled, (1 << 21,), 4, 2 * 4 * (1 << 21))
-        yield (where, "other"), _Probe(where, lambda v: jnp.exp(-v), (1 << 15,), 16, 2 * (1 << 15))
+        yield (where, "other"), _Probe(where, lambda v: jnp.exp(-v), (1 << 15,), 256, 2 * (1 << 15))
         for name, features, turns in (("convolved", 64, 2), ("narrow", _FEW, 8)):
             filters = np.full((features, features, 3, 3), 1 / 72, np.float32)
             blurred = lambda v, filters=filters: lax.conv(v, filters, (1, 1), "SAME")  # noqa: E731
