@@ -149,9 +149,6 @@ MOVES_MORE = {
     "jnp.std inside": "no more bytes, but one sum more: in a body a cotangent is summed where its value was, which is "
     "after its division by the root of the variance; by hand before, and XLA merges that with the variance's sum",
     "logsumexp inside": "as above, with the sum of the exponentials",
-    "pmax in groups outside": "one all-reduce of the cotangents of extrema, by hand a reduce-scatter of all elements': "
-    "its result is larger where a group has more members than a device has elements; what is sent is half or less",
-    "all_to_all in groups inside": "the transpose in a body is the collective again, which gathers",
 }
 if jax.__version_info__ < (0, 12):
     for step in ("fsdp", "sequence"):
@@ -195,13 +192,14 @@ def test_gradients_of_collectives_move_no_more_than_by_hand(case):
     missed = {v.goal for v in report.moved_verdicts(comparison) if not v.met}
     program = program_of(case)
     assert missed <= ({report.MOVED} if program in MOVES_MORE else set())
+    assert missed or "before jax" in MOVES_MORE.get(program, "before jax")
     if program not in MORE_SCRATCH and program not in XLAS:
         assert comparison.ours.temporaries <= comparison.theirs.temporaries + PACKING
 
 
 def test_few_programs_move_more_than_by_hand_and_none_of_them_gathers_weights_or_sequences():
     newest = {name for name, why in MOVES_MORE.items() if "before jax" not in why}
-    assert len(newest) <= 5
+    assert len(newest) <= 2
     assert not any(word in name for name in newest for word in ("fsdp", "sequence", "scan", "checkpoint"))
 
 

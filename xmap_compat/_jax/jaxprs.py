@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import hijax
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
@@ -53,16 +54,17 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
 
 
+_LEAVES = (str, int, float, type(None), np.dtype)
+
+
 def subjaxprs(params: Any) -> Iterator[Any]:
     """Every jaxpr inside an equation's parameters, whatever container hides it."""
-    if is_jaxpr(params):
+    if isinstance(params, (dict, tuple, list, Mapping)):
+        for value in params.values() if isinstance(params, Mapping) else params:
+            if not isinstance(value, _LEAVES):  # most values: no call for each
+                yield from subjaxprs(value)
+    elif is_jaxpr(params):
         yield params
-    elif isinstance(params, Mapping):
-        for value in params.values():
-            yield from subjaxprs(value)
-    elif isinstance(params, (tuple, list)):
-        for value in params:
-            yield from subjaxprs(value)
     elif isinstance(params, HiPrim):
         yield from subjaxprs(params.params)
 
