@@ -282,7 +282,7 @@ def test_published_figures_have_the_names_of_the_kinds_of_devices():
 
 def test_one_device_works_alone():
     machine = Hardware("h", Rates(1e6, 1e6, start=5.0), Link(1.0), alone=Rates(2e6, 1e6, start=1.0))
-    work = Work(collections.Counter({"flops": 2e6, ("products", 2, False): 2e6}))
+    work = Work(collections.Counter({"flops": 2e6, ("products", 2, "", 0): 2e6}))
     assert machine.parts(work, (), NODES)["compute"] == 5.0 + 2.0
     assert machine.parts(work, (), None)["compute"] == 1.0 + 1.0
 
@@ -304,11 +304,26 @@ def test_a_convolution_to_few_features_is_as_slow_as_they_are_few():
     assert product.parts["compute"] == pytest.approx(product.flops / 1e9)
 
 
+def test_a_sum_over_the_rows_of_two_matrices_is_as_slow_as_the_columns_of_one_are_few():
+    """As in the gradient of weights."""
+    rates = Rates(flops=1e9, bandwidth=1e30, batched=5e8, thin=1e8)
+    types = [jax.ShapeDtypeStruct((16, 8), np.float32), jax.ShapeDtypeStruct((16, 4), np.float32)]
+    for formula, rate in (("bi,bj->ij", 4e8), ("bj,bi->ij", 4e8), ("bi,cj->bcij", 1e9)):
+        args = types if formula != "bj,bi->ij" else types[::-1]
+        cost = plan(lambda x, y, f=formula: jnp.einsum(f, x, y), *args).cost_on(Hardware("h", rates, Link(1.0)))
+        assert cost.parts["compute"] == pytest.approx(cost.flops / rate)
+    step = jax.grad(lambda w, x: jnp.sum(x @ w))
+    of_weights = plan(step, jax.ShapeDtypeStruct((8, 4), np.float32), types[0]).cost_on(Hardware("h", rates, Link(1.0)))
+    assert of_weights.parts["compute"] == pytest.approx(2 * 16 * 8 * 4 / 4e8)
+
+
 def test_measuring_gives_every_figure():
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     found = Hardware.measure(mesh, sizes=(1 << 8, 1 << 12))
     for rates in (found.rates, found.alone):
-        assert min(rates.flops, rates.bandwidth, rates.batched, rates.other, rates.convolved, rates.narrow) > 0
+        assert (
+            min(rates.flops, rates.bandwidth, rates.batched, rates.other, rates.convolved, rates.narrow, rates.thin) > 0
+        )
         assert rates.start > 0
     kinds = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ppermute"}
     assert set(found.links) == {("x", kind) for kind in kinds}
@@ -336,8 +351,8 @@ def test_figures_follow_from_times(monkeypatch):
     monkeypatch.setattr(hardware, "_shortest", shortest)
     found = Hardware.measure(mesh)
     for rates, expected in ((found.rates, 1e9), (found.alone, 8e9)):
-        figures = rates.flops, rates.bandwidth, rates.batched, rates.other, rates.convolved, 8 * rates.narrow
-        assert figures == pytest.approx([expected] * 6)
+        figures = rates.flops, rates.bandwidth, rates.batched, rates.other, rates.convolved
+        assert (*figures, 8 * rates.narrow, 64 * rates.thin) == pytest.approx([expected] * 7)
         assert (rates.kernel, rates.start) == pytest.approx((kernel, start))
     assert {key for key, _ in found.links} == {"x", "y", ("x", "y")}
     for link in found.links.values():

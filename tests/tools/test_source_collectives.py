@@ -7,10 +7,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.scipy.special import logsumexp
-from test_source import normal, plan_of, run
+from test_source import normal, plan_of, run, source_of
 from test_source_flagships import check_values_and_derivatives, first, second
 
 from xmap_compat import pargmax, pargmin, pdot, xmap
@@ -100,3 +101,17 @@ def test_a_collective_computes_what_it_computes_without_resources(name, cell):
         return
     orders = [] if "JAX cannot differentiate" in text else [first, second]
     check_values_and_derivatives(run(text), xmap(bodies(names)[name], *axes), (X,), orders)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("extremum", [lax.pmax, lax.pmin, jnp.max, jnp.min], ids=lambda f: f.__name__)
+def test_an_extremum_keeps_nan(extremum, cell):
+    """Of several devices XLA may lose it (tests/core/test_jax_bugs.py)."""
+    names, resources = CELLS[cell]
+    x = np.where(np.arange(96) % 41 == 3, np.nan, normal(96)).reshape(8, 4, 3).astype(np.float32)
+    kept = run(source_of(lambda v: extremum(v, names), ["a", "b", ...], ["a", "b", ...], resources, (x,)))(x)
+    numpys = {"a": 0, "b": 1}
+    over = tuple(numpys[n] for n in (names if isinstance(names, tuple) else (names,)))
+    reduced = (np.max if "max" in extremum.__name__ else np.min)(x, over, keepdims=True)
+    np.testing.assert_array_equal(kept, np.broadcast_to(reduced, x.shape))

@@ -48,9 +48,11 @@ class Rates(CheckedFields):
       start: seconds to start a program.
       convolved: FLOP/s of convolutions; None if they are those of products.
       narrow: the most FLOP/s of convolutions for each feature in a group of the result; None if it does not matter.
+      thin: the most FLOP/s of products that sum over the rows of both matrices, as gradients of weights do, for each
+        column of the one that has fewer; None if it does not matter.
 
     >>> from xmap_compat import Rates
-    >>> Rates(flops=1e14, bandwidth=1e12, wide=0.5).of_products(size=4, batched=False)  # in float32
+    >>> Rates(flops=1e14, bandwidth=1e12, wide=0.5).of_products(size=4)  # in float32
     50000000000000.0
     """
 
@@ -63,12 +65,18 @@ class Rates(CheckedFields):
     start: float = 0.0
     convolved: float | None = None
     narrow: float | None = None
+    thin: float | None = None
 
-    def of_products(self, size: int, batched: bool, features: int | None = None) -> float:
-        """FLOP/s of products whose elements have ``size`` bytes: of matrices, or of convolutions to ``features``."""
-        rate = (self.batched if batched else None if features is None else self.convolved) or self.flops
-        most = math.inf if features is None or self.narrow is None else self.narrow * features
-        return min(rate, most) * (self.wide if size >= 4 else 1)
+    def of_products(self, size: int, kind: str = "", width: float = math.inf) -> float:
+        """FLOP/s of products whose elements have ``size`` bytes.
+
+        Args:
+          kind: ``'batch'`` of small ones, ``'convolution'``, ``'rows'`` (a sum over those of both matrices), or ``''``.
+          width: the features of a convolution, or the fewer columns.
+        """
+        rate = {"batch": self.batched, "convolution": self.convolved}.get(kind) or self.flops
+        each = {"convolution": self.narrow, "rows": self.thin}.get(kind)
+        return min(rate, each * width if each else math.inf) * (self.wide if size >= 4 else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +195,7 @@ class Hardware(CheckedFields):
                 **{k: probes[where, k].work / seconds[where, k] for k in _RATES},
                 **{"kernel": seconds[where, "kernel"], "start": start[where]},
                 narrow=probes[where, "narrow"].work / seconds[where, "narrow"] / _FEW,
+                thin=probes[where, "thin"].work / seconds[where, "thin"] / _COLUMNS,
             )
             for where in (mesh, None)
         )
@@ -248,7 +257,7 @@ _COLLECTIVES: dict[str, Callable[[Any, tuple[Any, ...], int], Any]] = {
     "ppermute": lambda v, axes, n: lax.ppermute(v, axes, [(k, (k + 1) % n) for k in range(n)]),
 }
 _RATES = ("flops", "bandwidth", "batched", "other", "convolved")
-_FEW = 8  # features
+_FEW, _COLUMNS = 8, 64  # features, columns
 _TURNS = 10
 _REPEATS = 0.15
 
@@ -278,6 +287,8 @@ def _probes(
         yield (where, "kernel"), _Probe(where, lambda v: v @ v, (4, 4), 256)
         yield (where, "flops"), _Probe(where, lambda v: v @ v, (384, 384), 4, 2 * 384**3)
         yield (where, "batched"), _Probe(where, lambda v: v @ v, (64, 32, 32), 16, 2 * 64 * 32**3)
+        rows = lambda v: v.at[:, 512:].set(v[:, :512].T @ v[:, 512:] * np.float32(0.5))  # noqa: E731
+        yield (where, "thin"), _Probe(where, rows, (512, 512 + _COLUMNS), 4, 2 * 512 * 512 * _COLUMNS)
         scaled = lambda v: v * np.float32(0.5) + 1  # noqa: E731
         yield (where, "bandwidth"), _Probe(where, scaled, (1 << 21,), 4, 2 * 4 * (1 << 21))
         yield (where, "other"), _Probe(where, lambda v: jnp.exp(-v), (1 << 15,), 256, 2 * (1 << 15))

@@ -23,9 +23,8 @@ class Work:
     """The work of a program on one device.
 
     Attributes:
-      counts: ``'flops'``, of which ``('products', n, small)`` are in matrix products of elements of n bytes, in batches
-        of small ones or not, and ``('products', n, False, features)`` in convolutions; ``'accessed'``: bytes read and
-        written; ``'kernels'``: operations after fusion.
+      counts: ``'flops'``, of which ``('products', n, kind, width)`` are in products of elements of n bytes, of a kind
+        that ``Rates.of_products`` knows; ``'accessed'``: bytes read and written; ``'kernels'``: fused operations.
       peak: bytes of temporaries and results.
       endless: whether there is a loop with an unknown trip count, which counts as one iteration.
     """
@@ -87,6 +86,26 @@ def _flops(operation: Operation) -> float:
     if name in SCATTERS - _FREE:
         return operation.operands[2].elements
     return 0 if name in _FREE else sum(r.elements for r in operation.results)
+
+
+def _kind_of_product(operation: Operation, flops: float) -> tuple[str, int]:
+    """The kind and the width that ``Rates.of_products`` takes."""
+    numbers, params = operation.eqn.params["dimension_numbers"], operation.eqn.params
+    if operation.name == "conv_general_dilated":
+        groups = params["feature_group_count"] * params["batch_group_count"]
+        return "convolution", operation.results[0].aval.shape[numbers.out_spec[1]] // groups
+    shapes = [v.aval.shape for v in operation.operands]
+    batch = math.prod(shapes[0][k] for k in numbers[1][0])
+    if numbers[1][0] and flops < _LARGE * batch:
+        return "batch", 0
+    inner = any(len(shape) - 1 in {*summed, *kept} for shape, summed, kept in zip(shapes, *numbers))
+    if inner or not numbers[0][0]:
+        return "", 0
+    free = [
+        math.prod(shape) // (batch * math.prod(shape[k] for k in contracted))
+        for shape, contracted in zip(shapes, numbers[0])
+    ]
+    return "rows", min(free)
 
 
 def _products_of_convolution(operation: Operation) -> int:
@@ -191,13 +210,7 @@ def _count(kernel: _Kernel, total: Work) -> None:
     flops = _flops(operation) if operation.results else 0
     total.counts["flops"] += flops
     if operation.name in _PRODUCTS:
-        numbers, params = operation.eqn.params["dimension_numbers"], operation.eqn.params
-        if operation.name == "dot_general":
-            count = math.prod(operation.operands[0].aval.shape[k] for k in numbers[1][0])
-            kind: tuple[Any, ...] = (bool(numbers[1][0]) and flops < _LARGE * count,)
-        else:
-            groups = params["feature_group_count"] * params["batch_group_count"]
-            kind = False, operation.results[0].aval.shape[numbers.out_spec[1]] // groups
+        kind = _kind_of_product(operation, flops)
         total.counts["products", max(itemsize(v.aval.dtype) for v in operation.operands), *kind] += flops
     if kernel.writes:
         written = sum(v.nbytes for v in kernel.writes)

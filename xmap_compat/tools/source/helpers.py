@@ -227,7 +227,11 @@ def top_over(x, axes):
 
 def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
     """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties share it."""
-    extremum = jax.custom_jvp(lambda x: reduced(x, axes, over))
+
+    @jax.custom_jvp
+    def extremum(x):
+        is_nan = reduced(jnp.isnan(x).astype(x.dtype), axes) > 0  # of several devices, XLA may lose it
+        return jnp.where(is_nan, jnp.nan, reduced(x, axes, over))
 
     @extremum.defjvp
     def derivative(primals, tangents):
