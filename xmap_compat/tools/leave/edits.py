@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import tokenize
+from collections.abc import Iterator, Sequence, Set
 
 from xmap_compat import _jax
 from xmap_compat.tools.check.fix import Edit
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.construction import Construction, Edited
+from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.in_place import InPlace, laid_out
 from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
@@ -22,17 +24,25 @@ from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, ours
 from xmap_compat.tools.source.text import Names, NotWritable
-from xmap_compat.tools.source.user_code import Span, file_at, spliced
+from xmap_compat.tools.source.user_code import Span, file_at, first_line, spliced
 
 ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
 
 
-def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", assignment: int | None = None) -> Edited:
+def edits_of(
+    cs: Sequence[Construction],
+    *,
+    root: str,
+    beside: str = "",
+    assignment: int | None = None,
+    entered: Set[Entered] = frozenset(),
+) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
       beside: the folder for a file of helpers, if it is not ``root``.
       assignment: which one to keep where functions are mapped with several ``axis_resources``; they count from 1.
+      entered: where the program has entered meshes.
     """
     for c in (c for c in cs if not c.refused):
         with _refusing(c):
@@ -53,7 +63,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", assignm
     for c in cs:
         if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
             c.refused = messages.IN_ONE_THAT_STAYS
-    return _finished(cs, kept, root, beside or root)
+    return _finished(cs, kept, root, beside or root, entered)
 
 
 @contextlib.contextmanager
@@ -177,7 +187,9 @@ def _keep_what_stays(cs: Sequence[Construction], root: str, is_chosen: bool) -> 
 # ---------------------------------------------------------------------------- whole files
 
 
-def _finished(cs: Sequence[Construction], kept: Sequence[Construction], root: str, beside: str) -> Edited:
+def _finished(
+    cs: Sequence[Construction], kept: Sequence[Construction], root: str, beside: str, entered: Set[Entered]
+) -> Edited:
     """The edits of constructions that are kept, with the names that their files have for what they use."""
     module = Names(name.partition(".")[0] for name in os.listdir(beside)).like("named_axes")
     paths = {c.file for c in cs if c.site} | {key[0] for c in kept for key in c.made.edits}
@@ -186,22 +198,39 @@ def _finished(cs: Sequence[Construction], kept: Sequence[Construction], root: st
     files = {path: file_at(path, path) for path in read}
     names = {path: FileNames(file.tree, module) for path, file in files.items()}
     for c in kept:
-        own, c.decorates = (c.site.piece.file, *c.site.bounds), "fun" not in c.site.given
-        for key, text in sorted(c.made.edits.items(), key=lambda edit: edit[0] != own):
+        first, c.decorates = (c.site.piece.file, *c.site.bounds), "fun" not in c.site.given
+        for key, text in sorted(c.made.edits.items(), key=lambda edit: edit[0] != first):
             path, (_, start, end) = os.path.realpath(key[0]), key
             whole, new = files[path].text, _resolved(text, names[path])
             if key in c.made.replaced:
                 line = whole[whole.rfind("\n", 0, start) + 1 :]
                 new = laid_out(new, len(line) - len(line.lstrip()))
             c.edits.append((path, Edit(_position(whole, start), _position(whole, end), new)))
+            if key in c.made.replaced:
+                kept_there = _comments(new)
+                lost = [comment for comment in _comments(whole[start:end]) if comment not in kept_there]
+                c.edits += [(path, edit) for edit in _above(files[path].tree, c.edits[-1][1].start, lost)]
     shared = []
     for path, file in files.items():
-        edits = Shared(file, names[path]).finished([edit for c in kept for name, edit in c.edits if name == path])
-        shared += [(path, edit) for edit in edits]
+        own = [edit for c in kept for name, edit in c.edits if name == path]
+        shared += [(path, edit) for edit in Shared(file, names[path], entered).finished(own)]
     helpers = dict.fromkeys(h for c in kept for h in c.made.helpers)
     parts = {name: axes for c in kept if "axes_of" in c.made.helpers for name, axes in c.made.names.all.items()}
     text = helper_module(helpers, parts) if helpers else ""
     return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"))
+
+
+def _comments(text: str) -> list[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(f"({text})").readline)
+    return [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def _above(tree: ast.Module, place: tuple[int, int], comments: Sequence[str]) -> list[Edit]:
+    """The edit that puts comments above the innermost statement at a place."""
+    holds = lambda n: (first_line(n), 0) <= place < (n.end_lineno, n.end_col_offset)  # noqa: E731
+    statement = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n)][-1]
+    at, indent = (first_line(statement), 0), " " * statement.col_offset
+    return [Edit(at, at, "".join(f"{indent}{comment}\n" for comment in comments))] * bool(comments)
 
 
 def _resolved(text: str, names: FileNames) -> str:

@@ -170,9 +170,13 @@ def laid_out(text: str, indent: int, width: int = 88) -> str:
     node = ast.parse(text, mode="eval").body
     segment = lambda n: ast.get_source_segment(text, n) or ""  # noqa: E731
     if isinstance(node, ast.Lambda):
-        return text[: -len(segment(node.body))] + laid_out(segment(node.body), indent, width)
+        body = segment(node.body)  # perhaps without its parentheses
+        return text.removesuffix(body) + laid_out(body, indent, width) if text.endswith(body) else text
+    unpacked = lambda n: None in getattr(n, "keys", ()) or getattr(n, "arg", "") is None  # noqa: E731
+    if any(isinstance(n, (ast.Starred, ast.NamedExpr)) or unpacked(n) for n in ast.walk(node)):
+        return text  # as the user has laid it out
     if isinstance(node, ast.Dict):
-        parts = [(f"{segment(k)}: ", v) for k, v in zip(node.keys, node.values) if k is not None]
+        parts = [(f"{segment(k)}: ", v) for k, v in zip(node.keys, node.values) if k]
     elif isinstance(node, ast.Call):
         parts = [*(("", a) for a in node.args), *((f"{k.arg}=", k.value) for k in node.keywords)]
     else:
