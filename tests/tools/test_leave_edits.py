@@ -472,6 +472,51 @@ PROGRAMS = {
         """,
         lambda: (x[:, 0] - x[:, 0].mean(),) * 3,
     ),
+    "specs in classes of the program": (
+        """
+        from typing import NamedTuple
+        import helper
+
+        class Pair(NamedTuple):
+            loss: object
+            rows: object
+
+        def body(params, v):
+            total = lax.psum((v @ params.inner.w).sum(), 'i') * params.scale
+            return Pair(total, helper.Layer('same', params.inner.b + v))
+
+        in_axes = (helper.Layer('same', helper.Weights([...], [...]), [...]), ['i', ...])
+        def split(params, v): return params.inner.b - lax.psum(v, 'i'), params
+        with Mesh(devices[:4], 'd'):
+            f = xmap(body, in_axes, Pair([...], helper.Layer('same', ['i', ...])), axis_resources={'i': 'd'})
+            g = xmap(split, (helper.Layer('same', helper.Weights([...], ['i', ...])), ['i', ...]),
+                     (['i', ...], helper.Layer('same', helper.Weights([...], ['i', ...]), [...])),
+                     axis_resources={'i': 'd'})
+            found = f(helper.Layer('same', helper.Weights(x[0], x[1]), np.float32(2)), x)
+            other, params = g(helper.Layer('same', helper.Weights(x[0], x)), x)
+        results = found.loss, found.rows.inner, other, params.inner
+        """,
+        lambda: (2 * (x @ x[0]).sum(), x[1] + x, x - x.sum(0), (x[0], x)),
+        {
+            "helper": """
+            import dataclasses
+            import functools
+            import jax
+            from typing import Any, NamedTuple
+
+            class Weights(NamedTuple):
+                w: Any
+                b: Any
+
+            @functools.partial(jax.tree_util.register_dataclass, data_fields=['inner', 'scale'], meta_fields=['kind'])
+            @dataclasses.dataclass
+            class Layer:
+                kind: str
+                inner: Any
+                scale: Any = None
+            """
+        },
+    ),
     "a line that begins with an import from the future": (
         """
         import helper
@@ -578,6 +623,22 @@ def made(dims):
 results = made(['i'])(x[0]), made(['i', 'j'])(x)
 """,
     "several calls of xmap": "f, g = xmap(abs, ['i'], ['i'])(x[0]), xmap(abs, ['i', ...], ['i', ...])(x)",
+    "a pytree with a node of type Own": """
+@jax.tree_util.register_pytree_node_class
+class Own:
+    def __init__(self, *held): self.held = held
+    def tree_flatten(self): return self.held, None
+    @classmethod
+    def tree_unflatten(cls, aux, held): return cls(*held)
+xmap(lambda o: o.held[0] * lax.psum(o.held[1], 'i'), (Own([...], ['i', ...]),), [...])(Own(x[0], x))
+""",
+    "Local, a class that its file does not name": """
+def made():
+    import typing
+    Local = typing.NamedTuple('Local', [('a', object), ('b', object)])
+    return xmap(lambda o: o.a * lax.psum(o.b, 'i'), (Local([...], ['i', ...]),), [...])(Local(x[0], x))
+made()
+""",
     "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
 }
 

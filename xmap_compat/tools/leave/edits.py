@@ -129,7 +129,7 @@ def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace
             made.around.append(other)
     donated = c.site.given.get("donate_argnums")
     more = f", donate_argnums={ast.unparse(donated)}" if donated is not None else ""
-    _replace(c.site, f"jax.jit({made.mapped(declared)}{more})", made)
+    _replace(c.site, f"jax.jit({made.mapped(declared, c.globals)}{more})", made)
     return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -110,9 +111,13 @@ class InPlace:
 
     # ---- the maps
 
-    def mapped(self, declared: Any) -> str:
-        """An expression for the mapped function, in which the user's own is ``function``."""
-        text, maps = "function", self._maps(declared)
+    def mapped(self, declared: Any, around: Mapping[str, Any]) -> str:
+        """An expression for the mapped function, in which the user's own is ``function``.
+
+        Args:
+          around: the global variables, which name the classes of the user's pytrees.
+        """
+        text, maps, self._globals = "function", self._maps(declared), around
         order = [axis for axes in maps for axis in axes]
         for axes in reversed(maps):
             axis, places = axes[0], self._places(declared, axes, order)
@@ -160,7 +165,17 @@ class InPlace:
 
     def _like(self, specs: Any, text: Any) -> str:
         leaf = lambda s: isinstance(s, AxisSpec)  # noqa: E731
-        return prefix(jax.tree.structure(specs, is_leaf=leaf), list(map(text, jax.tree.leaves(specs, is_leaf=leaf))))
+        leaves, structure = jax.tree.flatten(specs, is_leaf=leaf)
+        return prefix(structure, list(map(text, leaves)), self._named)
+
+    def _named(self, kind: type) -> str:
+        """The name of a class in the file of the call of xmap."""
+        for name, value in self._globals.items():
+            if value is kind:
+                return name
+            if isinstance(value, types.ModuleType) and vars(value).get(kind.__name__) is kind:
+                return f"{name}.{kind.__name__}"
+        raise NotWritable(messages.CLASS_WITHOUT_NAME.format(name=kind.__name__))
 
 
 def laid_out(text: str, indent: int, width: int = 88) -> str:

@@ -15,6 +15,7 @@ from xmap_compat.tools.check.names import Bindings, ScopedVisitor, bound_anywher
 from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.leave.construction import Entered
+from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.text import Names
 from xmap_compat.tools.source.user_code import Piece, first_line
 
@@ -48,6 +49,8 @@ class FileNames:
         self._fresh = Names({*bound_anywhere(tree), *(n.id for n in nodes if isinstance(n, ast.Name))})
 
     def name(self, wanted: str) -> str:
+        if wanted not in MODULES and wanted not in HELPERS:
+            return wanted  # the file's own
         home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
         if home not in self._known:
             self._known[home] = own = self._fresh.like(wanted)
