@@ -50,14 +50,14 @@ def edits_of(program: Program, others: Others = Others()) -> list[Edit]:
     return _Finder(program, others).edits
 
 
-def _bindings_of(program: Program) -> Bindings:
+def bindings_of(program: Program) -> Bindings:
     return Bindings(program.tree, Neighbours(program.path, file_names()))
 
 
 class _Finder(ScopedVisitor):
     def __init__(self, program: Program, others: Others):
         self.program = program
-        self.bindings = _bindings_of(program)
+        self.bindings = bindings_of(program)
         self.renaming = Renaming(program.tree, self.bindings, program.path, others)
         self._values = assigned_once(ast.walk(program.tree), lambda name, value: not _mentions(value, name))
         self._bound = bound_anywhere(program.tree)
@@ -269,7 +269,7 @@ def fixed(source: bytes, path: str, others: Others = Others()) -> bytes:
 def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:
     """Rewrite files, or show the differences; returns the new contents."""
     programs = [program_of(source, path) for path, source in {**_beside(sources), **sources}.items()]
-    others = others_of((program.tree, _bindings_of(program), program.path) for program in programs)
+    others = others_of((program.tree, bindings_of(program), program.path) for program in programs)
     results = {path: fixed(source, path, others) for path, source in sources.items()}
     for path, result in results.items():
         if result == sources[path]:

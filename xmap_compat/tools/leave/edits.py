@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import io
 import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.tools.check.fix import Edit
@@ -24,7 +24,7 @@ from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, ours
 from xmap_compat.tools.source.text import Names, NotWritable
-from xmap_compat.tools.source.user_code import Span, file_at, first_line, spliced
+from xmap_compat.tools.source.user_code import file_at, first_line, spliced
 
 ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
 
@@ -45,18 +45,13 @@ def edits_of(
       entered: where the program has entered meshes.
     """
     for c in (c for c in cs if not c.refused):
-        with _refusing(c):
-            _find(c, root)
-    outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
-    draw = functools.partial(_draw, cs, root, outermost)
+        _or_refuse(c, _find, root)
     for c in (c for c in cs if not (c.refused or c.is_nested)):
-        with _refusing(c):
-            draw(c)
+        _or_refuse(c, _draw, cs, root)
     inside = [rule for c in cs if c.made and c.made.only_values for rule in c.made.custom]
     for c in (c for c in cs if c.made and c.made.rules):
         if any(rule is other for rule in c.made.custom for other in inside):  # a rule has one text
-            with _refusing(c):
-                draw(c, keeps_rules=True)
+            _or_refuse(c, functools.partial(_draw, keeps_rules=True), cs, root)
     _choose(cs, assignment)
     _keep_what_stays(cs, root, assignment is not None)
     kept = [c for c in cs if c.made and not c.refused]
@@ -66,10 +61,9 @@ def edits_of(
     return _finished(cs, kept, root, beside or root, entered)
 
 
-@contextlib.contextmanager
-def _refusing(c: Construction) -> Iterator[None]:
+def _or_refuse(c: Construction, step: Callable[..., None], *args: Any) -> None:
     try:
-        yield
+        step(c, *args)
     except NotWritable as reason:
         c.refused = str(reason)
 
@@ -94,15 +88,14 @@ def _find(c: Construction, root: str) -> None:
         raise NotWritable(messages.NO_FRAMES)
 
 
-def _draw(
-    cs: Sequence[Construction], root: str, outermost: frozenset[Span], c: Construction, keeps_rules: bool = False
-) -> None:
+def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: bool = False) -> None:
     """The edits of a construction, which must be the same for each of its calls.
 
     Args:
       keeps_rules: whether its backward rules stay as they are, for gradients that another one takes inside.
     """
     c.made = None
+    outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
     first, *others = [_drawn(cs, root, c, InPlace(plan, outermost, keeps_rules)) for plan in c.plans]
     if any(other.edits != first.edits for other in others):
         raise NotWritable(messages.DIFFERENT_TEXTS)

@@ -23,6 +23,7 @@ from xmap_compat.tools.source.program import axis_names, why_unchecked
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
 from xmap_compat.tools.source.text import NotWritable, literal, partition_spec, prefix
 from xmap_compat.tools.source.user_code import Piece, Span, calls_of_collectives
+from xmap_compat.tools.source.wrapper import batches_of, mapped_over, own_axes
 
 
 class InPlace:
@@ -46,8 +47,7 @@ class InPlace:
         self.only_values = keeps_rules or bool(self.inside) or takes_gradients
         hazards.check(plan, self.typed or self.only_values)
         self.rules = () if self.only_values else found
-        self.batches = {a.name: a.local_size for a in plan.axes if a.loops}
-        self.batches |= dict.fromkeys(hazards.axes_of_generators(plan), 1)
+        self.batches = batches_of(plan, hazards.axes_of_generators(plan))
         self.names = self.names.with_inner()
         self.calls = calls_of_collectives(self.jaxpr)
         self.handled: dict[Any, tuple[Any, ...]] = {}
@@ -121,27 +121,15 @@ class InPlace:
         order = [axis for axes in maps for axis in axes]
         for axes in reversed(maps):
             axis, places = axes[0], self._places(declared, axes, order)
-            options = [p for p in places if not p.endswith("=0")]
-            if not self.names.local[axis.name]:
-                text = f"{self.helper('one_element')}({', '.join([text, *places])})"
-                continue
-            if axis.name in self.batches:
-                batch = self.batches[axis.name]
-                options += [f"turns={axis.device_size // batch}"] if batch > 1 else []
+            if self.names.local[axis.name]:
+                text = mapped_over(axis, text, places, self, self.plan, self.batches.get(axis.name))  # type: ignore[arg-type]
             else:
-                options.append(f"axis_name={literal(self.names.local[axis.name])}")
-            if all(axis.name not in a.axes for a in self.plan.arguments):
-                options.append(f"axis_size={axis.device_size}")
-            function = self.helper("in_loop") if axis.name in self.batches else "jax.vmap"
-            text = f"{function}({', '.join([text, *options])})"
+                text = f"one_element({', '.join([text, *places])})"
         if self.plan.mesh is None:
             return text
         specs = lambda tree: self._like(tree, lambda s: partition_spec(spec_of(s, self.placed.placements)))  # noqa: E731
         options = [f"in_specs={specs(declared.in_specs)}", f"out_specs={specs(declared.out_specs)}"]
-        if self.plan.compiler_axes:
-            own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
-            options.append(f"axis_names={{{', '.join(own)}}}")
-        options += ["check_vma=False"] * (not self.typed)
+        options += [*own_axes(self.plan), *(["check_vma=False"] * (not self.typed))]
         return f"jax.shard_map({', '.join([text, *options])})"
 
     def _maps(self, declared: Any) -> list[list[Any]]:

@@ -11,8 +11,14 @@ from collections.abc import Iterable, Sequence, Set
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.advice import MAPS
 from xmap_compat.tools.check.fix import Edit, replacing
-from xmap_compat.tools.check.names import Bindings, ScopedVisitor, bound_anywhere, bound_by, constant_text, file_names
-from xmap_compat.tools.check.neighbours import Neighbours
+from xmap_compat.tools.check.names import (
+    Bindings,
+    ScopedVisitor,
+    bound_anywhere,
+    bound_by,
+    constant_text,
+    imported_names,
+)
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.leave.construction import Entered
 from xmap_compat.tools.source.helper_texts import HELPERS
@@ -65,14 +71,10 @@ def _imports(statements: Iterable[ast.AST]) -> Iterable[ast.Import | ast.ImportF
     for statement in statements:
         if isinstance(statement, _IMPORTS):
             yield statement
-        elif isinstance(statement, ast.Try) or (isinstance(statement, ast.If) and not _is_for_types(statement)):
+        elif isinstance(statement, (ast.Try, ast.ExceptHandler)) or (
+            isinstance(statement, ast.If) and not ast.unparse(statement.test).endswith("TYPE_CHECKING")
+        ):
             yield from _imports(ast.iter_child_nodes(statement))
-        elif isinstance(statement, ast.ExceptHandler):
-            yield from _imports(statement.body)
-
-
-def _is_for_types(statement: ast.If) -> bool:
-    return ast.unparse(statement.test).endswith("TYPE_CHECKING")
 
 
 class Shared(ScopedVisitor):
@@ -83,10 +85,11 @@ class Shared(ScopedVisitor):
     """
 
     def __init__(self, file: Piece, names: FileNames, entered: Set[Entered]):
-        self.text, self.tree, self.path, self.names = file.text, file.tree, file.file, names
+        self.text, self.tree, self.names = file.text, file.tree, names
+        self._program = program_of(file.text, file.file.replace(NOTEBOOK, ".py"))
         self._entered = {tuple(place) for path, *place in entered if os.path.realpath(path) == file.file}
         self.edits: list[Edit] = []
-        self.bindings = Bindings(file.tree, Neighbours(file.file, file_names()))
+        self.bindings = fix.bindings_of(self._program)
         self.visit(file.tree)
 
     def _replace(self, node: ast.expr | ast.stmt, text: str) -> None:
@@ -164,7 +167,7 @@ class Shared(ScopedVisitor):
         """
         apart = lambda e, taken: all(e.end <= t.start or t.end <= e.start for t in taken)  # noqa: E731
         own = [e for e in self.edits if apart(e, others)]
-        renamed = map(_without_us, fix.edits_of(program_of(self.text, self.path.replace(NOTEBOOK, ".py"))))
+        renamed = map(_without_us, fix.edits_of(self._program))
         fixes = [e for e in renamed if "xmap_compat" not in e.text and apart(e, [*others, *own])]
         tree = ast.parse(fix.edited(self.text, [*others, *own, *fixes]))
         exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
@@ -204,7 +207,8 @@ class Shared(ScopedVisitor):
         about = [n for n in body[:1] if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
         after = len(about) + sum(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in body)
         ours = ("jax", "xmap_")
-        of_jax = (k for k, n in enumerate(body) for i in _imports([n]) for m in _modules(i) if m.startswith(ours))
+        named = ((k, name) for k, n in enumerate(body) for i in _imports([n]) for _, name in imported_names(i))
+        of_jax = (k for k, name in named if name.startswith(ours))
         first = body[min(next(of_jax, after), len(body) - 1)]
         at, end = (first_line(first), first.col_offset), "; " if first.col_offset else "\n"
         return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
@@ -218,7 +222,3 @@ def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]
 def _without_us(edit: Edit) -> Edit:
     """``check --fix`` keeps what this package restores, and imports it."""
     return dataclasses.replace(edit, text=re.sub(r"import xmap_compat(; |\n)", "", edit.text))
-
-
-def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    return [str(node.module)] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]

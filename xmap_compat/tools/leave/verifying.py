@@ -324,8 +324,8 @@ class Verifier:
 
     def write(self, ended: str, whole: bool = True) -> None:
         with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
-            found = {"reached": self.reached, "problems": self.problems, "agreed": self.agreed}
-            json.dump({**found, "ended": ended, "whole": whole}, file)
+            found = {"problems": self.problems, "agreed": self.agreed, "ended": ended, "whole": whole}
+            json.dump(found, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
 
 

@@ -100,15 +100,20 @@ def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool
         return repr({Text(literal(key)): part for key, part in zip(keys or (), parts)})
     if kind is type(None):
         return "None"
-    if named is not None and (hasattr(kind, "_fields") or dataclasses.is_dataclass(kind)):
+    if named is not None and (known := field_names(kind)):
         made = structure.unflatten(leaves)
         paths, _ = jax.tree_util.tree_flatten_with_path(made, is_leaf=lambda x: x is not made)
         fields = {getattr(key, "name", ""): part for ((key,), _), part in zip(paths, parts)}
-        known = list(getattr(kind, "_fields", ())) or [f.name for f in dataclasses.fields(kind) if f.init]
         if fields.keys() <= {*known}:
             given = (f"{f}={fields[f] if f in fields else literal(getattr(made, f))}" for f in known)
             return f"{named(kind)}({', '.join(given)})"
     raise NotWritable(f"a pytree with a node of type {kind.__name__}")
+
+
+def field_names(kind: Any) -> list[str]:
+    """The parameters of a class of named tuples, or of a dataclass."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return list(getattr(kind, "_fields", [f.name for f in fields if f.init]))
 
 
 def identifier(text: str) -> str:
