@@ -30,19 +30,14 @@ ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "dona
 
 
 def edits_of(
-    cs: Sequence[Construction],
-    *,
-    root: str,
-    beside: str = "",
-    assignment: int | None = None,
-    entered: Set[Entered] = frozenset(),
+    cs: Sequence[Construction], *, root: str, entered: Set[Entered], beside: str = "", assignment: int | None = None
 ) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
+      entered: where the program has entered meshes.
       beside: the folder for a file of helpers, if it is not ``root``.
       assignment: which one to keep where functions are mapped with several ``axis_resources``; they count from 1.
-      entered: where the program has entered meshes.
     """
     for c in (c for c in cs if not c.refused):
         _or_refuse(c, _find, root)
@@ -54,11 +49,7 @@ def edits_of(
             _or_refuse(c, functools.partial(_draw, keeps_rules=True), cs, root)
     _choose(cs, assignment)
     _keep_what_stays(cs, root, assignment is not None)
-    kept = [c for c in cs if c.made and not c.refused]
-    for c in cs:
-        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
-            c.refused = messages.IN_ONE_THAT_STAYS
-    return _finished(cs, kept, root, beside or root, entered)
+    return _finished(cs, root, beside or root, entered)
 
 
 def _or_refuse(c: Construction, step: Callable[..., None], *args: Any) -> None:
@@ -180,10 +171,12 @@ def _keep_what_stays(cs: Sequence[Construction], root: str, is_chosen: bool) -> 
 # ---------------------------------------------------------------------------- whole files
 
 
-def _finished(
-    cs: Sequence[Construction], kept: Sequence[Construction], root: str, beside: str, entered: Set[Entered]
-) -> Edited:
+def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[Entered]) -> Edited:
     """The edits of constructions that are kept, with the names that their files have for what they use."""
+    kept = [c for c in cs if c.made and not c.refused]
+    for c in cs:
+        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
+            c.refused = messages.IN_ONE_THAT_STAYS
     module = Names(name.partition(".")[0] for name in os.listdir(beside)).like("named_axes")
     paths = {c.file for c in cs if c.site} | {key[0] for c in kept for key in c.made.edits}
     paths |= {f for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)}

@@ -35,9 +35,9 @@ class Pending(NamedTuple):
 
 def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
     """Note from now on where ``with`` enters a mesh of these classes."""
+    for kind in kinds:
 
-    def noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def noted(self):
+        def noted(self, enter=kind.__enter__):  # type: ignore[attr-defined]
             frame = sys._getframe(1)
             line, end, column, last = [*frame.f_code.co_positions()][frame.f_lasti // 2]
             before = [i for i in dis.get_instructions(frame.f_code) if i.offset < frame.f_lasti]
@@ -45,10 +45,7 @@ def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
             entered.add((frame.f_code.co_filename, line or 0, column or 0, len(same)))
             return enter(self)
 
-        return noted
-
-    for kind in kinds:
-        kind.__enter__ = noting(kind.__enter__)  # type: ignore[attr-defined]
+        kind.__enter__ = noted  # type: ignore[attr-defined]
 
 
 class Recorder:

@@ -139,9 +139,10 @@ class Names:
 # -------------------------------------------------------------------------------- modules
 
 
-def imports_in_order(statements: Iterable[str]) -> list[str]:
-    """Import statements in the order of isort, except that the standard library has no section of its own."""
-    return sorted(statements, key=lambda s: (s.startswith("from "), s))
+def module_text(about: Sequence[str], imports: Iterable[str], lines: Iterable[str]) -> str:
+    """A formatted module; its imports are in the order of isort, but the standard library has no section of its own."""
+    ordered = sorted(imports, key=lambda s: (s.startswith("from "), s))
+    return formatted("\n".join([docstring(about), "", *ordered, "", *lines, ""]))
 
 
 def formatted(text: str) -> str:
