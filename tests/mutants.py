@@ -115,7 +115,9 @@ found_by(
         'return "" if apart <= tolerance * largest else': 'return "" if apart <= 1e3 * tolerance * largest else',
         "apart = difference(evaluated(made, given, record.differentiated), record.results)": "apart = difference("
         "evaluated(made, given, False), record.results[:1])",
-        "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))": "given = args",
+        "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))": "given = jax.tree.unflatten("
+        "structure, own)",
+        "for call in self.traced:": "for call in ():",
         "if n not in problems and edits[n] & edits[m]}:": "if False}:",
     },
 )

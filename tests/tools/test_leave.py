@@ -11,6 +11,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -195,11 +196,34 @@ def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
     seen = verifier([record([Leaf(X)], differentiated=True)], tmp_path)
     probed = seen.probe(0, halved)
     around(lambda x: probed(x)["y"].sum())(X)
+    seen.finish("")
     assert "the gradient of args[0] differs by" in seen.problems[0]
     right = verifier([record([Leaf(X)], differentiated=True)], tmp_path)
     probed_right = right.probe(0, square)
     around(lambda x: probed_right(x)["y"].sum())(X)
+    right.finish("")
     assert right.problems == {} and right.agreed == {0: 1}
+
+
+def test_a_lock_around_a_traced_call_is_not_waited_for(tmp_path):
+    """The edited function is compared after the program, which then holds no lock that the function takes."""
+    lock, seen = threading.RLock(), verifier([record([Leaf(X)])], tmp_path)
+
+    def locked(x):
+        with lock:
+            return square(x)
+
+    probed, ended = seen.probe(0, locked), threading.Event()
+
+    def program():
+        with lock:
+            jax.jit(lambda x: probed(x))(X)
+        ended.set()
+
+    threading.Thread(target=program, daemon=True).start()
+    assert ended.wait(60)
+    seen.finish("")
+    assert seen.problems == {} and seen.agreed == {0: 1}
 
 
 def test_records_can_be_read_where_this_package_is_not(tmp_path):
@@ -351,15 +375,15 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
 def test_cells_are_edited_and_the_rest_of_a_notebook_stays(indent, end):
-    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\nif a:\n    !ls\nc = 3", "d = a"]
+    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\r# a\nif a:\n    !ls\nc = 3", "d = a"]
     cells = [{"cell_type": "code", "source": source} for source in sources] + [{"cell_type": "markdown", "source": "x"}]
     data = (json.dumps({"cells": cells}, indent=indent, ensure_ascii=False) + end).encode()
     text = python_of(data, "n.ipynb")
     names = {}
     exec(text, names)
     assert (names["b"], names["c"], names["d"]) == (2, 3, 1)
-    after = fix.applied(data, "n.ipynb", [edit(text, "a = 1", "a = 10"), edit(text, "c = 3", "c = 30")])
-    assert after == data.replace(b"a = 1", b"a = 10").replace(b"c = 3", b"c = 30")
+    after = fix.applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
+    assert after == data.replace(b"a = 1", b"aa = 1").replace(b"c =", b"cc =").replace(b"d =", b"dd =")
 
 
 def two_files(tmp_path):

@@ -4,6 +4,7 @@ Each program runs once as it is, to see which xmaps it makes and calls, and once
 NumPy, which knows no axes.
 """
 
+import ast
 import builtins
 import contextlib
 import importlib
@@ -22,6 +23,8 @@ from xmap_compat.tools import plan as plans
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
+from xmap_compat.tools.leave.in_place import laid_out
+from xmap_compat.tools.leave.recording import note_entered
 
 HEAD = """
 import jax
@@ -63,16 +66,20 @@ def observed(folder, files, monkeypatch):
         return function
 
     monkeypatch.setattr(api, "make", recording)
+    monkeypatch.setattr(xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__)  # to undo what is noted
+    entered = set()
     end = api.observe(
         lambda declared, placed, args: calls.append((declared, plans.describe_made(declared, placed, args)))
     )
-    with xmap_compat.install(), importing(folder, files):
+    with xmap_compat.install(), importing(folder, files), monkeypatch.context() as noted:
+        noted.setattr(jax.sharding.Mesh, "__enter__", jax.sharding.Mesh.__enter__)
+        note_entered((jax.sharding.Mesh, xmap_compat.Mesh), entered)
         module = importlib.import_module("program")
         for construction in made.values():
             declared = [f.plan.declared for f in construction.functions]
             construction.plans += [plan for of, plan in calls if any(of is d for d in declared)]
             construction.differentiated = construction.functions[0] in getattr(module, "differentiated", ())
-        yield module, list(made.values())
+        yield module, list(made.values()), entered
     end()
     monkeypatch.undo()
 
@@ -92,9 +99,9 @@ class Left:
         after.mkdir()
         for name, text in files.items():
             (before / name).write_bytes(textwrap.dedent(text).replace("\n", newline).encode())
-        for module, found in observed(before, files, monkeypatch):
+        for module, found, entered in observed(before, files, monkeypatch):
             self.module, self.before = module, getattr(module, "results", None)
-            made = edits_of(found, root=str(before), assignment=assignment)
+            made = edits_of(found, root=str(before), assignment=assignment, entered=entered)
         self.refused = [c.refused or None for c in made.constructions]
         edits = {*made.shared, *(e for c in made.constructions for e in c.edits if not c.refused)}
         self.texts = {}
@@ -428,6 +435,103 @@ PROGRAMS = {
         """,
         lambda: x - x.mean(0),
     ),
+    "imports over several lines of try, of which one name is left out": (
+        """
+        try:
+            from jax.experimental.maps import (  # of 2022
+                xmap, Mesh)
+        except ImportError:
+            xmap = None
+
+        with Mesh(devices[:4], 'd'):
+            results = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: x - x.mean(0),
+    ),
+    "meshes that no name tells, and what is none under the name of one": (
+        """
+        import contextlib
+
+        def prepared(n):
+            return Mesh(devices[:n], 'd')
+
+        @contextlib.contextmanager
+        def use_mesh(n):
+            with contextlib.nullcontext(), prepared(n) as made:
+                yield made
+
+        def made(): return xmap(lambda v: v - lax.pmean(v, 'i'), ['i'], ['i'], axis_resources={'i': 'd'})
+        with contextlib.nullcontext() as mesh, prepared(4), (
+                contextlib.nullcontext()):
+            first = made()(x[:, 0])
+        with prepared(4) as held: held_again = held
+        with held_again:
+            second = made()(x[:, 0])
+        with use_mesh(4) as entered:
+            results = first, second, made()(x[:, 0])
+        """,
+        lambda: (x[:, 0] - x[:, 0].mean(),) * 3,
+    ),
+    "specs in classes of the program": (
+        """
+        from typing import NamedTuple
+        import helper
+
+        class Pair(NamedTuple):
+            loss: object
+            rows: object
+
+        def body(params, v):
+            total = lax.psum((v @ params.inner.w).sum(), 'i') * params.scale
+            return Pair(total, helper.Layer('same', params.inner.b + v))
+
+        in_axes = (helper.Layer('same', helper.Weights([...], [...]), [...]), ['i', ...])
+        def split(params, v): return params.inner.b - lax.psum(v, 'i'), params
+        with Mesh(devices[:4], 'd'):
+            f = xmap(body, in_axes, Pair([...], helper.Layer('same', ['i', ...])), axis_resources={'i': 'd'})
+            g = xmap(split, (helper.Layer('same', helper.Weights([...], ['i', ...])), ['i', ...]),
+                     (['i', ...], helper.Layer('same', helper.Weights([...], ['i', ...]), [...])),
+                     axis_resources={'i': 'd'})
+            found = f(helper.Layer('same', helper.Weights(x[0], x[1]), np.float32(2)), x)
+            other, params = g(helper.Layer('same', helper.Weights(x[0], x)), x)
+        results = found.loss, found.rows.inner, other, params.inner
+        """,
+        lambda: (2 * (x @ x[0]).sum(), x[1] + x, x - x.sum(0), (x[0], x)),
+        {
+            "helper": """
+            import dataclasses
+            import functools
+            import jax
+            from typing import Any, NamedTuple
+
+            class Weights(NamedTuple):
+                w: Any
+                b: Any
+
+            @functools.partial(jax.tree_util.register_dataclass, data_fields=['inner', 'scale'], meta_fields=['kind'])
+            @dataclasses.dataclass
+            class Layer:
+                kind: str
+                inner: Any
+                scale: Any = None
+            """
+        },
+    ),
+    "a line that begins with an import from the future": (
+        """
+        import helper
+        with Mesh(devices[:4], 'd'):
+            results = xmap(helper.shifted, ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: np.roll(x, 1, 0),
+        {
+            "helper": """
+            from __future__ import annotations; import jax
+            def shifted(v):
+                return jax.lax.ppermute(v, 'i', [(k, (k + 1) % 8) for k in range(8)])
+            """
+        },
+    ),
     "two xmaps of one function, alike": (
         """
         def body(v):
@@ -519,6 +623,22 @@ def made(dims):
 results = made(['i'])(x[0]), made(['i', 'j'])(x)
 """,
     "several calls of xmap": "f, g = xmap(abs, ['i'], ['i'])(x[0]), xmap(abs, ['i', ...], ['i', ...])(x)",
+    "a pytree with a node of type Own": """
+@jax.tree_util.register_pytree_node_class
+class Own:
+    def __init__(self, *held): self.held = held
+    def tree_flatten(self): return self.held, None
+    @classmethod
+    def tree_unflatten(cls, aux, held): return cls(*held)
+xmap(lambda o: o.held[0] * lax.psum(o.held[1], 'i'), (Own([...], ['i', ...]),), [...])(Own(x[0], x))
+""",
+    "Local, a class that its file does not name": """
+def made():
+    import typing
+    Local = typing.NamedTuple('Local', [('a', object), ('b', object)])
+    return xmap(lambda o: o.a * lax.psum(o.b, 'i'), (Local([...], ['i', ...]),), [...])(Local(x[0], x))
+made()
+""",
     "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
 }
 
@@ -589,9 +709,42 @@ def test_a_place_that_is_missed_raises_a_name_error(tmp_path, monkeypatch):
         left.run()
 
 
-def test_line_ends_comments_and_the_rest_of_a_file_stay(tmp_path, monkeypatch):
+LAID_OUT = [
+    "jax.jit(first(function, in_axes=(0, None)), out={'a': [1, 2], 'b': (3,)})",
+    "jax.jit(f(partial(body, {**options, 'b': 1}, **more), *rest), donate_argnums=(0,))",
+    "lambda function: jax.jit((lambda v: (v +  # one\n 1))(function), a=(b := 2), c=lambda: (1 + 2))",
+]
+
+
+@pytest.mark.parametrize("text", LAID_OUT)
+def test_an_expression_is_the_same_over_several_lines(text):
+    new = laid_out(text, 0, width=20)
+    assert ast.dump(ast.parse(f"({new})")) == ast.dump(ast.parse(f"({text})"))
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\r"])
+def test_line_ends_comments_and_the_rest_of_a_file_stay(newline, tmp_path, monkeypatch):
     program = PROGRAMS["an axis fills its mesh axis"][0]
-    left = Left(tmp_path, monkeypatch, textwrap.dedent(program), newline="\r\n")
-    assert left.refused == [None] and "\r\n" in left.text and "\n" not in left.text.replace("\r\n", "")
-    assert "# each row\r\n" in left.text
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program), newline=newline)
+    assert left.refused == [None] and newline in left.text and "\n" not in left.text.replace(newline, "")
+    assert f"# each row{newline}" in left.text
     assert_close(left.run(), PROGRAMS["an axis fills its mesh axis"][1]())
+
+
+COMMENTED = """
+with Mesh(devices[:4], 'd'):
+    results = xmap(  # why it is mapped
+        lambda v: (v -  # all of it
+                   lax.pmean(v, 'i')),
+        in_axes=['i', ...],  # rows
+        # and of the results
+        out_axes=['i', ...], axis_resources={'i': 'd'})(x)  # at the end
+"""
+
+
+def test_comments_in_a_call_that_is_replaced_stay_above_it(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, COMMENTED)
+    above = "".join(f"    # {words}\n" for words in ("why it is mapped", "rows", "and of the results"))
+    assert f"{above}    results = jax.jit(" in left.text
+    assert [left.text.count(f"# {words}\n") for words in ("rows", "all of it", "at the end")] == [1, 1, 1]
+    assert_close(left.run(), x - x.mean(0))

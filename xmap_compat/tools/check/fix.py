@@ -50,14 +50,14 @@ def edits_of(program: Program, others: Others = Others()) -> list[Edit]:
     return _Finder(program, others).edits
 
 
-def _bindings_of(program: Program) -> Bindings:
+def bindings_of(program: Program) -> Bindings:
     return Bindings(program.tree, Neighbours(program.path, file_names()))
 
 
 class _Finder(ScopedVisitor):
     def __init__(self, program: Program, others: Others):
         self.program = program
-        self.bindings = _bindings_of(program)
+        self.bindings = bindings_of(program)
         self.renaming = Renaming(program.tree, self.bindings, program.path, others)
         self._values = assigned_once(ast.walk(program.tree), lambda name, value: not _mentions(value, name))
         self._bound = bound_anywhere(program.tree)
@@ -233,7 +233,7 @@ def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:
 def edited(text: str, edits: Iterable[Edit], first_line: int = 1) -> str:
     """A text with these edits; the ends of its lines stay."""
     lines = [*text.encode().splitlines(keepends=True), b""]
-    newline = b"\r\n" if lines[0].endswith(b"\r\n") else b"\n"
+    newline = next((end for end in (b"\r\n", b"\r") if lines[0].endswith(end)), b"\n")
     for edit in sorted(dict.fromkeys(edits), key=lambda e: (e.start, e.end), reverse=True):
         (top, left), (bottom, right) = edit.start, edit.end
         top, bottom = top - first_line, bottom - first_line
@@ -251,7 +251,7 @@ def applied(source: bytes, path: str, edits: Iterable[Edit]) -> bytes:
     for part in cells_of(source, path):
         cell, end = notebook["cells"][(part.number or 1) - 1], part.start + part.text.count("\n")
         if own := [edit for edit in edits if part.start <= edit.start[0] <= end]:
-            new = edited(part.text, own, part.start)
+            new = edited("".join(cell["source"]), own, part.start)
             cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
     for indent, is_ascii, end_of_file in itertools.product((1, 2, 4, None), (False, True), ("\n", "")):
         dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
@@ -269,7 +269,7 @@ def fixed(source: bytes, path: str, others: Others = Others()) -> bytes:
 def run(sources: Mapping[str, bytes], write: bool) -> dict[str, bytes]:
     """Rewrite files, or show the differences; returns the new contents."""
     programs = [program_of(source, path) for path, source in {**_beside(sources), **sources}.items()]
-    others = others_of((program.tree, _bindings_of(program), program.path) for program in programs)
+    others = others_of((program.tree, bindings_of(program), program.path) for program in programs)
     results = {path: fixed(source, path, others) for path, source in sources.items()}
     for path, result in results.items():
         if result == sources[path]:

@@ -111,7 +111,7 @@ def cells_of(source: str | bytes, path: str) -> list[Cell]:
     cells, start = [], 1
     for number, cell in enumerate(json.loads(source)["cells"], start=1):
         if cell["cell_type"] == "code":
-            text = "".join(cell["source"])
+            text = "".join(cell["source"]).replace("\r\n", "\n").replace("\r", "\n")
             cells.append(Cell(text, number, start))
             start += text.count("\n") + 1
     return cells

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from xmap_compat.tools.check.fix import Edit
 
 FileEdit = tuple[str, Edit]  # the path of a file, and an edit of it
+# Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
+# line and column of the item, and 0.
+Entered = tuple[str, int, int, int]
 
 
 @dataclasses.dataclass(eq=False)

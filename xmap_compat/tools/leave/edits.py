@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
+import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import tokenize
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.tools.check.fix import Edit
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.construction import Construction, Edited
+from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.in_place import InPlace, laid_out
 from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
@@ -22,44 +24,37 @@ from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, ours
 from xmap_compat.tools.source.text import Names, NotWritable
-from xmap_compat.tools.source.user_code import Span, file_at, spliced
+from xmap_compat.tools.source.user_code import file_at, first_line, spliced
 
 ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
 
 
-def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "", assignment: int | None = None) -> Edited:
+def edits_of(
+    cs: Sequence[Construction], *, root: str, entered: Set[Entered], beside: str = "", assignment: int | None = None
+) -> Edited:
     """The edits for the constructions that a program made, in files under ``root``.
 
     Args:
+      entered: where the program has entered meshes.
       beside: the folder for a file of helpers, if it is not ``root``.
       assignment: which one to keep where functions are mapped with several ``axis_resources``; they count from 1.
     """
     for c in (c for c in cs if not c.refused):
-        with _refusing(c):
-            _find(c, root)
-    outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
-    draw = functools.partial(_draw, cs, root, outermost)
+        _or_refuse(c, _find, root)
     for c in (c for c in cs if not (c.refused or c.is_nested)):
-        with _refusing(c):
-            draw(c)
+        _or_refuse(c, _draw, cs, root)
     inside = [rule for c in cs if c.made and c.made.only_values for rule in c.made.custom]
     for c in (c for c in cs if c.made and c.made.rules):
         if any(rule is other for rule in c.made.custom for other in inside):  # a rule has one text
-            with _refusing(c):
-                draw(c, keeps_rules=True)
+            _or_refuse(c, functools.partial(_draw, keeps_rules=True), cs, root)
     _choose(cs, assignment)
     _keep_what_stays(cs, root, assignment is not None)
-    kept = [c for c in cs if c.made and not c.refused]
-    for c in cs:
-        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
-            c.refused = messages.IN_ONE_THAT_STAYS
-    return _finished(cs, kept, root, beside or root)
+    return _finished(cs, root, beside or root, entered)
 
 
-@contextlib.contextmanager
-def _refusing(c: Construction) -> Iterator[None]:
+def _or_refuse(c: Construction, step: Callable[..., None], *args: Any) -> None:
     try:
-        yield
+        step(c, *args)
     except NotWritable as reason:
         c.refused = str(reason)
 
@@ -84,15 +79,14 @@ def _find(c: Construction, root: str) -> None:
         raise NotWritable(messages.NO_FRAMES)
 
 
-def _draw(
-    cs: Sequence[Construction], root: str, outermost: frozenset[Span], c: Construction, keeps_rules: bool = False
-) -> None:
+def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: bool = False) -> None:
     """The edits of a construction, which must be the same for each of its calls.
 
     Args:
       keeps_rules: whether its backward rules stay as they are, for gradients that another one takes inside.
     """
     c.made = None
+    outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
     first, *others = [_drawn(cs, root, c, InPlace(plan, outermost, keeps_rules)) for plan in c.plans]
     if any(other.edits != first.edits for other in others):
         raise NotWritable(messages.DIFFERENT_TEXTS)
@@ -119,7 +113,7 @@ def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace
             made.around.append(other)
     donated = c.site.given.get("donate_argnums")
     more = f", donate_argnums={ast.unparse(donated)}" if donated is not None else ""
-    _replace(c.site, f"jax.jit({made.mapped(declared)}{more})", made)
+    _replace(c.site, f"jax.jit({made.mapped(declared, c.globals)}{more})", made)
     return made
 
 
@@ -177,8 +171,12 @@ def _keep_what_stays(cs: Sequence[Construction], root: str, is_chosen: bool) -> 
 # ---------------------------------------------------------------------------- whole files
 
 
-def _finished(cs: Sequence[Construction], kept: Sequence[Construction], root: str, beside: str) -> Edited:
+def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[Entered]) -> Edited:
     """The edits of constructions that are kept, with the names that their files have for what they use."""
+    kept = [c for c in cs if c.made and not c.refused]
+    for c in cs:
+        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
+            c.refused = messages.IN_ONE_THAT_STAYS
     module = Names(name.partition(".")[0] for name in os.listdir(beside)).like("named_axes")
     paths = {c.file for c in cs if c.site} | {key[0] for c in kept for key in c.made.edits}
     paths |= {f for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)}
@@ -186,22 +184,39 @@ def _finished(cs: Sequence[Construction], kept: Sequence[Construction], root: st
     files = {path: file_at(path, path) for path in read}
     names = {path: FileNames(file.tree, module) for path, file in files.items()}
     for c in kept:
-        own, c.decorates = (c.site.piece.file, *c.site.bounds), "fun" not in c.site.given
-        for key, text in sorted(c.made.edits.items(), key=lambda edit: edit[0] != own):
+        first, c.decorates = (c.site.piece.file, *c.site.bounds), "fun" not in c.site.given
+        for key, text in sorted(c.made.edits.items(), key=lambda edit: edit[0] != first):
             path, (_, start, end) = os.path.realpath(key[0]), key
             whole, new = files[path].text, _resolved(text, names[path])
             if key in c.made.replaced:
                 line = whole[whole.rfind("\n", 0, start) + 1 :]
                 new = laid_out(new, len(line) - len(line.lstrip()))
             c.edits.append((path, Edit(_position(whole, start), _position(whole, end), new)))
+            if key in c.made.replaced:
+                kept_there = _comments(new)
+                lost = [comment for comment in _comments(whole[start:end]) if comment not in kept_there]
+                c.edits += [(path, edit) for edit in _above(files[path].tree, c.edits[-1][1].start, lost)]
     shared = []
     for path, file in files.items():
-        edits = Shared(file, names[path]).finished([edit for c in kept for name, edit in c.edits if name == path])
-        shared += [(path, edit) for edit in edits]
+        own = [edit for c in kept for name, edit in c.edits if name == path]
+        shared += [(path, edit) for edit in Shared(file, names[path], entered).finished(own)]
     helpers = dict.fromkeys(h for c in kept for h in c.made.helpers)
     parts = {name: axes for c in kept if "axes_of" in c.made.helpers for name, axes in c.made.names.all.items()}
     text = helper_module(helpers, parts) if helpers else ""
     return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"))
+
+
+def _comments(text: str) -> list[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(f"({text})").readline)
+    return [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def _above(tree: ast.Module, place: tuple[int, int], comments: Sequence[str]) -> list[Edit]:
+    """The edit that puts comments above the innermost statement at a place."""
+    holds = lambda n: (first_line(n), 0) <= place < (n.end_lineno, n.end_col_offset)  # noqa: E731
+    statement = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n)][-1]
+    at, indent = (first_line(statement), 0), " " * statement.col_offset
+    return [Edit(at, at, "".join(f"{indent}{comment}\n" for comment in comments))] * bool(comments)
 
 
 def _resolved(text: str, names: FileNames) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from xmap_compat.tools.source.program import axis_names, why_unchecked
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
 from xmap_compat.tools.source.text import NotWritable, literal, partition_spec, prefix
 from xmap_compat.tools.source.user_code import Piece, Span, calls_of_collectives
+from xmap_compat.tools.source.wrapper import batches_of, mapped_over, own_axes
 
 
 class InPlace:
@@ -45,8 +47,7 @@ class InPlace:
         self.only_values = keeps_rules or bool(self.inside) or takes_gradients
         hazards.check(plan, self.typed or self.only_values)
         self.rules = () if self.only_values else found
-        self.batches = {a.name: a.local_size for a in plan.axes if a.loops}
-        self.batches |= dict.fromkeys(hazards.axes_of_generators(plan), 1)
+        self.batches = batches_of(plan, hazards.axes_of_generators(plan))
         self.names = self.names.with_inner()
         self.calls = calls_of_collectives(self.jaxpr)
         self.handled: dict[Any, tuple[Any, ...]] = {}
@@ -110,33 +111,25 @@ class InPlace:
 
     # ---- the maps
 
-    def mapped(self, declared: Any) -> str:
-        """An expression for the mapped function, in which the user's own is ``function``."""
-        text, maps = "function", self._maps(declared)
+    def mapped(self, declared: Any, around: Mapping[str, Any]) -> str:
+        """An expression for the mapped function, in which the user's own is ``function``.
+
+        Args:
+          around: the global variables, which name the classes of the user's pytrees.
+        """
+        text, maps, self._globals = "function", self._maps(declared), around
         order = [axis for axes in maps for axis in axes]
         for axes in reversed(maps):
             axis, places = axes[0], self._places(declared, axes, order)
-            options = [p for p in places if not p.endswith("=0")]
-            if not self.names.local[axis.name]:
-                text = f"{self.helper('one_element')}({', '.join([text, *places])})"
-                continue
-            if axis.name in self.batches:
-                batch = self.batches[axis.name]
-                options += [f"turns={axis.device_size // batch}"] if batch > 1 else []
+            if self.names.local[axis.name]:
+                text = mapped_over(axis, text, places, self, self.plan, self.batches.get(axis.name))  # type: ignore[arg-type]
             else:
-                options.append(f"axis_name={literal(self.names.local[axis.name])}")
-            if all(axis.name not in a.axes for a in self.plan.arguments):
-                options.append(f"axis_size={axis.device_size}")
-            function = self.helper("in_loop") if axis.name in self.batches else "jax.vmap"
-            text = f"{function}({', '.join([text, *options])})"
+                text = f"one_element({', '.join([text, *places])})"
         if self.plan.mesh is None:
             return text
         specs = lambda tree: self._like(tree, lambda s: partition_spec(spec_of(s, self.placed.placements)))  # noqa: E731
         options = [f"in_specs={specs(declared.in_specs)}", f"out_specs={specs(declared.out_specs)}"]
-        if self.plan.compiler_axes:
-            own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
-            options.append(f"axis_names={{{', '.join(own)}}}")
-        options += ["check_vma=False"] * (not self.typed)
+        options += [*own_axes(self.plan), *(["check_vma=False"] * (not self.typed))]
         return f"jax.shard_map({', '.join([text, *options])})"
 
     def _maps(self, declared: Any) -> list[list[Any]]:
@@ -160,7 +153,17 @@ class InPlace:
 
     def _like(self, specs: Any, text: Any) -> str:
         leaf = lambda s: isinstance(s, AxisSpec)  # noqa: E731
-        return prefix(jax.tree.structure(specs, is_leaf=leaf), list(map(text, jax.tree.leaves(specs, is_leaf=leaf))))
+        leaves, structure = jax.tree.flatten(specs, is_leaf=leaf)
+        return prefix(structure, list(map(text, leaves)), self._named)
+
+    def _named(self, kind: type) -> str:
+        """The name of a class in the file of the call of xmap."""
+        for name, value in self._globals.items():
+            if value is kind:
+                return name
+            if isinstance(value, types.ModuleType) and vars(value).get(kind.__name__) is kind:
+                return f"{name}.{kind.__name__}"
+        raise NotWritable(messages.CLASS_WITHOUT_NAME.format(name=kind.__name__))
 
 
 def laid_out(text: str, indent: int, width: int = 88) -> str:
@@ -170,9 +173,13 @@ def laid_out(text: str, indent: int, width: int = 88) -> str:
     node = ast.parse(text, mode="eval").body
     segment = lambda n: ast.get_source_segment(text, n) or ""  # noqa: E731
     if isinstance(node, ast.Lambda):
-        return text[: -len(segment(node.body))] + laid_out(segment(node.body), indent, width)
+        body = segment(node.body)  # perhaps without its parentheses
+        return text.removesuffix(body) + laid_out(body, indent, width) if text.endswith(body) else text
+    unpacked = lambda n: None in getattr(n, "keys", ()) or getattr(n, "arg", "") is None  # noqa: E731
+    if any(isinstance(n, (ast.Starred, ast.NamedExpr)) or unpacked(n) for n in ast.walk(node)):
+        return text  # as the user has laid it out
     if isinstance(node, ast.Dict):
-        parts = [(f"{segment(k)}: ", v) for k, v in zip(node.keys, node.values) if k is not None]
+        parts = [(f"{segment(k)}: ", v) for k, v in zip(node.keys, node.values) if k]
     elif isinstance(node, ast.Call):
         parts = [*(("", a) for a in node.args), *((f"{k.arg}=", k.value) for k in node.keywords)]
     else:

@@ -37,6 +37,7 @@ NAME_OF_A_MESH_AXIS = (
     "the axis {name} has the name of a mesh axis that is another one: a place that is missed would compute other "
     "numbers without an error. Rename the axis, e.g. to {name}s"
 )
+CLASS_WITHOUT_NAME = "its specs are in a {name}, a class that its file does not name: import it there"
 RULE_NOT_FOUND = "a backward rule with collectives, whose `defvjp` is not found"
 SHARES = (
     "it shares a function with the xmap at {where}, which needs another text of it. Assignments: {kinds}: choose one "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import importlib
 import json
@@ -10,14 +11,14 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xmap_compat.legacy import import_hook, runner
 from xmap_compat.tools.leave import messages, verifying
-from xmap_compat.tools.leave.construction import Construction, Edited
+from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, described, is_traced, jax, restored, to_host, watched
 
 OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -32,6 +33,21 @@ class Pending(NamedTuple):
     given: list[list[Any]]
 
 
+def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
+    """Note from now on where ``with`` enters a mesh of these classes."""
+    for kind in kinds:
+
+        def noted(self, enter=kind.__enter__):  # type: ignore[attr-defined]
+            frame = sys._getframe(1)
+            line, end, column, last = [*frame.f_code.co_positions()][frame.f_lasti // 2]
+            before = [i for i in dis.get_instructions(frame.f_code) if i.offset < frame.f_lasti]
+            same = [i for i in before if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)]
+            entered.add((frame.f_code.co_filename, line or 0, column or 0, len(same)))
+            return enter(self)
+
+        kind.__enter__ = noted  # type: ignore[attr-defined]
+
+
 class Recorder:
     """Watches the constructions of xmaps and their calls, in all threads, until the program ends."""
 
@@ -41,6 +57,7 @@ class Recorder:
         self.records: list[RecordedCall] = []
         self.pending: list[Pending] = []
         self.seen: dict[Any, int] = {}
+        self.entered: set[Entered] = set()
         self.bytes, self.calls = 0, 0
 
     def begin(self) -> None:
@@ -50,6 +67,7 @@ class Recorder:
         make = api.make
         api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
         api.observe(self.traced)
+        note_entered((jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered)
 
     # Constructions
 
@@ -199,7 +217,7 @@ class Recorder:
             c.refused = messages.DIFFERS if [*c.key] in self.spec["without"] else ""
         edits, spec = importlib.import_module("xmap_compat.tools.leave.edits"), self.spec
         options = {"root": spec["tree"], "beside": spec["beside"], "assignment": spec["assignment"]}
-        return edits.edits_of(constructions, **options)
+        return edits.edits_of(constructions, **options, entered=self.entered)
 
 
 def main(path: str) -> None:

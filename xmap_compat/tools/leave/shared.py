@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.advice import MAPS
 from xmap_compat.tools.check.fix import Edit, replacing
-from xmap_compat.tools.check.names import Bindings, ScopedVisitor, bound_anywhere, bound_by, constant_text, file_names
-from xmap_compat.tools.check.neighbours import Neighbours
+from xmap_compat.tools.check.names import (
+    Bindings,
+    ScopedVisitor,
+    bound_anywhere,
+    bound_by,
+    constant_text,
+    imported_names,
+)
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
-from xmap_compat.tools.check.uses import is_of_jax
+from xmap_compat.tools.leave.construction import Entered
+from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.text import Names
 from xmap_compat.tools.source.user_code import Piece, first_line
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
 _MESHES = [f"{home}.{name}" for home in _HOMES for name in ("Mesh", "mesh")]
-_CONTEXT = ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
+_CONTEXTS = ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
 _LOOPS = [f"{home}.serial_loop" for home in _HOMES]
 _INSTALL = ("xmap_compat.install", "xmap_compat.legacy.install")
 _READS = {
@@ -47,6 +55,8 @@ class FileNames:
         self._fresh = Names({*bound_anywhere(tree), *(n.id for n in nodes if isinstance(n, ast.Name))})
 
     def name(self, wanted: str) -> str:
+        if wanted not in MODULES and wanted not in HELPERS:
+            return wanted  # the file's own
         home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
         if home not in self._known:
             self._known[home] = own = self._fresh.like(wanted)
@@ -61,30 +71,25 @@ def _imports(statements: Iterable[ast.AST]) -> Iterable[ast.Import | ast.ImportF
     for statement in statements:
         if isinstance(statement, _IMPORTS):
             yield statement
-        elif isinstance(statement, ast.Try) or (isinstance(statement, ast.If) and not _is_for_types(statement)):
+        elif isinstance(statement, (ast.Try, ast.ExceptHandler)) or (
+            isinstance(statement, ast.If) and not ast.unparse(statement.test).endswith("TYPE_CHECKING")
+        ):
             yield from _imports(ast.iter_child_nodes(statement))
-        elif isinstance(statement, ast.ExceptHandler):
-            yield from _imports(statement.body)
-
-
-def _is_for_types(statement: ast.If) -> bool:
-    return ast.unparse(statement.test).endswith("TYPE_CHECKING")
 
 
 class Shared(ScopedVisitor):
-    """The edits of a whole file."""
+    """The edits of a whole file.
 
-    def __init__(self, file: Piece, names: FileNames):
-        self.text, self.tree, self.path, self.names = file.text, file.tree, file.file, names
+    Args:
+      entered: where the program has entered meshes.
+    """
+
+    def __init__(self, file: Piece, names: FileNames, entered: Set[Entered]):
+        self.text, self.tree, self.names = file.text, file.tree, names
+        self._program = program_of(file.text, file.file.replace(NOTEBOOK, ".py"))
+        self._entered = {tuple(place) for path, *place in entered if os.path.realpath(path) == file.file}
         self.edits: list[Edit] = []
-        self.bindings = Bindings(file.tree, Neighbours(file.file, file_names()))
-        self._meshes = {
-            getattr(target, "id", getattr(target, "attr", ""))
-            for node in ast.walk(file.tree)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-            for target in node.targets
-            if self.bindings.of(node.value.func) in _CONTEXT
-        }
+        self.bindings = fix.bindings_of(self._program)
         self.visit(file.tree)
 
     def _replace(self, node: ast.expr | ast.stmt, text: str) -> None:
@@ -96,25 +101,19 @@ class Shared(ScopedVisitor):
         self.edits += [Edit(outer.start, part.start, before), Edit(part.end, outer.end, after)]
 
     def visit_With(self, node: ast.With) -> None:
-        for item in node.items:
+        for k, item in enumerate(node.items):
             context, bound = item.context_expr, item.optional_vars
             function = context.func if isinstance(context, ast.Call) else context
             if self.bindings.of(function) in _LOOPS:
                 self._replace(context, f"{self.names.name('contextlib')}.nullcontext()")
-            elif isinstance(bound, (ast.Name, type(None))) and self._is_mesh(function, context):
+            elif isinstance(bound, (ast.Name, type(None))) and (
+                self.bindings.of(function) in _CONTEXTS
+                or {(node.lineno, node.col_offset, k), (context.lineno, context.col_offset, 0)} & self._entered
+            ):
                 (start, end), own = _bounds(context), f"{bound.id} := " if bound is not None else ""
                 self.edits.append(Edit(start, start, f"{self.names.name('jax')}.set_mesh({own}"))
                 self.edits.append(Edit(end, _bounds(bound)[1] if bound is not None else end, ")"))
         self.generic_visit(node)
-
-    visit_AsyncWith = visit_With  # type: ignore[assignment]
-
-    def _is_mesh(self, function: ast.expr, context: ast.expr) -> bool:
-        """Whether a context is a mesh, by what its file says of it, or by its name."""
-        of, called = self.bindings.of(function) or "", isinstance(context, ast.Call)
-        last = re.findall(r"\w+", ast.unparse(function))[-1]
-        is_own = not is_of_jax(of) and (last in self._meshes or (called and last.endswith("mesh")))
-        return of in _CONTEXT or is_own or (not called and last.lower().endswith("mesh"))
 
     def visit_Assign(self, node: ast.Assign) -> None:
         value = node.value
@@ -168,11 +167,11 @@ class Shared(ScopedVisitor):
         """
         apart = lambda e, taken: all(e.end <= t.start or t.end <= e.start for t in taken)  # noqa: E731
         own = [e for e in self.edits if apart(e, others)]
-        renamed = map(_without_us, fix.edits_of(program_of(self.text, self.path.replace(NOTEBOOK, ".py"))))
+        renamed = map(_without_us, fix.edits_of(self._program))
         fixes = [e for e in renamed if "xmap_compat" not in e.text and apart(e, [*others, *own])]
         tree = ast.parse(fix.edited(self.text, [*others, *own, *fixes]))
         exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
-        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         used |= {constant_text(c) for n in exported for c in ast.walk(n)}
         imports = [n for n in ast.walk(self.tree) if isinstance(n, _IMPORTS)]
         within = lambda e: any(start <= e.start and e.end <= end for start, end in map(_bounds, imports))  # noqa: E731
@@ -195,22 +194,24 @@ class Shared(ScopedVisitor):
         if len(kept) == len(node.names):
             return []
         names = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
-        lines = [f"{f'from {module} ' if home else ''}import {names(kept)}"] * bool(kept)
-        lines += [f"from jax.sharding import {names(moved)}"] * bool(moved)
+        lines = [f"from jax.sharding import {names(moved)}"] * bool(moved)  # first: the other may be in a `try`
+        lines += [f"{f'from {module} ' if home else ''}import {names(kept)}"] * bool(kept)
         return [replacing(node, f"\n{' ' * node.col_offset}".join(lines))] if lines else [self._without(node)]
 
     def _added(self, used: set[str]) -> list[Edit]:
         """New imports before the first one of JAX: a program may set options that JAX reads at its import."""
-        lines = sorted(f"{line}\n" for name, line in self.names.added.items() if name in used)
+        lines = sorted(line for name, line in self.names.added.items() if name in used)
         body = self.tree.body
         if not lines:
             return []
         about = [n for n in body[:1] if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
         after = len(about) + sum(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in body)
         ours = ("jax", "xmap_")
-        of_jax = (k for k, n in enumerate(body) for i in _imports([n]) for m in _modules(i) if m.startswith(ours))
-        at = first_line(body[min(next(of_jax, after), len(body) - 1)]), 0
-        return [Edit(at, at, "".join(lines))]
+        named = ((k, name) for k, n in enumerate(body) for i in _imports([n]) for _, name in imported_names(i))
+        of_jax = (k for k, name in named if name.startswith(ours))
+        first = body[min(next(of_jax, after), len(body) - 1)]
+        at, end = (first_line(first), first.col_offset), "; " if first.col_offset else "\n"
+        return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
 
 
 def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -221,7 +222,3 @@ def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]
 def _without_us(edit: Edit) -> Edit:
     """``check --fix`` keeps what this package restores, and imports it."""
     return dataclasses.replace(edit, text=re.sub(r"import xmap_compat(; |\n)", "", edit.text))
-
-
-def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    return [str(node.module)] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]

@@ -123,7 +123,7 @@ def restored(leaf: Leaf, own: Any = None) -> Any:
     weak = leaf.weak and np.ndim(leaf.value) == 0
     value = jax.random.wrap_key_data(leaf.value, impl=leaf.key) if leaf.key else leaf.value
     value = jax.numpy.asarray(leaf.value.item() if weak else value)
-    committed = isinstance(own, jax.Array) and not isinstance(own, jax.core.Tracer) and own.committed
+    committed = isinstance(own, jax.Array) and own.committed
     if leaf.devices is not None and committed:
         parts = [jax.device_put(leaf.devices[s.device.id], s.device) for s in own.addressable_shards]
         return jax.make_array_from_single_device_arrays(own.shape, own.sharding, parts)
@@ -276,6 +276,7 @@ class Verifier:
         self.problems: dict[int, str] = {}
         self.agreed: dict[int, int] = {}
         self.left = [call for call in read_calls(spec["records"]) if call.construction in spec["patched"]]
+        self.traced: list[tuple[Any, ...]] = []  # what is compared when the program is in no trace, mesh or lock
 
     def probe(self, n: int, made: Any) -> Any:
         """What stands round the edited construction number ``n``."""
@@ -289,21 +290,25 @@ class Verifier:
             text = described(args) if self.left else ""
             mine = [c for c in self.left if (c.construction, c.reached, c.arguments) == (n, k, text)]
             self.left = [c for c in self.left if all(c is not other for other in mine)]
-        for record in mine:
-            if is_traced(args):  # another thread is not in the middle of a trace, nor in the scope of a mesh
-                thread = threading.Thread(target=self.compare, args=(record, made, args))
-                thread.start()
-                thread.join()
-            else:
-                self.compare(record, made, args)
-        if mine:
+        own, structure = jax.tree.flatten(args)
+        own = [None if isinstance(leaf, jax.core.Tracer) else leaf for leaf in own]
+        calls = [(record, made, structure, own) for record in mine]
+        if is_traced(args):
+            self.traced += calls
+        elif calls:
+            for call in calls:
+                self.compare(*call)
             self.write("", False)
         if self.spec["stopped"] and not self.left:
             raise Stop
         return made(*args, **kwargs)
 
-    def compare(self, record: RecordedCall, made: Any, args: tuple[Any, ...]) -> None:
-        own, structure = jax.tree.flatten(args)
+    def finish(self, ended: str) -> None:
+        for call in self.traced:
+            self.compare(*call)
+        self.write(ended)
+
+    def compare(self, record: RecordedCall, made: Any, structure: Any, own: Sequence[Any]) -> None:
         try:
             given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
             with jax.set_mesh(mesh_of(record.mesh)) if record.mesh else contextlib.nullcontext():
@@ -319,8 +324,8 @@ class Verifier:
 
     def write(self, ended: str, whole: bool = True) -> None:
         with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
-            found = {"reached": self.reached, "problems": self.problems, "agreed": self.agreed}
-            json.dump({**found, "ended": ended, "whole": whole}, file)
+            found = {"problems": self.problems, "agreed": self.agreed, "ended": ended, "whole": whole}
+            json.dump(found, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
 
 
@@ -344,7 +349,7 @@ def main(path: str) -> None:
         importlib.import_module("xmap_compat.legacy.import_hook").install_with_jax()
     else:
         sys.meta_path.insert(0, _Refusing())  # type: ignore[arg-type]
-    run(spec, runner, verifier.write)
+    run(spec, runner, verifier.finish)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from xmap_compat.tools.source import helpers
 from xmap_compat.tools.source.imports import imports_for
-from xmap_compat.tools.source.text import formatted, imports_in_order, literal
+from xmap_compat.tools.source.text import literal, module_text
 
 _OURS = {name: made for name, made in vars(helpers).items() if getattr(made, "__module__", "") == helpers.__name__}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
@@ -38,8 +38,7 @@ def names_of(helpers_: Iterable[str]) -> set[str]:
 def helper_module(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> str:
     """A module of helpers, beside the user's files."""
     lines = helper_lines(helpers_, parts)
-    about = '"""What the program needs of named axes, and plain JAX lacks."""'
-    return formatted("\n".join([about, "", *imports_in_order(imports_for(lines)), "", *lines, ""]))
+    return module_text(["What the program needs of named axes, and plain JAX lacks."], imports_for(lines), lines)
 
 
 def helper_lines(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:

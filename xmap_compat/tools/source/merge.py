@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xmap_compat.tools.source.text import EDITED, Names, NotWritable, docstring, formatted, imports_in_order
+from xmap_compat.tools.source.text import EDITED, Names, NotWritable, module_text
 from xmap_compat.tools.source.user_code import first_line, renamed
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -60,9 +60,9 @@ class Merged:
         width = max(len(name) for name, *_ in self._calls)
         calls = "\n".join(f"  {name.ljust(width)}  {about}" for name, about, _ in self._calls)
         about = "\n\n".join([title, calls, *sorted(self._about, key=lambda p: not p.startswith(_EDITS))])
-        imports = imports_in_order(s for s in self._statements if s.startswith(("import ", "from ")))
+        imports = [s for s in self._statements if s.startswith(("import ", "from "))]
         others = "\n\n\n".join(s for s in self._statements if s not in imports)
-        return formatted("\n".join([docstring(about.split("\n")), "", *imports, "", others, ""]))
+        return module_text(about.split("\n"), imports, [others])
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:

@@ -21,42 +21,13 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.tools.source import old_names
+from xmap_compat.tools.source import imports, old_names, user_code
 from xmap_compat.tools.source.hazards import RuleOver, wrapped
 from xmap_compat.tools.source.helper_texts import HELPERS
-from xmap_compat.tools.source.imports import (
-    IMPORTED,
-    file_of,
-    import_statement,
-    is_jitted,
-    is_library,
-    is_ours,
-    is_xmapped,
-    may_import,
-    module_import,
-    public_name,
-    refuse_library,
-    same,
-    spells,
-)
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, Rewriter, takes_axes
-from xmap_compat.tools.source.text import NotWritable, Text, array, literal
-from xmap_compat.tools.source.user_code import (
-    AxisNames,
-    Piece,
-    Span,
-    calls_of_collectives,
-    collectives,
-    file_at,
-    free_reads,
-    is_backward,
-    parsed,
-    renamed,
-    source_of,
-    source_of_class,
-    variables,
-)
+from xmap_compat.tools.source.text import NotWritable, Text, array, field_names, literal
+from xmap_compat.tools.source.user_code import AxisNames, Piece, Span
 
 MAX_LITERAL = 64
 
@@ -106,12 +77,12 @@ class Module:
         self.helpers: dict[str, None] = {}
         self.values: dict[str, Any] = {}
         self.nested: list[Any] = []
-        self.calls = calls_of_collectives(jaxpr)
+        self.calls = user_code.calls_of_collectives(jaxpr)
         self.files = {span[0] for span in self.calls}
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.outermost: frozenset[Span] = frozenset()
         self._edits: dict[RewrittenCall, None] = {}
-        self._meanings: dict[str, Any] = dict(IMPORTED)
+        self._meanings: dict[str, Any] = dict(imports.IMPORTED)
         self._reserved, self.gave_way = {*reserved, "AXES"}, False
         self.name = self.expression(fun, "body")
         if not self.name.replace(".", "_").isidentifier():
@@ -142,7 +113,7 @@ class Module:
             elif name not in self._meanings:
                 self._meanings[name] = meaning
                 return name, False
-            elif same(self._meanings[name], meaning):
+            elif imports.same(self._meanings[name], meaning):
                 return name, True
         raise NotWritable(f"more than a thousand objects with the name {wanted}")
 
@@ -150,7 +121,7 @@ class Module:
         """The name of a module in the generated program."""
         name, known = self._define(name, module)
         if not known:
-            self.imports[module_import(name, module)] = None
+            self.imports[imports.module_import(name, module)] = None
         return name
 
     def helper(self, name: str) -> str:
@@ -159,17 +130,17 @@ class Module:
 
     def _resolved(self, text: str, piece: Piece) -> str:
         """A rewritten piece of the program, after every value that it reads has been defined and named."""
-        names, tree = {}, parsed(text)
-        for name in free_reads(tree).values():
+        names, tree = {}, user_code.parsed(text)
+        for name in user_code.free_reads(tree).values():
             if name.startswith(OURS):
                 own = name.removeprefix(OURS)
                 names[name] = self.helper(own) if own in HELPERS else own
-                if own in variables(tree):  # the user's own variables, which hide the name there
+                if own in user_code.variables(tree):  # the user's own variables, which hide the name there
                     names[name], _ = self._define(own, own)
                     self.definitions[names[name]] = [f"{names[name]} = {own}"]
             elif piece.has(name) or not hasattr(builtins, name):
                 names[name] = names.get(name) or self._need(name, piece)
-        return renamed(text, names)
+        return user_code.renamed(text, names)
 
     def _write(self, name: str, piece: Piece, decorated: bool) -> None:
         """Write a definition after every definition that it needs."""
@@ -183,11 +154,11 @@ class Module:
         value = old_names.of_jax(piece.value(free))
         if old_names.helper_for(value) is not None:
             return self.expression(value, free)
-        if is_ours(value) and not is_xmapped(value):
+        if imports.is_ours(value) and not imports.is_xmapped(value):
             raise NotWritable(f"a use of {free} of xmap_compat")
         if isinstance(value, types.ModuleType):
             return self.alias(free, value)
-        if (statement := import_statement(free, value, piece, self.files)) is not None:
+        if (statement := imports.import_statement(free, value, piece, self.files)) is not None:
             name, known = self._define(free, value)
             if not known:
                 self.imports[statement if name == free else f"{statement.partition(' as ')[0]} as {name}"] = None
@@ -215,7 +186,7 @@ class Module:
         name, known = self._define(free, value)
         if known:
             return name
-        if node is not None and (text is None or spells(node, value, piece)):
+        if node is not None and (text is None or imports.spells(node, value, piece)):
             inner = dataclasses.replace(piece, node=node, defaults={})
             text = Rewriter(self, inner).expression()
             text = self._resolved(f"({text})" if "\n" in text else text, inner)
@@ -224,11 +195,12 @@ class Module:
 
     def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
         """The name in the generated program of an attribute of a user module; None if it may stay in its module."""
-        value, file = getattr(owner, name, None), file_of(owner)
-        stays = not file.endswith(".py") or is_library(file) or is_ours(owner) or isinstance(value, types.ModuleType)
-        if stays or name not in vars(owner) or may_import(owner.__name__, name, value, self.files):
+        value, file = getattr(owner, name, None), imports.file_of(owner)
+        known = imports.is_library(file) or imports.is_ours(owner)
+        stays = not file.endswith(".py") or known or isinstance(value, types.ModuleType)
+        if stays or name not in vars(owner) or imports.may_import(owner.__name__, name, value, self.files):
             return None
-        return self._need(name, dataclasses.replace(file_at(file, name), globals=vars(owner)))
+        return self._need(name, dataclasses.replace(user_code.file_at(file, name), globals=vars(owner)))
 
     # ---- values
 
@@ -238,7 +210,7 @@ class Module:
             return self.alias(wanted, value)
         if (helper := old_names.helper_for(value)) is not None:
             return self.helper(helper)
-        if (public := public_name(value)) is not None:
+        if (public := imports.public_name(value)) is not None:
             alias, home, name = public
             return f"{self.alias(alias, home)}.{name}"
         if isinstance(value, jax.core.Tracer):
@@ -251,7 +223,7 @@ class Module:
         return f"{function}({', '.join(given)})"
 
     def _callable(self, value: Any, wanted: str) -> str | None:
-        if is_xmapped(value):
+        if imports.is_xmapped(value):
             declared = value.plan.declared
             if declared.sizes or declared.backend is not None:
                 raise NotWritable("a nested call of xmap with other options")
@@ -272,10 +244,10 @@ class Module:
         if isinstance(value, (jax.custom_vjp, jax.custom_jvp)):
             return self._custom_rule(value)
         if isinstance(value, type):
-            refuse_library(file_of(inspect.getmodule(value)), value.__name__)
+            imports.refuse_library(imports.file_of(inspect.getmodule(value)), value.__name__)
             name, known = self._define(value.__name__, value)
             if not known:
-                self._write(name, source_of_class(value), decorated=True)
+                self._write(name, user_code.source_of_class(value), decorated=True)
             return name
         if hasattr(value, "__wrapped__") and (text := self._decorated(value)) is not None:
             return text
@@ -283,8 +255,8 @@ class Module:
 
     def _function(self, fun: types.FunctionType, wanted: str, decorated: bool = False, meaning: Any = None) -> str:
         """Write a function; returns its name, which is the wanted one for a lambda expression."""
-        refuse_library(fun.__code__.co_filename, fun.__name__)
-        piece = source_of(fun)
+        imports.refuse_library(fun.__code__.co_filename, fun.__name__)
+        piece = user_code.source_of(fun)
         name, known = self._define(getattr(piece.node, "name", wanted), fun if meaning is None else meaning)
         if not known:
             self._write(name, piece, decorated)
@@ -293,11 +265,11 @@ class Module:
     def _decorated(self, value: Any) -> str | None:
         """The result of a decorator: the function with its decorators, or with ``jax.jit``."""
         inner = inspect.unwrap(value)
-        if isinstance(inner, types.FunctionType) and not is_library(inner.__code__.co_filename):
+        if isinstance(inner, types.FunctionType) and not imports.is_library(inner.__code__.co_filename):
             there = inner.__globals__.get(inner.__name__, value)
-            if there is value and getattr(source_of(inner).node, "decorator_list", None):
+            if there is value and getattr(user_code.source_of(inner).node, "decorator_list", None):
                 return self._function(inner, "", True, value)
-        if not is_jitted(value):
+        if not imports.is_jitted(value):
             return None
         return f"{self.alias('jax', jax)}.jit({self.expression(value.__wrapped__, 'body')})"
 
@@ -307,11 +279,11 @@ class Module:
         primal, nondiff = value.__wrapped__, tuple(value.nondiff_argnums)
         if not isinstance(primal, types.FunctionType):
             raise NotWritable(f"{name}, a function of another kind with a rule")
-        refuse_library(primal.__code__.co_filename, name)
+        imports.refuse_library(primal.__code__.co_filename, name)
         written, known = self._define("function" if name == "<lambda>" else name, value)
         if known:
             return written
-        piece = source_of(primal)
+        piece = user_code.source_of(primal)
         if getattr(piece.node, "decorator_list", None):
             self._write(written, piece, decorated=True)
         else:
@@ -326,7 +298,7 @@ class Module:
             return written
         attached = []
         if isinstance(rules[-1], types.FunctionType) and kind == "vjp":
-            over = wrapped(self, piece.file, [piece.node, source_of(rules[-1]).node])
+            over = wrapped(self, piece.file, [piece.node, user_code.source_of(rules[-1]).node])
             names[-1] = over.of(names[-1])
             if over.differ:
                 more = f", {literal(nondiff)}" if nondiff else ""
@@ -338,7 +310,7 @@ class Module:
     def _rule(self, rule: Any, wanted: str) -> str:
         if not isinstance(rule, types.FunctionType):
             return self.expression(rule, wanted)
-        decorators = getattr(source_of(rule).node, "decorator_list", ())
+        decorators = getattr(user_code.source_of(rule).node, "decorator_list", ())
         attaches = any(isinstance(d, ast.Attribute) and d.attr.startswith("def") for d in decorators)  # ``@f.defjvp``
         return self._function(rule, wanted, attaches)
 
@@ -371,14 +343,14 @@ class Module:
 
 def check_all_found(jaxpr: Any, names: AxisNames, handled: Mapping[Any, Any]) -> None:
     """Every collective whose axes have other names now must be in a call that was rewritten."""
-    for eqn, stack, spans in collectives(jaxpr):
+    for eqn, stack, spans in user_code.collectives(jaxpr):
         primitive, over = eqn.primitive.name, mentioned_names(eqn.params)
         if eqn.params.get("axis_index_groups") is not None:
             raise NotWritable("axis_index_groups")
         called = f"{primitive} over {', '.join(map(str, over))} at {_jax.where_in_user_code(eqn)}"
         parts = [part for n in over for part in names.parts(n)]
         # JAX locates rules of derivatives where their function is called, so the proof checks them.
-        stays = parts == list(over) or "jvp(" in stack or is_backward(stack)
+        stays = parts == list(over) or "jvp(" in stack or user_code.is_backward(stack)
         if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
             continue
         if handled.keys().isdisjoint([*spans, over]):
@@ -389,10 +361,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """The arguments that make an object's attributes when passed to its class; None if they are not the attributes."""
     if isinstance(value, type) or type(value).__module__ in ("builtins", "types", "functools"):
         return None
-    if hasattr(value, "_fields"):
-        return {name: getattr(value, name) for name in value._fields}
-    if dataclasses.is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    if hasattr(value, "_fields") or dataclasses.is_dataclass(value):
+        return {name: getattr(value, name) for name in field_names(type(value))}
     try:
         parameters = inspect.signature(type(value)).parameters.values()
         known = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)

@@ -33,17 +33,7 @@ from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_o
 from xmap_compat.tools.source.imports import IMPORTED, imports_for
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
-from xmap_compat.tools.source.text import (
-    EDITED,
-    Names,
-    NotWritable,
-    docstring,
-    formatted,
-    identifier,
-    imports_in_order,
-    literal,
-    noted,
-)
+from xmap_compat.tools.source.text import EDITED, Names, NotWritable, identifier, literal, module_text, noted
 from xmap_compat.tools.source.user_code import AxisNames
 from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, value_lines
 
@@ -201,7 +191,7 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
         where = f"  {os.path.basename(edit.file)}:{edit.line}  "
         about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
     about += ["", f"Written under {'; '.join(flags())}: set the same before JAX starts."] if flags() else []
-    return formatted("\n".join([docstring(about), "", *imports_in_order(imports), "", *lines, ""]))
+    return module_text(about, imports, lines)
 
 
 def _definitions(module: Module) -> list[str]:

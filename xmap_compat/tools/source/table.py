@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from xmap_compat.tools.source.rewrite import CallOverAxes
 
 
-def _always(call: CallOverAxes) -> bool:
-    return True
-
-
 def _mixed(call: CallOverAxes) -> bool:
     """Several axes of jax.vmap, or axes of both kinds."""
     return len(call.local) > 1 or bool(call.across and call.local)
@@ -59,7 +55,7 @@ class Replacement(NamedTuple):
 
     function: Any
     helper: str
-    needed: Callable[[CallOverAxes], bool] = _always
+    needed: Callable[[CallOverAxes], bool] = lambda call: True
 
 
 TABLE = (

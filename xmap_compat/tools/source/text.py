@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import keyword
@@ -82,7 +83,7 @@ def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool
     """A pytree of texts, written with dictionaries, lists and tuples.
 
     Args:
-      named: a function that gives the name of a class of named tuples; without it, such a class raises an error.
+      named: a function that gives the name of a class of named tuples or of a dataclass; without it, they are refused.
       whole: if False, one text may stand for a subtree whose leaves are all equal.
     """
     kind, keys = structure.node_data() or (None, None)
@@ -99,9 +100,20 @@ def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool
         return repr({Text(literal(key)): part for key, part in zip(keys or (), parts)})
     if kind is type(None):
         return "None"
-    if named is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return f"{named(kind)}({', '.join(f'{f}={part}' for f, part in zip(kind._fields, parts))})"
+    if named is not None and (known := field_names(kind)):
+        made = structure.unflatten(leaves)
+        paths, _ = jax.tree_util.tree_flatten_with_path(made, is_leaf=lambda x: x is not made)
+        fields = {getattr(key, "name", ""): part for ((key,), _), part in zip(paths, parts)}
+        if fields.keys() <= {*known}:
+            given = (f"{f}={fields[f] if f in fields else literal(getattr(made, f))}" for f in known)
+            return f"{named(kind)}({', '.join(given)})"
     raise NotWritable(f"a pytree with a node of type {kind.__name__}")
+
+
+def field_names(kind: Any) -> list[str]:
+    """The parameters of a class of named tuples, or of a dataclass."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return list(getattr(kind, "_fields", [f.name for f in fields if f.init]))
 
 
 def identifier(text: str) -> str:
@@ -127,9 +139,10 @@ class Names:
 # -------------------------------------------------------------------------------- modules
 
 
-def imports_in_order(statements: Iterable[str]) -> list[str]:
-    """Import statements in the order of isort, except that the standard library has no section of its own."""
-    return sorted(statements, key=lambda s: (s.startswith("from "), s))
+def module_text(about: Sequence[str], imports: Iterable[str], lines: Iterable[str]) -> str:
+    """A formatted module; its imports are in the order of isort, but the standard library has no section of its own."""
+    ordered = sorted(imports, key=lambda s: (s.startswith("from "), s))
+    return formatted("\n".join([docstring(about), "", *ordered, "", *lines, ""]))
 
 
 def formatted(text: str) -> str:

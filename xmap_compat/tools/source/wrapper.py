@@ -42,6 +42,32 @@ def value_lines(values: dict[str, Any]) -> list[str]:
     return [f"{name}: jax.Array  # assign this one: {dtype}{list(shape)}" for name, shape, dtype in shown]
 
 
+def batches_of(plan: CallPlan, one_by_one: Iterable[Any]) -> dict[Any, int]:
+    """How many elements a device computes at a time, of axes that it does not compute all at once."""
+    return {a.name: a.local_size for a in plan.axes if a.loops} | dict.fromkeys(one_by_one, 1)
+
+
+def mapped_over(
+    axis: Any, function: str, places: Iterable[str], module: Module, plan: CallPlan, batch: int | None
+) -> str:
+    """A function that maps another over a device's elements of an axis, in batches if these have a size."""
+    options = [place for place in places if not place.endswith("=0")]
+    if batch is None:
+        options.append(f"axis_name={literal(module.names.local[axis.name])}")
+    elif batch > 1:
+        options.append(f"turns={axis.device_size // batch}")
+    if all(axis.name not in a.axes for a in plan.arguments):
+        options.append(f"axis_size={axis.device_size}")
+    maps = "jax.vmap" if batch is None else module.helper("in_loop")
+    return f"{maps}({', '.join([function, *options])})"
+
+
+def own_axes(plan: CallPlan) -> list[str]:
+    """The option of ``jax.shard_map`` that leaves axes to the compiler, if there are any."""
+    own = [literal(a) for a in plan.mesh.axis_names if a not in plan.compiler_axes] if plan.mesh is not None else []
+    return [f"axis_names={{{', '.join(own)}}}"] * bool(own and plan.compiler_axes)
+
+
 class _Group(NamedTuple):
     """An argument or the result: the name of its variable, its pytree, and the arrays in the pytree."""
 
@@ -92,7 +118,7 @@ class Wrapper:
         self.called = f"({', '.join(group.name for group in self.arguments)})"
         given = self.called if len(self.arguments) > 1 else self.called.replace(")", ",)")
         self.given = _Group(given, self.plan.staged.in_tree, self.plan.arguments)
-        self.batches = {a.name: a.local_size for a in self.plan.axes if a.loops} | dict.fromkeys(self.one_by_one, 1)
+        self.batches = batches_of(self.plan, self.one_by_one)
 
     def lines(self) -> list[str]:
         takes = ", ".join(f"{a.path}: {a.type}" for a in self.plan.arguments)
@@ -124,10 +150,7 @@ class Wrapper:
     def _over_devices(self) -> Iterator[str]:
         """The body of the function that maps over the mesh."""
         specs = [partition_spec(array.spec or ()) for array in (*self.plan.arguments, *self.plan.results)]
-        options = [f"mesh={self.mesh}", *self._places(specs, "in_specs", "out_specs")]
-        if self.plan.mesh is not None and self.plan.compiler_axes:
-            own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
-            options.append(f"axis_names={{{', '.join(own)}}}")
+        options = [f"mesh={self.mesh}", *self._places(specs, "in_specs", "out_specs"), *own_axes(self.plan)]
         if self.unchecked is not None:
             options.append("check_vma=False")
             yield from (f"# {line}" for line in textwrap.wrap(f"Unchecked: {self.unchecked}.", WIDTH - 6))
@@ -169,14 +192,6 @@ class Wrapper:
         for axis in mapped:
             places = [literal(left.index(axis.name) if axis.name in left else None) for left in axes_left]
             axes_left = [[n for n in left if n != axis.name] for left in axes_left]
-            options = [o for o in self._places(places, "in_axes", "out_axes") if not o.endswith("=0")]
-            if axis.name in self.batches:
-                maps, batch = self.module.helper("in_loop"), self.batches[axis.name]
-                options += [f"turns={axis.device_size // batch}"] if batch > 1 else []
-            else:
-                maps = "jax.vmap"
-                options.append(f"axis_name={literal(local[axis.name])}")
-            if all(axis.name not in a.axes for a in self.plan.arguments):
-                options.append(f"axis_size={axis.device_size}")
             function = self.module.name if axis is mapped[-1] else self.mapped
-            yield f"{self.mapped} = {maps}({', '.join([function, *options])})"
+            given, batch = self._places(places, "in_axes", "out_axes"), self.batches.get(axis.name)
+            yield f"{self.mapped} = {mapped_over(axis, function, given, self.module, self.plan, batch)}"
