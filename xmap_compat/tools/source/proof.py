@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import inspect
-import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -99,22 +97,6 @@ class Graph:
 
     def _number(self, *key: Any) -> int:
         return self.numbers.setdefault(key, Number(len(self.numbers)))
-
-    def digest(self) -> str:
-        """A short text for what the program computes; it is the same in every process, and for equal programs."""
-        digests: list[str] = []
-        last = self.function(self.program, self.consts)
-
-        def shown(part: Any) -> str:
-            if isinstance(part, (tuple, frozenset)):
-                texts = list(map(shown, part))
-                in_any_order = isinstance(part, frozenset) or part[:1] in [(name,) for name in _NEUTRAL]
-                return str(sorted(texts) if in_any_order else texts)
-            return digests[part] if isinstance(part, Number) else re.sub(r" at 0x\w+", "", repr(part))
-
-        for key in self.numbers:  # each follows those that it refers to
-            digests.append(hashlib.sha256(shown(key).encode()).hexdigest()[:32])
-        return digests[last]
 
     def function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
         """The number of a jaxpr as a function of its inputs."""
