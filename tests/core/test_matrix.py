@@ -667,8 +667,8 @@ def push(fun, args):
 
 def push_by_differences(fun, args):
     """The same by central differences, for functions of NumPy in double precision."""
-    ahead, behind = (fun(jax.tree.map(lambda x, t: x + h * t, args, some_like(args, 1))) for h in (1e-5, -1e-5))
-    return jax.tree.map(lambda f, b: (f - b) / 2e-5, ahead, behind)
+    moved = lambda h: fun(jax.tree.map(lambda x, t: x + h * t, args, some_like(args, 1)))
+    return jax.tree.map(lambda f, b: (f - b) / 2e-5, moved(1e-5), moved(-1e-5))
 
 
 def pull(fun, args):
