@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.errors import should_be
@@ -310,7 +310,7 @@ def clock_of(device: Any) -> Callable[[], float]:
 
 
 def _timer(probe: _Probe) -> Callable[[], float]:
-    """A measurement of a probe, which is compiled here."""
+    """A measurement of a probe, which is compiled here, for an array on its devices: no call copies it."""
     mesh, whole = probe.mesh, PartitionSpec()
     clock = clock_of(jax.devices()[0] if mesh is None else mesh.devices.flat[0])
     in_turn = lambda v: functools.reduce(lambda u, _: probe.step(u), range(probe.turns), v)  # noqa: E731
@@ -318,7 +318,7 @@ def _timer(probe: _Probe) -> Callable[[], float]:
     repeated = (lambda v, count: in_turn(v)) if probe.unrolled else looped
     everywhere = functools.partial(jax.shard_map, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
     run = jax.jit(repeated if mesh is None else everywhere(repeated))
-    placed = run(np.full(probe.shape, 1 / probe.shape[-1], np.float32), 0)  # on its devices, so that no call copies it
+    placed = jax.device_put(np.full(probe.shape, 1 / probe.shape[-1], np.float32), mesh and NamedSharding(mesh, whole))
 
     def seconds():
         jax.block_until_ready(run(placed, 0))  # so that the end of the program before is not counted
