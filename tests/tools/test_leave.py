@@ -5,6 +5,7 @@ patches; and edits that are wrong on purpose, which the second run must find.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,11 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xmap_compat import xmap
+from xmap_compat.core import placement
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.sources import decoded, python_of
 from xmap_compat.tools.leave import command, patch, verifying
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.places import is_under
+from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -269,6 +273,49 @@ def test_an_array_whose_copies_differ_is_recorded_device_by_device():
     assert np.array_equal(found[0][1].value, expected[0][1].value)
     assert "the copies of a result differ on its devices" in verifying.difference(found, expected)
     assert verifying.difference(found, found) == ""
+
+
+# ------------------------------------------------------------------------ what the first run records
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    made = Recorder({"calls": 3, "bytes": 1 << 20, "calls at most": 0, "records": tmp_path / "records"})
+    made.placement = placement
+    return made
+
+
+TAKEN = {
+    "grad": lambda f: jax.grad(f)(X),
+    "grad of jit": lambda f: jax.grad(jax.jit(f))(X),
+    "jit of grad": lambda f: jax.jit(jax.grad(f))(X),
+    "of second order": lambda f: jax.hessian(f)(X),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_gradients_are_noted_on_any_traced_call_and_recorded_if_the_calls_before_had_no_values(kind, recorder):
+    xmapped, c = xmap(lambda row: jax.lax.psum((row * row).sum(), "i"), ["i", ...], [...]), Construction("a.py", 1)
+    called = functools.partial(recorder.called, c, 1, xmapped)
+    for _ in range(4):
+        jax.eval_shape(called, X)
+    assert not c.differentiated
+    TAKEN[kind](called)
+    jax.effects_barrier()
+    assert c.differentiated
+    for pending in recorder.pending:
+        recorder.compute(c, pending)
+    paths = {path for call in recorder.records for path, _ in call.results}
+    assert paths == {"the result", "the gradient of args[0]"}
+
+
+def test_a_gradient_of_what_an_xmapped_function_closes_over_is_noted(recorder):
+    def loss(w):
+        xmapped = xmap(lambda row: jax.lax.psum((w * row).sum(), "i"), ["i", ...], [...])
+        return recorder.called(c, 1, xmapped, X)
+
+    c = Construction("a.py", 1)
+    assert np.isclose(jax.grad(loss)(2.0), X.sum()) and c.differentiated
 
 
 # ------------------------------------------------------------------------------------ bad input

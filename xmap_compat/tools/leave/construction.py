@@ -26,7 +26,7 @@ class Construction:
       plans: the distinct plans of its calls.
       inside: the numbers of the constructions in whose bodies it was called.
       reached, calls, recorded: how often it was made; how often it was called or traced; how many calls are recorded.
-      differentiated: whether a gradient of it was taken from outside.
+      differentiated: whether a gradient of it was taken from outside; where it is told, whether one is recorded.
       problem: why its calls could not be recorded.
       refused: why it stays, and what to do.
       edits: the first one replaces the call by one expression.
