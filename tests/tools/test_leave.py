@@ -154,10 +154,10 @@ def square(x):
     return {"y": x * x}
 
 
-def record(leaves, differentiated=False, construction=0):
+def record(leaves, differentiated=False, construction=0, traced=False):
     args = tuple(map(verifying.restored, leaves))
     text, results = verifying.described(args), verifying.evaluated(square, args, differentiated)
-    return RecordedCall(construction, 1, text, leaves, differentiated, results)
+    return RecordedCall(construction, 1, text, None, traced, leaves, differentiated, results)
 
 
 def verifier(records, tmp_path, stopped=False):
@@ -197,21 +197,43 @@ def test_recorded_arguments_are_used_and_not_those_of_the_program(tmp_path):
 def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
     halved = jax.custom_vjp(square)
     halved.defvjp(lambda x: (square(x), x), lambda x, g: (x * g["y"],))
-    seen = verifier([record([Leaf(X)], differentiated=True)], tmp_path)
+    seen = verifier([record([Leaf(X)], differentiated=True, traced=True)], tmp_path)
     probed = seen.probe(0, halved)
     around(lambda x: probed(x)["y"].sum())(X)
     seen.finish("")
     assert "the gradient of args[0] differs by" in seen.problems[0]
-    right = verifier([record([Leaf(X)], differentiated=True)], tmp_path)
+    right = verifier([record([Leaf(X)], differentiated=True, traced=True)], tmp_path)
     probed_right = right.probe(0, square)
     around(lambda x: probed_right(x)["y"].sum())(X)
     right.finish("")
     assert right.problems == {} and right.agreed == {0: 1}
 
 
+def test_calls_are_found_among_traced_ones_and_compared_on_the_meshes_of_their_records(tmp_path):
+    """An eager call after a traced one, and one on another mesh, all of the same types."""
+    meshes = [jax.sharding.Mesh(np.array(jax.devices()[k : k + 2]), name) for k, name in ((0, ("a",)), (2, ("b",)))]
+    tell = lambda mesh: record([Leaf(X)])._replace(mesh=verifying.placed(mesh))
+    eager = [tell(mesh) for mesh in meshes]
+    seen = verifier([*eager, eager[1]._replace(traced=True, differentiated=True)], tmp_path)
+    compared, compare = [], seen.compare
+    seen.compare = lambda call, *others: (compared.append(call.traced), compare(call, *others))
+
+    def on_the_mesh(x):
+        held = jax.sharding.get_abstract_mesh().axis_names
+        return {"y": jax.shard_map(lambda x: x * x, in_specs=jax.P(held), out_specs=jax.P(held))(x)}
+
+    probed = seen.probe(0, on_the_mesh)
+    with jax.set_mesh(meshes[1]):
+        jax.jit(lambda x: probed(x))(X)
+        assert compared == []
+    with jax.set_mesh(meshes[0]):
+        probed(X)
+    assert compared == [False, False] and seen.problems == {} and seen.agreed == {0: 2}
+
+
 def test_a_lock_around_a_traced_call_is_not_waited_for(tmp_path):
     """The edited function is compared after the program, which then holds no lock that the function takes."""
-    lock, seen = threading.RLock(), verifier([record([Leaf(X)])], tmp_path)
+    lock, seen = threading.RLock(), verifier([record([Leaf(X)], traced=True)], tmp_path)
 
     def locked(x):
         with lock:

@@ -142,15 +142,16 @@ class Recorder:
             kind = c.number, function.plan.declared.key(), described(args), scope, is_traced(args)
         except TypeError:  # no arrays: xmap says so
             return function(*args)
-        call, wanted = RecordedCall(c.number, reached, described(args)), self.wanted(kind, not is_traced(args))
-        if wanted and is_traced(args):
-            args = self.traced_arguments(call, kind, function, args, scope.mesh)
+        call = RecordedCall(c.number, reached, described(args), verifying.placed(scope.mesh), is_traced(args))
+        wanted = self.wanted(kind, not call.traced)
+        if wanted and call.traced:
+            args = self.traced_arguments(call, kind, function, args)
         elif wanted:  # arguments may be donated
             call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])
         results = function(*args)
         if is_traced(results):  # as those of a function that closes over a tracer are
             return noting_gradients(c, results)
-        if wanted and not is_traced(args):
+        if wanted and not call.traced:
             self.keep(c, call._replace(results=verifying.evaluated(lambda: results, (), False)))
         return results
 
@@ -164,15 +165,14 @@ class Recorder:
             self.seen[kind] = self.seen.get(kind, 0) + more
             return self.seen[kind] <= self.spec["calls"]
 
-    def traced_arguments(self, call: RecordedCall, kind: Any, function: Any, args: Any, mesh: Any) -> Any:
+    def traced_arguments(self, call: RecordedCall, kind: Any, function: Any, args: Any) -> Any:
         """The same arguments, whose values are noted when the traced program is executed."""
         leaves, structure = jax.tree.flatten(args)
         types = [jax.typeof(leaf) for leaf in leaves]
         is_key = [jax.numpy.issubdtype(t.dtype, jax.dtypes.prng_key) for t in types]
         keys = [str(jax.random.key_impl(x)) if k else "" for x, k in zip(leaves, is_key)]
-        placed = mesh and (mesh.axis_names, np.vectorize(lambda device: device.id)(mesh.devices))
         like = [Leaf(None, t.weak_type, key) for t, key in zip(types, keys)]
-        pending = Pending(call._replace(leaves=like, mesh=placed), function, structure, [])
+        pending = Pending(call._replace(leaves=like), function, structure, [])
         self.pending.append(pending)
 
         def note(*values):
