@@ -25,6 +25,7 @@ from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.sources import decoded, python_of
 from xmap_compat.tools.leave import command, patch, verifying
 from xmap_compat.tools.leave.construction import Construction
+from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
@@ -338,6 +339,15 @@ def test_a_gradient_of_what_an_xmapped_function_closes_over_is_noted(recorder):
 
     c = Construction("a.py", 1)
     assert np.isclose(jax.grad(loss)(2.0), X.sum()) and c.differentiated
+
+
+def test_an_xmap_whose_call_raises_is_refused_with_its_error(recorder, tmp_path):
+    (tmp_path / "a.py").write_text("")
+    c = Construction(str(tmp_path / "a.py"), 1)
+    with pytest.raises(NameError):
+        recorder.called(c, 1, xmap(lambda row: jax.lax.psum(row, "j"), ["i", ...], [...]), X)
+    edits_of([c], root=str(tmp_path), entered=set())
+    assert c.refused.startswith("its call raises NameError: ") and "j" in c.refused.partition("NameError")[2]
 
 
 # ------------------------------------------------------------------------------------ bad input

@@ -66,7 +66,7 @@ def _find(c: Construction, root: str) -> None:
     if not is_under(c.file, root):
         raise NotWritable(messages.OF_ANOTHER_PACKAGE.format(file=c.file))
     if not c.plans:
-        raise NotWritable(messages.NEVER_CALLED)
+        raise NotWritable(c.problem or messages.NEVER_CALLED)
     declared, *others = (function.plan.declared for function in c.functions)
     c.site = site_of(c)
     if any(other.key() != declared.key() for other in others):

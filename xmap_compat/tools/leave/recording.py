@@ -125,6 +125,9 @@ class Recorder:
         self.stack.append(c)
         try:
             return self._called(c, reached, function, args, kwargs)
+        except Exception as error:
+            c.problem = messages.RAISES.format(error=verifying.in_a_line(error))
+            raise
         finally:
             self.stack.pop()
 
