@@ -172,6 +172,10 @@ RULES = f"""{PAIR}
 """
 
 
+def share(v, axis):
+    return v / v.sum(axis, keepdims=True) - v.max(axis, keepdims=True)
+
+
 PROGRAMS = {
     "an axis fills its mesh axis": (
         """
@@ -553,6 +557,25 @@ PROGRAMS = {
             results = xmap(lambda v: v + lax.axis_index('i'), ['i', ...], [...], axis_resources={'i': 'd'})(x)
         """,
         lambda: x[0],  # what reading it gives
+    ),
+    "an axis that is a parameter, of which None and a position are given too": (
+        """
+        def share(v, axis=None):
+            return v / jnp.sum(v, axis) - jnp.max(v, axis=axis)
+
+        def body(v):
+            return share(v, 'i'), share(v), share(v, 0)
+
+        with Mesh(devices[:2], 'd'):
+            f = xmap(body, ['i', ...], (['i', ...],) * 3, axis_resources={'i': 'd'})
+            g = xmap(lambda v: share(v, 'j'), ['j', ...], ['j', ...], axis_resources={'j': 'd'})
+            results = f(x + 1), g(x + 1), share(x + 1)
+        """,
+        lambda: (
+            (share(x + 1, 0), share(x + 1, (1,)), share(x + 1, 1)),
+            share(x + 1, 0),
+            share(x + 1, (0, 1)),
+        ),
     ),
     "softmax, logsumexp and shuffles over names": (
         """

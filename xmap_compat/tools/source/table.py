@@ -102,8 +102,8 @@ def _einsum_over(subscripts, *operands, local: Mapping[str, Any] = types.Mapping
 
 
 def _extremum(over_names, over_all):
-    positional = lambda axes: any(isinstance(a, int) for a in (axes if isinstance(axes, tuple) else (axes,)))  # noqa: E731
-    return lambda x, axes: over_all(x, axes) if positional(axes) else over_names(x, axes)
+    kinds = lambda axes: {*map(type, axes if isinstance(axes, tuple) else (axes,))}  # noqa: E731
+    return lambda x, axes: over_all(x, axes) if kinds(axes) & {int, type(None)} else over_names(x, axes)
 
 
 def _of_axes(function):
