@@ -565,6 +565,48 @@ def test_a_construction_that_shares_an_edit_or_is_inside_is_not_verified_either(
     assert "shares edits with that of a.py:1" in found[1]
 
 
+# Which constructions differ, how the program then ends, and each one's words; 4 rounds are run.
+ENDS = {
+    "one that differs ends the program": ({0}, "E: no", ["differs"] + ["verified on 1"] * 5),
+    "another one in each round": ({*range(6)}, "E: no", ["differs"] * 4 + ["in each round others have differed"] * 2),
+    "the program ends for another reason": ({}, "E: no", ["the edited program ended with E: no"] * 6),
+    "a call is not reached again": ({}, "", ["0 of 1 were found again"] * 6),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case, tmp_path, monkeypatch, capsys):
+    wrong, ended, expected = ENDS[case]
+    (tmp_path / "p.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    left = command.Leaving(command.Options(), ["p.py"], str(tmp_path / "scratch"))
+    every = [made((k, k, "f"), line=k) for k in range(6)]
+    for k, c in enumerate(every):
+        c.number = k
+
+    def second_run(spec, entry, limit):
+        first = min(spec["patched"])
+        problems = {first: "it raises E"} if first in wrong else {}
+        how = ended if problems or not wrong else ""
+        agreed = dict.fromkeys(spec["patched"], int(not how and bool(wrong)))
+        found = {"problems": problems, "agreed": agreed, "ended": how, "whole": True}
+        pathlib.Path(spec["result"]).write_text(json.dumps(found))
+        return int(bool(how))
+
+    def first_run():
+        for c in every:
+            c.edits = [] if c.key in left.reasons else c.edits
+        return command.Edited(every, []), ""
+
+    monkeypatch.setattr(left, "first_run", first_run)
+    monkeypatch.setattr(left, "execute", second_run)
+    monkeypatch.setattr(left, "changes", lambda *args, **kwargs: {})
+    left.run()
+    lines = [left.reason(c, every) or f"verified on {c.recorded}" for c in every]
+    assert all(words in line for words, line in zip(expected, lines, strict=True)), lines
+    assert capsys.readouterr().out.count("verified on 1") == expected.count("verified on 1")
+
+
 def test_options_are_read_up_to_the_program():
     options, program = command._options(["--calls=2", "--stop-after", "9s", "--diff", "d", "p.py", "--calls", "7"])
     assert (options.calls, options.stop_after, options.diff, program) == (2, "9s", "d", ["p.py", "--calls", "7"])

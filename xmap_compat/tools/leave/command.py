@@ -113,6 +113,11 @@ class Leaving:
             self.reasons |= {patched[n].key: reason for n, reason in reasons.items()}
             if not reasons:
                 break
+        else:
+            rest = dict.fromkeys(
+                (c.key for c in patched.values()), messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)
+            )
+            self.reasons = rest | self.reasons
         return self.report(found.constructions, {} if reasons else self.changes(found, patched.values()))
 
     # The two runs
@@ -149,9 +154,10 @@ class Leaving:
         ended = seen.get("ended", "")
         # The type of an exception: its message may have random numbers.
         same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
-        if not problems and not (seen.get("whole") and (same or spec["stopped"])):
+        if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
             how = messages.ENDED.format(ended or f"exit code {code}")
-            return dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
+            found_or_all = problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
+            return _with_those_that_share(found_or_all, patched)
         for n, c in patched.items():
             if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)
