@@ -452,6 +452,16 @@ PROGRAMS = {
         """,
         lambda: x - x.mean(0),
     ),
+    "everything of the old module is imported, and a variable has the name of some of it": (
+        """
+        from jax.experimental.maps import *
+
+        mesh = Mesh(devices[:4], 'd')
+        with mesh:
+            results = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: x - x.mean(0),
+    ),
     "meshes that no name tells, and what is none under the name of one": (
         """
         import contextlib
