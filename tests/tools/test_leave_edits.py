@@ -172,6 +172,9 @@ RULES = f"""{PAIR}
 """
 
 
+COUNTS = np.arange(8) * 3 % 8 + 2**24  # which float32 does not hold
+
+
 def share(v, axis):
     return v / v.sum(axis, keepdims=True) - v.max(axis, keepdims=True)
 
@@ -461,6 +464,22 @@ PROGRAMS = {
             results = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
         """,
         lambda: x - x.mean(0),
+    ),
+    "whole numbers and others, whose extrema have one text": (
+        """
+        def body(v, tree):
+            return v - lax.pmax(v, 'i'), jnp.min(v, 'i'), lax.pmax(tree, ('i',))
+
+        counts, mixed = np.arange(8) * 3 % 8 + 2**24, {'a': x, 'b': x > 1}
+        with Mesh(devices[:4], 'd'):
+            f = xmap(body, (['i', ...],) * 2, (['i', ...], [...], [...]), axis_resources={'i': 'd'})
+            results = f(counts, mixed), f(x, {'a': counts, 'b': x}), jax.grad(lambda v: f(v, mixed)[1].sum())(x)
+        """,
+        lambda: (
+            (COUNTS - COUNTS.max(), COUNTS.min(), {"a": x.max(0), "b": x.max(0) > 1}),
+            (x - x.max(0), x.min(0), {"a": COUNTS.max(), "b": x.max(0)}),
+            np.eye(8, dtype=np.float32)[0][:, None] * np.ones(6),
+        ),
     ),
     "meshes that no name tells, and what is none under the name of one": (
         """

@@ -87,7 +87,7 @@ def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: b
     """
     c.made = None
     outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
-    first, *others = [_drawn(cs, root, c, InPlace(plan, outermost, keeps_rules)) for plan in c.plans]
+    first, *others = [_drawn(cs, root, c, InPlace(plan, c.plans, outermost, keeps_rules)) for plan in c.plans]
     if any(other.edits != first.edits for other in others):
         raise NotWritable(messages.DIFFERENT_TEXTS)
     c.made = first

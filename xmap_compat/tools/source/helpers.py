@@ -242,7 +242,11 @@ def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
         ties = (x == found).astype(x.dtype)
         return found, reduced(ties * dx, axes) / reduced(ties, axes)
 
-    return jax.tree.map(lambda x: extremum(x).squeeze(split_positions(x, axes)[0]), x)
+    def one(x):
+        found = extremum(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else reduced(x, axes, over)
+        return found.squeeze(split_positions(x, axes)[0])
+
+    return jax.tree.map(one, x)
 
 
 def min_over(x, axes):
