@@ -783,6 +783,23 @@ def test_line_ends_comments_and_the_rest_of_a_file_stay(newline, tmp_path, monke
     assert_close(left.run(), PROGRAMS["an axis fills its mesh axis"][1]())
 
 
+def test_names_that_the_patch_itself_moves_are_used_and_helpers_are_imported_in_one_line(tmp_path, monkeypatch):
+    program = """
+from jax.experimental import PartitionSpec as P
+
+def body(v):
+    return jax.nn.softmax(v, 'i') + lax.pmax(v, 'i'), lax.pmin(v, 'i')
+
+with Mesh(devices[:4], 'd'):
+    results = xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x), P('d') == P('d')
+"""
+    left = Left(tmp_path, monkeypatch, program)
+    assert "P_2" not in left.text and left.text.count("from jax.sharding import PartitionSpec as P\n") == 1
+    assert left.text.count("from named_axes import max_over, min_over, softmax_over\n") == 1
+    softmax = np.exp(x) / np.exp(x).sum(0)
+    assert_close(left.run(), ((softmax + x.max(0), x.min(0)), True))
+
+
 COMMENTED = """
 with Mesh(devices[:4], 'd'):
     results = xmap(  # why it is mapped

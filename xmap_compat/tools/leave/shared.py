@@ -19,6 +19,7 @@ from xmap_compat.tools.check.names import (
     constant_text,
     imported_names,
 )
+from xmap_compat.tools.check.renamed import RENAMED
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.leave.construction import Entered
 from xmap_compat.tools.source.helper_texts import HELPERS
@@ -50,7 +51,8 @@ class FileNames:
         self.added: dict[str, str] = {}
         bindings, nodes = Bindings(tree), list(ast.walk(tree))
         top = {name for node in _imports(tree.body) for name in bound_by(node)}
-        self._known = {bindings.of_name(name): name for name in sorted(top - _own_names(tree))}
+        meant = {name: bindings.of_name(name) or "" for name in sorted(top - _own_names(tree))}
+        self._known = {RENAMED.get(home, home): name for name, home in meant.items()}  # as they are imported then
         self._fresh = Names({*bound_anywhere(tree), *(n.id for n in nodes if isinstance(n, ast.Name))})
 
     def name(self, wanted: str) -> str:
@@ -206,7 +208,10 @@ class Shared(ScopedVisitor):
 
     def _added(self, used: set[str]) -> list[Edit]:
         """New imports before the first one of JAX: a program may set options that JAX reads at its import."""
-        lines = sorted(line for name, line in self.names.added.items() if name in used)
+        added = sorted(line.rpartition("import ")[::2] for own, line in self.names.added.items() if own in used)
+        lines = [f"import {name}" for home, name in added if not home]
+        homes = dict.fromkeys(home for home, _ in added if home)
+        lines += [f"{home}import {', '.join(name for of, name in added if of == home)}" for home in homes]
         body = self.tree.body
         if not lines:
             return []
