@@ -5,6 +5,7 @@ patches; and edits that are wrong on purpose, which the second run must find.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,11 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xmap_compat import xmap
+from xmap_compat.core import placement
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.sources import decoded, python_of
 from xmap_compat.tools.leave import command, patch, verifying
 from xmap_compat.tools.leave.construction import Construction
+from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.places import is_under
+from xmap_compat.tools.leave.recording import Recorder
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -150,10 +155,10 @@ def square(x):
     return {"y": x * x}
 
 
-def record(leaves, differentiated=False, construction=0):
+def record(leaves, differentiated=False, construction=0, traced=False):
     args = tuple(map(verifying.restored, leaves))
     text, results = verifying.described(args), verifying.evaluated(square, args, differentiated)
-    return RecordedCall(construction, 1, text, leaves, differentiated, results)
+    return RecordedCall(construction, 1, text, None, traced, leaves, differentiated, results)
 
 
 def verifier(records, tmp_path, stopped=False):
@@ -193,21 +198,43 @@ def test_recorded_arguments_are_used_and_not_those_of_the_program(tmp_path):
 def test_a_wrong_gradient_is_found_where_the_values_agree(around, tmp_path):
     halved = jax.custom_vjp(square)
     halved.defvjp(lambda x: (square(x), x), lambda x, g: (x * g["y"],))
-    seen = verifier([record([Leaf(X)], differentiated=True)], tmp_path)
+    seen = verifier([record([Leaf(X)], differentiated=True, traced=True)], tmp_path)
     probed = seen.probe(0, halved)
     around(lambda x: probed(x)["y"].sum())(X)
     seen.finish("")
     assert "the gradient of args[0] differs by" in seen.problems[0]
-    right = verifier([record([Leaf(X)], differentiated=True)], tmp_path)
+    right = verifier([record([Leaf(X)], differentiated=True, traced=True)], tmp_path)
     probed_right = right.probe(0, square)
     around(lambda x: probed_right(x)["y"].sum())(X)
     right.finish("")
     assert right.problems == {} and right.agreed == {0: 1}
 
 
+def test_calls_are_found_among_traced_ones_and_compared_on_the_meshes_of_their_records(tmp_path):
+    """An eager call after a traced one, and one on another mesh, all of the same types."""
+    meshes = [jax.sharding.Mesh(np.array(jax.devices()[k : k + 2]), name) for k, name in ((0, ("a",)), (2, ("b",)))]
+    tell = lambda mesh: record([Leaf(X)])._replace(mesh=verifying.placed(mesh))
+    eager = [tell(mesh) for mesh in meshes]
+    seen = verifier([*eager, eager[1]._replace(traced=True, differentiated=True)], tmp_path)
+    compared, compare = [], seen.compare
+    seen.compare = lambda call, *others: (compared.append(call.traced), compare(call, *others))
+
+    def on_the_mesh(x):
+        held = jax.sharding.get_abstract_mesh().axis_names
+        return {"y": jax.shard_map(lambda x: x * x, in_specs=jax.P(held), out_specs=jax.P(held))(x)}
+
+    probed = seen.probe(0, on_the_mesh)
+    with jax.set_mesh(meshes[1]):
+        jax.jit(lambda x: probed(x))(X)
+        assert compared == []
+    with jax.set_mesh(meshes[0]):
+        probed(X)
+    assert compared == [False, False] and seen.problems == {} and seen.agreed == {0: 2}
+
+
 def test_a_lock_around_a_traced_call_is_not_waited_for(tmp_path):
     """The edited function is compared after the program, which then holds no lock that the function takes."""
-    lock, seen = threading.RLock(), verifier([record([Leaf(X)])], tmp_path)
+    lock, seen = threading.RLock(), verifier([record([Leaf(X)], traced=True)], tmp_path)
 
     def locked(x):
         with lock:
@@ -269,6 +296,58 @@ def test_an_array_whose_copies_differ_is_recorded_device_by_device():
     assert np.array_equal(found[0][1].value, expected[0][1].value)
     assert "the copies of a result differ on its devices" in verifying.difference(found, expected)
     assert verifying.difference(found, found) == ""
+
+
+# ------------------------------------------------------------------------ what the first run records
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    made = Recorder({"calls": 3, "bytes": 1 << 20, "calls at most": 0, "records": tmp_path / "records"})
+    made.placement = placement
+    return made
+
+
+TAKEN = {
+    "grad": lambda f: jax.grad(f)(X),
+    "grad of jit": lambda f: jax.grad(jax.jit(f))(X),
+    "jit of grad": lambda f: jax.jit(jax.grad(f))(X),
+    "of second order": lambda f: jax.hessian(f)(X),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_gradients_are_noted_on_any_traced_call_and_recorded_if_the_calls_before_had_no_values(kind, recorder):
+    xmapped, c = xmap(lambda row: jax.lax.psum((row * row).sum(), "i"), ["i", ...], [...]), Construction("a.py", 1)
+    called = functools.partial(recorder.called, c, 1, xmapped)
+    for _ in range(4):
+        jax.eval_shape(lambda x: called(x), X)  # a trace of its own
+    assert not c.differentiated
+    TAKEN[kind](called)
+    jax.effects_barrier()
+    assert c.differentiated
+    for pending in recorder.pending:
+        recorder.compute(c, pending)
+    paths = {path for call in recorder.records for path, _ in call.results}
+    assert paths == {"the result", "the gradient of args[0]"}
+
+
+def test_a_gradient_of_what_an_xmapped_function_closes_over_is_noted(recorder):
+    def loss(w):
+        xmapped = xmap(lambda row: jax.lax.psum((w * row).sum(), "i"), ["i", ...], [...])
+        return recorder.called(c, 1, xmapped, X)
+
+    c = Construction("a.py", 1)
+    assert np.isclose(jax.grad(loss)(2.0), X.sum()) and c.differentiated
+
+
+def test_an_xmap_whose_call_raises_is_refused_with_its_error(recorder, tmp_path):
+    (tmp_path / "a.py").write_text("")
+    c = Construction(str(tmp_path / "a.py"), 1)
+    with pytest.raises(NameError):
+        recorder.called(c, 1, xmap(lambda row: jax.lax.psum(row, "j"), ["i", ...], [...]), X)
+    edits_of([c], root=str(tmp_path), entered=set())
+    assert c.refused.startswith("its call raises NameError: ") and "j" in c.refused.partition("NameError")[2]
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -486,6 +565,60 @@ def test_a_construction_that_shares_an_edit_or_is_inside_is_not_verified_either(
     assert "shares edits with that of a.py:1" in found[1]
 
 
-def test_options_are_read_up_to_the_program():
-    options, program = command._options(["--calls=2", "--stop-after", "9s", "--diff", "d", "p.py", "--calls", "7"])
-    assert (options.calls, options.stop_after, options.diff, program) == (2, "9s", "d", ["p.py", "--calls", "7"])
+# Which constructions differ, how the program then ends, and each one's words; 4 rounds are run.
+ENDS = {
+    "one that differs ends the program": ({0}, "E: no", ["differs"] + ["verified on 1"] * 5),
+    "another one in each round": ({*range(6)}, "E: no", ["differs"] * 4 + ["in each round others have differed"] * 2),
+    "the program ends for another reason": ({}, "E: no", ["the edited program ended with E: no"] * 6),
+    "a call is not reached again": ({}, "", ["0 of 1 were found again"] * 6),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case, tmp_path, monkeypatch, capsys):
+    wrong, ended, expected = ENDS[case]
+    (tmp_path / "p.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    left = command.Leaving(command.Options(), ["p.py"], str(tmp_path / "scratch"))
+    every = [made((k, k, "f"), line=k) for k in range(6)]
+    for k, c in enumerate(every):
+        c.number = k
+
+    def second_run(spec, entry, limit):
+        first = min(spec["patched"])
+        problems = {first: "it raises E"} if first in wrong else {}
+        how = ended if problems or not wrong else ""
+        agreed = dict.fromkeys(spec["patched"], int(not how and bool(wrong)))
+        found = {"problems": problems, "agreed": agreed, "ended": how, "whole": True}
+        pathlib.Path(spec["result"]).write_text(json.dumps(found))
+        return int(bool(how))
+
+    def first_run():
+        for c in every:
+            c.edits = [] if c.key in left.reasons else c.edits
+        return command.Edited(every, []), ""
+
+    monkeypatch.setattr(left, "first_run", first_run)
+    monkeypatch.setattr(left, "execute", second_run)
+    monkeypatch.setattr(left, "changes", lambda *args, **kwargs: {})
+    left.run()
+    lines = [left.reason(c, every) or f"verified on {c.recorded}" for c in every]
+    assert all(words in line for words, line in zip(expected, lines, strict=True)), lines
+    assert capsys.readouterr().out.count("verified on 1") == expected.count("verified on 1")
+
+
+def test_options_are_read_up_to_the_program_and_those_behind_it_are_named(capsys):
+    given = ["--calls=2", "--stop-after", "9s", "--diff", "d", "p.py", "--calls", "7", "--own", "--stop-after=3"]
+    options, program = command._options(given)
+    assert (options.calls, options.stop_after, options.diff, program) == (2, "9s", "d", given[5:])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["--calls", "--stop-after"]
+    assert all("stands after the program, which gets it" in line for line in lines)
+    command._options(["--write", "-m", "calls", "x"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_says_how_it_is_used(option, capsys):
+    assert command.main([option]) == 0
+    assert capsys.readouterr().out == command.USAGE + "\n"

@@ -172,6 +172,13 @@ RULES = f"""{PAIR}
 """
 
 
+COUNTS = np.arange(8) * 3 % 8 + 2**24  # which float32 does not hold
+
+
+def share(v, axis):
+    return v / v.sum(axis, keepdims=True) - v.max(axis, keepdims=True)
+
+
 PROGRAMS = {
     "an axis fills its mesh axis": (
         """
@@ -448,6 +455,32 @@ PROGRAMS = {
         """,
         lambda: x - x.mean(0),
     ),
+    "everything of the old module is imported, and a variable has the name of some of it": (
+        """
+        from jax.experimental.maps import *
+
+        mesh = Mesh(devices[:4], 'd')
+        with mesh:
+            results = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
+        """,
+        lambda: x - x.mean(0),
+    ),
+    "whole numbers and others, whose extrema have one text": (
+        """
+        def body(v, tree):
+            return v - lax.pmax(v, 'i'), jnp.min(v, 'i'), lax.pmax(tree, ('i',))
+
+        counts, mixed = np.arange(8) * 3 % 8 + 2**24, {'a': x, 'b': x > 1}
+        with Mesh(devices[:4], 'd'):
+            f = xmap(body, (['i', ...],) * 2, (['i', ...], [...], [...]), axis_resources={'i': 'd'})
+            results = f(counts, mixed), f(x, {'a': counts, 'b': x}), jax.grad(lambda v: f(v, mixed)[1].sum())(x)
+        """,
+        lambda: (
+            (COUNTS - COUNTS.max(), COUNTS.min(), {"a": x.max(0), "b": x.max(0) > 1}),
+            (x - x.max(0), x.min(0), {"a": COUNTS.max(), "b": x.max(0)}),
+            np.eye(8, dtype=np.float32)[0][:, None] * np.ones(6),
+        ),
+    ),
     "meshes that no name tells, and what is none under the name of one": (
         """
         import contextlib
@@ -553,6 +586,25 @@ PROGRAMS = {
             results = xmap(lambda v: v + lax.axis_index('i'), ['i', ...], [...], axis_resources={'i': 'd'})(x)
         """,
         lambda: x[0],  # what reading it gives
+    ),
+    "an axis that is a parameter, of which None and a position are given too": (
+        """
+        def share(v, axis=None):
+            return v / jnp.sum(v, axis) - jnp.max(v, axis=axis)
+
+        def body(v):
+            return share(v, 'i'), share(v), share(v, 0)
+
+        with Mesh(devices[:2], 'd'):
+            f = xmap(body, ['i', ...], (['i', ...],) * 3, axis_resources={'i': 'd'})
+            g = xmap(lambda v: share(v, 'j'), ['j', ...], ['j', ...], axis_resources={'j': 'd'})
+            results = f(x + 1), g(x + 1), share(x + 1)
+        """,
+        lambda: (
+            (share(x + 1, 0), share(x + 1, (1,)), share(x + 1, 1)),
+            share(x + 1, 0),
+            share(x + 1, (0, 1)),
+        ),
     ),
     "softmax, logsumexp and shuffles over names": (
         """
@@ -729,6 +781,23 @@ def test_line_ends_comments_and_the_rest_of_a_file_stay(newline, tmp_path, monke
     assert left.refused == [None] and newline in left.text and "\n" not in left.text.replace(newline, "")
     assert f"# each row{newline}" in left.text
     assert_close(left.run(), PROGRAMS["an axis fills its mesh axis"][1]())
+
+
+def test_names_that_the_patch_itself_moves_are_used_and_helpers_are_imported_in_one_line(tmp_path, monkeypatch):
+    program = """
+from jax.experimental import PartitionSpec as P
+
+def body(v):
+    return jax.nn.softmax(v, 'i') + lax.pmax(v, 'i'), lax.pmin(v, 'i')
+
+with Mesh(devices[:4], 'd'):
+    results = xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x), P('d') == P('d')
+"""
+    left = Left(tmp_path, monkeypatch, program)
+    assert "P_2" not in left.text and left.text.count("from jax.sharding import PartitionSpec as P\n") == 1
+    assert left.text.count("from named_axes import max_over, min_over, softmax_over\n") == 1
+    softmax = np.exp(x) / np.exp(x).sum(0)
+    assert_close(left.run(), ((softmax + x.max(0), x.min(0)), True))
 
 
 COMMENTED = """

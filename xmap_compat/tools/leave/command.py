@@ -51,6 +51,9 @@ class Options:
 
 def main(args: Sequence[str]) -> int:
     """Returns the exit code: 0 if each construction is verified, 1 if not, 2 if there is nothing to patch."""
+    if args and args[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
     try:
         options, program = _options(list(args))
     except ValueError as error:
@@ -85,6 +88,9 @@ def _options(args: list[str]) -> tuple[Options, list[str]]:
         raise ValueError(messages.NO_PROGRAM)
     if args[0].startswith("-") and args[0] != "-m":
         raise ValueError(messages.UNKNOWN_OPTION.format(args[0]))
+    for arg in args[1 + (args[0] == "-m") :]:
+        if (name := arg.partition("=")[0]) in (f"--{n.replace('_', '-')}" for n in Options.__dataclass_fields__):
+            print(messages.GIVEN_TO_THE_PROGRAM.format(option=name), file=sys.stderr)
     return options, args
 
 
@@ -113,6 +119,11 @@ class Leaving:
             self.reasons |= {patched[n].key: reason for n, reason in reasons.items()}
             if not reasons:
                 break
+        else:
+            rest = dict.fromkeys(
+                (c.key for c in patched.values()), messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)
+            )
+            self.reasons = rest | self.reasons
         return self.report(found.constructions, {} if reasons else self.changes(found, patched.values()))
 
     # The two runs
@@ -149,9 +160,10 @@ class Leaving:
         ended = seen.get("ended", "")
         # The type of an exception: its message may have random numbers.
         same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
-        if not problems and not (seen.get("whole") and (same or spec["stopped"])):
+        if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
             how = messages.ENDED.format(ended or f"exit code {code}")
-            return dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
+            found_or_all = problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
+            return _with_those_that_share(found_or_all, patched)
         for n, c in patched.items():
             if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)

@@ -26,8 +26,8 @@ class Construction:
       plans: the distinct plans of its calls.
       inside: the numbers of the constructions in whose bodies it was called.
       reached, calls, recorded: how often it was made; how often it was called or traced; how many calls are recorded.
-      differentiated: whether a gradient of it was taken from outside.
-      problem: why its calls could not be recorded.
+      differentiated: whether a gradient of it was taken from outside; where it is told, whether one is recorded.
+      problem: why its calls could not be recorded, or that they raise.
       refused: why it stays, and what to do.
       edits: the first one replaces the call by one expression.
       decorates: whether that expression is a function of the function to map, as ``@xmap(...)`` is.

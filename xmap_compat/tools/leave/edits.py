@@ -66,7 +66,7 @@ def _find(c: Construction, root: str) -> None:
     if not is_under(c.file, root):
         raise NotWritable(messages.OF_ANOTHER_PACKAGE.format(file=c.file))
     if not c.plans:
-        raise NotWritable(messages.NEVER_CALLED)
+        raise NotWritable(c.problem or messages.NEVER_CALLED)
     declared, *others = (function.plan.declared for function in c.functions)
     c.site = site_of(c)
     if any(other.key() != declared.key() for other in others):
@@ -87,7 +87,7 @@ def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: b
     """
     c.made = None
     outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
-    first, *others = [_drawn(cs, root, c, InPlace(plan, outermost, keeps_rules)) for plan in c.plans]
+    first, *others = [_drawn(cs, root, c, InPlace(plan, c.plans, outermost, keeps_rules)) for plan in c.plans]
     if any(other.edits != first.edits for other in others):
         raise NotWritable(messages.DIFFERENT_TEXTS)
     c.made = first

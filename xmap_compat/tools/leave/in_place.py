@@ -7,6 +7,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ class InPlace:
       custom: functions with derivative rules of their own.
     """
 
-    def __init__(self, plan: Any, outermost: frozenset[Span], keeps_rules: bool):
+    def __init__(self, plan: Any, plans: Sequence[Any], outermost: frozenset[Span], keeps_rules: bool):
         self.plan, self.outermost, self.proving = plan, outermost, False
         self.placed, self.jaxpr = plan.staged.placed, plan.staged.placed.program.jaxpr
         self.names, found = axis_names(plan), hazards.rules_over(plan)
@@ -49,7 +50,8 @@ class InPlace:
         self.rules = () if self.only_values else found
         self.batches = batches_of(plan, hazards.axes_of_generators(plan))
         self.names = self.names.with_inner()
-        self.calls = calls_of_collectives(self.jaxpr)
+        calls = [calls_of_collectives(other.staged.placed.program.jaxpr) for other in plans]  # one text for all types
+        self.calls = {span: [e for of in calls for e in of.get(span, ())] for span in dict.fromkeys(chain(*calls))}
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.custom: list[Any] = []
         self.nested: list[Any] = []

@@ -48,6 +48,21 @@ def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
         kind.__enter__ = noted  # type: ignore[attr-defined]
 
 
+def noting_gradients(c: Construction, results: Any) -> Any:
+    """The same traced results, of which it is noted when a derivative is taken."""
+
+    @jax.custom_jvp
+    def noted(x):
+        return x
+
+    @noted.defjvp
+    def _(primals, tangents):
+        c.differentiated = True
+        return primals[0], tangents[0]
+
+    return jax.tree.map(lambda x: noted(x) if isinstance(x, jax.core.Tracer) else x, results)
+
+
 class Recorder:
     """Watches the constructions of xmaps and their calls, in all threads, until the program ends."""
 
@@ -110,6 +125,9 @@ class Recorder:
         self.stack.append(c)
         try:
             return self._called(c, reached, function, args, kwargs)
+        except Exception as error:
+            c.problem = messages.RAISES.format(error=verifying.in_a_line(error))
+            raise
         finally:
             self.stack.pop()
 
@@ -121,53 +139,50 @@ class Recorder:
             self.calls += not outer
         if self.spec["calls at most"] and self.calls > self.spec["calls at most"]:
             raise verifying.Stop
-        if outer or kwargs or not self.wanted(c, function, args, scope):
+        if outer or kwargs:
             return function(*args, **kwargs)
-        call = RecordedCall(c.number, reached, described(args))
-        if is_traced(args):
-            return function(*self.traced_arguments(call, c, function, args, scope.mesh))
-        call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])  # they may be donated
-        results = function(*args)
-        if not is_traced(results):  # as those of a function that closes over a tracer are
-            self.keep(c, call._replace(results=verifying.evaluated(lambda: results, (), False)))
-        return results
-
-    def wanted(self, c: Construction, function: Any, args: Any, scope: Any) -> bool:
-        """Whether this is one of the first calls of its kind: of this declaration, with these types, on this mesh."""
         try:
             kind = c.number, function.plan.declared.key(), described(args), scope, is_traced(args)
         except TypeError:  # no arrays: xmap says so
-            return False
+            return function(*args)
+        call = RecordedCall(c.number, reached, described(args), verifying.placed(scope.mesh), is_traced(args))
+        wanted = self.wanted(kind, not call.traced)
+        if wanted and call.traced:
+            args = self.traced_arguments(call, kind, function, args)
+        elif wanted:  # arguments may be donated
+            call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])
+        results = function(*args)
+        if is_traced(results):  # as those of a function that closes over a tracer are
+            return noting_gradients(c, results)
+        if wanted and not call.traced:
+            self.keep(c, call._replace(results=verifying.evaluated(lambda: results, (), False)))
+        return results
+
+    def wanted(self, kind: Any, more: int) -> bool:
+        """Whether calls of a kind are recorded: the first ones of a declaration with these types, on this mesh.
+
+        Args:
+          more: how many there are from now on: of a traced program, none before it is executed.
+        """
         with self.lock:
-            self.seen[kind] = self.seen.get(kind, 0) + 1
+            self.seen[kind] = self.seen.get(kind, 0) + more
             return self.seen[kind] <= self.spec["calls"]
 
-    def traced_arguments(self, call: RecordedCall, c: Construction, function: Any, args: Any, mesh: Any) -> Any:
+    def traced_arguments(self, call: RecordedCall, kind: Any, function: Any, args: Any) -> Any:
         """The same arguments, whose values are noted when the traced program is executed."""
         leaves, structure = jax.tree.flatten(args)
         types = [jax.typeof(leaf) for leaf in leaves]
         is_key = [jax.numpy.issubdtype(t.dtype, jax.dtypes.prng_key) for t in types]
         keys = [str(jax.random.key_impl(x)) if k else "" for x, k in zip(leaves, is_key)]
-        placed = mesh and (mesh.axis_names, np.vectorize(lambda device: device.id)(mesh.devices))
         like = [Leaf(None, t.weak_type, key) for t, key in zip(types, keys)]
-        pending = Pending(call._replace(leaves=like, mesh=placed), function, structure, [])
+        pending = Pending(call._replace(leaves=like), function, structure, [])
         self.pending.append(pending)
-
-        @jax.custom_jvp
-        def noted(leaves):
-            return leaves
-
-        @noted.defjvp
-        def _(primals, tangents):
-            c.differentiated = True
-            return primals[0], tangents[0]
 
         def note(*values):
             with self.lock:
-                if len(pending.given) < self.spec["calls"] and self.fits(values):
+                if self.wanted(kind, 1) and self.fits(values):
                     pending.given.append([np.array(value) for value in values])
 
-        leaves = noted(leaves)
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
         return jax.tree.unflatten(structure, leaves)
 
@@ -193,7 +208,9 @@ class Recorder:
             self.compute(constructions[pending.call.construction], pending)
         verifying.write_calls(self.spec["records"], self.records)
         edited = self.edited(constructions) if constructions else Edited([], [])
-        edited = edited._replace(constructions=[c.told() for c in constructions], ended=ended)
+        compared = {call.construction for call in self.records if call.differentiated}
+        told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in constructions]
+        edited = edited._replace(constructions=told, ended=ended)
         with open(self.spec["result"], "wb") as file:
             pickle.dump(edited, file)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence, Set
 
 from xmap_compat.tools.check import fix
-from xmap_compat.tools.check.advice import MAPS
+from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
 from xmap_compat.tools.check.fix import Edit, replacing
 from xmap_compat.tools.check.names import (
     Bindings,
@@ -19,6 +19,7 @@ from xmap_compat.tools.check.names import (
     constant_text,
     imported_names,
 )
+from xmap_compat.tools.check.renamed import RENAMED
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.leave.construction import Entered
 from xmap_compat.tools.source.helper_texts import HELPERS
@@ -49,9 +50,9 @@ class FileNames:
         self.helpers = helpers
         self.added: dict[str, str] = {}
         bindings, nodes = Bindings(tree), list(ast.walk(tree))
-        others = {name for node in nodes if not isinstance(node, _IMPORTS) for name in bound_by(node)}
         top = {name for node in _imports(tree.body) for name in bound_by(node)}
-        self._known = {bindings.of_name(name): name for name in sorted(top - others)}
+        meant = {name: bindings.of_name(name) or "" for name in sorted(top - _own_names(tree))}
+        self._known = {RENAMED.get(home, home): name for name, home in meant.items()}  # as they are imported then
         self._fresh = Names({*bound_anywhere(tree), *(n.id for n in nodes if isinstance(n, ast.Name))})
 
     def name(self, wanted: str) -> str:
@@ -64,6 +65,11 @@ class FileNames:
             renamed = f"{last} as {own}" if last != own else last
             self.added[own] = f"from {module} import {renamed}" if module else f"import {renamed}"
         return self._known[home]
+
+
+def _own_names(tree: ast.Module) -> set[str]:
+    """The names that a file binds otherwise than by imports."""
+    return {name for node in ast.walk(tree) if not isinstance(node, _IMPORTS) for name in bound_by(node)}
 
 
 def _imports(statements: Iterable[ast.AST]) -> Iterable[ast.Import | ast.ImportFrom]:
@@ -89,7 +95,7 @@ class Shared(ScopedVisitor):
         self._program = program_of(file.text, file.file.replace(NOTEBOOK, ".py"))
         self._entered = {tuple(place) for path, *place in entered if os.path.realpath(path) == file.file}
         self.edits: list[Edit] = []
-        self.bindings = fix.bindings_of(self._program)
+        self.bindings, self._own = fix.bindings_of(self._program), _own_names(file.tree)
         self.visit(file.tree)
 
     def _replace(self, node: ast.expr | ast.stmt, text: str) -> None:
@@ -140,8 +146,8 @@ class Shared(ScopedVisitor):
             self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        name = self.bindings.of(node)
-        if name in _MESHES and isinstance(node.ctx, ast.Load) and not (node.id == "Mesh" and name.endswith(".Mesh")):
+        name, reads = self.bindings.of(node), isinstance(node.ctx, ast.Load) and node.id not in self._own
+        if name in _MESHES and reads and not (node.id == "Mesh" and name.endswith(".Mesh")):
             self._replace(node, "jax.sharding.Mesh")
 
     def visit_Expr(self, node: ast.Expr) -> None:
@@ -188,8 +194,10 @@ class Shared(ScopedVisitor):
         old = [a for a in node.names if f"{home}{a.name}.".startswith(tuple(f"{h}." for h in _HOMES))]
         if (isinstance(node, ast.ImportFrom) and node.level) or not old:
             return [e for e in fixes if start <= e.start and e.end <= end]
-        is_used = lambda a: (a.asname or a.name.split(".")[0]) in used  # noqa: E731
+        of_star = (used & {*MAPS_NAMES}) - {"Mesh"} - self._own
+        is_used = lambda a: of_star if a.name == "*" else (a.asname or a.name.split(".")[0]) in used  # noqa: E731
         moved = [a for a in old if home and a.name == "Mesh" and is_used(a)]
+        moved += [ast.alias("Mesh") for a in old if a.name == "*" and "Mesh" in used]
         kept = [a for a in node.names if a not in moved and (a not in old or is_used(a))]
         if len(kept) == len(node.names):
             return []
@@ -200,7 +208,10 @@ class Shared(ScopedVisitor):
 
     def _added(self, used: set[str]) -> list[Edit]:
         """New imports before the first one of JAX: a program may set options that JAX reads at its import."""
-        lines = sorted(line for name, line in self.names.added.items() if name in used)
+        added = sorted(line.rpartition("import ")[::2] for own, line in self.names.added.items() if own in used)
+        lines = [f"import {name}" for home, name in added if not home]
+        homes = dict.fromkeys(home for home, _ in added if home)
+        lines += [f"{home}import {', '.join(name for of, name in added if of == home)}" for home in homes]
         body = self.tree.body
         if not lines:
             return []

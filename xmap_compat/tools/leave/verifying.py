@@ -56,15 +56,16 @@ class Leaf(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """A recorded call of a construction, at the time it was reached; ``mesh`` is that of a traced call."""
+    """A recorded call of a construction, at the time it was reached, on a mesh, in a program that is traced or not."""
 
     construction: int
     reached: int
     arguments: str
+    mesh: Any = None
+    traced: bool = False
     leaves: Sequence[Leaf] = ()
     differentiated: bool = False
     results: Sequence[tuple[str, Leaf]] = ()
-    mesh: Any = None
 
 
 def write_calls(path: str, calls: list[RecordedCall]) -> None:
@@ -191,11 +192,18 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
 
 
+def placed(mesh: Any) -> Any:
+    """The axis names of a mesh, and the ids of its devices; None if there is none."""
+    if mesh is None or mesh.empty:
+        return None
+    return mesh.axis_names, np.vectorize(lambda device: device.id)(mesh.devices).tolist()
+
+
 def mesh_of(data: Any) -> Any:
     """The mesh with these axis names and ids of devices."""
     names, ids = data
     devices = {device.id: device for device in jax.devices()}
-    return jax.sharding.Mesh(np.vectorize(devices.__getitem__)(ids), names)
+    return jax.sharding.Mesh(np.vectorize(devices.__getitem__, otypes=[object])(ids), names)
 
 
 # --------------------------------------------------------------------------- running the program
@@ -287,8 +295,8 @@ class Verifier:
 
     def called(self, n: int, k: int, made: Any, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
-            text = described(args) if self.left else ""
-            mine = [c for c in self.left if (c.construction, c.reached, c.arguments) == (n, k, text)]
+            here = (n, k, described(args) if self.left else "", is_traced(args))
+            mine = [c for c in self.left if (c.construction, c.reached, c.arguments, c.traced) == here]
             self.left = [c for c in self.left if all(c is not other for other in mine)]
         own, structure = jax.tree.flatten(args)
         own = [None if isinstance(leaf, jax.core.Tracer) else leaf for leaf in own]
@@ -310,8 +318,9 @@ class Verifier:
 
     def compare(self, record: RecordedCall, made: Any, structure: Any, own: Sequence[Any]) -> None:
         try:
-            given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
-            with jax.set_mesh(mesh_of(record.mesh)) if record.mesh else contextlib.nullcontext():
+            other = record.mesh if record.mesh != placed(jax.sharding.get_mesh()) else None
+            with jax.set_mesh(mesh_of(other)) if other else contextlib.nullcontext():
+                given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
                 apart = difference(evaluated(made, given, record.differentiated), record.results)
         except Exception as error:
             traceback.print_exc()

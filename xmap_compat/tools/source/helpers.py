@@ -17,7 +17,9 @@ AXES: dict = {}
 
 
 def axes_of(names):
-    """What executes a named axis, or several of them."""
+    """What executes a named axis, or several of them; a position stays, and None, which stands for all of them."""
+    if names is None or isinstance(names, int):
+        return names
     names = names if isinstance(names, (tuple, list)) else (names,)
     return tuple(axis for name in names for axis in AXES.get(name, (name,)))
 
@@ -208,15 +210,15 @@ def with_own_cotangents(over, own, *operands):
     return function(*operands)
 
 
-def split_positions(axes):
-    """The positions among axes, and the rest."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
+def split_positions(x, axes):
+    """The positions among axes, and the rest; None stands for all dimensions of an array."""
+    axes = tuple(range(jnp.ndim(x))) if axes is None else axes if isinstance(axes, tuple) else (axes,)
     return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
 
 
 def reduced(x, axes, over=(jnp.sum, lax.psum)):
     """The sum over positions and axes, or another reduction; positions stay as dimensions of one element."""
-    positions, names = split_positions(axes)
+    positions, names = split_positions(x, axes)
     return over[1](over[0](x, positions, keepdims=True), names)
 
 
@@ -240,7 +242,11 @@ def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
         ties = (x == found).astype(x.dtype)
         return found, reduced(ties * dx, axes) / reduced(ties, axes)
 
-    return jax.tree.map(lambda x: extremum(x).squeeze(split_positions(axes)[0]), x)
+    def one(x):
+        found = extremum(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else reduced(x, axes, over)
+        return found.squeeze(split_positions(x, axes)[0])
+
+    return jax.tree.map(one, x)
 
 
 def min_over(x, axes):
@@ -252,7 +258,7 @@ def logsumexp_over(x, axes):
     """logsumexp over axes and positions."""
     top = top_over(x, axes)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    return (jnp.log(reduced(jnp.exp(x - top), axes)) + top).squeeze(split_positions(axes)[0])
+    return (jnp.log(reduced(jnp.exp(x - top), axes)) + top).squeeze(split_positions(x, axes)[0])
 
 
 def softmax_over(x, axes):

@@ -41,13 +41,13 @@ def _exchanged(call: CallOverAxes) -> bool:
 
 
 def _differentiable(call: CallOverAxes) -> bool:
-    """Extrema of numbers that are not constants for the derivative."""
-    kinds = [v.aval.dtype for e in call.traced for v in e.invars]
+    """Extrema of numbers, at least in one trace, that are not constants for the derivative."""
+    kinds = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for e in call.traced for v in e.invars]
     x = next(iter(call.given.values()))
     constant = isinstance(x, ast.Call) and call.callee(x.func) is lax.stop_gradient
     # The collectives of a vmap inside are gone.
     inside = not any(n in call.names.mesh and n not in call.names.inner for n in call.over)
-    return not constant and (bool(kinds) or inside) and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
+    return not constant and (any(kinds) if kinds else inside)
 
 
 class Replacement(NamedTuple):
@@ -102,8 +102,8 @@ def _einsum_over(subscripts, *operands, local: Mapping[str, Any] = types.Mapping
 
 
 def _extremum(over_names, over_all):
-    positional = lambda axes: any(isinstance(a, int) for a in (axes if isinstance(axes, tuple) else (axes,)))  # noqa: E731
-    return lambda x, axes: over_all(x, axes) if positional(axes) else over_names(x, axes)
+    kinds = lambda axes: {*map(type, axes if isinstance(axes, tuple) else (axes,))}  # noqa: E731
+    return lambda x, axes: over_all(x, axes) if kinds(axes) & {int, type(None)} else over_names(x, axes)
 
 
 def _of_axes(function):
