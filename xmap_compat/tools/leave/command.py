@@ -51,6 +51,9 @@ class Options:
 
 def main(args: Sequence[str]) -> int:
     """Returns the exit code: 0 if each construction is verified, 1 if not, 2 if there is nothing to patch."""
+    if args and args[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
     try:
         options, program = _options(list(args))
     except ValueError as error:
@@ -85,6 +88,9 @@ def _options(args: list[str]) -> tuple[Options, list[str]]:
         raise ValueError(messages.NO_PROGRAM)
     if args[0].startswith("-") and args[0] != "-m":
         raise ValueError(messages.UNKNOWN_OPTION.format(args[0]))
+    for arg in args[1 + (args[0] == "-m") :]:
+        if (name := arg.partition("=")[0]) in (f"--{n.replace('_', '-')}" for n in Options.__dataclass_fields__):
+            print(messages.GIVEN_TO_THE_PROGRAM.format(option=name), file=sys.stderr)
     return options, args
 
 

@@ -3,6 +3,9 @@
 # Programs and options
 UNKNOWN_OPTION, NO_PROGRAM = "unknown option: {}", "no program is given"
 TAKES = "{option} takes {what}, but got {value!r}"
+GIVEN_TO_THE_PROGRAM = (
+    "leave: {option} stands after the program, which gets it: write it before, if leave is to read it"
+)
 NOT_PYTHON = "{name} is not valid Python: {error}. Nothing is run"
 NOT_READ = "{name} cannot be read: {error}"
 NO_CALL = "{name} ended {how} {when}. Nothing is patched"
