@@ -119,7 +119,7 @@ found_by(
         "structure, own)",
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
-        "(c.construction, c.reached, c.arguments, c.traced) == here": "(c.construction, c.reached, c.arguments) == here[:3]",
+        "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
         "if n not in problems and edits[n] & edits[m]}:": "if False}:",
     },
 )
