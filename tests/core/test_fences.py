@@ -530,8 +530,8 @@ MOST_LINES_OF_FOLDERS = {
     # 4 700 until convolutions and sums over rows had prices of their own, and measured links counted as equal
     "tools": (4_778, "plans, prices (levels of networks, what XLA combines), the search and its runs, views, messages"),
     "tools.check": (2_785, "a reader of old programs, which runs none of them"),
-    # 1 895 until comments of a replaced call stayed, `with` was judged by what it entered, and classes held specs; 1 933
-    # until gradients were noted on every traced call, and a construction that fails took no other with it
+    # 1 895 until comments of a replaced call stayed, `with` was judged by what it entered, and classes held specs,
+    # and 1 933 until gradients were noted on every traced call, and a construction that fails took no other with it
     "tools.leave": (
         1_981,
         "edits of a program's own files, the two runs that verify them, and files written all or none",
