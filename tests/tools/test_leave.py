@@ -609,7 +609,7 @@ def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case
 
 def test_options_are_read_up_to_the_program_and_those_behind_it_are_named(capsys):
     given = ["--calls=2", "--stop-after", "9s", "--diff", "d", "p.py", "--calls", "7", "--own", "--stop-after=3"]
-    options, program = command._options(given)
+    options, program = command._options([*given])
     assert (options.calls, options.stop_after, options.diff, program) == (2, "9s", "d", given[5:])
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["--calls", "--stop-after"]

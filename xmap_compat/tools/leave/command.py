@@ -162,8 +162,8 @@ class Leaving:
         same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
         if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
             how = messages.ENDED.format(ended or f"exit code {code}")
-            found_or_all = problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
-            return _with_those_that_share(found_or_all, patched)
+            problems = problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
+            return _with_those_that_share(problems, patched)
         for n, c in patched.items():
             if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)

@@ -51,9 +51,7 @@ def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
 def noting_gradients(c: Construction, results: Any) -> Any:
     """The same traced results, of which it is noted when a derivative is taken."""
 
-    @jax.custom_jvp
-    def noted(x):
-        return x
+    noted = jax.custom_jvp(lambda x: x)
 
     @noted.defjvp
     def _(primals, tangents):
@@ -148,7 +146,7 @@ class Recorder:
         call = RecordedCall(c.number, reached, described(args), verifying.placed(scope.mesh), is_traced(args))
         wanted = self.wanted(kind, not call.traced)
         if wanted and call.traced:
-            args = self.traced_arguments(call, kind, function, args)
+            self.note_arguments(call, kind, function, args)
         elif wanted:  # arguments may be donated
             call = call._replace(leaves=[to_host(leaf) for leaf in jax.tree.leaves(args)])
         results = function(*args)
@@ -159,17 +157,13 @@ class Recorder:
         return results
 
     def wanted(self, kind: Any, more: int) -> bool:
-        """Whether calls of a kind are recorded: the first ones of a declaration with these types, on this mesh.
-
-        Args:
-          more: how many there are from now on: of a traced program, none before it is executed.
-        """
+        """Whether calls of a kind are recorded, the first ones; there are ``more`` now: a traced one when it is run."""
         with self.lock:
             self.seen[kind] = self.seen.get(kind, 0) + more
             return self.seen[kind] <= self.spec["calls"]
 
-    def traced_arguments(self, call: RecordedCall, kind: Any, function: Any, args: Any) -> Any:
-        """The same arguments, whose values are noted when the traced program is executed."""
+    def note_arguments(self, call: RecordedCall, kind: Any, function: Any, args: Any) -> None:
+        """Note the values of arguments when the traced program is executed."""
         leaves, structure = jax.tree.flatten(args)
         types = [jax.typeof(leaf) for leaf in leaves]
         is_key = [jax.numpy.issubdtype(t.dtype, jax.dtypes.prng_key) for t in types]
@@ -184,7 +178,6 @@ class Recorder:
                     pending.given.append([np.array(value) for value in values])
 
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
-        return jax.tree.unflatten(structure, leaves)
 
     def fits(self, values: Any) -> bool:
         self.bytes += sum(getattr(value, "nbytes", 8) for value in values)

@@ -194,16 +194,15 @@ def in_a_line(error: BaseException) -> str:
 
 def placed(mesh: Any) -> Any:
     """The axis names of a mesh, and the ids of its devices; None if there is none."""
-    if mesh is None or mesh.empty:
-        return None
-    return mesh.axis_names, np.vectorize(lambda device: device.id)(mesh.devices).tolist()
+    return (
+        None if mesh is None or mesh.empty else (mesh.axis_names, [d.id for d in mesh.devices.flat], mesh.devices.shape)
+    )
 
 
 def mesh_of(data: Any) -> Any:
     """The mesh with these axis names and ids of devices."""
-    names, ids = data
-    devices = {device.id: device for device in jax.devices()}
-    return jax.sharding.Mesh(np.vectorize(devices.__getitem__, otypes=[object])(ids), names)
+    (names, ids, shape), devices = data, {device.id: device for device in jax.devices()}
+    return jax.sharding.Mesh(np.array([devices[k] for k in ids]).reshape(shape), names)
 
 
 # --------------------------------------------------------------------------- running the program
