@@ -22,21 +22,25 @@ from jax.sharding import PartitionSpec as P
 mesh = Mesh(np.array(jax.devices()), ("x",))
 
 
-def split_positions(axes):
-    """The positions among axes, and the rest."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
+def split_positions(x, axes):
+    """The positions among axes, and the rest; None stands for all dimensions of an array."""
+    axes = tuple(range(jnp.ndim(x))) if axes is None else axes if isinstance(axes, tuple) else (axes,)
     return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
 
 
 def reduced(x, axes, over=(jnp.sum, lax.psum)):
     """The sum over positions and axes, or another reduction; positions stay as dimensions of one element."""
-    positions, names = split_positions(axes)
+    positions, names = split_positions(x, axes)
     return over[1](over[0](x, positions, keepdims=True), names)
 
 
 def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
     """The maximum over axes and positions, with a derivative, which lax.pmax does not have: ties share it."""
-    extremum = jax.custom_jvp(lambda x: reduced(x, axes, over))
+
+    @jax.custom_jvp
+    def extremum(x):
+        is_nan = reduced(jnp.isnan(x).astype(x.dtype), axes) > 0  # of several devices, XLA may lose it
+        return jnp.where(is_nan, jnp.nan, reduced(x, axes, over))
 
     @extremum.defjvp
     def derivative(primals, tangents):
@@ -45,7 +49,11 @@ def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
         ties = (x == found).astype(x.dtype)
         return found, reduced(ties * dx, axes) / reduced(ties, axes)
 
-    return jax.tree.map(lambda x: extremum(x).squeeze(split_positions(axes)[0]), x)
+    def one(x):
+        found = extremum(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else reduced(x, axes, over)
+        return found.squeeze(split_positions(x, axes)[0])
+
+    return jax.tree.map(one, x)
 
 
 def relax(x, forces):

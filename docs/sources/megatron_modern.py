@@ -24,7 +24,9 @@ AXES = {"shards": ("model",), "batch": ("data", "batch_local")}
 
 
 def axes_of(names):
-    """What executes a named axis, or several of them."""
+    """What executes a named axis, or several of them; a position stays, and None, which stands for all of them."""
+    if names is None or isinstance(names, int):
+        return names
     names = names if isinstance(names, (tuple, list)) else (names,)
     return tuple(axis for name in names for axis in AXES.get(name, (name,)))
 

@@ -50,15 +50,15 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
     return lax.psum(product, across) if across else product
 
 
-def split_positions(axes):
-    """The positions among axes, and the rest."""
-    axes = axes if isinstance(axes, tuple) else (axes,)
+def split_positions(x, axes):
+    """The positions among axes, and the rest; None stands for all dimensions of an array."""
+    axes = tuple(range(jnp.ndim(x))) if axes is None else axes if isinstance(axes, tuple) else (axes,)
     return tuple(a for a in axes if isinstance(a, int)), tuple(a for a in axes if not isinstance(a, int))
 
 
 def reduced(x, axes, over=(jnp.sum, lax.psum)):
     """The sum over positions and axes, or another reduction; positions stay as dimensions of one element."""
-    positions, names = split_positions(axes)
+    positions, names = split_positions(x, axes)
     return over[1](over[0](x, positions, keepdims=True), names)
 
 
@@ -71,7 +71,7 @@ def logsumexp_over(x, axes):
     """logsumexp over axes and positions."""
     top = top_over(x, axes)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    return (jnp.log(reduced(jnp.exp(x - top), axes)) + top).squeeze(split_positions(axes)[0])
+    return (jnp.log(reduced(jnp.exp(x - top), axes)) + top).squeeze(split_positions(x, axes)[0])
 
 
 def predict(params, image):
