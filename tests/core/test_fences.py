@@ -533,7 +533,7 @@ MOST_LINES_OF_FOLDERS = {
     # 1 895 until comments of a replaced call stayed, `with` was judged by what it entered, and classes held specs,
     # and 1 933 until gradients were noted on every traced call, and a construction that fails took no other with it
     "tools.leave": (
-        1_981,
+        1_983,
         "edits of a program's own files, the two runs that verify them, and files written all or none",
     ),
     # 3 255 until written programs ran beside the original: here, and in a process without the package; 3 730 until
@@ -544,9 +544,9 @@ MOST_LINES_OF_FOLDERS = {
         "programs for plain JAX: read, rewritten, mapped, proved and run; its helpers are 400 of them",
     ),
 }
-# 24 925 before `leave` (1 981), what XLA combines and searches that run (340), written programs that run (560), and
+# 24 925 before `leave` (1 983), what XLA combines and searches that run (340), written programs that run (560), and
 # functions of a whole axis that are applied once (95).
-MOST_LINES_OF_ALL = 28_009
+MOST_LINES_OF_ALL = 28_011
 
 
 def lines_by_folder(sources):

@@ -24,6 +24,7 @@ from xmap_compat.tools.check import fix
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.in_place import laid_out
+from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import note_entered
 
 HEAD = """
@@ -817,3 +818,8 @@ def test_comments_in_a_call_that_is_replaced_stay_above_it(tmp_path, monkeypatch
     assert f"{above}    results = jax.jit(" in left.text
     assert [left.text.count(f"# {words}\n") for words in ("rows", "all of it", "at the end")] == [1, 1, 1]
     assert_close(left.run(), x - x.mean(0))
+
+
+def test_this_package_is_not_part_of_a_program_in_its_checkout():
+    home = os.path.dirname(os.path.dirname(os.path.realpath(api.__file__)))
+    assert is_under(__file__, home) and not is_under(api.__file__, home)

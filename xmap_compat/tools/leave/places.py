@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+import xmap_compat
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.source.imports import file_of, is_library, is_ours, is_xmapped
@@ -23,9 +24,10 @@ from xmap_compat.tools.source.user_code import Piece, codes_in, file_at, first_l
 
 
 def is_under(file: str, root: str) -> bool:
-    """Whether a file belongs to the program whose files are in a folder."""
-    path = os.path.realpath(file)
-    return path.startswith(os.path.join(os.path.realpath(root), "")) and not is_library(path) and os.path.exists(path)
+    """Whether a file belongs to the program whose files are in a folder, as this package never does."""
+    path, own = os.path.realpath(file), os.path.dirname(os.path.realpath(xmap_compat.__file__))
+    inside = lambda folder: path.startswith(os.path.join(folder, ""))  # noqa: E731
+    return inside(os.path.realpath(root)) and not inside(own) and not is_library(path) and os.path.exists(path)
 
 
 class Site(NamedTuple):
