@@ -166,7 +166,8 @@ def _own_part(leaf: Any, path: Sequence[Any], whole: bool) -> Any:
     if whole and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         leaf = _gathered(leaf, where)
     if _jax.is_key(leaf):
-        parts = {bounds: jax.random.key_data(data) for bounds, data in _shards(leaf).items()}
+        words = {bounds: jax.random.key_data(data) for bounds, data in _shards(leaf).items()}
+        parts = {(*bounds, (0, data.shape[-1])): data for bounds, data in words.items()}  # the words are a dimension
         return jax.random.wrap_key_data(_block(parts, leaf, where), impl=jax.random.key_impl(leaf))
     return _block(_shards(leaf), leaf, where)
 

@@ -546,7 +546,7 @@ MOST_LINES_OF_FOLDERS = {
 }
 # 24 925 before `leave` (1 983), what XLA combines and searches that run (340), written programs that run (560), and
 # functions of a whole axis that are applied once (95).
-MOST_LINES_OF_ALL = 28_011
+MOST_LINES_OF_ALL = 28_012
 
 
 def lines_by_folder(sources):
