@@ -192,10 +192,8 @@ class Hardware(CheckedFields):
         seconds = {key: max(whole[key] - start[p.mesh], 1e-9) / max(p.turns, 1) for key, p in probes.items()}
         rates, alone = (
             Rates(
-                **{k: probes[where, k].work / seconds[where, k] for k in _RATES},
+                **{k: probes[where, k].work / seconds[where, k] / width for k, width in _RATES.items()},
                 **{"kernel": seconds[where, "kernel"], "start": start[where]},
-                narrow=probes[where, "narrow"].work / seconds[where, "narrow"] / _FEW,
-                thin=probes[where, "thin"].work / seconds[where, "thin"] / _COLUMNS,
             )
             for where in (mesh, None)
         )
@@ -256,8 +254,9 @@ _COLLECTIVES: dict[str, Callable[[Any, tuple[Any, ...], int], Any]] = {
     "all-to-all": lambda v, axes, n: lax.all_to_all(v, axes, 0, 0, tiled=True),
     "ppermute": lambda v, axes, n: lax.ppermute(v, axes, [(k, (k + 1) % n) for k in range(n)]),
 }
-_RATES = ("flops", "bandwidth", "batched", "other", "convolved")
 _FEW, _COLUMNS = 8, 64  # features, columns
+# The rates that are measured, each for one of so many features or columns.
+_RATES = dict.fromkeys(("flops", "bandwidth", "batched", "other", "convolved"), 1) | {"narrow": _FEW, "thin": _COLUMNS}
 _TURNS = 10
 _REPEATS = 0.15
 

@@ -25,9 +25,8 @@ from xmap_compat.tools.source.user_code import Piece, codes_in, file_at, first_l
 
 def is_under(file: str, root: str) -> bool:
     """Whether a file belongs to the program whose files are in a folder, as this package never does."""
-    path, own = os.path.realpath(file), os.path.dirname(os.path.realpath(xmap_compat.__file__))
-    inside = lambda folder: path.startswith(os.path.join(folder, ""))  # noqa: E731
-    return inside(os.path.realpath(root)) and not inside(own) and not is_library(path) and os.path.exists(path)
+    path, folder = os.path.realpath(file), os.path.join(os.path.realpath(root), "")
+    return path.startswith(folder) and not (path.startswith(_OWN) or is_library(path)) and os.path.exists(path)
 
 
 class Site(NamedTuple):
@@ -151,5 +150,6 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, (tuple, list)) and any(map(_is_name, value)))
 
 
+_OWN = os.path.join(os.path.dirname(os.path.realpath(xmap_compat.__file__)), "")
 _IMPLICIT = ("__call__", "__init__", "__post_init__", "__new__", "setup")
 _DATA = (str, bytes, int, float, complex, type(None), jax.Array, types.CodeType, types.BuiltinFunctionType)
