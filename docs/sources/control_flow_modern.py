@@ -56,6 +56,22 @@ def max_over(x, axes, *, over=(jnp.max, lax.pmax)):
     return jax.tree.map(one, x)
 
 
+def at_leaves(function, entries, tree):
+    """A function of each leaf of a pytree, and of its entry in a prefix of this: a dimension, or None."""
+    full = jax.tree.broadcast(entries, tree, is_leaf=lambda x: x is None)
+    return jax.tree.map(lambda k, x: function(x, k), full, tree, is_leaf=lambda x: x is None)
+
+
+def one_element(function, in_axes=0, out_axes=0):
+    """jax.vmap over axes that fill axes of the mesh, so that a device has one element, whose dimension is removed."""
+
+    def mapped(*args):
+        found = function(*at_leaves(lambda x, k: x if k is None else jnp.squeeze(x, k), in_axes, args))
+        return at_leaves(lambda x, k: x if k is None else jnp.expand_dims(x, k), out_axes, found)
+
+    return mapped
+
+
 def relax(x, forces):
     def step(x, force):
         mean = lax.pmean(x, "x")
@@ -69,15 +85,9 @@ def relax(x, forces):
     return x * turns, energies
 
 
-def per_device(x, forces):
-    """What each device computes from its parts of the arguments."""
-    x = jnp.squeeze(x, 0)
-    result = relax(x, forces)
-    return jax.tree.map(jnp.expand_dims, result, (0, ()))
-
-
 @jax.jit
 def mapped_relax(x, forces):
     """x: f32[8], forces: f32[3] -> f32[8], f32[3]."""
-    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P("x"), P()), out_specs=(P("x"), P()))
+    mapped = one_element(relax, in_axes=(0, None), out_axes=(0, None))
+    mapped = jax.shard_map(mapped, mesh=mesh, in_specs=(P("x"), P()), out_specs=(P("x"), P()))
     return mapped(x, forces)

@@ -43,15 +43,10 @@ def train_step(state, x, y):
     return State(params, opt_state, state.step + 1), lax.pmean(value, ("data", "batch_local"))
 
 
-def per_device(state, x, y):
-    """What each device computes from its parts of the arguments."""
-    mapped = jax.vmap(train_step, in_axes=(None, 0, 0), out_axes=None, axis_name="batch_local")
-    return mapped(state, x, y)
-
-
 @jax.jit
 def mapped_train_step(state, x, y):
     """Arrays: 10 -> 9."""
+    mapped = jax.vmap(train_step, in_axes=(None, 0, 0), out_axes=None, axis_name="batch_local")
     # Unchecked: types know no collectives over axes of jax.vmap, as "batch_local".
-    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), check_vma=False)
+    mapped = jax.shard_map(mapped, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), check_vma=False)
     return mapped(state, x, y)

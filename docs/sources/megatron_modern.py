@@ -60,6 +60,22 @@ def as_varying(tree, axes):
     return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), tree)
 
 
+def at_leaves(function, entries, tree):
+    """A function of each leaf of a pytree, and of its entry in a prefix of this: a dimension, or None."""
+    full = jax.tree.broadcast(entries, tree, is_leaf=lambda x: x is None)
+    return jax.tree.map(lambda k, x: function(x, k), full, tree, is_leaf=lambda x: x is None)
+
+
+def one_element(function, in_axes=0, out_axes=0):
+    """jax.vmap over axes that fill axes of the mesh, so that a device has one element, whose dimension is removed."""
+
+    def mapped(*args):
+        found = function(*at_leaves(lambda x, k: x if k is None else jnp.squeeze(x, k), in_axes, args))
+        return at_leaves(lambda x, k: x if k is None else jnp.expand_dims(x, k), out_axes, found)
+
+    return mapped
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def copy_to(x, axis):
     """The same ``x`` for each element of an axis; their cotangents are summed."""
@@ -99,15 +115,10 @@ def layers(params, x):
     return jnp.tanh(reduce_from(hidden @ params["w_out"], "shards"))
 
 
-def per_device(params, x):
-    """What each device computes from its parts of the arguments."""
-    params = jax.tree.map(lambda a: jnp.squeeze(a, 0), params)
-    mapped = jax.vmap(layers, in_axes=(None, 0), axis_name="batch_local")
-    return mapped(params, x)
-
-
 @jax.jit
 def mapped_layers(params, x):
     """Arrays: 4 -> 1."""
-    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P("model"), P("data")), out_specs=P("data"))
+    mapped = jax.vmap(layers, in_axes=(None, 0), axis_name="batch_local")
+    mapped = one_element(mapped, in_axes=(0, None), out_axes=None)
+    mapped = jax.shard_map(mapped, mesh=mesh, in_specs=(P("model"), P("data")), out_specs=P("data"))
     return mapped(params, x)

@@ -16,6 +16,22 @@ from jax.sharding import PartitionSpec as P
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
+def at_leaves(function, entries, tree):
+    """A function of each leaf of a pytree, and of its entry in a prefix of this: a dimension, or None."""
+    full = jax.tree.broadcast(entries, tree, is_leaf=lambda x: x is None)
+    return jax.tree.map(lambda k, x: function(x, k), full, tree, is_leaf=lambda x: x is None)
+
+
+def one_element(function, in_axes=0, out_axes=0):
+    """jax.vmap over axes that fill axes of the mesh, so that a device has one element, whose dimension is removed."""
+
+    def mapped(*args):
+        found = function(*at_leaves(lambda x, k: x if k is None else jnp.squeeze(x, k), in_axes, args))
+        return at_leaves(lambda x, k: x if k is None else jnp.expand_dims(x, k), out_axes, found)
+
+    return mapped
+
+
 def head(weights, x):
     scores = jax.nn.softmax(weights @ x)
     return scores / lax.pmax(lax.stop_gradient(scores), "head") - lax.pmean(scores, "data")
@@ -28,16 +44,10 @@ def model(weights, x):
     return jnp.sum(heads(weights, x) * jnp.arange(1.0, 4.0), axis=-1)
 
 
-def per_device(weights, x):
-    """What each device computes from its parts of the arguments."""
-    x = jnp.squeeze(x, 0)
-    result = model(weights, x)
-    return jnp.expand_dims(result, 0)
-
-
 @jax.jit
 def mapped_model(weights, x):
     """weights: f32[3,5,4], x: f32[8,4] -> f32[8,5]."""
+    mapped = one_element(model, in_axes=(None, 0))
     # Unchecked: with types JAX gives AssertionError.
-    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False)
+    mapped = jax.shard_map(mapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False)
     return mapped(weights, x)

@@ -85,8 +85,9 @@ def loss(params, image, label):
     return -lax.pmean(lax.psum(target * predict(params, image), "classes"), ("data", "batch_local"))
 
 
-def per_device(params, image, label):
-    """What each device computes from its parts of the arguments."""
+@jax.jit
+def mapped_loss(params, image, label):
+    """Arrays: 6 -> 1."""
     mapped = jax.vmap(loss, in_axes=(None, 0, 0), out_axes=None, axis_name="batch_local")
     mapped = jax.vmap(
         mapped, in_axes=({"b1": None, "b2": None, "w1": 0, "w2": None}, 1, None), out_axes=None, axis_name="inputs"
@@ -97,15 +98,9 @@ def per_device(params, image, label):
     mapped = jax.vmap(
         mapped, in_axes=({"b1": 0, "b2": None, "w1": 1, "w2": 0}, None, None), out_axes=None, axis_name="hidden_local"
     )
-    return mapped(params, image, label)
-
-
-@jax.jit
-def mapped_loss(params, image, label):
-    """Arrays: 6 -> 1."""
     # Unchecked: types know no collectives over axes of jax.vmap, as "hidden_local".
     mapped = jax.shard_map(
-        per_device,
+        mapped,
         mesh=mesh,
         in_specs=({"b1": P("model"), "b2": P(), "w1": P(None, "model"), "w2": P("model")}, P("data"), P("data")),
         out_specs=P(),

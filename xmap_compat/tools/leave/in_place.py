@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -12,19 +13,17 @@ from typing import Any
 
 import jax
 
-from xmap_compat.core.call import partition_spec as spec_of
-from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.places import Reached
 from xmap_compat.tools.source import hazards
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
-from xmap_compat.tools.source.nested import position_in
+from xmap_compat.tools.source.nested import like
 from xmap_compat.tools.source.program import axis_names, why_unchecked
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
-from xmap_compat.tools.source.text import NotWritable, literal, partition_spec, prefix
+from xmap_compat.tools.source.text import NotWritable
 from xmap_compat.tools.source.user_code import Piece, Span, calls_of_collectives
-from xmap_compat.tools.source.wrapper import batches_of, mapped_over, own_axes
+from xmap_compat.tools.source.wrapper import Maps
 
 
 class InPlace:
@@ -48,7 +47,7 @@ class InPlace:
         self.only_values = keeps_rules or bool(self.inside) or takes_gradients
         hazards.check(plan, self.typed or self.only_values)
         self.rules = () if self.only_values else found
-        self.batches = batches_of(plan, hazards.axes_of_generators(plan))
+        self.one_by_one = hazards.axes_of_generators(plan)
         self.names = self.names.with_inner()
         calls = [calls_of_collectives(other.staged.placed.program.jaxpr) for other in plans]  # one text for all types
         self.calls = {span: [e for of in calls for e in of.get(span, ())] for span in dict.fromkeys(chain(*calls))}
@@ -119,44 +118,12 @@ class InPlace:
         Args:
           around: the global variables, which name the classes of the user's pytrees.
         """
-        text, maps, self._globals = "function", self._maps(declared), around
-        order = [axis for axes in maps for axis in axes]
-        for axes in reversed(maps):
-            axis, places = axes[0], self._places(declared, axes, order)
-            if self.names.local[axis.name]:
-                text = mapped_over(axis, text, places, self, self.plan, self.batches.get(axis.name))  # type: ignore[arg-type]
-            else:
-                text = f"one_element({', '.join([text, *places])})"
-        if self.plan.mesh is None:
-            return text
-        specs = lambda tree: self._like(tree, lambda s: partition_spec(spec_of(s, self.placed.placements)))  # noqa: E731
-        options = [f"in_specs={specs(declared.in_specs)}", f"out_specs={specs(declared.out_specs)}"]
-        options += [*own_axes(self.plan), *(["check_vma=False"] * (not self.typed))]
-        return f"jax.shard_map({', '.join([text, *options])})"
-
-    def _maps(self, declared: Any) -> list[list[Any]]:
-        """The axes of each map, outermost first.  Those that fill the mesh share a map, unless an array has two."""
-        held = [spec.position_of().keys() for spec in jax.tree.leaves((declared.in_specs, declared.out_specs))]
-        groups: list[list[Any]] = []
-        for axis in (a for a in self.plan.axes if not self.names.local[a.name]):
-            apart = lambda group, axis=axis: all(len({a.name for a in [*group, axis]} & names) < 2 for names in held)  # noqa: E731
-            if (group := next(filter(apart, groups), None)) is None:
-                groups.append(group := [])
-            group.append(axis)
-        mapped = (a for a in self.plan.axes if self.names.local[a.name])
-        return groups + [[a] for a in sorted(mapped, key=lambda a: a.name not in self.batches)]
-
-    def _places(self, declared: Any, axes: Sequence[Any], order: Sequence[Any]) -> list[str]:
-        """The dimensions of axes in the arguments and the results, where those of outer maps are gone."""
-        outer = [a.name for a in order[: order.index(axes[0])]]
-        at = lambda spec: next((p for a in axes if (p := position_in(spec, a.name, outer)) is not None), None)  # noqa: E731
-        places = lambda tree: self._like(tree, lambda spec: literal(at(spec)))  # noqa: E731
-        return [f"in_axes={places(declared.in_specs)}", f"out_axes={places(declared.out_specs)}"]
-
-    def _like(self, specs: Any, text: Any) -> str:
-        leaf = lambda s: isinstance(s, AxisSpec)  # noqa: E731
-        leaves, structure = jax.tree.flatten(specs, is_leaf=leaf)
-        return prefix(structure, list(map(text, leaves)), self._named)
+        self._globals, text = around, "function"
+        given, gives = (functools.partial(like, s, named=self._named) for s in (declared.in_specs, declared.out_specs))
+        maps = Maps(self.plan, self, self.one_by_one, self.typed, given, gives)  # type: ignore[arg-type]
+        for name, options in maps.innermost_first():
+            text = f"{name}({', '.join([text, *options])})"
+        return text
 
     def _named(self, kind: type) -> str:
         """The name of a class in the file of the call of xmap."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,7 +34,6 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
     module.nested.append((in_axes, out_axes, axis_resources))
     if module.proving:
         return f"nested_xmap_{len(module.nested)}({function})"
-    like = lambda specs, at: prefix(jax.tree.structure(specs), list(map(at, jax.tree.leaves(specs))))  # noqa: E731
     for k, name in reversed(list(enumerate(axes_inside))):
         at = lambda spec, k=k: literal(position_in(spec, axes_inside[k], axes_inside[:k]))  # noqa: E731
         places = f"in_axes={like(given, at)}, out_axes={like(results, at)}"
@@ -46,6 +45,12 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
         if mesh_axes:
             function = f"{module.helper('on_devices')}({function}, {literal(mesh_axes)}, {places})"
     return function
+
+
+def like(specs: Any, text: Callable[[AxisSpec], str], named: Any = None) -> str:
+    """A pytree of specs as text, with a text in the place of each; ``named`` gives the names of classes."""
+    leaves, structure = jax.tree.flatten(specs)
+    return prefix(structure, list(map(text, leaves)), named)
 
 
 def position_in(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:

@@ -35,7 +35,7 @@ from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.table import STAND_INS, nested_xmaps
 from xmap_compat.tools.source.text import EDITED, Names, NotWritable, identifier, literal, module_text, noted
 from xmap_compat.tools.source.user_code import AxisNames
-from xmap_compat.tools.source.wrapper import Wrapper, entry_name, mesh_lines, value_lines
+from xmap_compat.tools.source.wrapper import MAPPING, Wrapper, entry_name, mesh_lines, value_lines
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -146,14 +146,14 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
     only_values = bool(inside) or (bool(rules) and hazards.differentiates(jaxpr))
     hazards.check(plan, typed or only_values)
     one_by_one = hazards.axes_of_generators(plan)
-    reserved = {*STAND_INS, *(("P", "Mesh") if plan.mesh is not None else ()), *with_needs(["values_only", "in_loop"])}
+    reserved = {*STAND_INS, *(("P", "Mesh") if plan.mesh is not None else ()), *with_needs(MAPPING)}
     own_rules = () if only_values else rules
     made = functools.partial(Module, plan.staged.declared.fun, jaxpr, rules=own_rules, typed=typed, inside=inside)
     module = made(names.with_inner(), reserved | names_of(HELPERS))
     needed = with_needs(module.helpers)
     if module.gave_way:
         module = made(names.with_inner(), reserved | names_of(needed))
-    wrapper = Wrapper(plan, names, module, Names(module.taken), unchecked, one_by_one, only_values)
+    wrapper = Wrapper(plan, module, Names(module.taken), unchecked, one_by_one, only_values)
     text = _text(plan, module, wrapper)
     entry = executed(plan, text, module.values)[wrapper.entry]
     with entered(plan.mesh if wrapper.takes_mesh else None):  # no types are in effect then

@@ -1,4 +1,4 @@
-"""The functions of a generated module that map the user's function over devices, loops and vectorized axes."""
+"""The maps of the user's function over devices, loops and vectorized axes, as text: in a module, or in place."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import dataclasses
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from xmap_compat.core.call import partition_spec as spec_of
+from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.source.module import Module
-from xmap_compat.tools.source.text import WIDTH, Names, NotWritable, axes, identifier, literal, partition_spec, prefix
-from xmap_compat.tools.source.user_code import AxisNames
+from xmap_compat.tools.source.nested import like, position_in
+from xmap_compat.tools.source.text import WIDTH, Names, NotWritable, identifier, literal, partition_spec
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
+
+MAPPING = ("one_element", "in_loop", "values_only")  # the helpers that map
 
 
 def entry_name(plan: CallPlan) -> str:
@@ -42,51 +46,78 @@ def value_lines(values: dict[str, Any]) -> list[str]:
     return [f"{name}: jax.Array  # assign this one: {dtype}{list(shape)}" for name, shape, dtype in shown]
 
 
-def batches_of(plan: CallPlan, one_by_one: Iterable[Any]) -> dict[Any, int]:
-    """How many elements a device computes at a time, of axes that it does not compute all at once."""
-    return {a.name: a.local_size for a in plan.axes if a.loops} | dict.fromkeys(one_by_one, 1)
+@dataclasses.dataclass
+class Maps:
+    """The maps of a call.
 
+    Attributes:
+      module: what names axes and helpers.
+      one_by_one: axes whose elements are computed one at a time.
+      typed: whether JAX checks which values vary over the mesh.
+      given, gives: the pytrees of the arguments and of the results, with a text in the place of each spec.
+    """
 
-def mapped_over(
-    axis: Any, function: str, places: Iterable[str], module: Module, plan: CallPlan, batch: int | None
-) -> str:
-    """A function that maps another over a device's elements of an axis, in batches if these have a size."""
-    options = [place for place in places if not place.endswith("=0")]
-    if batch is None:
-        options.append(f"axis_name={literal(module.names.local[axis.name])}")
-    elif batch > 1:
-        options.append(f"turns={axis.device_size // batch}")
-    if all(axis.name not in a.axes for a in plan.arguments):
-        options.append(f"axis_size={axis.device_size}")
-    maps = "jax.vmap" if batch is None else module.helper("in_loop")
-    return f"{maps}({', '.join([function, *options])})"
+    plan: CallPlan
+    module: Module
+    one_by_one: Iterable[Any]
+    typed: bool
+    given: Callable[[Callable[[AxisSpec], str]], str]
+    gives: Callable[[Callable[[AxisSpec], str]], str]
 
+    def __post_init__(self):
+        # How many elements a device computes at a time, of axes that it does not compute all at once.
+        loops = {a.name: a.local_size for a in self.plan.axes if a.loops}
+        self.batches = loops | dict.fromkeys(self.one_by_one, 1)
 
-def own_axes(plan: CallPlan) -> list[str]:
-    """The option of ``jax.shard_map`` that leaves axes to the compiler, if there are any."""
-    own = [literal(a) for a in plan.mesh.axis_names if a not in plan.compiler_axes] if plan.mesh is not None else []
-    return [f"axis_names={{{', '.join(own)}}}"] * bool(own and plan.compiler_axes)
+    def innermost_first(self) -> Iterator[tuple[str, list[str]]]:
+        """Each map: the function that maps another, and its options."""
+        maps = self._maps()
+        order = [axis.name for axes in maps for axis in axes]
+        for axes in reversed(maps):
+            yield self._over(axes, order[: order.index(axes[0].name)])
+        if self.plan.mesh is not None:
+            placements = self.plan.staged.placed.placements
+            options = self._both("in_specs", "out_specs", lambda s: partition_spec(spec_of(s, placements)))
+            own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
+            options += [f"axis_names={{{', '.join(own)}}}"] * bool(own and self.plan.compiler_axes)
+            yield "jax.shard_map", [*options, *["check_vma=False"] * (not self.typed)]
 
+    def _maps(self) -> list[list[Any]]:
+        """The axes of each map, outermost first.  Those that fill the mesh share a map, unless an array has two."""
+        local, declared = self.module.names.local, self.plan.staged.declared
+        held = [spec.position_of().keys() for spec in jax.tree.leaves((declared.in_specs, declared.out_specs))]
+        groups: list[list[Any]] = []
+        for axis in (a for a in self.plan.axes if not local[a.name]):
+            apart = lambda group, axis=axis: all(len({a.name for a in [*group, axis]} & names) < 2 for names in held)  # noqa: E731
+            if (group := next(filter(apart, groups), None)) is None:
+                groups.append(group := [])
+            group.append(axis)
+        mapped = (a for a in self.plan.axes if local[a.name])
+        return groups + [[a] for a in sorted(mapped, key=lambda a: a.name not in self.batches)]
 
-class _Group(NamedTuple):
-    """An argument or the result: the name of its variable, its pytree, and the arrays in the pytree."""
+    def _over(self, axes: Sequence[Any], outer: Sequence[Any]) -> tuple[str, list[str]]:
+        """A map over a device's elements of an axis, perhaps in batches, or over axes of which it has one element."""
+        at = lambda spec: next((p for a in axes if (p := position_in(spec, a.name, outer)) is not None), None)  # noqa: E731
+        options = [place for place in self._both("in_axes", "out_axes", lambda s: literal(at(s))) if place[-2:] != "=0"]
+        axis, local = axes[0], self.module.names.local[axes[0].name]
+        if not local:
+            return self.module.helper("one_element"), options
+        batch = self.batches.get(axis.name)
+        if batch is None:
+            options.append(f"axis_name={literal(local)}")
+        elif batch > 1:
+            options.append(f"turns={axis.device_size // batch}")
+        if all(axis.name not in a.axes for a in self.plan.arguments):
+            options.append(f"axis_size={axis.device_size}")
+        return "jax.vmap" if batch is None else self.module.helper("in_loop"), options
 
-    name: str
-    structure: Any
-    arrays: Sequence[Any]
-
-    def like(self, leaves: Iterable[str], whole: bool = False) -> str:
-        """A pytree of texts with this structure, or a prefix of it unless ``whole`` is true."""
-        leaves = list(leaves)
-        try:
-            return prefix(self.structure, leaves, whole=whole)
-        except NotWritable:  # the user's own classes
-            return f"jax.tree.unflatten(jax.tree.structure({self.name}), [{', '.join(leaves)}])"
+    def _both(self, given: str, gives: str, text: Callable[[AxisSpec], str]) -> list[str]:
+        return [f"{given}={self.given(text)}", f"{gives}={self.gives(text)}"]
 
 
 @dataclasses.dataclass
 class Wrapper:
-    """The functions that map the body.
+    """The function of a generated module that maps the user's function.
 
     Attributes:
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
@@ -95,7 +126,6 @@ class Wrapper:
     """
 
     plan: CallPlan
-    names: AxisNames
     module: Module
     fresh: Names
     unchecked: str | None
@@ -105,20 +135,14 @@ class Wrapper:
     def __post_init__(self):
         self.takes_mesh = isinstance(self.plan.mesh, jax.sharding.AbstractMesh)
         self.entry = self.fresh.like(entry_name(self.plan))
-        self.mesh, self.per_device, self.mapped, result = (
-            self.fresh.like(name) for name in ("mesh", "per_device", "mapped", "result")
-        )
-        self.result = _Group(result, self.plan.staged.placed.program.out_tree, self.plan.results)
+        self.mesh, self.mapped = self.fresh.like("mesh"), self.fresh.like("mapped")
         self.arguments, rest = [], iter(self.plan.arguments)
         for k, structure in enumerate(self.plan.staged.in_tree.children()):
             arrays = list(itertools.islice(rest, structure.num_leaves))
             path = arrays[0].path if arrays else f"arg{k}"
             root = path if structure.node_data() is None else re.split(r"[\[.]", path)[0]
-            self.arguments.append(_Group(self.fresh.like(identifier(root)), structure, arrays))
-        self.called = f"({', '.join(group.name for group in self.arguments)})"
-        given = self.called if len(self.arguments) > 1 else self.called.replace(")", ",)")
-        self.given = _Group(given, self.plan.staged.in_tree, self.plan.arguments)
-        self.batches = batches_of(self.plan, self.one_by_one)
+            self.arguments.append(self.fresh.like(identifier(root)))
+        self.called = f"({', '.join(self.arguments)})"
 
     def lines(self) -> list[str]:
         takes = ", ".join(f"{a.path}: {a.type}" for a in self.plan.arguments)
@@ -130,68 +154,30 @@ class Wrapper:
         if self.takes_mesh:
             decorators = [f"@jax.jit(static_argnames={literal(self.mesh)})"]
             called = f"{self.called[:-1]}{', ' * bool(self.arguments)}*, {self.mesh})"
-        entry = lambda body: [*decorators, *self._function(self.entry, about, body, called)]  # noqa: E731
-        if self.plan.mesh is None:
-            return entry(self._on_device())
-        what = "What each device computes from its parts of the arguments."
-        on_device = self._function(self.per_device, what, self._on_device(), self.called)
-        return [*on_device, "", "", *entry(self._over_devices())]
+        body = (f'"""{about}"""', *self._body())
+        return [*decorators, f"def {self.entry}{called}:", *(f"    {line}" for line in body)]
 
-    def _function(self, name: str, about: str, body: Iterable[str], called: str) -> list[str]:
-        return [f"def {name}{called}:", *(f"    {line}" for line in (f'"""{about}"""', *body))]
-
-    def _places(self, texts: Sequence[str], given: str, gives: str) -> list[str]:
-        """Options of a map, with a text for each array of the arguments and the results."""
-        count = len(self.plan.arguments)
+    def _body(self) -> Iterator[str]:
+        """A statement for each map, the innermost one first."""
         named = lambda cls: self.module.expression(cls, cls.__name__)  # noqa: E731
-        results = prefix(self.result.structure, texts[count:], named)
-        return [f"{given}={self.given.like(texts[:count])}", f"{gives}={results}"]
-
-    def _over_devices(self) -> Iterator[str]:
-        """The body of the function that maps over the mesh."""
-        specs = [partition_spec(array.spec or ()) for array in (*self.plan.arguments, *self.plan.results)]
-        options = [f"mesh={self.mesh}", *self._places(specs, "in_specs", "out_specs"), *own_axes(self.plan)]
-        if self.unchecked is not None:
-            options.append("check_vma=False")
-            yield from (f"# {line}" for line in textwrap.wrap(f"Unchecked: {self.unchecked}.", WIDTH - 6))
-        mapped = f"jax.shard_map({', '.join([self.per_device, *options])})"
+        gives = lambda text: like(self.plan.staged.declared.out_specs, text, named)  # noqa: E731
+        function = self.module.name
+        maps = Maps(self.plan, self.module, self.one_by_one, self.unchecked is None, self._given, gives)
+        for name, options in maps.innermost_first():
+            if name == "jax.shard_map":
+                options = [f"mesh={self.mesh}", *options]
+                why = f"Unchecked: {self.unchecked}." if self.unchecked is not None else ""
+                yield from (f"# {line}" for line in textwrap.wrap(why, WIDTH - 6))
+            yield f"{self.mapped} = {name}({', '.join([function, *options])})"
+            function = self.mapped
         if self.takes_mesh and self.only_values:
-            mapped = f"{self.module.helper('values_only')}({mapped})"
-        yield f"{self.mapped} = {mapped}"
-        yield f"return {self.mapped}{self.called}"
+            yield f"{self.mapped} = {self.module.helper('values_only')}({self.mapped})"
+        yield f"return {function}{self.called}"
 
-    def _on_device(self) -> Iterator[str]:
-        """The body of the function that maps the user's function over the elements of one device."""
-        for group in self.arguments:
-            if squeezed := self._at_full_axes("jnp.squeeze", group):
-                yield f"{group.name} = {squeezed}"
-        maps = list(self._maps())
-        yield from reversed(maps)
-        returned = f"{self.mapped if maps else self.module.name}{self.called}"
-        if expanded := self._at_full_axes("jnp.expand_dims", self.result):
-            yield f"{self.result.name} = {returned}"
-        yield f"return {expanded or returned}"
-
-    def _at_full_axes(self, function: str, group: _Group) -> str | None:
-        """Call a function over the dimensions of axes that fill their mesh axes: a device has one element of each."""
-        full = [[k for k, n in enumerate(a.axes) if n is not None and not self.names.local[n]] for a in group.arrays]
-        shown = list(map(axes, full))
-        if not any(full):
-            return None
-        if group.structure.node_data() is None:
-            return f"{function}({group.name}, {shown[0]})"
-        if len(set(shown)) == 1:
-            return f"jax.tree.map(lambda a: {function}(a, {shown[0]}), {group.name})"
-        return f"jax.tree.map({function}, {group.name}, {group.like(shown, whole=True)})"
-
-    def _maps(self) -> Iterator[str]:
-        """A statement for each axis, the outermost one first."""
-        local = self.names.local
-        axes_left = [[n for n in a.axes if n is None or local[n]] for a in (*self.plan.arguments, *self.plan.results)]
-        mapped = sorted((a for a in self.plan.axes if local[a.name]), key=lambda a: a.name not in self.batches)
-        for axis in mapped:
-            places = [literal(left.index(axis.name) if axis.name in left else None) for left in axes_left]
-            axes_left = [[n for n in left if n != axis.name] for left in axes_left]
-            function = self.module.name if axis is mapped[-1] else self.mapped
-            given, batch = self._places(places, "in_axes", "out_axes"), self.batches.get(axis.name)
-            yield f"{self.mapped} = {mapped_over(axis, function, given, self.module, self.plan, batch)}"
+    def _given(self, text: Callable[[AxisSpec], str]) -> str:
+        """The arguments, with a text in the place of each spec."""
+        try:
+            return like(self.plan.staged.declared.in_specs, text)
+        except NotWritable:  # the user's own classes
+            leaves = ", ".join(map(text, self.plan.staged.placed.in_specs))
+            return f"jax.tree.unflatten(jax.tree.structure(({', '.join(self.arguments)},)), [{leaves}])"
