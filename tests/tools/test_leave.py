@@ -551,26 +551,17 @@ def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
 # ------------------------------------------------------------------- what is verified together
 
 
-def made(*edits, recorded=1, inside=(), line=1):
-    own = [("a.py", fix.Edit((first, 0), (last, 0), text)) for first, last, text in edits]
-    return Construction("a.py", line, recorded=recorded, inside=set(inside), edits=own)
-
-
-def test_a_construction_that_shares_an_edit_or_is_inside_is_not_verified_either():
-    shared = (5, 9, "psum")
-    patched = {0: made((1, 2, "f"), shared), 1: made((20, 22, "g"), shared, line=2)}
-    patched |= {2: made((30, 32, "h"), recorded=0, inside=[1]), 3: made((40, 42, "k"))}
-    found = command._with_those_that_share({0: "differs"}, patched)
-    assert found.keys() == {0, 1, 2}
-    assert "shares edits with that of a.py:1" in found[1]
-
-
 # Which constructions differ, how the program then ends, and each one's words; 4 rounds are run.
 ENDS = {
     "one that differs ends the program": ({0}, "E: no", ["differs"] + ["verified on 1"] * 5),
     "another one in each round": ({*range(6)}, "E: no", ["differs"] * 4 + ["in each round others have differed"] * 2),
     "the program ends for another reason": ({}, "E: no", ["the edited program ended with E: no"] * 6),
     "a call is not reached again": ({}, "", ["0 of 1 were found again"] * 6),
+    "one is called only inside of one that differs": (
+        {5},
+        "",
+        ["none of its calls could be recorded"] + ["verified on 1"] * 4 + ["differs"],
+    ),
 }
 
 
@@ -580,13 +571,12 @@ def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case
     (tmp_path / "p.py").write_text("")
     monkeypatch.chdir(tmp_path)
     left = command.Leaving(command.Options(), ["p.py"], str(tmp_path / "scratch"))
-    every = [made((k, k, "f"), line=k) for k in range(6)]
-    for k, c in enumerate(every):
-        c.number = k
+    edit = lambda k: ("a.py", fix.Edit((k, 0), (k, 0), "f"))
+    every = [Construction("a.py", k, number=k, recorded=1, edits=[edit(k)]) for k in range(6)]
+    every[0].inside, every[0].recorded = {5}, int(case != "one is called only inside of one that differs")
 
     def second_run(spec, entry, limit):
-        first = min(spec["patched"])
-        problems = {first: "it raises E"} if first in wrong else {}
+        problems = dict.fromkeys(sorted({*spec["patched"]} & {*wrong})[:1], "it raises E")
         how = ended if problems or not wrong else ""
         agreed = dict.fromkeys(spec["patched"], int(not how and bool(wrong)))
         found = {"problems": problems, "agreed": agreed, "ended": how, "whole": True}

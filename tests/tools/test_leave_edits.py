@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import importlib
 import os
+import re
 import sys
 import textwrap
 import types
@@ -712,6 +713,26 @@ def test_a_function_is_not_edited_if_an_xmap_that_stays_may_call_it(tmp_path, mo
     left = Left(tmp_path, monkeypatch, STAYS)
     assert "prog" in left.refused[0] and "which stays" in left.refused[0] and "never calls it" in left.refused[1]
     assert left.text == HEAD + STAYS
+
+
+SUMMED = """def summed(_, g):
+    return (lax.psum(g, 'i'),)
+
+copied.defvjp(lambda w: (w, None), summed)"""
+
+
+def test_a_rule_is_not_wrapped_where_it_is_attached_if_an_xmap_that_stays_has_it(tmp_path, monkeypatch):
+    """No other text of the rule changes: the axis is not split."""
+    made = "xmap(lambda w, v: copied(w) * v, ([...], ['i', ...]), ['i', ...])"
+    named = re.sub(r"copied\.defvjp.*", SUMMED, textwrap.dedent(PAIR))
+    program = f"{named}\nfirst = {made}\nresults = first(x[0], x)\n"
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    alone.mkdir(), beside.mkdir()
+    alone = Left(alone, monkeypatch, program)
+    assert alone.refused == [None] and "backward_over(summed" in alone.text
+    beside = Left(beside, monkeypatch, f"{program}second = {made}\n")
+    assert "which stays" in beside.refused[0] and "never calls it" in beside.refused[1]
+    assert "backward_over" not in beside.text
 
 
 def test_a_rule_that_gradients_pass_inside_and_outside_is_refused(tmp_path, monkeypatch):

@@ -162,15 +162,14 @@ class Leaving:
         same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
         if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
             how = messages.ENDED.format(ended or f"exit code {code}")
-            problems = problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
-            return _with_those_that_share(problems, patched)
+            return problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
         for n, c in patched.items():
             if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)
                 problems.setdefault(n, messages.NOT_VERIFIED.format(why))
-            elif not (c.recorded or c.inside):
+            elif not (c.recorded or c.inside & patched.keys()):
                 problems.setdefault(n, messages.NOT_VERIFIED.format(c.problem or messages.NONE_RECORDED))
-        return _with_those_that_share(problems, patched)
+        return problems
 
     def prepared(self, run: str, seconds: int) -> dict[str, Any]:
         """What a run is told, in fresh copies of the folders."""
@@ -258,13 +257,3 @@ class Leaving:
             return self.reasons.get(c.key) or f"refused: {c.refused}"
         inside = not c.edits and any(stays(constructions[n]) for n in c.inside)
         return messages.NOT_VERIFIED.format(messages.AROUND_IS_NOT) if inside else ""
-
-
-def _with_those_that_share(problems: dict[int, str], patched: Mapping[int, Construction]) -> dict[int, str]:
-    """Also the constructions that share an edited function with one that is not verified."""
-    edits = {n: set(c.edits) for n, c in patched.items()}
-    while more := {n: m for n in edits for m in problems if n not in problems and edits[n] & edits[m]}:
-        for n, m in more.items():
-            problems[n] = messages.NOT_VERIFIED.format(messages.SHARES_EDITS.format(where=patched[m].where))
-    inside = {n for n, c in patched.items() if not c.recorded and c.inside & problems.keys()}
-    return dict.fromkeys(inside, messages.NOT_VERIFIED.format(messages.AROUND_IS_NOT)) | problems

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import re
 import types
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
-
-import jax
 
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.places import Reached
@@ -88,15 +85,9 @@ class InPlace:
         """Edit the functions that a call reaches."""
         self.custom, pieces = reached.rules, reached.pieces()
         done: list[tuple[str, int, int]] = []
-        for piece in pieces:
+        for piece in (*pieces, *reached.attached()):
             self._put(piece, done)
             done.append((piece.file, *piece.bounds(piece.node)))
-        attached = {f"{rule.__name__}.defvjp" for rule in reached.rules if isinstance(rule, jax.custom_vjp)}
-        for file in {piece.file: piece for piece in pieces}.values():
-            for node in file.tree.body:
-                called = node.value if isinstance(node, ast.Expr) else None
-                if isinstance(called, ast.Call) and ast.unparse(called.func) in attached:
-                    self._put(dataclasses.replace(file, node=node, closure={}), done)
         if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
             raise NotWritable(messages.RULE_NOT_FOUND)
         for piece in pieces:  # JAX locates the collectives of custom rules where their function is called

@@ -138,10 +138,17 @@ class Reached:
             found.append(dataclasses.replace(pieces[0], closure=closure, defaults={}))
         return sorted(found, key=lambda p: p.node.end_lineno - p.node.lineno)
 
+    def attached(self) -> list[Piece]:
+        """The statements of modules that give functions their backward rules."""
+        calls = tuple(f"{rule.__name__}.defvjp(" for rule in self.rules if isinstance(rule, jax.custom_vjp))
+        files = {piece.file: dataclasses.replace(piece, closure={}) for piece in self.pieces()}.values()
+        statements = ((f, n) for f in files for n in f.tree.body if isinstance(n, ast.Expr))
+        return [file.at(node) for file, node in statements if ast.unparse(node).startswith(calls)]
+
     def parts(self) -> list[tuple[str, float, float]]:
-        """The parts of files in which these functions are."""
+        """The parts of files in which these functions and their rules are."""
         try:
-            return [(piece.file, *piece.bounds(piece.node)) for piece in self.pieces()]
+            return [(piece.file, *piece.bounds(piece.node)) for piece in (*self.pieces(), *self.attached())]
         except NotWritable:  # text that cannot be read: perhaps all of it
             return [(code.co_filename, 0, float("inf")) for code in self.functions]
 
