@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from xmap_compat.legacy import removed
 from xmap_compat.tools.check.names import (
@@ -22,13 +22,13 @@ from xmap_compat.tools.check.names import (
     assigned_once,
     bound_anywhere,
     file_names,
+    first_line,
     imported_names,
     text_of,
 )
 from xmap_compat.tools.check.neighbours import Neighbours
 from xmap_compat.tools.check.renamed import CONSTRAINT, GONE, PACKAGE, RENAMED, SPEC, Others, Renaming, others_of
 from xmap_compat.tools.check.sources import NOTEBOOK, Program, cells_of, program_of
-from xmap_compat.tools.check.uses import is_of_jax
 
 PJIT = "jax.experimental.pjit.pjit"
 _OF_FUNCTIONS = [row for row in removed.KEYWORDS if row.function in (PJIT, CONSTRAINT, "jax.numpy.clip")]
@@ -69,7 +69,7 @@ class _Finder(ScopedVisitor):
             del self.renaming.names[CONSTRAINT]
             self._added, self.edits = set(), []
             self.visit(program.tree)
-        self._add_imports()
+        self.edits += before_jax(program.tree, [f"import {module}" for module in sorted(self._added)])
 
     # Imports
 
@@ -110,16 +110,6 @@ class _Finder(ScopedVisitor):
             if now is not None:  # without a local name, other visits rename the dotted names and add their imports
                 above = alias.name.rpartition(".")[0]
                 self.edits.append(replacing(alias, f"{now} as {alias.asname}" if alias.asname else above))
-
-    def _add_imports(self) -> None:
-        """Add imports before the first import of JAX: a program may set options that JAX reads at its import."""
-        for statement in self.program.tree.body if self._added else ():
-            if any(is_of_jax(name) for node in ast.walk(statement) for _, name in imported_names(node)):
-                line = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
-                indent = statement.col_offset
-                imports = [f"import {module}{'; ' if indent else chr(10)}" for module in sorted(self._added)]
-                self._edit(line, (indent, indent), "".join(imports))
-                return
 
     # Names
 
@@ -222,6 +212,17 @@ def _nones(node: ast.expr) -> Iterator[ast.expr]:
 
 def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
+def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
+    """Add imports before the first import of JAX: a program may set options that JAX reads at its import."""
+    of_jax = lambda n: any(m.startswith(("jax", "xmap_")) for part in ast.walk(n) for _, m in imported_names(part))  # noqa: E731
+    is_head = lambda n: isinstance(n, ast.Expr) or getattr(n, "module", "") == "__future__"  # noqa: E731
+    if not lines:
+        return []
+    first = next(filter(of_jax, tree.body), None) or next(itertools.filterfalse(is_head, tree.body), tree.body[-1])
+    at, end = (first_line(first), first.col_offset), "; " if first.col_offset else "\n"
+    return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
 
 
 def replacing(node: ast.stmt | ast.expr | ast.alias, text: str) -> Edit:

@@ -379,6 +379,11 @@ def bound_by(node: ast.AST) -> list[str]:
     return [str(node.name)] if isinstance(node, kinds) else []
 
 
+def first_line(node: Any) -> int:
+    """The first line of a part of a program, including its decorators."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
 def constant_text(node: ast.AST | None) -> str:
     """The characters of a string literal."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

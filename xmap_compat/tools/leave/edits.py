@@ -14,6 +14,7 @@ from typing import Any
 
 from xmap_compat import _jax
 from xmap_compat.tools.check.fix import Edit
+from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.in_place import InPlace, laid_out
@@ -24,7 +25,7 @@ from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, ours
 from xmap_compat.tools.source.text import Names, NotWritable
-from xmap_compat.tools.source.user_code import file_at, first_line, spliced
+from xmap_compat.tools.source.user_code import file_at, spliced
 
 ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
 

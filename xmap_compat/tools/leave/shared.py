@@ -17,14 +17,13 @@ from xmap_compat.tools.check.names import (
     bound_anywhere,
     bound_by,
     constant_text,
-    imported_names,
 )
 from xmap_compat.tools.check.renamed import RENAMED
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.leave.construction import Entered
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.text import Names
-from xmap_compat.tools.source.user_code import Piece, first_line
+from xmap_compat.tools.source.user_code import Piece
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
 _MESHES = [f"{home}.{name}" for home in _HOMES for name in ("Mesh", "mesh")]
@@ -207,22 +206,12 @@ class Shared(ScopedVisitor):
         return [replacing(node, f"\n{' ' * node.col_offset}".join(lines))] if lines else [self._without(node)]
 
     def _added(self, used: set[str]) -> list[Edit]:
-        """New imports before the first one of JAX: a program may set options that JAX reads at its import."""
+        """New imports, one for each module."""
         added = sorted(line.rpartition("import ")[::2] for own, line in self.names.added.items() if own in used)
         lines = [f"import {name}" for home, name in added if not home]
         homes = dict.fromkeys(home for home, _ in added if home)
         lines += [f"{home}import {', '.join(name for of, name in added if of == home)}" for home in homes]
-        body = self.tree.body
-        if not lines:
-            return []
-        about = [n for n in body[:1] if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
-        after = len(about) + sum(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in body)
-        ours = ("jax", "xmap_")
-        named = ((k, name) for k, n in enumerate(body) for i in _imports([n]) for _, name in imported_names(i))
-        of_jax = (k for k, name in named if name.startswith(ours))
-        first = body[min(next(of_jax, after), len(body) - 1)]
-        at, end = (first_line(first), first.col_offset), "; " if first.col_offset else "\n"
-        return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
+        return fix.before_jax(self.tree, lines)
 
 
 def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:

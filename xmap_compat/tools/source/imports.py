@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat.tools.check.names import Bindings, own_names
+from xmap_compat.tools.check.names import Bindings, first_line, own_names
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Piece, file_at, first_line, imported_as
+from xmap_compat.tools.source.user_code import Piece, file_at, imported_as
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})

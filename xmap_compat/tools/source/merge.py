@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.source.text import EDITED, Names, NotWritable, module_text
-from xmap_compat.tools.source.user_code import first_line, renamed
+from xmap_compat.tools.source.user_code import renamed
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _EDITS = (" ", EDITED)

@@ -19,7 +19,7 @@ from jax import lax
 
 from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.tools.check.names import assigned_once, bound_by, imported_names, own_nodes
+from xmap_compat.tools.check.names import assigned_once, bound_by, first_line, imported_names, own_nodes
 from xmap_compat.tools.source.text import NotWritable, literal
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
@@ -135,11 +135,6 @@ def _compiled(node: Any) -> types.CodeType:
 
 
 _LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-
-
-def first_line(node: Any) -> int:
-    """The first line of a part of a file, including its decorators."""
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
 
 def offset(text: str, line: int, column: int) -> int:
