@@ -26,6 +26,7 @@ from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.in_place import laid_out
 from xmap_compat.tools.leave.places import is_under
+from xmap_compat.tools.leave.proving import prove
 from xmap_compat.tools.leave.recording import note_entered
 
 HEAD = """
@@ -104,6 +105,8 @@ class Left:
         for module, found, entered in observed(before, files, monkeypatch):
             self.module, self.before = module, getattr(module, "results", None)
             made = edits_of(found, root=str(before), assignment=assignment, entered=entered)
+            prove(made, str(before))
+        self.proofs = [c.differs or c.unproved for c in made.constructions]
         self.refused = [c.refused or None for c in made.constructions]
         edits = {*made.shared, *(e for c in made.constructions for e in c.edits if not c.refused)}
         self.texts = {}
@@ -639,6 +642,7 @@ def test_an_edited_program_computes_the_same_without_this_package(name, tmp_path
     program, truth, others = (*PROGRAMS[name], {})[:3]
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program), **others)
     assert left.refused == [None] * len(left.refused) and left.refused
+    assert left.proofs == [""] * len(left.proofs)
     assert_close(left.before, truth())
     assert_close(left.run(), truth())
 

@@ -148,6 +148,8 @@ class Leaving:
 
     def second_run(self, found: Edited, records: str, patched: Mapping[int, Construction]) -> dict[int, str]:
         """Run the edited program; returns why constructions are not verified."""
+        if differ := {n: messages.COMPUTES_ANOTHER.format(c.differs) for n, c in patched.items() if c.differs}:
+            return _with_those_that_share(differ, patched)
         spec = self.prepared("second", 0)
         spec |= {"records": records, "patched": [*patched], "stopped": found.ended == "stopped"}
         spec["some stay"] = any(c.refused for c in found.constructions)
@@ -235,7 +237,8 @@ class Leaving:
         reasons = [self.reason(c, constructions) for c in constructions]
         for c, reason in zip(constructions, reasons):
             calls = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
-            words = reason or f"{calls}{', with gradients' if c.differentiated else ''}"
+            calls += ", with gradients" * c.differentiated + f", by its calls only: {c.unproved}" * bool(c.unproved)
+            words = reason or calls
             words = re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
             lines.append((str(c.number + 1), c.where, c.function, str(c.calls), words))
         verified = reasons.count("")

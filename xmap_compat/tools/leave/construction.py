@@ -29,6 +29,7 @@ class Construction:
       differentiated: whether a gradient of it was taken from outside; where it is told, whether one is recorded.
       problem: why its calls could not be recorded, or that they raise.
       refused: why it stays, and what to do.
+      differs, unproved: how its edited functions differ from its plans, or why they are not compared with them.
       edits: the first one replaces the call by one expression.
       decorates: whether that expression is a function of the function to map, as ``@xmap(...)`` is.
       site, made: its place in the file, and its edits before other constructions are considered.
@@ -50,6 +51,8 @@ class Construction:
     differentiated: bool = False
     problem: str = ""
     refused: str = ""
+    differs: str = ""
+    unproved: str = ""
     edits: list[FileEdit] = dataclasses.field(default_factory=list)
     decorates: bool = False
     site: Any = None

@@ -39,22 +39,38 @@ def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., An
       names: the axes that execute each named axis.
       function: from a module that was executed with ``stand_ins`` for its helpers.
     """
+    return difference(graph_of(plan, names), traced(plan, names, function))
+
+
+def graph_of(plan: CallPlan, names: AxisNames | None) -> Graph:
+    """A plan's named program, to be compared with a function over the axes that execute each named axis, if given."""
     program, body = plan.staged.placed.program, plan.staged.placed.body
-    sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
-    sizes.update((names.local[a.name], a.device_size) for a in plan.axes if names.local[a.name])
-    there, mesh = Body(sizes, body.scope, body.device_axes), body.scope.mesh
+    parts = {name: names.parts(name) for name in names.mesh} if names else {}
+    return Graph(program.jaxpr, body, program.consts, parts, _among(plan, names))
+
+
+def traced(plan: CallPlan, names: AxisNames | None, function: Callable[..., Any]) -> Graph:
+    """A function, traced on the arguments of a plan over the axes that execute each named axis, if given."""
+    program, there = plan.staged.placed.program, _among(plan, names)
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
-    with entered(mesh):
-        found = trace_flat(flat, [v.aval for v in inputs], there)
-    expected = Graph(program.jaxpr, body, program.consts, {name: names.parts(name) for name in names.mesh}, there)
-    return difference(expected, Graph(found, there))
+    with entered(there.scope.mesh):
+        return Graph(trace_flat(flat, [v.aval for v in inputs], there), there)
+
+
+def _among(plan: CallPlan, names: AxisNames | None) -> Body:
+    body = plan.staged.placed.body
+    if names is None:
+        return body
+    sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
+    sizes.update((local, a.device_size) for a in plan.axes if (local := names.local[a.name]))
+    return Body(sizes, body.scope, body.device_axes)
 
 
 def difference(expected: Graph, found: Graph) -> str | None:
     """An operation that only one of two programs computes, as text; None if they compute the same."""
     found.numbers = expected.numbers
-    if expected.function(expected.program, expected.consts) == found.function(found.program):
+    if expected.number == found.number:
         return None
     missing = next((eqn for key, eqn in expected.equations.items() if key not in found.equations), None)
     extra = next((eqn for key, eqn in found.equations.items() if key not in expected.equations), None)
@@ -97,6 +113,11 @@ class Graph:
 
     def _number(self, *key: Any) -> int:
         return self.numbers.setdefault(key, Number(len(self.numbers)))
+
+    @functools.cached_property
+    def number(self) -> int:
+        """The number of the program.  Rules of derivatives are traced for it."""
+        return self.function(self.program, self.consts)
 
     def function(self, jaxpr: Any, consts: Sequence[Any] = ()) -> int:
         """The number of a jaxpr as a function of its inputs."""
