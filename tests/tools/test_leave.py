@@ -27,7 +27,7 @@ from xmap_compat.tools.leave import command, patch, verifying
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.places import is_under
-from xmap_compat.tools.leave.recording import Recorder
+from xmap_compat.tools.leave.recording import Recorder, note_entered
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -92,6 +92,52 @@ def test_a_program_with_tabs_and_crlf_is_written_and_runs_without_xmap(tmp_path)
     git("checkout", "-q", ".", cwd=tmp_path)
     git("apply", tmp_path.parent / "leave.patch", cwd=tmp_path)
     assert (tmp_path / "prog.py").read_bytes() == written
+
+
+METHODS = """
+def total(v):
+    return v - lax.psum(v, 'i')
+
+class Holder:
+    def __init__(self, axes):
+        self.mapped = xmap(self.total, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': axes})
+
+    def total(self, v):
+        return v + lax.pmean(v, 'i')
+
+holder = Holder('x')
+f = xmap(total, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': ('x', 'y')})
+with Mesh(devices.reshape(2, 2), ('x', 'y')):
+    np.testing.assert_allclose(holder.mapped(x), x + x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(f(x), x - x.sum(0), rtol=1e-6)
+"""
+
+
+def test_methods_share_no_function_with_others_of_the_program(tmp_path):
+    (tmp_path / "prog.py").write_text(HEAD + METHODS)
+    done = leave("prog.py", cwd=tmp_path)
+    assert "2 of 2 constructions patched" in done.stdout, done.stdout + done.stderr
+
+
+def test_where_a_mesh_is_entered_while_jax_traces_is_noted():
+    class Kind:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    def entering(v):
+        with Kind():
+            return v
+
+    here, entered, in_traces = pathlib.Path(__file__), set(), set()
+    note_entered([Kind], entered, in_traces)
+    entering(1.0)
+    assert not in_traces and len(entered) == 1
+    jax.grad(entering)(1.0)
+    line = entering.__code__.co_firstlineno + 1
+    assert in_traces == {f"{here.name}:{line}"} and entered == {(str(here), line, *next(iter(entered))[2:])}
 
 
 def test_files_of_others_are_links_in_the_copy(tmp_path):
@@ -555,7 +601,7 @@ def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
 ENDS = {
     "one that differs ends the program": ({0}, "E: no", ["differs"] + ["verified on 1"] * 5),
     "another one in each round": ({*range(6)}, "E: no", ["differs"] * 4 + ["in each round others have differed"] * 2),
-    "the program ends for another reason": ({}, "E: no", ["the edited program ended with E: no"] * 6),
+    "the program ends for another reason": ({}, "E: no", ["ended with E: no. A mesh is entered at a.py:7"] * 6),
     "a call is not reached again": ({}, "", ["0 of 1 were found again"] * 6),
     "one is called only inside of one that differs": (
         {5},
@@ -586,7 +632,7 @@ def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case
     def first_run():
         for c in every:
             c.edits = [] if c.key in left.reasons else c.edits
-        return command.Edited(every, []), ""
+        return command.Edited(every, [], in_traces=["a.py:7"]), ""
 
     monkeypatch.setattr(left, "first_run", first_run)
     monkeypatch.setattr(left, "execute", second_run)

@@ -22,6 +22,7 @@ import xmap_compat
 from xmap_compat import api
 from xmap_compat.tools import plan as plans
 from xmap_compat.tools.check import fix
+from xmap_compat.tools.leave import edits
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.in_place import laid_out
@@ -239,6 +240,58 @@ PROGRAMS = {
             results = f(x, x.T)
         """,
         lambda: (2 * x @ x.T, x @ x.T),
+    ),
+    "backward rules that are lambdas, and a gradient that the recorded calls do not take": (
+        """
+        import functools
+
+        @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+        def copied(w, axis):
+            return w
+
+        copied.defvjp(lambda w, axis: (w, None), lambda axis, _, g: (lax.psum(g, axis),))
+
+        @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+        def total(v, axis):
+            return lax.psum(v, axis)
+
+        def forward(v, axis):
+            return lax.psum(v, axis), None
+
+        total.defvjp(forward, lambda axis, _, g: (g,))
+
+        def loss(w, v):
+            return total(copied(w, 'i') @ v, 'i') ** 2
+
+        with Mesh(devices[:4], 'd'):
+            f = xmap(loss, in_axes=([...], ['i', ...]), out_axes=[...], axis_resources={'i': 'd'})
+            results = f(x[0], x), jax.grad(f)(x[0], x)
+        """,
+        lambda: ((x.sum(0) @ x[0]) ** 2, 2 * (x.sum(0) @ x[0]) * x.sum(0)),
+    ),
+    "a lambda over several lines": (
+        """
+        with Mesh(devices[:4], 'd'):
+            f = xmap(lambda row: row - lax.pmean(row, 'r') + lax.psum(row, 'r') * lax.axis_index('r')
+                     + lax.pmin(row, 'r'), in_axes=['r', ...], out_axes=['r', ...], axis_resources={'r': 'd'})
+            results = f(x)
+        """,
+        lambda: x - x.mean(0) + x.sum(0) * np.arange(8)[:, None] + x.min(0),
+    ),
+    "attributes with the names of functions that are mapped otherwise": (
+        """
+        def size(row):
+            return row / lax.psum(1, 'rows')
+
+        def least(row):
+            return lax.pmin(row, 'rows') * row.size
+
+        with Mesh(devices.reshape(4, 2), ('d', 'e')):
+            f = xmap(size, in_axes=['rows', ...], out_axes=['rows', ...], axis_resources={'rows': 'd'})
+            g = xmap(least, in_axes=['rows', ...], out_axes=[...], axis_resources={'rows': 'e'})
+            results = f(x), g(x)
+        """,
+        lambda: (x / 8, x.min(0) * 6),
     ),
     "a decorator": (
         """
@@ -759,6 +812,29 @@ def test_what_cannot_be_edited_is_refused_with_the_reason_and_stays(reason, tmp_
     left = Left(tmp_path, monkeypatch, REFUSED[reason])
     assert all(reason in str(refused) for refused in left.refused) and left.refused
     assert left.text == HEAD + REFUSED[reason]
+
+
+def test_a_failure_of_leave_is_told_as_one_and_nothing_is_edited(tmp_path, monkeypatch):
+    def fails(*args):
+        raise KeyError("c")
+
+    monkeypatch.setattr(edits, "InPlace", fails)
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(PROGRAMS["an axis fills its mesh axis"][0]))
+    assert left.refused == ["leave itself fails here, with KeyError: 'c': please report the program"]
+    assert left.text == (tmp_path / "before" / "program.py").read_text()
+
+
+def test_an_index_over_an_axis_that_the_call_does_not_map_is_refused_in_words(tmp_path, monkeypatch):
+    program = """
+        def body(v):
+            return jax.vmap(lambda u: u + lax.axis_index(('i', 'k')), axis_name='k')(v)
+
+        with Mesh(devices, 'd'):
+            results = xmap(body, in_axes=['i', ...], out_axes=['i', ...], axis_resources={'i': 'd'})(x)
+    """
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
+    np.testing.assert_allclose(left.before, x + np.arange(48).reshape(8, 6))
+    assert "an index over several axes, of which the call does not map k" in left.refused[0]
 
 
 def test_collectives_in_the_files_of_other_packages_are_named(tmp_path, monkeypatch):

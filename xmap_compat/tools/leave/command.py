@@ -34,6 +34,7 @@ USAGE = """usage: python -m xmap_compat leave [OPTIONS] SCRIPT [ARGS...]      (o
   --force            write files although git has changes of them that are not committed
 The program runs twice, in copies of its folder and of the working directory."""
 ROUNDS = 4  # what differs when it is run is left out, and the rest is verified again
+_FIRST = "import sys; from xmap_compat.tools.leave import recording; recording.main(sys.argv[1])"
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 
@@ -136,7 +137,7 @@ class Leaving:
         spec |= {"without": [*self.reasons], "assignment": self.options.assignment, "calls": self.options.calls}
         spec |= {"bytes": self.options.memory << 20, "calls at most": 0 if stop.endswith("s") else limit}
         self.folders = spec["folders"]
-        self.code = self.execute(spec, ["-m", "xmap_compat.tools.leave.recording"], None)
+        self.code = self.execute(spec, ["-c", _FIRST], None)
         self.seconds = time.monotonic() - begun
         found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
         if found is None or not any(c.calls for c in found.constructions):
@@ -149,7 +150,7 @@ class Leaving:
     def second_run(self, found: Edited, records: str, patched: Mapping[int, Construction]) -> dict[int, str]:
         """Run the edited program; returns why constructions are not verified."""
         if differ := {n: messages.COMPUTES_ANOTHER.format(c.differs) for n, c in patched.items() if c.differs}:
-            return _with_those_that_share(differ, patched)
+            return differ
         spec = self.prepared("second", 0)
         spec |= {"records": records, "patched": [*patched], "stopped": found.ended == "stopped"}
         spec["some stay"] = any(c.refused for c in found.constructions)
@@ -163,7 +164,9 @@ class Leaving:
         # The type of an exception: its message may have random numbers.
         same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
         if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
-            how = messages.ENDED.format(ended or f"exit code {code}")
+            how = messages.ENDED.format(ended.rstrip(".") or f"exit code {code}")
+            if found.in_traces:
+                how = messages.ENTERED_IN_A_TRACE.format(how, ", ".join(found.in_traces))
             return problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
         for n, c in patched.items():
             if (again := seen["agreed"].get(str(n), 0)) < c.recorded:

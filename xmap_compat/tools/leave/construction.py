@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat.tools.check.fix import Edit
@@ -83,6 +83,7 @@ class Edited(NamedTuple):
       shared: edits of whole files: imports, mesh contexts, ``thread_resources``.
       helpers: the text of the helper file; empty if nothing needs it.
       ended: the exception that ended it, or "".
+      in_traces: where meshes were entered while JAX traced.
     """
 
     constructions: list[Construction]
@@ -90,3 +91,4 @@ class Edited(NamedTuple):
     helpers: str = ""
     helper_file: str = ""
     ended: str = ""
+    in_traces: Sequence[str] = ()

@@ -20,6 +20,7 @@ from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.in_place import InPlace, laid_out
 from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
+from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.source.helper_texts import helper_module
 from xmap_compat.tools.source.imports import file_of
 from xmap_compat.tools.source.nested import vmaps
@@ -56,8 +57,8 @@ def edits_of(
 def _or_refuse(c: Construction, step: Callable[..., None], *args: Any) -> None:
     try:
         step(c, *args)
-    except NotWritable as reason:
-        c.refused = str(reason)
+    except Exception as error:
+        c.refused = str(error) if isinstance(error, NotWritable) else messages.FAILED.format(error=in_a_line(error))
 
 
 def _find(c: Construction, root: str) -> None:
@@ -136,13 +137,13 @@ def _replace(site: Site, text: str, made: InPlace) -> None:
 def _choose(cs: Sequence[Construction], assignment: int | None) -> None:
     """Refuse constructions that need different texts of one function, but for the chosen assignment."""
     kinds = list(dict.fromkeys(c.assignment for c in cs if c.assignment))
-    shown = "; ".join(f"{k}: {kind}" for k, kind in enumerate(kinds, 1))
     chosen = kinds[assignment - 1] if assignment is not None and 0 < assignment <= len(kinds) else None
     drawn = [c for c in cs if c.made]
     for c in drawn:
         for other in drawn:
             if c is not other and c.assignment != chosen and _clash(c.made, other.made):
-                c.refused = messages.SHARES.format(where=other.where, kinds=shown)
+                both = (f"{k}: {kind}" for k, kind in enumerate(kinds, 1) if kind in (c.assignment, other.assignment))
+                c.refused = messages.SHARES.format(where=other.where, kinds="; ".join(both))
 
 
 def _clash(a: InPlace, b: InPlace) -> bool:

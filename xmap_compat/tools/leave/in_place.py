@@ -98,7 +98,9 @@ class InPlace:
 
     def _put(self, piece: Piece, done: Sequence[tuple[str, int, int]]) -> None:
         for start, end, text in Rewriter(self, piece).edits():  # type: ignore[arg-type]
-            if not any(file == piece.file and a <= start and end <= b for file, a, b in done):
+            # What is inserted at the bounds of a function that is edited already, around a rule, is not in it.
+            is_in = lambda a, b, at=(start, end): a <= at[0] and at[1] <= b and at not in ((a, a), (b, b))  # noqa: E731
+            if not any(file == piece.file and is_in(a, b) for file, a, b in done):
                 self.edits[piece.file, start, end] = text
 
     # ---- the maps
@@ -130,7 +132,10 @@ def laid_out(text: str, indent: int, width: int = 88) -> str:
     """An expression over several lines, if it does not fit in one."""
     if indent + len(text) <= width:
         return text
-    node = ast.parse(text, mode="eval").body
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:  # a part over several lines, which needs the brackets around it
+        return text
     segment = lambda n: ast.get_source_segment(text, n) or ""  # noqa: E731
     if isinstance(node, ast.Lambda):
         body = segment(node.body)  # perhaps without its parentheses

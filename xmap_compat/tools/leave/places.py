@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import functools
 import gc
 import inspect
@@ -21,7 +22,7 @@ from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.source.imports import file_of, is_library, is_ours, is_xmapped
 from xmap_compat.tools.source.nested import is_xmap
 from xmap_compat.tools.source.text import NotWritable
-from xmap_compat.tools.source.user_code import Piece, codes_in, file_at, source_of
+from xmap_compat.tools.source.user_code import LOOKUPS, Piece, codes_in, file_at, source_of
 
 
 def is_under(file: str, root: str) -> bool:
@@ -123,9 +124,10 @@ class Reached:
         held = [x for x in gc.get_referents(value) if x is not value.__globals__]
         if is_under(value.__code__.co_filename, self._root):
             self.functions.setdefault(value.__code__, []).append(value)
-            names = {name for code in codes_in(value.__code__) for name in code.co_names}
-            self._names |= names
-            held += [value.__globals__[name] for name in names if name in value.__globals__]
+            codes = list(codes_in(value.__code__))
+            self._names |= {name for code in codes for name in code.co_names}
+            read = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname in LOOKUPS}
+            held += [value.__globals__[name] for name in read if name in value.__globals__]
         return held
 
     def pieces(self) -> list[Piece]:

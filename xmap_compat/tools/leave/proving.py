@@ -41,7 +41,11 @@ class _File:
 
     def code(self, function: types.FunctionType) -> types.CodeType:
         """The code of a function after the edits, with all its free variables, also those that are no longer read."""
-        own, node, self.globals[id(function.__globals__)] = function.__code__, source_of(function).node, function.__globals__
+        own, node, self.globals[id(function.__globals__)] = (
+            function.__code__,
+            source_of(function).node,
+            function.__globals__,
+        )
         old, new = (_alike(tree, node) for tree in (self.before, self.after))
         at = next(k for k, n in enumerate(old) if (n.lineno, n.col_offset) == (node.lineno, node.col_offset))
         if len(old) != len(new):

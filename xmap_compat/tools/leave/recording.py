@@ -33,8 +33,9 @@ class Pending(NamedTuple):
     given: list[list[Any]]
 
 
-def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
-    """Note from now on where ``with`` enters a mesh of these classes."""
+def note_entered(kinds: Iterable[type], entered: set[Entered], in_traces: set[str] | None = None) -> None:
+    """Note from now on where ``with`` enters a mesh of these classes, and where it does so while JAX traces."""
+    is_clean = importlib.import_module("xmap_compat.legacy.adapters").trace_state_clean
     for kind in kinds:
 
         def noted(self, enter=kind.__enter__):  # type: ignore[attr-defined]
@@ -43,6 +44,8 @@ def note_entered(kinds: Iterable[type], entered: set[Entered]) -> None:
             before = [i for i in dis.get_instructions(frame.f_code) if i.offset < frame.f_lasti]
             same = [i for i in before if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)]
             entered.add((frame.f_code.co_filename, line or 0, column or 0, len(same)))
+            if in_traces is not None and not is_clean():
+                in_traces.add(f"{os.path.basename(frame.f_code.co_filename)}:{line}")
             return enter(self)
 
         kind.__enter__ = noted  # type: ignore[attr-defined]
@@ -70,7 +73,7 @@ class Recorder:
         self.records: list[RecordedCall] = []
         self.pending: list[Pending] = []
         self.seen: dict[Any, int] = {}
-        self.entered: set[Entered] = set()
+        self.entered, self.in_traces = set[Entered](), set[str]()
         self.bytes, self.calls, self.over = 0, 0, False
 
     def begin(self) -> None:
@@ -80,7 +83,9 @@ class Recorder:
         make = api.make
         api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
         api.observe(self.traced)
-        note_entered((jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered)
+        note_entered(
+            (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.in_traces
+        )
 
     # Constructions
 
@@ -101,7 +106,11 @@ class Recorder:
     def traced(self, declared: Any, made: Any, args: Any) -> None:
         """Keep the plan of a call that is traced.  A failure here must not change the behaviour of the program."""
         with self.lock:
-            made_by = [c for c in self.found.values() if not self.over and any(f.plan.declared is declared for f in c.functions)]
+            made_by = [
+                c
+                for c in self.found.values()
+                if not self.over and any(f.plan.declared is declared for f in c.functions)
+            ]
         for c in made_by:
             try:
                 plan = self.plan.describe_made(declared, made, args)
@@ -202,10 +211,15 @@ class Recorder:
         for pending in self.pending:
             self.compute(constructions[pending.call.construction], pending)
         verifying.write_calls(self.spec["records"], self.records)
-        edited = self.edited(constructions) if constructions else Edited([], [])
+        try:
+            edited = self.edited(constructions) if constructions else Edited([], [])
+        except Exception as error:
+            for c in constructions:
+                c.edits, c.refused = [], messages.FAILED.format(error=verifying.in_a_line(error))
+            edited = Edited(constructions, [])
         compared = {call.construction for call in self.records if call.differentiated}
         told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in constructions]
-        edited = edited._replace(constructions=told, ended=ended)
+        edited = edited._replace(constructions=told, ended=ended, in_traces=sorted(self.in_traces))
         with open(self.spec["result"], "wb") as file:
             pickle.dump(edited, file)
 
@@ -235,12 +249,9 @@ class Recorder:
 
 
 def main(path: str) -> None:
+    """Run the program.  Not as ``__main__``: what a call reaches is told apart from this package by modules."""
     with open(path, encoding="utf-8") as file:
         spec = json.load(file)
     recorder = Recorder(spec)
     import_hook.install_with_jax(recorder.begin)
     verifying.run(spec, runner, recorder.finish)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -307,12 +307,13 @@ def as_varying(tree, axes):
     return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), tree)
 
 
-def varying_over(function, axes, nondiff=()):
+def varying_over(function, axes):
     """A function whose arguments differ, to jax.vmap, along its axes, so that each element has its own cotangent.
 
     Args:
-      axes: or a function of the arguments that are not differentiated, whose positions are ``nondiff``.
+      axes: or a function of the arguments that are not differentiated.
     """
+    nondiff = function.nondiff_argnums
 
     @functools.wraps(function)
     def call(*args):

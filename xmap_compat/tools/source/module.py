@@ -301,8 +301,7 @@ class Module:
             over = wrapped(self, piece.file, [piece.node, user_code.source_of(rules[-1]).node])
             names[-1] = over.of(names[-1])
             if over.differ:
-                more = f", {literal(nondiff)}" if nondiff else ""
-                attached = [f"{written} = {self.helper('varying_over')}({written}, {over.axes}{more})"]
+                attached = [f"{written} = {self.helper('varying_over')}({written}, {over.axes})"]
         more = ", symbolic_zeros=True" if getattr(value, "symbolic_zeros", False) else ""
         self.definitions[f"{written}.def{kind}"] = [f"{written}.def{kind}({', '.join(names)}{more})", *attached]
         return written

@@ -49,6 +49,8 @@ class AxisNames:
         return dataclasses.replace(self, mesh=mesh, local={**self.local, **{name: name for name in self.inner}})
 
     def size(self, names: Sequence[Any]) -> int:
+        if others := [name for name in names if name not in self.sizes]:
+            raise NotWritable(f"an index over several axes, of which the call does not map {others[0]}")
         return math.prod(self.sizes[n] for n in names)
 
     def parts(self, name: Any) -> tuple[Any, ...]:
@@ -111,7 +113,7 @@ def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
         # The names of a class, and `__name__`, which its body reads implicitly.
         bound = {i.argval for i in instructions if i.opname == "STORE_NAME" and code is not top} | {"__name__"}
         for i in instructions:
-            if i.opname in _LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
+            if i.opname in LOOKUPS and i.argval not in bound and i.positions and i.positions.lineno is not None:
                 found[i.positions.lineno, i.positions.col_offset or 0] = i.argval
     return dict(sorted(found.items()))
 
@@ -134,7 +136,7 @@ def _compiled(node: Any) -> types.CodeType:
     return compile(tree, "<piece>", "exec", dont_inherit=True)
 
 
-_LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def offset(text: str, line: int, column: int) -> int:
