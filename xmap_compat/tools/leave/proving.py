@@ -9,6 +9,7 @@ import ast
 import contextlib
 import copy
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from xmap_compat.tools.source.text import NotWritable
 from xmap_compat.tools.source.user_code import file_at, source_of
 
 
-class _File:
+class EditedFile:
     """A file before and after its edits, but for reads of the mesh and calls of xmap in bodies, which plans hold."""
 
     def __init__(self, path: str, found: Edited):
@@ -50,7 +51,7 @@ class _File:
             return own
         around = [c.name for c in ast.walk(self.after) if isinstance(c, ast.ClassDef) and new[at] in ast.walk(c)]
         free, last = ", ".join(own.co_freevars), copy.deepcopy(new[at])
-        made: Any = ast.parse(f"def function({free}):\n class {[*around, '_'][-1]}:\n  ...\n[{free}]")
+        made: Any = ast.parse(f"def edited({free}):\n class {['_', *around][-1]}:\n  ...\n[{free}]")
         ast.increment_lineno(last, node.lineno - last.lineno)
         if isinstance(last, ast.Lambda):
             last.body = ast.IfExp(ast.Constant(True), last.body, made.body[1].value)
@@ -63,7 +64,7 @@ class _File:
             *_, code = (inner for inner in code.co_consts if isinstance(inner, types.CodeType))
         if (code.co_name, code.co_freevars) != (own.co_name, own.co_freevars):
             raise NotWritable(messages.NOT_FOUND_AGAIN.format(name=own.co_name))
-        return code.replace(co_qualname=own.co_qualname)
+        return code
 
 
 def _part(edit: fix.Edit, node: ast.expr) -> bool:
@@ -82,7 +83,7 @@ def _alike(tree: ast.Module, node: Any) -> list[Any]:
 def prove(found: Edited, root: str) -> None:
     """Note for each construction with edits how its functions differ from its plans, or why they are not compared."""
     kept, codes, expected = [c for c in found.constructions if c.edits], {}, {}
-    files = {path: _File(path, found) for path in dict.fromkeys(path for c in kept for path, _ in c.edits)}
+    files = {path: EditedFile(path, found) for path in dict.fromkeys(path for c in kept for path, _ in c.edits)}
     for c in kept:
         try:
             codes |= _codes(c, files, root)
@@ -97,7 +98,7 @@ def prove(found: Edited, root: str) -> None:
             c.differs, c.unproved = "", messages.NOT_AS_BEFORE.format(why)
 
 
-def _codes(c: Construction, files: Mapping[str, _File], root: str) -> dict[Any, types.CodeType]:
+def _codes(c: Construction, files: Mapping[str, EditedFile], root: str) -> dict[Any, types.CodeType]:
     """The edited codes of the functions that a construction reaches."""
     functions = [f for p in c.plans for of in Reached(p.staged.declared.fun, root).functions.values() for f in of]
     paths = {f: os.path.realpath(f.__code__.co_filename) for f in functions}
@@ -126,12 +127,12 @@ def _difference(c: Construction, expected: Sequence[proof.Graph]) -> str:
         except Exception as error:
             found = beside.in_words(error)
         if found:
-            return found
+            return re.sub(r"edited\.<locals>\.(_\.)?", "", found)
     return ""
 
 
 @contextlib.contextmanager
-def _in_place(codes: Mapping[Any, Any], files: Mapping[str, _File], found: Edited) -> Iterator[None]:
+def _in_place(codes: Mapping[Any, Any], files: Mapping[str, EditedFile], found: Edited) -> Iterator[None]:
     """The functions have these codes, and their modules the names that the edits import; then all is as it was."""
     module = types.ModuleType(os.path.basename(found.helper_file).removesuffix(".py"))
     exec(found.helpers, vars(module))
