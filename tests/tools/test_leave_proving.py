@@ -6,7 +6,6 @@ Each wrong edit leaves the results of the program's own calls as they are (NumPy
 import dataclasses
 import re
 import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -45,7 +44,8 @@ def body(w, v, flag):
     return lax.cond(flag, layer.rare, lambda v: v - lax.pmean(v, 'i'), v) + common
 
 def made(scale):
-    return xmap(lambda v, n: lax.while_loop(lambda c: c[1] < n, lambda c: (scale * lax.psum(c[0], 'i') - v, c[1] + 1), (v, 0))[0],
+    return xmap(lambda v, n: lax.while_loop(lambda c: c[1] < n, lambda c: (scale * lax.psum(c[0], 'i') - v, c[1] + 1),
+                                            (v, 0))[0],
                 (['i'], [...]), ['i'], axis_resources={'i': 'd'})
 
 with Mesh(devices[:4], 'd'):
@@ -80,7 +80,12 @@ def left_with(tmp_path, monkeypatch, program, old="$^", new=""):
 WRONG = {
     "a maximum for a minimum": ("min_over", "max_over", 0, "it lacks pmin over"),
     "another function, in a jitted one": (r"\bsoftmax_over", "log_softmax_over", 0, "it has log"),
-    "some axes of a sum, in a backward rule": (r'^\("d", "i_local", "k"\)$', '("d", "k")', 0, "it lacks psum over i, k"),
+    "some axes of a sum, in a backward rule": (
+        r'^\("d", "i_local", "k"\)$',
+        '("d", "k")',
+        0,
+        "it lacks psum over i, k",
+    ),
     "the name of an axis that is gone": (r"axes_of\(self.__axis\)", "'i'", 0, "unbound axis name: i"),
     "operands swapped, in a loop": (r"(lax.psum\(c\[0\], .*?\)\)) - v", r"v - \1", 1, "it lacks mul"),
     "an axis left out, in a loop": (r"(c\[0\], ).*?\)", r'\1("d",)', 1, "it lacks psum over"),
