@@ -124,6 +124,19 @@ found_by(
     },
 )
 
+found_by(
+    "test_leave_proving",
+    edits={
+        "function.__code__ = code": "pass",
+        "        jax.clear_caches()\n        yield": "        yield",
+        "stack.callback(held.update, dict(held))": "pass",
+        "['_', *around][-1]": "'_'",
+        "if why := _difference(c, map(proof.graph_of, c.plans)):": "if why := None:",
+        "raise NotWritable(messages.INNER_ON_THE_MESH)": "pass",
+        "if differ := {n: messages": "if differ := {} and {n: messages",
+    },
+)
+
 # -------------------------------------------------------------- meshes without devices, levels
 
 found_by(

@@ -106,11 +106,8 @@ class Recorder:
     def traced(self, declared: Any, made: Any, args: Any) -> None:
         """Keep the plan of a call that is traced.  A failure here must not change the behaviour of the program."""
         with self.lock:
-            made_by = [
-                c
-                for c in self.found.values()
-                if not self.over and any(f.plan.declared is declared for f in c.functions)
-            ]
+            known = [c for c in self.found.values() if not self.over]
+            made_by = [c for c in known if any(f.plan.declared is declared for f in c.functions)]
         for c in made_by:
             try:
                 plan = self.plan.describe_made(declared, made, args)
@@ -244,7 +241,11 @@ class Recorder:
         edits, spec = importlib.import_module("xmap_compat.tools.leave.edits"), self.spec
         options = {"root": spec["tree"], "beside": spec["beside"], "assignment": spec["assignment"]}
         found, self.over = edits.edits_of(constructions, **options, entered=self.entered), True
-        importlib.import_module("xmap_compat.tools.leave.proving").prove(found, spec["tree"])
+        try:
+            importlib.import_module("xmap_compat.tools.leave.proving").prove(found, spec["tree"])
+        except Exception as error:
+            for c in constructions:
+                c.unproved = verifying.in_a_line(error)
         return found
 
 

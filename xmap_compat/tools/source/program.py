@@ -164,7 +164,8 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
     stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
     try:
-        difference = proof.difference_from(plan, names, eval(module.name, executed(plan, to_prove, stand_ins)))
+        function = eval(module.name, executed(plan, to_prove, stand_ins))
+        difference = proof.difference_from(plan, proof.graph_of(plan, names), function)
     except Exception as error:
         raise NotWritable(
             f"the generated program cannot be compared with the plan: {beside.in_words(error)}"

@@ -26,45 +26,45 @@ from xmap_compat.core.placement import Body
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.rules.contraction import bind_contraction
 from xmap_compat.core.trace import trace_flat
+from xmap_compat.tools.configuration import configured
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
     from xmap_compat.tools.source.user_code import AxisNames
 
 
-def difference_from(plan: CallPlan, names: AxisNames, function: Callable[..., Any]) -> str | None:
-    """How the computation of a rewritten function differs from a plan's named program, as text; None if it does not.
+def graph_of(plan: CallPlan, names: AxisNames | None = None) -> Graph:
+    """A plan's named program, with its numbers: for them, the rules of its derivatives are traced now.
 
     Args:
-      names: the axes that execute each named axis.
+      names: the axes that execute each named axis in the function to compare with; None if that has the named axes.
+    """
+    program, body = plan.staged.placed.program, plan.staged.placed.body
+    there, parts = body, {}
+    if names is not None:
+        sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
+        sizes.update((local, a.device_size) for a in plan.axes if (local := names.local[a.name]))
+        there, parts = Body(sizes, body.scope, body.device_axes), {name: names.parts(name) for name in names.mesh}
+    graph = Graph(program.jaxpr, body, program.consts, parts, there)
+    with configured(plan.staged.configuration):
+        assert graph.number is not None
+    return graph
+
+
+def difference_from(plan: CallPlan, expected: Graph, function: Callable[..., Any]) -> str | None:
+    """How the computation of a function differs from a plan's graph, as text; None if it does not.
+
+    Args:
       function: from a module that was executed with ``stand_ins`` for its helpers.
     """
-    return difference(graph_of(plan, names), traced(plan, names, function))
-
-
-def graph_of(plan: CallPlan, names: AxisNames | None) -> Graph:
-    """A plan's named program, to be compared with a function over the axes that execute each named axis, if given."""
-    program, body = plan.staged.placed.program, plan.staged.placed.body
-    parts = {name: names.parts(name) for name in names.mesh} if names else {}
-    return Graph(program.jaxpr, body, program.consts, parts, _among(plan, names))
-
-
-def traced(plan: CallPlan, names: AxisNames | None, function: Callable[..., Any]) -> Graph:
-    """A function, traced on the arguments of a plan over the axes that execute each named axis, if given."""
-    program, there = plan.staged.placed.program, _among(plan, names)
+    program, there = plan.staged.placed.program, expected.among_parts
+    assert there is not None
     flat = lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(plan.staged.in_tree, leaves)))  # noqa: E731
     inputs = _jax.input_vars(program.jaxpr)[len(program.consts) :]
-    with entered(there.scope.mesh):
-        return Graph(trace_flat(flat, [v.aval for v in inputs], there), there)
-
-
-def _among(plan: CallPlan, names: AxisNames | None) -> Body:
-    body = plan.staged.placed.body
-    if names is None:
-        return body
-    sizes: dict[Any, int] = dict(plan.mesh.shape) if plan.mesh is not None else {}
-    sizes.update((local, a.device_size) for a in plan.axes if (local := names.local[a.name]))
-    return Body(sizes, body.scope, body.device_axes)
+    with configured(plan.staged.configuration):
+        with entered(there.scope.mesh):
+            found = trace_flat(flat, [v.aval for v in inputs], there)
+        return difference(expected, Graph(found, there))
 
 
 def difference(expected: Graph, found: Graph) -> str | None:
