@@ -7,7 +7,6 @@ import ast
 from xmap_compat.tools.check.names import is_literal, text_of
 
 REDUCTIONS = {"psum", "pmean", "pmax", "pmin", "pdot", "xeinsum", "all_gather", "pargmax", "pargmin"}
-TYPES = {"shape", "ndim", "dtype", "size"}
 
 
 def may_be_undeclared(node: ast.Call, tree: ast.AST) -> bool:
@@ -70,8 +69,6 @@ class _Body:
             inner = [part for f in functions if isinstance(f, ast.Lambda) for part in ast.walk(f)]
             if any(map(self._reduces, [node, *inner])) or {getattr(f, "id", "") for f in functions} & self._reducing:
                 return False
-        if isinstance(node, ast.Attribute) and node.attr in TYPES:
-            return False
         return getattr(node, "id", "") in self._varying or any(map(self._varies, ast.iter_child_nodes(node)))
 
 

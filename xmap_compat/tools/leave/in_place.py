@@ -15,10 +15,9 @@ from xmap_compat.tools.leave.places import Reached
 from xmap_compat.tools.source import hazards
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
-from xmap_compat.tools.source.nested import like
 from xmap_compat.tools.source.program import axis_names, why_unchecked
 from xmap_compat.tools.source.rewrite import OURS, Rewriter
-from xmap_compat.tools.source.text import NotWritable
+from xmap_compat.tools.source.text import NotWritable, prefix
 from xmap_compat.tools.source.user_code import Piece, Span, calls_of_collectives
 from xmap_compat.tools.source.wrapper import Maps
 
@@ -112,8 +111,9 @@ class InPlace:
           around: the global variables, which name the classes of the user's pytrees.
         """
         self._globals, text = around, "function"
-        given, gives = (functools.partial(like, s, named=self._named) for s in (declared.in_specs, declared.out_specs))
-        maps = Maps(self.plan, self, self.one_by_one, self.typed, given, gives)  # type: ignore[arg-type]
+        like = lambda specs: functools.partial(prefix, specs, named=self._named)  # noqa: E731
+        both = like(declared.in_specs), like(declared.out_specs)
+        maps = Maps(self.plan, self, self.one_by_one, self.typed, *both)  # type: ignore[arg-type]
         for name, options in maps.innermost_first():
             text = f"{name}({', '.join([text, *options])})"
         return text

@@ -22,6 +22,7 @@ from xmap_compat.tools.check.renamed import RENAMED
 from xmap_compat.tools.check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.leave.construction import Entered
 from xmap_compat.tools.source.helper_texts import HELPERS
+from xmap_compat.tools.source.imports import IMPORTED
 from xmap_compat.tools.source.text import Names
 from xmap_compat.tools.source.user_code import Piece
 
@@ -36,10 +37,8 @@ _READS = {
 }
 _IMPORTS = (ast.Import, ast.ImportFrom)
 # What an edit may name, with where it comes from.
-MODULES = {
-    **{"jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "np": "numpy", "functools": "functools"},
-    **{"contextlib": "contextlib", "P": "jax.sharding.PartitionSpec"},
-}
+MODULES = {name: module.__name__ for name, module in IMPORTED.items()}
+MODULES |= {"contextlib": "contextlib", "P": "jax.sharding.PartitionSpec"}
 
 
 class FileNames:
@@ -47,7 +46,7 @@ class FileNames:
 
     def __init__(self, tree: ast.Module, helpers: str):
         self.helpers = helpers
-        self.added: dict[str, str] = {}
+        self.added: dict[str, tuple[str, str]] = {}  # by name, where from and what
         bindings, nodes = Bindings(tree), list(ast.walk(tree))
         top = {name for node in _imports(tree.body) for name in bound_by(node)}
         meant = {name: bindings.of_name(name) or "" for name in sorted(top - _own_names(tree))}
@@ -61,8 +60,7 @@ class FileNames:
         if home not in self._known:
             self._known[home] = own = self._fresh.like(wanted)
             module, _, last = home.rpartition(".")
-            renamed = f"{last} as {own}" if last != own else last
-            self.added[own] = f"from {module} import {renamed}" if module else f"import {renamed}"
+            self.added[own] = f"from {module} " * bool(module), f"{last} as {own}" if last != own else last
         return self._known[home]
 
 
@@ -207,7 +205,7 @@ class Shared(ScopedVisitor):
 
     def _added(self, used: set[str]) -> list[Edit]:
         """New imports, one for each module."""
-        added = sorted(line.rpartition("import ")[::2] for own, line in self.names.added.items() if own in used)
+        added = sorted(found for own, found in self.names.added.items() if own in used)
         lines = [f"import {name}" for home, name in added if not home]
         homes = dict.fromkeys(home for home, _ in added if home)
         lines += [f"{home}import {', '.join(name for of, name in added if of == home)}" for home in homes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -36,7 +36,7 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
         return f"nested_xmap_{len(module.nested)}({function})"
     for k, name in reversed(list(enumerate(axes_inside))):
         at = lambda spec, k=k: literal(position_in(spec, axes_inside[k], axes_inside[:k]))  # noqa: E731
-        places = f"in_axes={like(given, at)}, out_axes={like(results, at)}"
+        places = f"in_axes={prefix(given, at)}, out_axes={prefix(results, at)}"
         mesh_axes, turns = module.names.inner.get(name, ((), 1))
         if turns > 1:
             function = f"{module.helper('in_loop')}({function}, {places}, turns={turns})"
@@ -45,12 +45,6 @@ def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resou
         if mesh_axes:
             function = f"{module.helper('on_devices')}({function}, {literal(mesh_axes)}, {places})"
     return function
-
-
-def like(specs: Any, text: Callable[[AxisSpec], str], named: Any = None) -> str:
-    """A pytree of specs as text, with a text in the place of each; ``named`` gives the names of classes."""
-    leaves, structure = jax.tree.flatten(specs)
-    return prefix(structure, list(map(text, leaves)), named)
 
 
 def position_in(spec: AxisSpec, name: Any, outer: Sequence[Any]) -> int | None:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -79,35 +79,30 @@ def partition_spec(spec: Sequence[Any]) -> str:
     return f"P({', '.join(map(literal, spec))})"
 
 
-def prefix(structure: Any, leaves: Sequence[str], named: Any = None, whole: bool = False) -> str:
-    """A pytree of texts, written with dictionaries, lists and tuples.
+def prefix(tree: Any, text: Callable[[Any], str], named: Any = None) -> str:
+    """A pytree as source, with a text in the place of each leaf; one text stands for leaves that all have it.
 
     Args:
       named: a function that gives the name of a class of named tuples or of a dataclass; without it, they are refused.
-      whole: if False, one text may stand for a subtree whose leaves are all equal.
     """
-    kind, keys = structure.node_data() or (None, None)
-    if kind is None or (len(set(leaves)) == 1 and not whole):
-        return leaves[0]
-    rest = iter(leaves)
-    children = structure.children()
-    parts = [Text(prefix(c, list(itertools.islice(rest, c.num_leaves)), named, whole)) for c in children]
-    if kind is list and len(set(parts)) == 1 < len(parts) - 1 and len(str(parts)) > WIDTH // 2:
+    if len(texts := {*map(text, jax.tree.leaves(tree))}) == 1:
+        return texts.pop()
+    children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    parts = [Text(prefix(child, text, named)) for _, child in children]
+    if type(tree) is list and len(set(parts)) == 1 < len(parts) - 1 and len(str(parts)) > WIDTH // 2:
         return f"{parts[:1]} * {len(parts)}"
-    if kind in (tuple, list):
-        return repr(kind(parts))
-    if kind is dict:
-        return repr({Text(literal(key)): part for key, part in zip(keys or (), parts)})
-    if kind is type(None):
+    if type(tree) in (tuple, list):
+        return repr(type(tree)(parts))
+    if type(tree) is dict:
+        return repr({Text(literal(key.key)): part for ((key,), _), part in zip(children, parts)})
+    if tree is None:
         return "None"
-    if named is not None and (known := field_names(kind)):
-        made = structure.unflatten(leaves)
-        paths, _ = jax.tree_util.tree_flatten_with_path(made, is_leaf=lambda x: x is not made)
-        fields = {getattr(key, "name", ""): part for ((key,), _), part in zip(paths, parts)}
+    if named is not None and (known := field_names(type(tree))):
+        fields = {getattr(key, "name", ""): part for ((key,), _), part in zip(children, parts)}
         if fields.keys() <= {*known}:
-            given = (f"{f}={fields[f] if f in fields else literal(getattr(made, f))}" for f in known)
-            return f"{named(kind)}({', '.join(given)})"
-    raise NotWritable(f"a pytree with a node of type {kind.__name__}")
+            given = (f"{f}={fields[f] if f in fields else literal(getattr(tree, f))}" for f in known)
+            return f"{named(type(tree))}({', '.join(given)})"
+    raise NotWritable(f"a pytree with a node of type {type(tree).__name__}")
 
 
 def field_names(kind: Any) -> list[str]:

@@ -15,8 +15,8 @@ import numpy as np
 from xmap_compat.core.call import partition_spec as spec_of
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.source.module import Module
-from xmap_compat.tools.source.nested import like, position_in
-from xmap_compat.tools.source.text import WIDTH, Names, NotWritable, identifier, literal, partition_spec
+from xmap_compat.tools.source.nested import position_in
+from xmap_compat.tools.source.text import WIDTH, Names, NotWritable, identifier, literal, partition_spec, prefix
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -160,7 +160,7 @@ class Wrapper:
     def _body(self) -> Iterator[str]:
         """A statement for each map, the innermost one first."""
         named = lambda cls: self.module.expression(cls, cls.__name__)  # noqa: E731
-        gives = lambda text: like(self.plan.staged.declared.out_specs, text, named)  # noqa: E731
+        gives = lambda text: prefix(self.plan.staged.declared.out_specs, text, named)  # noqa: E731
         function = self.module.name
         maps = Maps(self.plan, self.module, self.one_by_one, self.unchecked is None, self._given, gives)
         for name, options in maps.innermost_first():
@@ -177,7 +177,7 @@ class Wrapper:
     def _given(self, text: Callable[[AxisSpec], str]) -> str:
         """The arguments, with a text in the place of each spec."""
         try:
-            return like(self.plan.staged.declared.in_specs, text)
+            return prefix(self.plan.staged.declared.in_specs, text)
         except NotWritable:  # the user's own classes
             leaves = ", ".join(map(text, self.plan.staged.placed.in_specs))
             return f"jax.tree.unflatten(jax.tree.structure(({', '.join(self.arguments)},)), [{leaves}])"
