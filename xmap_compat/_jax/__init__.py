@@ -13,7 +13,6 @@ from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, par
 check_release()
 warn_if_untested()
 
-from xmap_compat._jax.dispatch import explaining, jit
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,
@@ -102,6 +101,7 @@ from xmap_compat._jax.tracing import (
     bound_axis_names,
     current_trace,
     is_staging,
+    jit,
     plain_context,
 )
 from xmap_compat._jax.types import (
