@@ -676,7 +676,7 @@ found_by(
 found_by(
     "test_plan",
     edits={
-        "_repeated(what, sum_of_known(counts))": "_repeated(what, counts[-1])",
+        "times=sum_of_known(t.times for t in alike[what])": "times=alike[what][-1].times",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
         "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",

@@ -20,6 +20,7 @@ from xmap_compat.tools.search import Candidate, Candidates
 from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import (
     Rows,
+    by_key,
     escape,
     grouped,
     html_table,
@@ -90,10 +91,8 @@ def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
 
 def _collective_rows(plan: CallPlan) -> Rows:
     """A row for each group of collectives that come from one call of the user's and became the same."""
-    alike: dict[tuple[str, ...], list[Collective]] = {}
-    for c in plan.collectives:
-        name = f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive
-        alike.setdefault((name, str(c.where or ""), c.became), []).append(c)
+    name_of = lambda c: f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive  # noqa: E731
+    alike = by_key(plan.collectives, lambda c: (name_of(c), str(c.where or ""), c.became))
     rows: Rows = [("collective", "where", "operands", "became", "bytes sent")]
     for (name, where, became), group in alike.items():
         operands = tally((o for c in group for o in c.operands), MAX_OPERANDS)
