@@ -301,10 +301,8 @@ found_by(
         ),
         "index = index * np.int32(size) + lax.axis_index(mesh_axis)": "index = lax.axis_index(mesh_axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
-        "found = [_index_in(without(v.dims, names[:k]), name) for v in operands]": (
-            "found = [_index_in(v.dims, name) for v in operands]"
-        ),
-        "        outer = levels[: levels.index(name)]\n": "        outer = ()\n",
+        "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
+        "for level in reversed(_levels(view, values, levels)):": "for level in _levels(view, values, levels):",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
         "return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)": (
@@ -385,7 +383,7 @@ found_by(
         'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)': (
             'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own)'
         ),
-        "return result if tiled else squeeze_positional(result, position)\n    value": "return result\n    value",
+        'return result if params["tiled"] else squeeze_positional(result, position)': "return result",
         "front = [at + parts.index(part) for part in (*mesh, *local)]": ("front = [at + k for k in range(len(parts))]"),
         "source = [at[part] for part in view.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
@@ -488,8 +486,8 @@ found_by(
         "cases.setdefault(summed & collectives, {})[k]": "cases.setdefault(NONE, {})[k]",
         "repeats = 1 if COTANGENT in value.names else view.total_size(names)": "repeats = view.total_size(names)",
         "names=ct.names | {COTANGENT})": "names=ct.names)",
-        "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype, weak_type=aval.weak_type)": (
-            "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype)"
+        "return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)": (
+            "return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype)"
         ),
         "return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)": (
             "return jax.ShapeDtypeStruct(shape, aval.dtype)"

@@ -21,7 +21,7 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
-from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.core.specs import AxisName, argument_path, is_spec, parse_axis_sizes, parse_specs, spec_names
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -384,7 +384,7 @@ def declare(
     backend: str | None = None,
 ) -> calls.Declaration:
     """The arguments that the user gave to :func:`xmap`, parsed; raises the same errors."""
-    if isinstance(in_axes, list) and not is_single_spec(in_axes):
+    if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
         raise core_errors.no_results()

@@ -123,7 +123,7 @@ class CustomVjp(NamedTuple):
         def run_bwd(*args):
             out = bwd.call_wrapped(*args)
             cotangents = out[0] if _bwd_returns_logs(out) else out
-            return [_instantiate(x) for x in cotangents]
+            return list(map(instantiate_symbolic, cotangents))
 
         return run_fwd, run_bwd, bound["out_trees"]
 
@@ -225,8 +225,7 @@ def _call(params):
 
 
 def _composite(params):
-    (body,) = subjaxprs(params)
-    return Call(body)
+    return Call(*subjaxprs(params))
 
 
 def _optimized_rule(params):
@@ -319,14 +318,10 @@ def _shard_map(params):
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
     "jit": _jit,
-    "pjit": _jit,
     "closed_call": _call,
-    "core_call": _call,
     "eval_jaxpr": _call,
     "composite": _composite,
     "remat_opt": _optimized_rule,
-    "checkpoint": _checkpoint,
-    "remat": _checkpoint,
     "remat2": _checkpoint,
     "scan": _scan,
     "while": _while,
@@ -361,12 +356,6 @@ def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def instantiate_symbolic(x: Any) -> Any:
     """A cotangent as an array: zeros for a symbolic zero."""
-    if isinstance(x, SymbolicZero):
-        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
-    return x
-
-
-def _instantiate(x):
     if isinstance(x, (ad.Zero, SymbolicZero)):
-        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
+        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
     return x

@@ -282,7 +282,7 @@ def _bind_results(declared, program, sizes):
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
     paths = result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
-        check_result(spec, len(spec.names), aval.shape, path, sizes)
+        check_result(spec, aval.shape, path, sizes)
     return out_specs
 
 

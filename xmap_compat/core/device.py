@@ -233,6 +233,13 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
     return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 
+def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+    """A value whose axes have a dimension each, without those of one element."""
+    single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
+    kept = tuple(n for k, n in enumerate(dims) if k not in single)
+    return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
+
+
 def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
     value = vary_over(view, value, names)

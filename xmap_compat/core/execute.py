@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import DeviceView, conform
+from xmap_compat.core.device import DeviceView, conform, without_single
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
@@ -171,9 +171,7 @@ def _without_loops(view: DeviceView) -> DeviceView:
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    squeezed = [k for k, n in named.items() if not view.has_local_dim(n)]
-    dims = tuple(named.get(k) for k in range(jnp.ndim(data)) if k not in squeezed)
-    return NamedValue(lax.squeeze(data, squeezed) if squeezed else data, dims, frozenset(named.values()))
+    return without_single(view, data, tuple(map(named.get, range(jnp.ndim(data)))), frozenset(named.values()))
 
 
 def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
@@ -22,6 +21,7 @@ from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import is_smooth
 
 Names = frozenset[AxisName]
 NONE: Names = frozenset()
@@ -189,8 +189,7 @@ def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names])
     except Exception:  # There is no derivative, or these axes must not meet in it.
         return names
     tangents = iter(outs[len(outs) // 2 :])
-    inexact = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in call.body.out_avals]
-    return [n | (next(tangents) & room) if smooth else n for n, smooth in zip(names, inexact)]
+    return [n | (next(tangents) & room) if is_smooth(t) else n for n, t in zip(names, call.body.out_avals)]
 
 
 def _scan(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
