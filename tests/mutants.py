@@ -299,7 +299,7 @@ found_by(
         "local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)": (
             "local = lax.iota(np.int32, place.local_size)"
         ),
-        "index = index * np.int32(size) + lax.axis_index(mesh_axis)": "index = lax.axis_index(mesh_axis)",
+        "index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)": "index = lax.axis_index(axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
         "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
         "for level in reversed(_levels(view, values, levels)):": "for level in _levels(view, values, levels):",

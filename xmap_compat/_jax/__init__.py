@@ -58,7 +58,6 @@ from xmap_compat._jax.mesh import (
     forget_assigned_mesh,
     in_manual_region,
     mesh_to_stage,
-    replicated,
     resharded,
     restore_mesh_context,
     spmd,
@@ -81,7 +80,7 @@ from xmap_compat._jax.positions import (
     exclude_from_positions,
     name_stack,
     user_frames_of,
-    user_stacklevel,
+    warn_user,
     where_in_user_code,
     where_now,
 )

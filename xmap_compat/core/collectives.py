@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
@@ -128,8 +128,3 @@ def names_used(eqn: Any) -> frozenset[AxisName]:
 
 # One jaxpr may occur in many equations, and these in many jaxprs.
 _COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
-
-
-def mentions_any(jaxpr: Any, names: Iterable[AxisName]) -> bool:
-    """Whether some collective inside a jaxpr is over one of the names."""
-    return not collectives_in(jaxpr).isdisjoint(names)

@@ -251,13 +251,9 @@ def _cond(checker: Checker, cond: _jax.Cond, inputs: Sequence[Names]) -> list[Na
 
 
 def _linear_solve(checker: Checker, solve: _jax.LinearSolve, inputs: Sequence[Names]) -> list[Names]:
-    union = linear_solve_names(inputs)
-    return [union] * len(checker.results(solve.solve, [union] * len(solve.solve.in_avals)))
-
-
-def linear_solve_names(inputs: Sequence[Names]) -> Names:
     """The same names for every unknown and right-hand side: the solve mixes them all."""
-    return _union(inputs)
+    union = _union(inputs)
+    return [union] * len(checker.results(solve.solve, [union] * len(solve.solve.in_avals)))
 
 
 def _operation(checker: Checker, held: _jax.HijaxOperation, inputs: Sequence[Names]) -> list[Names]:

@@ -252,10 +252,8 @@ def _nested_in(jaxpr: Any) -> Iterator[Nested]:
 
 def _arguments(placed, declared, args):
     roots = _parameter_names(declared.fun, len(args))
-    arrays = []
-    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs):
-        arrays.append(_array(roots[path[0].idx], path[1:], jax.typeof(leaf), spec, placed))
-    return tuple(arrays)
+    found = zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs)
+    return tuple(_array(roots[at.idx], keys, jax.typeof(leaf), spec, placed) for ((at, *keys), leaf), spec in found)
 
 
 def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xmap_compat import _jax
+from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.cost import Cost
@@ -46,10 +47,9 @@ def show_mesh(mesh: _jax.AnyMesh | None, compiler_axes: Sequence[object] = ()) -
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
-    axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
     left = f"; left to the compiler: {listed(compiler_axes)}" if compiler_axes else ""
     kind = " ".join([*filter(None, [platform_of(mesh)]), "device"])
-    return f"mesh {axes} ({plural(mesh.size, kind)}{left})"
+    return f"mesh {axes_text(mesh.shape)} ({plural(mesh.size, kind)}{left})"
 
 
 def execution(axis: Placement) -> str:

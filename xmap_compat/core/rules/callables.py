@@ -27,7 +27,8 @@ def only_arrays(fun):
 
     def apply(*args):
         outs = fun(*args)
-        kept[:] = [x is not None and not _jax.is_symbolic_zero(x) and _dtype(x) != _jax.float0 for x in outs]
+        zeros = (x is None or _jax.is_symbolic_zero(x) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
+        kept[:] = [not zero for zero in zeros]
         return list(itertools.compress(outs, kept))
 
     def restore(outs):
@@ -35,10 +36,6 @@ def only_arrays(fun):
         return [next(rest) if keep else None for keep in kept]
 
     return apply, restore
-
-
-def _dtype(x):
-    return getattr(x, "dtype", None)
 
 
 def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:
