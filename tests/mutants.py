@@ -597,8 +597,8 @@ found_by(
         "return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)": (
             "return (operand, dim - 1) if dim else (operand, 0)"
         ),
-        "return operand, dim + 1": "return operand, dim",
-        "return (math.prod(sizes), *shape)": "return (sizes[0], *shape)",
+        "(lambda operand, dim: (operand, dim + 1), _after_take)": "(lambda operand, dim: (operand, dim), _after_take)",
+        "lambda shape, sizes: (math.prod(sizes), *shape)": "lambda shape, sizes: (sizes[0], *shape)",
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",

@@ -216,27 +216,6 @@ def read(eqn: Any) -> Structured | None:
     return None if reader is None else reader(eqn.params)
 
 
-def _jit(params):
-    return Call(params["jaxpr"], params["name"])
-
-
-def _call(params):
-    return Call(params["call_jaxpr"])
-
-
-def _composite(params):
-    return Call(*subjaxprs(params))
-
-
-def _optimized_rule(params):
-    """``custom_vjp(optimize_remat=True)``: XLA drops residuals that nothing reads."""
-    return Call(params["fwd_jaxpr"])
-
-
-def _checkpoint(params):
-    return Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"])
-
-
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
@@ -246,25 +225,9 @@ def _scan(params):
     return Scan(params["jaxpr"], num_consts, num_carry, params["length"], params["reverse"], params["unroll"])
 
 
-def _while(params):
-    return While(params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"])
-
-
-def _cond(params):
-    return Cond(tuple(params["branches"]), params.get("branches_platforms"))
-
-
 def _custom_jvp(params):
     _, jvp = bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
     return CustomJvp(params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"])
-
-
-def _custom_vjp(params):
-    return CustomVjp(params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"])
-
-
-def _custom_vmap(params):
-    return CustomVmap(params["call"], params["rule"], params["in_tree"])
 
 
 def _linear_solve(params):
@@ -317,18 +280,23 @@ def _shard_map(params):
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
-    "jit": _jit,
-    "closed_call": _call,
-    "eval_jaxpr": _call,
-    "composite": _composite,
-    "remat_opt": _optimized_rule,
-    "remat2": _checkpoint,
+    "jit": lambda params: Call(params["jaxpr"], params["name"]),
+    "closed_call": lambda params: Call(params["call_jaxpr"]),
+    "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
+    "composite": lambda params: Call(*subjaxprs(params)),
+    # custom_vjp(optimize_remat=True): XLA drops residuals that nothing reads
+    "remat_opt": lambda params: Call(params["fwd_jaxpr"]),
+    "remat2": lambda params: Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"]),
     "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    "while": lambda params: While(
+        params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"]
+    ),
+    "cond": lambda params: Cond(tuple(params["branches"]), params.get("branches_platforms")),
     "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
-    "custom_vmap_call": _custom_vmap,
+    "custom_vjp_call": lambda params: CustomVjp(
+        params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"]
+    ),
+    "custom_vmap_call": lambda params: CustomVmap(params["call"], params["rule"], params["in_tree"]),
     "custom_linear_solve": _linear_solve,
     "call_hi_primitive": _operation,
     "shard_map": _shard_map,

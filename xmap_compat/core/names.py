@@ -221,10 +221,6 @@ def _fixpoint(step, carry):
         carry = grown
 
 
-def _while(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> list[Names]:
-    return while_names(checker, loop, inputs)[0]
-
-
 def while_names(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> tuple[list[Names], Names]:
     """The named axes that a while loop's carry and its predicate vary over."""
     first_carried = loop.num_condition_consts + loop.num_body_consts
@@ -270,7 +266,7 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] 
     _jax.CustomJvp: _custom_jvp,
     _jax.CustomVjp: _called,
     _jax.Scan: _scan,
-    _jax.While: _while,
+    _jax.While: lambda *given: while_names(*given)[0],
     _jax.Cond: _cond,
     _jax.LinearSolve: _linear_solve,
     _jax.HijaxOperation: _operation,
