@@ -674,7 +674,7 @@ found_by(
 found_by(
     "test_plan",
     edits={
-        "times=sum_of_known(t.times for t in alike[what])": "times=alike[what][-1].times",
+        'sum_of_known(getattr(t, "times", 1) for t in some)': "getattr(some[-1], 'times', 1)",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
         "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",

@@ -205,6 +205,10 @@ def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
     return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)(*operands)
 
 
+def _expanded(ev: Evaluator, call: _jax.Expanded, operands, eqn):
+    return evaluate_callable(ev, call.apply, operands)
+
+
 def _shard_map(ev: Evaluator, call: _jax.ShardMap, operands, eqn):
     if ev.view.typed or collectives_in(call.body) & set(ev.view.placements):
         raise errors.shard_map_inside(_jax.where_in_user_code(eqn))
@@ -224,7 +228,7 @@ _STRUCTURED: dict[type, Rule] = {
     _jax.CustomVmap: custom_batching.custom_vmap,
     _jax.LinearSolve: solvers.linear_solve,
     _jax.HijaxOperation: solvers.operation,
-    _jax.Expanded: lambda ev, call, operands, eqn: evaluate_callable(ev, call.apply, operands),
+    _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
 }
 

@@ -17,13 +17,12 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, names_used, result_names
-from xmap_compat.core.parameters import mentioned_names
+from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import is_smooth
 
-Names = frozenset[AxisName]
 NONE: Names = frozenset()
 
 

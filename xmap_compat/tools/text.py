@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from jax.sharding import PartitionSpec
 
 Rows = list[tuple[str, ...]]
-T, K = TypeVar("T"), TypeVar("K")
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 def terminal_width() -> int:
@@ -147,8 +148,8 @@ def two_columns(lines: Sequence[tuple[str, str]], margin: int = 0) -> list[str]:
 
 def _continued(text: str, room: int) -> list[str]:
     lead = text[: min(len(text) - len(text.lstrip()), room // 2)]
-    indents = {"initial_indent": lead, "subsequent_indent": f"{lead}    "}
-    return textwrap.wrap(text.strip(), room, break_on_hyphens=False, **indents) or [lead]
+    wrapper = textwrap.TextWrapper(room, lead, f"{lead}    ", break_on_hyphens=False)
+    return wrapper.wrap(text.strip()) or [lead]
 
 
 def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:

@@ -403,7 +403,5 @@ def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
     """Each distinct entry once; equal transfers have their numbers of times added up."""
     once = lambda t: t if isinstance(t, str) or t.times is None else dataclasses.replace(t, times=1)  # noqa: E731
     alike = by_key(done, once)
-    return [
-        what if isinstance(what, str) else dataclasses.replace(what, times=sum_of_known(t.times for t in alike[what]))
-        for what in alike
-    ]
+    counts = [sum_of_known(getattr(t, "times", 1) for t in some) for some in alike.values()]
+    return [w if isinstance(w, str) else dataclasses.replace(w, times=n) for w, n in zip(alike, counts)]
