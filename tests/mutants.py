@@ -323,12 +323,10 @@ found_by(
         "local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)": (
             "local = lax.iota(np.int32, place.local_size)"
         ),
-        "index = index * np.int32(size) + lax.axis_index(mesh_axis)": "index = lax.axis_index(mesh_axis)",
+        "index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)": "index = lax.axis_index(axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
-        "found = [_index_in(without(v.dims, names[:k]), name) for v in operands]": (
-            "found = [_index_in(v.dims, name) for v in operands]"
-        ),
-        "        outer = levels[: levels.index(name)]\n": "        outer = ()\n",
+        "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
+        "for level in reversed(_levels(view, values, levels)):": "for level in _levels(view, values, levels):",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
         "return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)": (
@@ -409,7 +407,7 @@ found_by(
         'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)': (
             'mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own)'
         ),
-        "return result if tiled else squeeze_positional(result, position)\n    value": "return result\n    value",
+        'return result if params["tiled"] else squeeze_positional(result, position)': "return result",
         "front = [at + parts.index(part) for part in (*mesh, *local)]": ("front = [at + k for k in range(len(parts))]"),
         "source = [at[part] for part in view.parts(names)]": "source = [at[part] for part in (*mesh, *local)]",
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
@@ -512,8 +510,8 @@ found_by(
         "cases.setdefault(summed & collectives, {})[k]": "cases.setdefault(NONE, {})[k]",
         "repeats = 1 if COTANGENT in value.names else view.total_size(names)": "repeats = view.total_size(names)",
         "names=ct.names | {COTANGENT})": "names=ct.names)",
-        "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype, weak_type=aval.weak_type)": (
-            "return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype)"
+        "return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)": (
+            "return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype)"
         ),
         "return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)": (
             "return jax.ShapeDtypeStruct(shape, aval.dtype)"
@@ -623,8 +621,8 @@ found_by(
         "return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)": (
             "return (operand, dim - 1) if dim else (operand, 0)"
         ),
-        "return operand, dim + 1": "return operand, dim",
-        "return (math.prod(sizes), *shape)": "return (sizes[0], *shape)",
+        "(lambda operand, dim: (operand, dim + 1), _after_take)": "(lambda operand, dim: (operand, dim), _after_take)",
+        "lambda shape, sizes: (math.prod(sizes), *shape)": "lambda shape, sizes: (sizes[0], *shape)",
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
@@ -700,7 +698,7 @@ found_by(
 found_by(
     "test_plan",
     edits={
-        "_repeated(what, sum_of_known(counts))": "_repeated(what, counts[-1])",
+        'sum_of_known(getattr(t, "times", 1) for t in some)': "getattr(some[-1], 'times', 1)",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
         "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",

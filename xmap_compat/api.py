@@ -18,9 +18,10 @@ from xmap_compat.core import call as calls
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core import execute
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
+from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
-from xmap_compat.core.specs import AxisName, argument_path, is_single_spec, parse_axis_sizes, parse_specs, spec_names
+from xmap_compat.core.specs import AxisName, argument_path, is_spec, parse_axis_sizes, parse_specs, spec_names
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -294,7 +295,9 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     def recovery(error, args, kwargs):
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
         if isinstance(error, TypeError):
-            _check_values(args, kwargs, jax.typeof)
+            if kwargs:
+                raise errors.keyword_arguments(kwargs) from None
+            _check_values(args)
         if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
             return None
         if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
@@ -311,20 +314,11 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     return jitted
 
 
-def _check_values(args: tuple[Any, ...], kwargs: Mapping[str, Any], type_of: Callable[[Any], Any]) -> None:
+def _check_values(args: tuple[Any, ...]) -> None:
     """Raise for arguments that are not arrays, because jit's message would advise to make them static."""
-    if kwargs:
-        raise errors.keyword_arguments(kwargs) from None
     for path, value in jax.tree_util.tree_leaves_with_path(args):
-        try:
-            type_of(value)
-        except TypeError:
+        if not is_array(value):
             raise errors.no_array_argument(argument_path(path, "args"), value) from None
-
-
-def _check_staged(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments of a call that is staged and not executed, in which a type may stand for an array."""
-    _check_values(args, kwargs, functools.partial(jax.eval_shape, lambda value: value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,9 +351,15 @@ class Planner:
           >>> "all-reduce" in str(plan)  # print(plan) shows all of it
           True
         """
+        if kwargs:
+            raise errors.keyword_arguments(kwargs)
         describe = importlib.import_module("xmap_compat.tools.plan").describe
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
-            return _jax.explaining(functools.partial(describe, self.declared), _check_staged)(*args, **kwargs)
+            try:
+                return describe(self.declared, *args)
+            except TypeError:
+                _check_values(args)
+                raise
 
 
 def declaration_of(xmapped: Any) -> calls.Declaration | None:
@@ -368,7 +368,7 @@ def declaration_of(xmapped: Any) -> calls.Declaration | None:
     return planner.declared if isinstance(planner, Planner) else None
 
 
-def _name(fun: Callable[..., Any]) -> str:
+def name_of(fun: Callable[..., Any]) -> str:
     """A name for messages: that of the function, or of the function that a partial wraps."""
     while isinstance(fun, functools.partial):
         fun = fun.func
@@ -384,7 +384,7 @@ def declare(
     backend: str | None = None,
 ) -> calls.Declaration:
     """The arguments that the user gave to :func:`xmap`, parsed; raises the same errors."""
-    if isinstance(in_axes, list) and not is_single_spec(in_axes):
+    if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)
     if isinstance(out_axes, tuple) and not out_axes:
         raise core_errors.no_results()
@@ -397,5 +397,5 @@ def declare(
         raise errors.names_missing_from_inputs(missing, names)
     resources = known_axes(parse_axis_resources(axis_resources), names)
     return calls.Declaration(
-        fun, _name(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend
+        fun, name_of(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend
     )

@@ -13,7 +13,6 @@ from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, par
 check_release()
 warn_if_untested()
 
-from xmap_compat._jax.dispatch import explaining, jit
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,
@@ -59,7 +58,6 @@ from xmap_compat._jax.mesh import (
     forget_assigned_mesh,
     in_manual_region,
     mesh_to_stage,
-    replicated,
     resharded,
     restore_mesh_context,
     spmd,
@@ -82,7 +80,7 @@ from xmap_compat._jax.positions import (
     exclude_from_positions,
     name_stack,
     user_frames_of,
-    user_stacklevel,
+    warn_user,
     where_in_user_code,
     where_now,
 )
@@ -102,6 +100,7 @@ from xmap_compat._jax.tracing import (
     bound_axis_names,
     current_trace,
     is_staging,
+    jit,
     plain_context,
 )
 from xmap_compat._jax.types import (

@@ -123,7 +123,7 @@ class CustomVjp(NamedTuple):
         def run_bwd(*args):
             out = bwd.call_wrapped(*args)
             cotangents = out[0] if _bwd_returns_logs(out) else out
-            return [_instantiate(x) for x in cotangents]
+            return list(map(instantiate_symbolic, cotangents))
 
         return run_fwd, run_bwd, bound["out_trees"]
 
@@ -216,28 +216,6 @@ def read(eqn: Any) -> Structured | None:
     return None if reader is None else reader(eqn.params)
 
 
-def _jit(params):
-    return Call(params["jaxpr"], params["name"])
-
-
-def _call(params):
-    return Call(params["call_jaxpr"])
-
-
-def _composite(params):
-    (body,) = subjaxprs(params)
-    return Call(body)
-
-
-def _optimized_rule(params):
-    """``custom_vjp(optimize_remat=True)``: XLA drops residuals that nothing reads."""
-    return Call(params["fwd_jaxpr"])
-
-
-def _checkpoint(params):
-    return Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"])
-
-
 def _scan(params):
     """Flat trees ``ft_in`` replace ``num_consts`` and ``num_carry`` since 0.11."""
     if "num_consts" in params:
@@ -247,25 +225,9 @@ def _scan(params):
     return Scan(params["jaxpr"], num_consts, num_carry, params["length"], params["reverse"], params["unroll"])
 
 
-def _while(params):
-    return While(params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"])
-
-
-def _cond(params):
-    return Cond(tuple(params["branches"]), params.get("branches_platforms"))
-
-
 def _custom_jvp(params):
     _, jvp = bind_params(primitives.custom_jvp_call_p, params)["subfuns"]
     return CustomJvp(params["call_jaxpr"], lambda *args: list(jvp.call_wrapped(*args)), params["symbolic_zeros"])
-
-
-def _custom_vjp(params):
-    return CustomVjp(params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"])
-
-
-def _custom_vmap(params):
-    return CustomVmap(params["call"], params["rule"], params["in_tree"])
 
 
 def _linear_solve(params):
@@ -318,22 +280,23 @@ def _shard_map(params):
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
-    "jit": _jit,
-    "pjit": _jit,
-    "closed_call": _call,
-    "core_call": _call,
-    "eval_jaxpr": _call,
-    "composite": _composite,
-    "remat_opt": _optimized_rule,
-    "checkpoint": _checkpoint,
-    "remat": _checkpoint,
-    "remat2": _checkpoint,
+    "jit": lambda params: Call(params["jaxpr"], params["name"]),
+    "closed_call": lambda params: Call(params["call_jaxpr"]),
+    "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
+    "composite": lambda params: Call(*subjaxprs(params)),
+    # custom_vjp(optimize_remat=True): XLA drops residuals that nothing reads
+    "remat_opt": lambda params: Call(params["fwd_jaxpr"]),
+    "remat2": lambda params: Checkpoint(params["jaxpr"], params["policy"], params["prevent_cse"]),
     "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    "while": lambda params: While(
+        params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"]
+    ),
+    "cond": lambda params: Cond(tuple(params["branches"]), params.get("branches_platforms")),
     "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
-    "custom_vmap_call": _custom_vmap,
+    "custom_vjp_call": lambda params: CustomVjp(
+        params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"]
+    ),
+    "custom_vmap_call": lambda params: CustomVmap(params["call"], params["rule"], params["in_tree"]),
     "custom_linear_solve": _linear_solve,
     "call_hi_primitive": _operation,
     "shard_map": _shard_map,
@@ -361,12 +324,6 @@ def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def instantiate_symbolic(x: Any) -> Any:
     """A cotangent as an array: zeros for a symbolic zero."""
-    if isinstance(x, SymbolicZero):
-        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
-    return x
-
-
-def _instantiate(x):
     if isinstance(x, (ad.Zero, SymbolicZero)):
-        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else None
+        return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
     return x

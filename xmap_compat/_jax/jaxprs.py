@@ -100,7 +100,7 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
 
     Returns None if it uses references that were made elsewhere, or if this JAX cannot do it.
     """
-    if any(map(_is_reference, input_vars(open_jaxpr(closed)[0]))):
+    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in input_vars(open_jaxpr(closed)[0])):
         return None
     if not any(map(_uses_references, walk(closed, once=True))):
         return closed
@@ -114,15 +114,11 @@ def without_references(closed: Any, axis_env: Sequence[tuple[Hashable, int]]) ->
     return None if found[0] is None else passing_on
 
 
-def _is_reference(atom):
-    return isinstance(atom.aval, jax.ref.AbstractRef)
-
-
 def _uses_references(walked):
     """Whether an equation uses references, other than those within a kernel of Pallas."""
     eqn, around = walked
     in_kernel = any(outer.primitive.name == "pallas_call" for outer in around)
-    return not in_kernel and any(map(_is_reference, (*eqn.invars, *eqn.outvars)))
+    return not in_kernel and any(isinstance(v.aval, jax.ref.AbstractRef) for v in (*eqn.invars, *eqn.outvars))
 
 
 def is_reference(x: Any) -> bool:

@@ -142,11 +142,6 @@ def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
     return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
-def replicated(values: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
-    """Values, replicated so that they can enter a shard_map whole."""
-    return resharded(values, [jax.sharding.PartitionSpec()] * len(values), mesh, kept)
-
-
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
     """Reshard values: under Explicit axes, shard_map refuses arguments whose sharding differs from its in_specs.
 

@@ -28,7 +28,7 @@ class Restoration:
     def __init__(self):
         self._lock = threading.Lock()
         self._users = 0
-        self._undo: list[Callable[[], None]] = []
+        self._undo = contextlib.ExitStack()
         self._plan: list[Callable[[], Callable[[], None]]] = []
 
     def attribute(self, module: Any, name: str, value: Any) -> None:
@@ -56,15 +56,14 @@ class Restoration:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._undo = [install() for install in self._plan]
+                for install in self._plan:
+                    self._undo.callback(install())
 
     def exit(self) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for undo in reversed(self._undo):
-                    undo()
-                self._undo = []
+                self._undo.close()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:

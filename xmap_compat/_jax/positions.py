@@ -9,6 +9,7 @@ import sysconfig
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -81,11 +82,18 @@ def _without_hidden_frames(passed):
     return kept
 
 
+def _running() -> tuple[types.FrameType | None, int]:
+    """The frame of the user's code that is running, and how many frames are below it."""
+    frame: types.FrameType | None = sys._getframe()
+    below = 0
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame, below = frame.f_back, below + 1
+    return frame, below
+
+
 def where_now() -> str:
     """``file:line (function)`` of the user's code that is running, also from within a function that jit traces."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame, _ = _running()
     if frame is None:
         return "an unknown place"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
@@ -115,13 +123,9 @@ def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]],
     return users, below
 
 
-def user_stacklevel() -> int:
-    """The ``stacklevel`` at which a warning of the caller is the user's."""
-    frame: types.FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level
+def warn_user(text: str) -> None:
+    """Warn at the user's line that is running."""
+    warnings.warn(text, UserWarning, stacklevel=_running()[1])
 
 
 def equation_context(eqn: Any) -> Any:

@@ -1,15 +1,25 @@
-"""How bodies are traced."""
+"""How functions and their bodies are traced."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+import warnings
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
 from jax._src import config
 
 from xmap_compat._jax.version import trace_state
+
+
+def jit(fun: Callable[..., Any], backend: str | None, **options: Any) -> Any:
+    """``jax.jit``, on a backend if one is named; jit's own parameter for it warns since 0.8."""
+    if backend is None:
+        return jax.jit(fun, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jax.jit(fun, backend=backend, **options)
 
 
 @contextlib.contextmanager

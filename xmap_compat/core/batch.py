@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over, without_single
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import Dims, NamedValue, without
 
@@ -50,9 +50,7 @@ def bind_over_names(
     values = []
     for x, kept in zip(_jax.bind_batched(eqn.primitive, data, eqn.params, named), results, strict=True):
         dims = _dims(x, [n for n in levels if n in kept or n not in over])
-        single = [d for d, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
-        x = lax.squeeze(x, single) if single else x
-        values.append(_typed_result(view, x, tuple(n for d, n in enumerate(dims) if d not in single), kept))
+        values.append(vary_over(view, without_single(view, x, dims, kept), kept))
     return values
 
 
@@ -76,8 +74,9 @@ def _levels(view, operands, names):
     """The named dimensions to batch over; positions of inner ones are counted after the outer ones are removed."""
     levels = []
     for k, name in enumerate(names):
-        found = [_index_in(without(v.dims, names[:k]), name) for v in operands]
-        levels.append(_jax.Level(view.placements[name].local_size, found))
+        left = [without(v.dims, names[:k]) for v in operands]
+        positions = [dims.index(name) if name in dims else None for dims in left]
+        levels.append(_jax.Level(view.placements[name].local_size, positions))
     return levels
 
 
@@ -96,17 +95,10 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
     names = frozenset().union(*(v.names for v in values))
     levels = view.local_names(names)
     mapped = fun
-    for name in reversed(levels):
-        outer = levels[: levels.index(name)]
-        in_axes = [_index_in(without(v.dims, outer), name) for v in values]
-        mapped = jax.vmap(mapped, in_axes=in_axes, out_axes=0, axis_size=view.placements[name].local_size)
+    for level in reversed(_levels(view, values, levels)):
+        mapped = jax.vmap(mapped, level.positions, axis_size=level.size)
     data = mapped(*(vary_over(view, v, names).data for v in values))
-    dims = (*levels, *(None,) * (jnp.ndim(data) - len(levels)))
-    return vary_over(view, NamedValue(data, dims, names), names)
-
-
-def _index_in(dims, name):
-    return dims.index(name) if name in dims else None
+    return _typed_result(view, data, _dims(data, levels), names)
 
 
 def dot_dimensions(x: NamedValue, y: NamedValue, contract, batch) -> tuple[Any, Dims]:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
-from xmap_compat.core.collectives import collectives_in, mentions_any
+from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import devices_of, platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
@@ -151,7 +151,7 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     ours = {axis: size for axis, size in body.device_axes.items() if axis.mesh_axis not in compiler}
     body = dataclasses.replace(body, device_axes=ours)
     uses_mesh = any(p.mesh_axes for p in placements.values())
-    if uses_mesh or mentions_any(program.jaxpr, body.device_axes):
+    if uses_mesh or not collectives_in(program.jaxpr).isdisjoint(body.device_axes):
         mesh_axes = axes.as_placements(body.device_axes)
         # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
         checker = Checker({**placements, **mesh_axes}, declared.name)
@@ -282,7 +282,7 @@ def _bind_results(declared, program, sizes):
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
     paths = result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
-        check_result(spec, len(spec.names), aval.shape, path, sizes)
+        check_result(spec, aval.shape, path, sizes)
     return out_specs
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
@@ -40,10 +40,6 @@ def _spread_over_devices(operand: Names, axes: Names) -> Names:
     return operand.union(filter(is_of_devices, axes))
 
 
-def _any_parameters(params: Params, size: int, where: str) -> None:
-    pass
-
-
 class Row(NamedTuple):
     """The properties of one collective primitive.
 
@@ -60,7 +56,7 @@ class Row(NamedTuple):
     names: Callable[[Names, Names], Names]
     groups: bool = False
     reduces: bool = False
-    check: Callable[[Params, int, str], None] = _any_parameters
+    check: Callable[[Params, int, str], None] | None = None
     joint: bool = False
 
 
@@ -88,7 +84,8 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
     row = COLLECTIVES[primitive]
     if positions(params) and not row.reduces:
         raise errors.integer_in_collective(primitive, positions(params)[0], where)
-    row.check(params, size, where)
+    if row.check is not None:
+        row.check(params, size, where)
     if has_groups(params):
         if not row.groups:
             raise errors.unsupported_groups(primitive, where)
@@ -128,8 +125,3 @@ def names_used(eqn: Any) -> frozenset[AxisName]:
 
 # One jaxpr may occur in many equations, and these in many jaxprs.
 _COLLECTIVES_IN: weakref.WeakKeyDictionary[Any, frozenset[AxisName]] = weakref.WeakKeyDictionary()
-
-
-def mentions_any(jaxpr: Any, names: Iterable[AxisName]) -> bool:
-    """Whether some collective inside a jaxpr is over one of the names."""
-    return not collectives_in(jaxpr).isdisjoint(names)

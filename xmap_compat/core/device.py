@@ -233,12 +233,20 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
     return NamedValue(data, (None, *without(value.dims, names)), value.names - frozenset(names))
 
 
+def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+    """A value whose axes have a dimension each, without those of one element."""
+    single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
+    kept = tuple(n for k, n in enumerate(dims) if k not in single)
+    return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
+
+
 def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
     value = vary_over(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
     if missing:
-        value = add_local_dims(view, value, missing)
+        data = lax.broadcast(value.data, tuple(view.placements[n].local_size for n in missing))
+        value = NamedValue(data, (*missing, *value.dims), value.names)
     if value.dims != dims:
         value = transposed(value, dims)
     return value
@@ -247,9 +255,3 @@ def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[Ax
 def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast a value to names, in the canonical layout."""
     return conform(view, value, view.layout(names, value.dims.count(None)), names)
-
-
-def add_local_dims(view, value, names):
-    sizes = tuple(view.placements[n].local_size for n in names)
-    data = lax.broadcast(value.data, sizes)
-    return NamedValue(data, (*names, *value.dims), value.names)

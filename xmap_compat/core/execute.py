@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import DeviceView, conform
+from xmap_compat.core.device import DeviceView, conform, without_single
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
@@ -58,7 +58,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
 def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
     if not placed.uses_mesh:
         view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
-        with _explained_types(placed, leaves):
+        with _noted(lambda: _sharded_axis_note(placed, leaves)):
             return _on_device(placed, view, placed.program.consts, leaves, evaluator)
     if placed.nested:
         view = boundary.device_view(placed.placements, placed.body.device_axes)
@@ -89,13 +89,12 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
 
     consts = list(placed.program.consts)
-    whole = PartitionSpec()
-    in_specs = ([whole] * len(consts), arg_specs)
+    in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
     mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
-    with _jax.context_of(mesh), _explained_explicit_axes(mesh, compiler):
+    with _jax.context_of(mesh), _noted(lambda: _explicit_axes_note(mesh, compiler)):
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
-        outs = mapped(_jax.replicated(consts, staged, compiler), args)
+        outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
         paths = result_paths(placed.program)
         outs = [
             undeclared.each_its_own(out, staged, axes, own, spec, path) if own else out
@@ -108,34 +107,28 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
 
 
 @contextlib.contextmanager
-def _explained_types(placed: PlacedCall, leaves: Sequence[Any]) -> Iterator[None]:
+def _noted(note: Callable[[], str | None]) -> Iterator[None]:
+    """Add a note to any error, if there is one to add."""
+    try:
+        yield
+    except Exception as error:
+        if text := note():
+            errors.note_once(error, text)
+        raise
+
+
+def _sharded_axis_note(placed: PlacedCall, leaves: Sequence[Any]) -> str | None:
     """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
-    try:
-        yield
-    except Exception as error:
-        specs = [_jax.explicit_spec(leaf) for leaf in leaves]
-        sharded = [
-            (n, entries[k]) for spec, entries in zip(placed.in_specs, specs) for k, n in spec.names if entries[k]
-        ]
-        if sharded:
-            error.add_note(errors.sharded_axis_note(*sharded[0]))
-        raise
+    specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
+    sharded = ((n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k])
+    return next((errors.sharded_axis_note(*found) for found in sharded), None)
 
 
-@contextlib.contextmanager
-def _explained_explicit_axes(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> Iterator[None]:
+def _explicit_axes_note(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> str | None:
     """Over Explicit axes that are left to the compiler, JAX must know from types where every value lies."""
-    try:
-        yield
-    except Exception as error:
-        explicit = [
-            name
-            for name, kind in zip(mesh.axis_names, mesh.axis_types)
-            if name in compiler and kind == jax.sharding.AxisType.Explicit
-        ]
-        if explicit:
-            errors.note_once(error, errors.explicit_compiler_axes_note(explicit))
-        raise
+    kinds = zip(mesh.axis_names, mesh.axis_types)
+    explicit = [name for name, kind in kinds if name in compiler and kind == jax.sharding.AxisType.Explicit]
+    return errors.explicit_compiler_axes_note(explicit) if explicit else None
 
 
 def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
@@ -171,9 +164,7 @@ def _without_loops(view: DeviceView) -> DeviceView:
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     """Read the positional dimensions that a spec names as local dimensions."""
     named = spec.name_at()
-    squeezed = [k for k, n in named.items() if not view.has_local_dim(n)]
-    dims = tuple(named.get(k) for k in range(jnp.ndim(data)) if k not in squeezed)
-    return NamedValue(lax.squeeze(data, squeezed) if squeezed else data, dims, frozenset(named.values()))
+    return without_single(view, data, tuple(map(named.get, range(jnp.ndim(data)))), frozenset(named.values()))
 
 
 def _leave(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:

@@ -39,9 +39,7 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
 
 def _single_index(view, name):
     place = view.place(name)
-    index = jnp.int32(0)
-    for mesh_axis, size in zip(place.mesh_axes, place.mesh_sizes):
-        index = index * np.int32(size) + lax.axis_index(mesh_axis)
+    index = device_index(view, place.mesh_axes)
     if not view.is_own(name):
         return positional(index)
     if not view.has_local_dim(name):

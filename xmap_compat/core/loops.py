@@ -183,8 +183,9 @@ def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> Named
     order: list[int] = []
     shape: list[int] = []
     dims: list[AxisName | None] = []
-    for name in _looped_names(view, value):
-        place = view.placements[name]
+    for name, place in view.placements.items():
+        if name not in value.names or not place.loops:
+            continue
         order.extend(loops.index(loop) for loop in place.loops)
         if name in value.dims:
             order.append(lead + value.dims.index(name))
@@ -195,7 +196,3 @@ def _join(view: DeviceView, value: NamedValue, loops: tuple[Loop, ...]) -> Named
     data = lax.transpose(value.data, (*order, *rest))
     data = _jax.reshaped(data, (*shape, *data.shape[len(order) :]))
     return NamedValue(data, (*dims, *(value.dims[k - lead] for k in rest)), value.names)
-
-
-def _looped_names(view, value):
-    return [n for n in view.placements if n in value.names and view.placements[n].loops]

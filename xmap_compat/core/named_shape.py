@@ -12,10 +12,8 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.names import Checker
+from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.placement import Placement
-
-Names = frozenset[Hashable]
 
 
 class _Inputs(threading.local):

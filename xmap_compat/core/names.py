@@ -12,18 +12,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, names_used, result_names
-from xmap_compat.core.parameters import mentioned_names
+from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.values import is_smooth
 
-Names = frozenset[AxisName]
 NONE: Names = frozenset()
 
 
@@ -189,8 +188,7 @@ def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names])
     except Exception:  # There is no derivative, or these axes must not meet in it.
         return names
     tangents = iter(outs[len(outs) // 2 :])
-    inexact = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in call.body.out_avals]
-    return [n | (next(tangents) & room) if smooth else n for n, smooth in zip(names, inexact)]
+    return [n | (next(tangents) & room) if is_smooth(t) else n for n, t in zip(names, call.body.out_avals)]
 
 
 def _scan(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
@@ -222,10 +220,6 @@ def _fixpoint(step, carry):
         carry = grown
 
 
-def _while(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> list[Names]:
-    return while_names(checker, loop, inputs)[0]
-
-
 def while_names(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> tuple[list[Names], Names]:
     """The named axes that a while loop's carry and its predicate vary over."""
     first_carried = loop.num_condition_consts + loop.num_body_consts
@@ -252,13 +246,9 @@ def _cond(checker: Checker, cond: _jax.Cond, inputs: Sequence[Names]) -> list[Na
 
 
 def _linear_solve(checker: Checker, solve: _jax.LinearSolve, inputs: Sequence[Names]) -> list[Names]:
-    union = linear_solve_names(inputs)
-    return [union] * len(checker.results(solve.solve, [union] * len(solve.solve.in_avals)))
-
-
-def linear_solve_names(inputs: Sequence[Names]) -> Names:
     """The same names for every unknown and right-hand side: the solve mixes them all."""
-    return _union(inputs)
+    union = _union(inputs)
+    return [union] * len(checker.results(solve.solve, [union] * len(solve.solve.in_avals)))
 
 
 def _operation(checker: Checker, held: _jax.HijaxOperation, inputs: Sequence[Names]) -> list[Names]:
@@ -275,7 +265,7 @@ _STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] 
     _jax.CustomJvp: _custom_jvp,
     _jax.CustomVjp: _called,
     _jax.Scan: _scan,
-    _jax.While: _while,
+    _jax.While: lambda *given: while_names(*given)[0],
     _jax.Cond: _cond,
     _jax.LinearSolve: _linear_solve,
     _jax.HijaxOperation: _operation,

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import threading
-import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +137,7 @@ def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName
     names = list(names)
     unused = {name: entries for name, entries in resources.items() if name not in names}
     if unused:
-        warnings.warn(errors.unused_resources_text(unused, names), UserWarning, stacklevel=_jax.user_stacklevel())
+        _jax.warn_user(errors.unused_resources_text(unused, names))
     return {name: entries for name, entries in resources.items() if name in names}
 
 

@@ -54,21 +54,16 @@ def parse_specs(where: str, tree: Any) -> Any:
     Raises:
       TypeError, ValueError: a malformed specification.
     """
-    if where == "in_axes" and isinstance(tree, dict) and not _is_spec(tree):
+    if where == "in_axes" and isinstance(tree, dict) and not is_spec(tree):
         # The arguments are a tuple: a dictionary can only be one specification for all of them.
         _check_dict_names(where, tree)
     try:
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_spec)
     except ValueError:
         # JAX sorts the keys of dictionaries, and these cannot be compared.
         raise errors.bad_spec(where, tree, where) from None
     specs = [_parse_spec(where, leaf, argument_path(path, where)) for path, leaf in leaves]
     return jax.tree.unflatten(treedef, specs)
-
-
-def is_single_spec(tree: Any) -> bool:
-    """Whether in_axes or out_axes is one specification rather than a pytree of them."""
-    return _is_spec(tree)
 
 
 def spec_names(specs: Any) -> list[AxisName]:
@@ -147,20 +142,17 @@ def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: b
         raise errors.argument_rank_differs(spec.source, spec.rank, path, shape)
 
 
-def check_result(spec: AxisSpec, named_shape_size: int, positional_shape: Sequence[int], path: str, sizes) -> None:
+def check_result(spec: AxisSpec, positional_shape: Sequence[int], path: str, sizes: Mapping[AxisName, int]) -> None:
     """Raise unless a result has enough positional dimensions for its spec.
 
     Args:
-      named_shape_size: how many names the spec inserts.
       positional_shape: the shape of the function's result inside the body.
       sizes: axis sizes, to print the shape that the result would have.
     """
-    rank = len(positional_shape) + named_shape_size
-    if spec.needed_rank > rank:
-        raise errors.output_rank_too_small(
-            spec.source, spec.needed_rank - named_shape_size, path, len(positional_shape)
-        )
-    if spec.rank is not None and spec.rank != rank:
+    ndim, named = len(positional_shape), len(spec.names)
+    if spec.needed_rank > ndim + named:
+        raise errors.output_rank_too_small(spec.source, spec.needed_rank - named, path, ndim)
+    if spec.rank is not None and spec.rank != ndim + named:
         shape = list(positional_shape)
         for position, name in spec.names:
             shape.insert(position, sizes[name])
@@ -207,8 +199,8 @@ def _is_container(x):
     return isinstance(x, (list, tuple, dict)) or not jax.tree_util.all_leaves([x])
 
 
-def _is_spec(entry):
-    """Whether a node of in_axes/out_axes is a specification, not a container of them."""
+def is_spec(entry):
+    """Whether in_axes or out_axes, or a node of them, is one specification and not a container of them."""
     if isinstance(entry, dict):
         return not any(_is_container(value) for value in entry.values() if value is not None)
     if isinstance(entry, list):

@@ -133,7 +133,4 @@ _by_our_rules = jax.make_user_context(default_value=False)
 
 def sizes_in_scope() -> Mapping[AxisName, int]:
     """Every axis that the bodies being traced in this thread define."""
-    sizes: dict[AxisName, int] = {}
-    for body in enclosing_bodies():
-        sizes.update(body.sizes)
-    return sizes
+    return {name: size for body in enclosing_bodies() for name, size in body.sizes.items()}

@@ -7,7 +7,6 @@ back rely on both.  Nothing is broadcast.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
             f"xmap over the same mesh. from xmap_compat import xmap refuses this. Add {names} to its out_axes, or "
             "reduce over them in the function"
         )
-        warnings.warn(text, UserWarning, stacklevel=_jax.user_stacklevel())
+        _jax.warn_user(text)
 
 
 def stacked_spec(mesh_axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:

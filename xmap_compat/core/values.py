@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
@@ -43,6 +44,10 @@ class NamedValue:
         """The dimensions of ``data`` that are positional, in order."""
         return [k for k, name in enumerate(self.dims) if name is None]
 
+    def positional_shape(self) -> tuple[int, ...]:
+        """The sizes of these dimensions."""
+        return tuple(np.shape(self.data)[k] for k in self.positional_dims())
+
     def dims_of(self, names: Iterable[AxisName]) -> list[int]:
         """The dimensions of ``data`` that belong to these names."""
         wanted = set(names)
@@ -58,8 +63,9 @@ def is_float0(value: NamedValue) -> bool:
     return getattr(value.data, "dtype", None) == _jax.float0
 
 
-def is_inexact(value):
-    return jnp.issubdtype(jax.typeof(value.data).dtype, jnp.inexact)
+def is_smooth(x: Any) -> bool:
+    """Whether a value, or a value of a type, has a derivative: integers have none."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]:

@@ -166,7 +166,8 @@ class Report:
                 self._print("\n".join(view("text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
-                    self._print("\n" + _titled(f"plan {k}, called at {call.where}", call.plan))
+                    rule = f"---- plan {k}, called at {call.where} ".ljust(view("text").terminal_width(), "-")
+                    self._print(f"\n{rule}\n{call.plan}\n")
 
     def _write(self) -> list[str]:
         """Write the generated modules, as one if possible, and return their paths.  Note the name of each call.
@@ -232,9 +233,3 @@ def _assignment(plan: CallPlan) -> str:
     loops = lambda a: [f"loop {n}" for n in a.loop_sizes]  # noqa: E731
     split = [(a.name, [*map(str, a.mesh_axes), *loops(a)]) for a in plan.axes if a.mesh_axes or a.loop_sizes]
     return ", ".join(f"{name}: {'+'.join(resources)}" for name, resources in split) or "one device"
-
-
-def _titled(title: str, text: str) -> str:
-    """A text under a rule with a title."""
-    width = view("text").terminal_width()
-    return f"---- {title} ".ljust(width, "-") + f"\n{text}\n"

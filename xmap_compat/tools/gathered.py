@@ -101,9 +101,7 @@ def _gathered(
     if not extra:
         return
     kept = wanted.union(*(_jax.axes_of_entry(entry) for entry in lies)) - {axis for _, axis in extra}
-    needed = bytes_of(jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf) // math.prod(
-        mesh.shape[axis] for axis in kept
-    )
+    needed = bytes_of(jax.typeof(leaf)) // math.prod(mesh.shape[axis] for axis in kept)
     received = needed - needed // math.prod(mesh.shape[axis] for _, axis in extra)
     axes = tuple(dict.fromkeys(axis for _, axis in extra))
     yield Gathered(path, axes, tuple(dict.fromkeys(d for d, _ in extra)), received, used.isdisjoint(axes))

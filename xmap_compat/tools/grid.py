@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.tools.plan import Array
-from xmap_compat.tools.text import MANY, listed, with_more
+from xmap_compat.tools.text import MANY, by_key, listed, with_more
 
 Block = tuple[int, ...]
 
@@ -44,26 +43,18 @@ def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> dict[Block, list[i
     """For each block of an array (its index in every dimension) the positions in the mesh that hold it."""
     if mesh is None:
         return {(0,) * len(array.shape): [0]}
-    holders: dict[Block, list[int]] = {}
+    holders, split = dict[Block, list[int]](), _split_axes(array)
     for position, coordinates in enumerate(np.ndindex(*mesh.axis_sizes)):
         at = dict(zip(mesh.axis_names, coordinates))
-        block = tuple(row_major([(at[a], mesh.shape[a]) for a in axes]) for axes in _split_axes(array))
+        block = tuple(int(np.ravel_multi_index([at[a] for a in axes], [mesh.shape[a] for a in axes])) for axes in split)
         holders.setdefault(block, []).append(position)
     return holders
-
-
-def row_major(digits: Iterable[tuple[int, int]]) -> int:
-    """The number with these digits, the most significant one first; each comes with its base."""
-    number = 0
-    for digit, base in digits:
-        number = number * base + digit
-    return number
 
 
 def _split_axes(array: Array) -> list[tuple[str, ...]]:
     """The mesh axes of each dimension."""
     entries = [*(array.spec or ()), *[None] * len(array.shape)][: len(array.shape)]
-    return [() if e is None else e if isinstance(e, tuple) else (e,) for e in entries]
+    return list(map(_jax.axes_of_entry, entries))
 
 
 def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
@@ -91,9 +82,8 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
     """The arrays to draw, with their names; if there are many, those with equal layouts are drawn once."""
-    groups: dict[Any, list[Array]] = {}
-    for k, array in enumerate(arrays):
-        groups.setdefault(dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else k, []).append(array)
+    layout = lambda array: dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else array.path  # noqa: E731
+    groups = by_key(arrays, layout)
     return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.grid import Grid, alike, arrange, corner, corner_note, device_ids, ranges, row_major
+from xmap_compat.tools.grid import Grid, alike, arrange, corner, corner_note, device_ids, ranges
 from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
@@ -122,9 +122,9 @@ def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
     shape = mesh.axis_sizes
     longest = int(np.argmax(shape))
     hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
+    shade_of = np.expand_dims(np.arange(shades).reshape((*shape[:longest], *shape[longest + 1 :])), longest)
     found = []
-    for coordinates in np.ndindex(*shape):
-        shade = row_major((c, n) for k, (c, n) in enumerate(zip(coordinates, shape)) if k != longest)
+    for coordinates, shade in zip(np.ndindex(*shape), np.broadcast_to(shade_of, shape).ravel().tolist()):
         found.append((360 * coordinates[longest] / hues, 72 if shades == 1 else 82 - 26 * shade / (shades - 1)))
     return found
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import _jax, errors
+from xmap_compat import _jax
 from xmap_compat.core import call as calls
 from xmap_compat.core import execute
 from xmap_compat.core.nested import marks as nested_marks
@@ -204,14 +204,12 @@ class Staged:
 # ---------------------------------------------------------------------------- making it
 
 
-def describe(declared: calls.Declaration, *args: Any, **kwargs: Any) -> CallPlan:
+def describe(declared: calls.Declaration, *args: Any) -> CallPlan:
     """The plan of one call, which is traced but neither compiled nor executed.
 
     Args:
       args: as for the call; arrays may be ``jax.ShapeDtypeStruct``.
     """
-    if kwargs:
-        raise errors.keyword_arguments(kwargs)
     return describe_made(declared, None, args)
 
 
@@ -254,11 +252,8 @@ def _nested_in(jaxpr: Any) -> Iterator[Nested]:
 
 def _arguments(placed, declared, args):
     roots = _parameter_names(declared.fun, len(args))
-    arrays = []
-    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs):
-        aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-        arrays.append(_array(roots[path[0].idx], path[1:], aval, spec, placed))
-    return tuple(arrays)
+    found = zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs)
+    return tuple(_array(roots[at.idx], keys, jax.typeof(leaf), spec, placed) for ((at, *keys), leaf), spec in found)
 
 
 def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xmap_compat import _jax
+from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.cost import Cost
@@ -20,6 +21,7 @@ from xmap_compat.tools.search import Candidate, Candidates
 from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import (
     Rows,
+    by_key,
     escape,
     grouped,
     html_table,
@@ -45,10 +47,9 @@ def show_mesh(mesh: _jax.AnyMesh | None, compiler_axes: Sequence[object] = ()) -
     """``mesh x: 4, y: 2 (8 cpu devices)``"""
     if mesh is None:
         return "one device"
-    axes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
     left = f"; left to the compiler: {listed(compiler_axes)}" if compiler_axes else ""
     kind = " ".join([*filter(None, [platform_of(mesh)]), "device"])
-    return f"mesh {axes} ({plural(mesh.size, kind)}{left})"
+    return f"mesh {axes_text(mesh.shape)} ({plural(mesh.size, kind)}{left})"
 
 
 def execution(axis: Placement) -> str:
@@ -90,10 +91,8 @@ def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
 
 def _collective_rows(plan: CallPlan) -> Rows:
     """A row for each group of collectives that come from one call of the user's and became the same."""
-    alike: dict[tuple[str, ...], list[Collective]] = {}
-    for c in plan.collectives:
-        name = f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive
-        alike.setdefault((name, str(c.where or ""), c.became), []).append(c)
+    name_of = lambda c: f"{c.primitive} over {listed(c.axes)}" if c.axes else c.primitive  # noqa: E731
+    alike = by_key(plan.collectives, lambda c: (name_of(c), str(c.where or ""), c.became))
     rows: Rows = [("collective", "where", "operands", "became", "bytes sent")]
     for (name, where, became), group in alike.items():
         operands = tally((o for c in group for o in c.operands), MAX_OPERANDS)

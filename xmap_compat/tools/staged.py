@@ -14,26 +14,26 @@ from typing import Any
 from xmap_compat import _jax
 
 
-def names(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-REDUCTIONS = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin")
+REDUCTIONS = words("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin")
 # The number of operations of these is known without the program that they hold.
-SCATTERS = names("scatter scatter-add scatter-mul scatter-min scatter-max")
+SCATTERS = words("scatter scatter-add scatter-mul scatter-min scatter-max")
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A value of a program, which is cut over devices into ``parts`` blocks; None if that number is unknown."""
+    """A value of a program, which is cut over devices into ``blocks``; None if that number is unknown."""
 
     aval: Any
-    parts: int | None = None
+    blocks: int | None = None
     literal: bool = False
 
     @property
     def elements(self) -> float:
-        return size_of(self.aval) / (self.parts or 1)
+        return size_of(self.aval) / (self.blocks or 1)
 
     @property
     def nbytes(self) -> float:
@@ -129,9 +129,9 @@ def tree_of(jaxpr: Any) -> Tree:
     """A staged program as a tree, with what is known about how its values are cut."""
     tree, whole = _tree(_jax.without_dead_code(jaxpr), StagedBody()), _tree(jaxpr, StagedBody())
     for value, given in zip(tree.inputs, whole.inputs):
-        _tell(value, given.parts)  # by a spec, also where nothing needs the argument
-    _spread_parts(tree)
-    _spread_parts(tree)
+        _tell(value, given.blocks)  # by a spec, also where nothing needs the argument
+    _carry_blocks(tree)
+    _carry_blocks(tree)
     return tree
 
 
@@ -211,28 +211,28 @@ def _branches(
             yield Branch(_tree(sub, inside))
 
 
-def _spread_parts(tree: Tree) -> None:
+def _carry_blocks(tree: Tree) -> None:
     """Carry the known numbers of blocks forwards, and to operands for which the number is unknown."""
     for operation in tree.operations:
         for branch in operation.branches:
             _exchange(branch.operands, branch.tree.inputs)
-            _spread_parts(branch.tree)
+            _carry_blocks(branch.tree)
             _exchange(branch.operands, branch.tree.inputs)
             _exchange(branch.results, branch.tree.results)
         if operation.eqn is not None and not operation.branches and operation.results:
             size = size_of(operation.results[0].aval)
             alike = [v for v in (*operation.operands, *operation.results) if size_of(v.aval) == size > 1]
-            parts = next((v.parts for v in alike if v.parts is not None), None)
+            blocks = next((v.blocks for v in alike if v.blocks is not None), None)
             for value in alike:
-                _tell(value, parts)
+                _tell(value, blocks)
 
 
-def _tell(value: Value, parts: int | None) -> None:
-    if value.parts is None:
-        value.parts = parts
+def _tell(value: Value, blocks: int | None) -> None:
+    if value.blocks is None:
+        value.blocks = blocks
 
 
 def _exchange(outer: Sequence[Value], inner: Sequence[Value]) -> None:
     for a, b in zip(outer, inner):
-        _tell(a, b.parts)
-        _tell(b, a.parts)
+        _tell(a, b.blocks)
+        _tell(b, a.blocks)

@@ -23,6 +23,7 @@ from xmap_compat.core import execute
 from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import check_mesh, entered
+from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
 from xmap_compat.errors import no_devices
@@ -139,13 +140,7 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _ja
         found = stage(step, args, describe=True)
         if compiled and isinstance(found.mesh, jax.sharding.AbstractMesh):
             raise no_devices("plan(..., compiled=True)", found.mesh)
-        return found.plan(_name(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
-
-
-def _name(step: Callable[..., Any]) -> str:
-    while isinstance(step, functools.partial):
-        step = step.func
-    return getattr(step, "__name__", type(step).__name__)
+        return found.plan(api.name_of(step), read_compiled(compile_step(step, args), found.mesh) if compiled else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +177,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
       describe: whether to make the plan of every call, which traces the call once more.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(args):
-        if not _is_array(leaf):
+        if not is_array(leaf):
             raise errors.no_array_for_step(argument_path(path, "args"), leaf)
     marks, plans, thread = Marks(), [], threading.get_ident()
     outer: list[PlacedCall] = []
@@ -219,13 +214,6 @@ def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:
         if isinstance(found, _jax.ShardMap):
             is_of_scope = scope is not None and dict(scope.shape) == dict(found.mesh.shape)
             yield found.mesh if isinstance(found.mesh, jax.sharding.Mesh) or not is_of_scope else scope
-
-
-def _is_array(leaf: Any) -> bool:
-    try:
-        return isinstance(leaf, jax.ShapeDtypeStruct) or jax.typeof(leaf) is not None
-    except TypeError:
-        return False
 
 
 def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -7,12 +7,14 @@ import html
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from jax.sharding import PartitionSpec
 
 Rows = list[tuple[str, ...]]
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 def terminal_width() -> int:
@@ -21,6 +23,14 @@ def terminal_width() -> int:
 
 
 # ------------------------------------------------------------------------- small words
+
+
+def by_key(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items with equal keys together, in the order of the first ones."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def plural(count: int, noun: str) -> str:
@@ -137,12 +147,9 @@ def two_columns(lines: Sequence[tuple[str, str]], margin: int = 0) -> list[str]:
 
 
 def _continued(text: str, room: int) -> list[str]:
-    lead = text[: len(text) - len(text.lstrip())]
-    if len(lead) > room // 2:
-        lead = lead[: room // 2]
-    first, *rest = textwrap.wrap(text.strip(), room - len(lead), break_on_hyphens=False) or [""]
-    more = textwrap.wrap(" ".join(rest), max(room - len(lead) - 4, 1), break_on_hyphens=False)
-    return [lead + first, *(f"{lead}    {line}" for line in more)]
+    lead = text[: min(len(text) - len(text.lstrip()), room // 2)]
+    wrapper = textwrap.TextWrapper(room, lead, f"{lead}    ", break_on_hyphens=False)
+    return wrapper.wrap(text.strip()) or [lead]
 
 
 def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
@@ -150,10 +157,8 @@ def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
     head, *body = rows
     if len(body) <= most:
         return rows
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for first, *rest in body:
-        alike.setdefault(tuple(rest), []).append(first)
-    found = [(with_more(firsts), *rest) for rest, firsts in alike.items()]
+    alike = by_key(body, lambda row: row[1:])
+    found = [(with_more([row[0] for row in own]), *rest) for rest, own in alike.items()]
     shown = found if len(found) <= most else found[: most - 1]
     hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
     return [head, *shown, *([(f"... and {hidden} more: see {where}", *[""] * (len(head) - 1))] if hidden else [])]

@@ -25,7 +25,7 @@ from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 from xmap_compat.tools.listing import Position, named_type, position_of
 from xmap_compat.tools.staged import Operation, Tree, Value, bytes_of
-from xmap_compat.tools.text import listed, plural, short_type
+from xmap_compat.tools.text import by_key, listed, plural, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +115,9 @@ class Marks:
     """The evaluated equations of the named program, each with a mark for its operations in the staged program."""
 
     def __init__(self):
-        self.found: dict[tuple[int, ...], MarkedEquation] = {}
+        self.found: dict[Any, MarkedEquation] = {}
         self.calls: list[Mapping[AxisName, Placement]] = []
-        self._path: list[int] = []
-        self._positions: list[Position | None] = []
+        self._around: list[tuple[int, Position | None]] = []
 
     def of_call(self, placements: Mapping[AxisName, Placement]) -> str:
         """The mark of a call, for operations that come from none of its equations."""
@@ -128,16 +127,14 @@ class Marks:
     @contextlib.contextmanager
     def at(self, eqn, operands, placements) -> Iterator[str]:
         """The mark of an equation; an equation in a function that is called twice has two."""
-        self._path.append(id(eqn))
-        where = position_of(eqn) or (self._positions[-1] if self._positions else None)
+        where = position_of(eqn) or (self._around[-1][1] if self._around else None)
+        self._around.append((id(eqn), where))
         marked = MarkedEquation(len(self.found), eqn, tuple(map(_operand, operands)), where, placements)
-        marked = self.found.setdefault(tuple(self._path), marked)
-        self._positions.append(where)
+        marked = self.found.setdefault(tuple(self._around), marked)
         try:
             yield f"{_MARK}{marked.number}"
         finally:
-            self._path.pop()
-            self._positions.pop()
+            self._around.pop()
 
 
 _MARK, _CALL_MARK = "xmap_compat_equation_", "xmap_compat_call_"
@@ -398,20 +395,13 @@ def bytes_sent(kind: str, size: int, devices: int) -> int:
 
 def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int]]:
     """Merge transfers that differ only in the values that they carry, and count them; the merged one carries all."""
-    found: dict[Transfer, list[Transfer]] = {}
-    for t in transfers:
-        found.setdefault(dataclasses.replace(t, bytes_sent=0, operand="", slabs=None), []).append(t)
+    found = by_key(transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", slabs=None))
     return [(dataclasses.replace(key, bytes_sent=sum(t.bytes_sent for t in ts)), len(ts)) for key, ts in found.items()]
 
 
 def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:
     """Each distinct entry once; equal transfers have their numbers of times added up."""
-    times: dict[Transfer | str, list[int | None]] = {}
-    for what in done:
-        is_counted = isinstance(what, Transfer) and what.times is not None
-        times.setdefault(_repeated(what, 1) if is_counted else what, []).append(getattr(what, "times", 1))
-    return [_repeated(what, sum_of_known(counts)) for what, counts in times.items()]
-
-
-def _repeated(what: Transfer | str, times: int | None) -> Transfer | str:
-    return what if isinstance(what, str) else dataclasses.replace(what, times=times)
+    once = lambda t: t if isinstance(t, str) or t.times is None else dataclasses.replace(t, times=1)  # noqa: E731
+    alike = by_key(done, once)
+    counts = [sum_of_known(getattr(t, "times", 1) for t in some) for some in alike.values()]
+    return [w if isinstance(w, str) else dataclasses.replace(w, times=n) for w, n in zip(alike, counts)]

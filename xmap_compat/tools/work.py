@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Operation, Tree, Value, itemsize, names, size_of
+from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Operation, Tree, Value, itemsize, size_of, words
 from xmap_compat.tools.transfers import KINDS
 
 
@@ -35,28 +35,28 @@ class Work:
 
 
 # Operations whose results are other names of the same bytes.
-_ALIASES = names(
+_ALIASES = words(
     "reshape squeeze expand_dims pvary pcast stop_gradient copy copy_p optimization_barrier sharding_constraint"
     " reshard mesh_cast bitcast_convert_type device_put"
 )
 # Operations that compute nothing: indices and copies.
-_FREE = _ALIASES | names(
+_FREE = _ALIASES | words(
     "broadcast_in_dim transpose slice dynamic_slice dynamic_update_slice concatenate gather rev iota pad"
     " convert_element_type axis_index scatter all_gather all_gather_invariant all_to_all ppermute random_wrap"
     " random_unwrap split"
 )
-_CHEAP = names("broadcast_in_dim iota convert_element_type neg axis_index")
+_CHEAP = words("broadcast_in_dim iota convert_element_type neg axis_index")
 _LARGE = 2 * 128**3  # FLOPs of a product that is as fast in a batch as alone
-_PRODUCTS = names("dot_general conv_general_dilated")
+_PRODUCTS = words("dot_general conv_general_dilated")
 _CUBIC = {"cholesky": 1 / 3, "lu": 2 / 3, "hessenberg": 10 / 3, "eigh": 9, "svd": 22, "eig": 25, "schur": 25}
-_CUBIC |= dict.fromkeys(names("qr geqrf geqp3 householder_product tridiagonal"), 4 / 3)
+_CUBIC |= dict.fromkeys(words("qr geqrf geqp3 householder_product tridiagonal"), 4 / 3)
 # Operations that XLA computes separately: it fuses them with no operation before or after them.
 _SEPARATE = (
     _PRODUCTS
     | SCATTERS
     | KINDS.keys()
     | _CUBIC.keys()
-    | names("sort fft triangular_solve cumsum cumprod cummax cummin cumlogsumexp random_bits")
+    | words("sort fft triangular_solve cumsum cumprod cummax cummin cumlogsumexp random_bits")
 )
 
 
@@ -64,7 +64,7 @@ def _flops(operation: Operation) -> float:
     """Floating point operations of an ordinary equation on a device: see docs/costs.md for the formulas."""
     name, params, out = operation.name, operation.eqn.params, operation.results[0]
     operand = operation.operands[0] if operation.operands else out
-    cut = max([v.parts or 1 for v in (*operation.operands, *operation.results)])
+    cut = max([v.blocks or 1 for v in (*operation.operands, *operation.results)])
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return 2 * size_of(out.aval) * math.prod(operand.aval.shape[k] for k in contracted) / cut

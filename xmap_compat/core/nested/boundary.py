@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import DeviceView, gather_over
+from xmap_compat.core.device import DeviceView, gather_over, without_single
 from xmap_compat.core.nested.primitives import bind, take_p
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec
@@ -41,10 +41,7 @@ def take_part(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:
     if mesh_axes:
         data = lax.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
         data = bind(take_p, data, mesh_axes, sizes)
-    dims = tuple(labels[k] for k in rest)
-    single = [k for k, n in enumerate(dims) if n is not None and not view.has_local_dim(n)]
-    kept = tuple(n for k, n in enumerate(dims) if k not in single)
-    return NamedValue(lax.squeeze(data, single) if single else data, kept, frozenset(named.values()))
+    return without_single(view, data, tuple(labels[k] for k in rest), frozenset(named.values()))
 
 
 def gather_parts(view: DeviceView, value: NamedValue, spec: AxisSpec, weak_type: bool) -> Any:

@@ -22,32 +22,8 @@ import numpy as np
 from xmap_compat import _jax
 
 
-def _same_shape(shape, sizes):
-    return shape
-
-
-def _gathered(shape, sizes):
-    return (math.prod(sizes), *shape)
-
-
-def _taken(shape, sizes):
-    return shape[1:]
-
-
-def _in_place(operand, dim):
-    return operand, dim
-
-
-def _after_gather(operand, dim):
-    return operand, dim + 1
-
-
 def _after_take(operand, dim):
     return (operand, dim - 1) if dim else (jnp.moveaxis(operand, 0, 1), 0)
-
-
-def _same_mapped(operand, dim, size):
-    return operand, dim
 
 
 def _sum_mapped(operand, dim, size):
@@ -64,14 +40,14 @@ def _own_mapped(operand, dim, size):
 
 vary_p, sum_p = _jax.define_dual_primitives(
     ("device_vary", "device_sum"),
-    (_same_shape, _same_shape),
-    (_in_place, _in_place),
-    (_same_mapped, _sum_mapped),
+    (lambda shape, sizes: shape, lambda shape, sizes: shape),
+    (lambda operand, dim: (operand, dim), lambda operand, dim: (operand, dim)),
+    (lambda operand, dim, size: (operand, dim), _sum_mapped),
 )
 gather_p, take_p = _jax.define_dual_primitives(
     ("device_gather", "device_take"),
-    (_gathered, _taken),
-    (_after_gather, _after_take),
+    (lambda shape, sizes: (math.prod(sizes), *shape), lambda shape, sizes: shape[1:]),
+    (lambda operand, dim: (operand, dim + 1), _after_take),
     (_all_mapped, _own_mapped),
 )
 

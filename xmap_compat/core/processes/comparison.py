@@ -8,7 +8,6 @@ import importlib
 import math
 import os
 import threading
-import warnings
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -175,4 +174,4 @@ def _is_shared(x):
 
 @functools.cache
 def _warn_once_that_nothing_is_compared():
-    warnings.warn(nothing_to_compare_by_text(), UserWarning, stacklevel=_jax.user_stacklevel())
+    _jax.warn_user(nothing_to_compare_by_text())

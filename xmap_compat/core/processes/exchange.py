@@ -8,7 +8,6 @@ import json
 import os
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 
@@ -108,8 +107,7 @@ class _Comparison:
                 return digests
             if self.warns and now > began + self.timeout * WARNING_AFTER:
                 self.warns = False
-                text = errors.processes_late_text(missing, now - began, until - now, self.place)
-                warnings.warn(text, UserWarning, stacklevel=_jax.user_stacklevel())
+                _jax.warn_user(errors.processes_late_text(missing, now - began, until - now, self.place))
             self.store.wait(
                 f"{self.folder}/digest", str(missing[0]), min(until - now, self.timeout * WARNING_AFTER, 1.0)
             )

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_of
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0
+from xmap_compat.core.values import NamedValue, is_float0, is_smooth
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
@@ -28,7 +27,8 @@ def only_arrays(fun):
 
     def apply(*args):
         outs = fun(*args)
-        kept[:] = [x is not None and not _jax.is_symbolic_zero(x) and _dtype(x) != _jax.float0 for x in outs]
+        zeros = (x is None or _jax.is_symbolic_zero(x) or getattr(x, "dtype", None) == _jax.float0 for x in outs)
+        kept[:] = [not zero for zero in zeros]
         return list(itertools.compress(outs, kept))
 
     def restore(outs):
@@ -36,10 +36,6 @@ def only_arrays(fun):
         return [next(rest) if keep else None for keep in kept]
 
     return apply, restore
-
-
-def _dtype(x):
-    return getattr(x, "dtype", None)
 
 
 def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:
@@ -128,11 +124,6 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
     return trace(apply, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
 
 
-def is_smooth(x: Any) -> bool:
-    """Whether a value, or a value of a type, has a derivative: integers have none."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
 def is_no_array(value: NamedValue) -> bool:
     """Whether a tangent or cotangent belongs to an integer, or is known to be zero."""
     return is_float0(value) or _jax.is_symbolic_zero(value.data)
@@ -141,14 +132,10 @@ def is_no_array(value: NamedValue) -> bool:
 def positional_zero(value: NamedValue) -> Any:
     """Zero for one element of the named axes, in the form that a rule expects."""
     if _jax.is_symbolic_zero(value.data):
-        return _jax.symbolic_zero_of(positional_shape(value), value.data.dtype)
-    return np.zeros(positional_shape(value), value.data.dtype)
-
-
-def positional_shape(value: NamedValue) -> tuple[int, ...]:
-    return tuple(np.shape(value.data)[k] for k in value.positional_dims())
+        return _jax.symbolic_zero_of(value.positional_shape(), value.data.dtype)
+    return np.zeros(value.positional_shape(), value.data.dtype)
 
 
 def positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(value.data)
-    return jax.ShapeDtypeStruct(positional_shape(value), aval.dtype, weak_type=aval.weak_type)
+    return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)

@@ -22,7 +22,7 @@ from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.device import conform, conform_to_names, vary_as, vary_over
 from xmap_compat.core.names import Names, scan_carry_names, while_names
 from xmap_compat.core.rules.reductions import max_over
-from xmap_compat.core.values import NamedValue, is_inexact, split, transposed, without
+from xmap_compat.core.values import NamedValue, is_smooth, split, transposed, without
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
@@ -147,8 +147,7 @@ def _while_any(condition: _Condition, step, first, asked_again: bool):
 
 def _select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
     """The cases that ``which`` chooses; its positional dimensions are the first ones of each case."""
-    shape = [np.shape(cases[0].data)[k] for k in cases[0].positional_dims()]
-    trailing = shape[which.dims.count(None) :] if None in which.dims else []
+    trailing = cases[0].positional_shape()[which.dims.count(None) :] if None in which.dims else []
     if trailing:
         full = (*which.data.shape, *trailing)
         data = lax.broadcast_in_dim(which.data, full, range(which.data.ndim))
@@ -258,7 +257,7 @@ class _Cut(dict):
 
     def __missing__(self, variable: Any) -> NamedValue:
         value = self._outside[variable]
-        return self.setdefault(variable, self._cut(value) if is_inexact(value) else value)
+        return self.setdefault(variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value)
 
 
 def _cut(ev, taken, value):

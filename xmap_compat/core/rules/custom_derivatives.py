@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
@@ -17,7 +16,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.device import conform, vary_alike
 from xmap_compat.core.rules.callables import evaluate_callable, evaluate_whole
 from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
-from xmap_compat.core.values import NamedValue
+from xmap_compat.core.values import NamedValue, is_smooth
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
@@ -35,7 +34,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     """
     names = ev.checker.equation(eqn, [v.names for v in operands])
     operands = vary_alike(ev.view, operands)
-    inexact = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
+    inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
     def conformed(primals, outs):
         """Results that vary as their names say, and as the operands do."""

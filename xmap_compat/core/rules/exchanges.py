@@ -40,17 +40,18 @@ from xmap_compat.core.values import (
 )
 
 
-def sum_scatter(view: DeviceView, value: NamedValue, names: AxisNames, position: int, tiled: bool) -> NamedValue:
+def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.psum_scatter``: a local sum, then one reduce-scatter."""
+    names, position = axis_names(params), params["scatter_dimension"]
     if not view.present(value, names):
         chunk = _own_chunk(view, value, names, position)
         repeats = 1 if COTANGENT in value.names else view.total_size(names)
         result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
-        return result if tiled else squeeze_positional(result, position)
-    value = conform_to_names(view, value, value.names | view.own(names))
-    summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
-    result = _scattered(view, summed, names, position)
-    return result if tiled else squeeze_positional(result, position)
+    else:
+        value = conform_to_names(view, value, value.names | view.own(names))
+        summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
+        result = _scattered(view, summed, names, position)
+    return result if params["tiled"] else squeeze_positional(result, position)
 
 
 def _scattered(view, summed, names, position):
@@ -105,11 +106,12 @@ def _merge_leading(data, count):
     return _jax.reshaped(data, (math.prod(data.shape[:count]), *data.shape[count:]))
 
 
-def all_to_all(view: DeviceView, value: NamedValue, names: AxisNames, split: int, concat: int) -> NamedValue:
+def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """The primitive behind ``lax.all_to_all``, which is always tiled: one exchange between devices.
 
     (``lax.all_to_all`` itself adds and removes dimensions of one element for the untiled form.)
     """
+    names, split, concat = axis_names(params), params["split_axis"], params["concat_axis"]
     if not view.present(value, names):
         chunk = _own_chunk(view, value, names, split)
         copies = lax.broadcast(chunk.data, (view.total_size(names),))
@@ -159,8 +161,9 @@ def _exchange(view, value, names, split):
     return NamedValue(data, dims, value.names)
 
 
-def permute(view: DeviceView, value: NamedValue, names: AxisNames, perm: Sequence[tuple[int, int]]) -> NamedValue:
+def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     """``lax.ppermute``: move elements between positions of the axes; positions that receive nothing are zero."""
+    names, perm = axis_names(params), params["perm"]
     if not view.present(value, names):
         return _keep_received(view, value, names, perm)
     value = conform_to_names(view, value, value.names | view.own(names))
@@ -299,18 +302,6 @@ def _matching(pairs):
             receivers.add(destination)
             matched.append((source, destination))
     return matched
-
-
-def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    return sum_scatter(view, value, axis_names(params), params["scatter_dimension"], params["tiled"])
-
-
-def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    return all_to_all(view, value, axis_names(params), params["split_axis"], params["concat_axis"])
-
-
-def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    return permute(view, value, axis_names(params), params["perm"])
 
 
 TRANSLATIONS = {

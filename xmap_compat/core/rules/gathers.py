@@ -10,10 +10,6 @@ from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import NamedValue, merge_positional, move_positional
 
 
-def _axis_index(view: DeviceView, params: Params) -> NamedValue:
-    return index_of(view, axis_names(params))
-
-
 def _all_gather(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
     return _put(gather_over(view, value, axis_names(params), params.get("to", "invarying")), params)
 
@@ -30,6 +26,6 @@ def _put(gathered, params):
 
 
 TRANSLATIONS = {
-    "axis_index": Translation(_axis_index),
+    "axis_index": Translation(lambda view, params: index_of(view, axis_names(params))),
     "all_gather": Translation(_all_gather, _all_gather_in_groups),
 }

@@ -57,7 +57,7 @@ def _elementwise(view, primitive, operands, params):
     dims = (*dict.fromkeys(missing), *dims)
     names = frozenset().union(*(v.names for v in operands))
     scalars_broadcast = rank > 0 or primitive.name not in _NO_SCALARS
-    shape = next((tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands if v.dims.count(None)), ())
+    shape = next((v.positional_shape() for v in operands if v.dims.count(None)), ())
     data = [
         x if scalars_broadcast and not v.dims else _aligned(view, x, v.dims, dims, shape)
         for v, x in ((v, vary_over(view, v, names).data) for v in operands)
@@ -81,7 +81,7 @@ def _clamp(view, primitive, operands, params):
     _, x, _ = operands
     names = frozenset().union(*(v.names for v in operands))
     dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
-    shape = tuple(np.shape(x.data)[k] for k in x.positional_dims())
+    shape = x.positional_shape()
     varied = [vary_over(view, v, names) for v in operands]
     data = [
         _aligned(view, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
@@ -71,7 +70,7 @@ def _laid_out(view: DeviceView, value: NamedValue, free: Free, named: bool) -> N
 
 
 def _shapes(operands):
-    return [tuple(np.shape(v.data)[k] for k in v.positional_dims()) for v in operands]
+    return [v.positional_shape() for v in operands]
 
 
 def _equal(sizes, others):

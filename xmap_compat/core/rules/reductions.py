@@ -19,18 +19,17 @@ from xmap_compat.core.parameters import Params, axis_names, positions
 from xmap_compat.core.rules.groups import reduce_in_groups, sum_in_groups
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
-from xmap_compat.core.values import COTANGENT, NamedValue, without
-
-
-def _drop(value: NamedValue, names: AxisNames, data: Any, positions=()) -> NamedValue:
-    gone = {value.positional_dims()[p] for p in positions}
-    dims = tuple(n for k, n in enumerate(value.dims) if k not in gone)
-    return NamedValue(data, without(dims, names), value.names - frozenset(names))
+from xmap_compat.core.values import COTANGENT, NamedValue, is_smooth
 
 
 def _reduction_dims(value, names, positions):
     own = value.positional_dims()
     return sorted([*value.dims_of(names), *(own[p] for p in positions)])
+
+
+def _reduced(value, names, dims, data):
+    kept = tuple(n for k, n in enumerate(value.dims) if k not in dims)
+    return NamedValue(data, kept, value.names - frozenset(names))
 
 
 def sum_over(view: DeviceView, value: NamedValue, names: AxisNames, positions: Sequence[int] = ()) -> NamedValue:
@@ -43,7 +42,7 @@ def sum_over(view: DeviceView, value: NamedValue, names: AxisNames, positions: S
     repeats = view.total_size(n for n in names if n not in present)
     if repeats != 1 and COTANGENT not in value.names:
         data = data * np.asarray(repeats).astype(data.dtype)
-    return _drop(value, names, data, positions)
+    return _reduced(value, names, dims, data)
 
 
 def _extremum_over(reduce: Callable, across: Callable):
@@ -56,14 +55,14 @@ def _extremum_over(reduce: Callable, across: Callable):
             data = local(value.data)
         else:
             data = _across_devices(view, lambda x: across(view, local(x), mesh_axes), value.data, dims, mesh_axes)
-        return _drop(value, names, data, positions)
+        return _reduced(value, names, dims, data)
 
     return translate
 
 
 def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence[int], mesh_axes: tuple[Any, ...]):
     """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as within one."""
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
+    if not is_smooth(x):
         return extremum(x)
     if view.typed and set(mesh_axes) <= set(view.mesh_axes):
         params = {"reduced": tuple(dims), "mesh_axes": mesh_axes, "widens": view.widens}

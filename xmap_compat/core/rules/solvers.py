@@ -10,7 +10,6 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.device import vary_over
-from xmap_compat.core.names import linear_solve_names
 from xmap_compat.core.rules.custom_derivatives import custom_jvp
 from xmap_compat.core.values import NamedValue, split
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
-    names = linear_solve_names([v.names for v in operands])
+    names = frozenset().union(*(v.names for v in operands))
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
     operands = [vary_over(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)

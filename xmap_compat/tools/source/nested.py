@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xmap_compat.core.specs import AxisSpec, is_single_spec, parse_specs, spec_names
+from xmap_compat.core.specs import AxisSpec, is_spec, parse_specs, spec_names
 from xmap_compat.tools.source.text import NotWritable, literal, prefix
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def is_xmap(callee: Any) -> bool:
 
 def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
     """An xmap inside another one, as a vmap for each of its axes: the first one outermost, each on its mesh axes."""
-    if isinstance(in_axes, list) and not is_single_spec(in_axes):
+    if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)
     given, results = parse_specs("in_axes", in_axes), parse_specs("out_axes", out_axes)
     axes_inside = spec_names([given, results])
