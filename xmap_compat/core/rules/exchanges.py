@@ -167,8 +167,7 @@ def permute(view: DeviceView, value: NamedValue, names: AxisNames, perm: Sequenc
     mesh, local = view.parts_by_kind(names)
     local_names = [part.name for part in local]
     data = _merge_leading(leading(value, local_names), len(local))
-    parts = view.parts(names)
-    device, slot = _linear_index(parts, mesh), _linear_index(parts, local)
+    device, slot = (_linear_index(view.parts(names), kind) for kind in (mesh, local))
     moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
     data = _permute_slots(view, data, moves, tuple(part.name for part in mesh))
     data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
@@ -210,7 +209,8 @@ def _permute_slots(view, data, moves, mesh_axes):
     for source, slot, destination, target in moves:
         if source == destination:
             taken[destination, target] = slot
-    for batch in exchange_rounds([m for m in moves if m[0] != m[2]]):
+    traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
+    for batch in exchange_rounds(traveling):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
