@@ -144,8 +144,8 @@ def test_compiled_programs_are_no_worse(case):
     assert [v for v in report.compiled_verdicts(compare(case)) if not v.met] == []
 
 
-# Programs whose gradient moves more bytes or in more collectives than by hand under some placement, and why: on the newest
-# releases none.
+# Programs whose gradient moves more bytes or in more collectives than by hand under some placement, and why: none
+# since jax 0.12.
 MOVES_MORE = {}
 if jax.__version_info__ < (0, 12):
     for step in ("fsdp", "sequence"):
