@@ -238,16 +238,15 @@ def _take_slots(view, buffers, table, mesh_axes):
 
 
 def _take_static(buffers, rows):
+    if len(rows) > 1 and len(buffers) == 1 and np.array_equal(rows[::-1], np.arange(len(buffers[0]))):
+        return lax.rev(buffers[0], (0,))
     begin = np.cumsum([0, *(len(buffer) for buffer in buffers)])
     of = np.searchsorted(begin, rows, "right") - 1
     runs = np.split(rows - begin[of], np.nonzero((np.diff(rows) != 1) | (np.diff(of) != 0))[0] + 1)
     if len(runs) <= 4:
         firsts = of[np.cumsum([0, *map(len, runs[:-1])])]
         return _joined([_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
-    data = _joined(buffers)
-    if (np.diff(rows) == -1).all() and len(rows) == data.shape[0]:
-        return lax.rev(data, (0,))
-    return jnp.take(data, rows, axis=0, mode="clip")
+    return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
 
 
 def _sliced(x, start, stop):
