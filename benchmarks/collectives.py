@@ -4,6 +4,9 @@ Each collective is differentiated from outside, and inside for a given cotangent
 each device of all mesh axes (``split``) or of one (``half``), and one on each device (``full``).  By hand it is what
 someone writes for ``jax.shard_map(check_vma=True)``: a gather is ``lax.all_gather``, whose transpose is a
 reduce-scatter; a gradient inside is the transposed collective.
+
+The loss is half the weighted squares of all results, so that a cotangent depends on the result, as that of a training
+step does.  Where it does not, XLA sums it beside the results, before the backward pass begins.
 """
 
 from __future__ import annotations
@@ -244,9 +247,12 @@ def _broadcast(y, local, each):
 
 
 def _weighted(y, c):
-    """For each element the sum of its result, weighted along the last dimension."""
-    weights = c.reshape(len(c), *(1,) * (y.ndim - 2), c.shape[-1])
-    return (y * weights).sum(range(1, y.ndim))
+    """For each element the loss of its result, weighted along the last dimension."""
+    return (y**2 * _weights(y, c)).sum(range(1, y.ndim)) / 2
+
+
+def _weights(y, c):
+    return c.reshape(len(c), *(1,) * (y.ndim - 2), c.shape[-1])
 
 
 def _case(name, kind, named, by_hand, each_result):
@@ -265,10 +271,10 @@ def _case(name, kind, named, by_hand, each_result):
 
 
 def from_outside(name, pair, kind):
-    """The gradient of a weighted sum of all results."""
+    """The gradient of the loss of all results."""
 
     def body(v, c):
-        return jnp.sum(pair.body(v) * c)
+        return jnp.sum(pair.body(v) ** 2 * c) / 2
 
     def on_device(axes, x, c):
         return _weighted(_broadcast(pair.on_device(x, axes), len(x), pair.each), c)
@@ -280,11 +286,11 @@ def from_outside(name, pair, kind):
 
 
 def from_inside(name, pair, kind):
-    """The gradient that each element takes in its body."""
+    """The gradient that each element takes in its body, of the loss of its result."""
 
     def body(v, c):
         y, pull = jax.vjp(pair.body, v)
-        return jnp.sum(y * c), pull(jnp.broadcast_to(c, y.shape))[0]
+        return jnp.sum(y**2 * c) / 2, pull(y * c)[0]
 
     def on_device(axes, x, c):
         def each(x):
@@ -293,8 +299,7 @@ def from_inside(name, pair, kind):
             return lax.pcast(y, missing, to="varying") if missing else y
 
         y, pull = jax.vjp(each, x)
-        weights = c.reshape(len(c), *(1,) * (y.ndim - 2), c.shape[-1])
-        return _weighted(y, c), pull(jnp.broadcast_to(weights, y.shape))[0]
+        return _weighted(y, c), pull(y * _weights(y, c))[0]
 
     return _case(f"{name} inside", kind, _identity, _identity, (body, on_device))
 

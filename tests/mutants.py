@@ -414,7 +414,7 @@ found_by(
         "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
         "if (table == table[:1]).all():": "if True:",
         "taken[taken < 0] = nothing": "taken[taken < 0] = 0",
-        "return lax.rev(data, (0,))": "return data",
+        "return lax.rev(buffers[0], (0,))": "return buffers[0]",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
         "nothing += width": "nothing += 1",
         "copies = lax.broadcast(chunk.data, (view.total_size(names),))": "copies = lax.broadcast(chunk.data, (1,))",
@@ -460,6 +460,10 @@ found_by(
             "if False:\n        return value\n    here"
         ),
         "if devices > 1 and slots == 1:": "if False:",
+        "traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
+            "traveling = [m for m in moves if m[0] != m[2]]"
+        ),
+        "if len(rows) > 1 and len(buffers) == 1 and": "if False and",
         "if len(runs) <= 4:": "if False:",
         "if received.all():": "if False:",
         "pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))": (

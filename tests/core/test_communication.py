@@ -206,6 +206,13 @@ def test_a_reversal_is_one_permute(resources):
     assert [(t.kind, t.elements) for t in found] == [("collective-permute", per_device(resources))]
 
 
+def test_a_reversal_lies_in_place_on_arrival():
+    reverse = xmap(lambda v: lax.ppermute(v, "a", PERMUTATIONS["reverse"]), ["a"], ["a"], axis_resources={"a": "x"})
+    with MESH:
+        staged = str(jax.make_jaxpr(reverse)(np.ones(A, np.float32)))
+    assert re.findall(r"= (ppermute|slice|concatenate|rev|gather)\b", staged) == ["rev", "ppermute"]
+
+
 @pytest.mark.parametrize("resources", FULL, ids=str)
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_rotation_of_a_full_axis_is_one_permute(k, resources):

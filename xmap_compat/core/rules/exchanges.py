@@ -170,8 +170,7 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     mesh, local = view.parts_by_kind(names)
     local_names = [part.name for part in local]
     data = _merge_leading(leading(value, local_names), len(local))
-    parts = view.parts(names)
-    device, slot = _linear_index(parts, mesh), _linear_index(parts, local)
+    device, slot = (_linear_index(view.parts(names), kind) for kind in (mesh, local))
     moves = [(device[s], slot[s], device[d], slot[d]) for s, d in perm]
     data = _permute_slots(view, data, moves, tuple(part.name for part in mesh))
     data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
@@ -213,7 +212,8 @@ def _permute_slots(view, data, moves, mesh_axes):
     for source, slot, destination, target in moves:
         if source == destination:
             taken[destination, target] = slot
-    for batch in exchange_rounds([m for m in moves if m[0] != m[2]]):
+    traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
+    for batch in exchange_rounds(traveling):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
@@ -241,16 +241,15 @@ def _take_slots(view, buffers, table, mesh_axes):
 
 
 def _take_static(buffers, rows):
+    if len(rows) > 1 and len(buffers) == 1 and np.array_equal(rows[::-1], np.arange(len(buffers[0]))):
+        return lax.rev(buffers[0], (0,))
     begin = np.cumsum([0, *(len(buffer) for buffer in buffers)])
     of = np.searchsorted(begin, rows, "right") - 1
     runs = np.split(rows - begin[of], np.nonzero((np.diff(rows) != 1) | (np.diff(of) != 0))[0] + 1)
     if len(runs) <= 4:
         firsts = of[np.cumsum([0, *map(len, runs[:-1])])]
         return _joined([_sliced(buffers[k], int(run[0]), int(run[-1]) + 1) for k, run in zip(firsts, runs)])
-    data = _joined(buffers)
-    if (np.diff(rows) == -1).all() and len(rows) == data.shape[0]:
-        return lax.rev(data, (0,))
-    return jnp.take(data, rows, axis=0, mode="clip")
+    return jnp.take(_joined(buffers), rows, axis=0, mode="clip")
 
 
 def _sliced(x, start, stop):
