@@ -187,6 +187,7 @@ def test_programs_in_the_style_of_real_ones_leave(name, tmp_path):
     constructions, patched = COUNTS[name]
     assert f"{patched} of {constructions} constructions patched" in done.stdout, done.stdout + done.stderr
     assert done.returncode == (constructions != patched)
+    assert ("by its calls only" in " ".join(done.stdout.split())) == (name == "nested.py")  # the others are proved
 
 
 def test_most_constructions_of_the_programs_are_patched():

@@ -101,6 +101,26 @@ def test_a_wrong_edit_of_what_no_call_took_is_run_but_not_proved(how, tmp_path, 
         assert_close(left.run(), truth())
 
 
+JITTED = """
+@jax.jit
+def share(v):
+    return jax.nn.softmax(v, 'k')
+
+def body(v, flag):
+    return lax.cond(flag, share, lambda v: v, v) + jax.nn.log_softmax(v, 'k')
+
+f = xmap(body, (['k', ...], [...]), ['k', ...])
+results = f(x, False), f(x, False)
+"""
+
+
+def test_a_jitted_function_that_the_program_has_traced_is_traced_again(tmp_path, monkeypatch):
+    """Its axes have the same names in the edited text, so that JAX would give the trace that it has kept."""
+    left = left_with(tmp_path, monkeypatch, JITTED, r"\bsoftmax_over", "log_softmax_over")
+    assert left.proofs[0].startswith("it lacks ")
+    assert_close(left.run(), (x + x - np.log(np.exp(x).sum(0)),) * 2)
+
+
 def test_a_program_is_as_it_was_after_its_edits_are_proved(tmp_path, monkeypatch):
     """Codes and global variables, and what jitted functions have traced."""
     states = []
@@ -193,3 +213,14 @@ def test_a_construction_that_is_not_proved_is_left_out_and_nothing_runs(tmp_path
     monkeypatch.setattr(left, "execute", None)  # nothing is run
     problems = left.second_run(Edited(cs, []), "", {c.line: c for c in cs})
     assert problems == {2: "its edited functions compute something else: it lacks pmin"}
+
+
+def test_the_table_says_which_constructions_are_compared_by_their_calls_only(tmp_path, monkeypatch, capsys):
+    (tmp_path / "p.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    left = command.Leaving(command.Options(), ["p.py"], str(tmp_path))
+    cs = [Construction("p.py", k, recorded=2, differentiated=True, unproved=why) for k, why in ((1, ""), (2, "a loop"))]
+    assert left.report(cs, {}) == 0
+    proved, other, _ = capsys.readouterr().out.splitlines()[1:]
+    assert proved.endswith("verified on 2, with gradients")
+    assert other.endswith("verified on 2, with gradients, by its calls only: a loop")
