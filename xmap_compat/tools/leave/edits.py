@@ -176,7 +176,8 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
     """The edits of constructions that are kept, with the names that their files have for what they use."""
     kept = [c for c in cs if c.made and not c.refused]
     for c in cs:
-        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
+        is_edited = any(c in other.made.around for other in kept) and not any(cs[n].refused for n in c.inside)
+        if not (c.refused or c in kept or is_edited):
             c.refused = messages.IN_ONE_THAT_STAYS
     module = Names(name.partition(".")[0] for name in os.listdir(beside)).like("named_axes")
     paths = {c.file for c in cs if c.site} | {key[0] for c in kept for key in c.made.edits}
