@@ -12,7 +12,6 @@ import tokenize
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from xmap_compat import _jax
 from xmap_compat.tools.check.fix import Edit
 from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
@@ -76,8 +75,6 @@ def _find(c: Construction, root: str) -> None:
         raise NotWritable(messages.UNKNOWN_ARGUMENT.format(min(unknown)))
     placed = (f"{name} on {' and '.join(map(str, axes))}" for name, axes in declared.resources.items())
     c.assignment = ", ".join(placed) or "no mesh"
-    if not _jax.part_is_on("frames"):
-        raise NotWritable(messages.NO_FRAMES)
 
 
 def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: bool = False) -> None:
