@@ -639,7 +639,7 @@ def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case
     monkeypatch.setattr(left, "execute", second_run)
     monkeypatch.setattr(left, "changes", lambda *args, **kwargs: {})
     left.run()
-    lines = [left.reason(c, every) or f"verified on {c.recorded}" for c in every]
+    lines = [left.reason(c) or f"verified on {c.recorded}" for c in every]
     assert all(words in line for words, line in zip(expected, lines, strict=True)), lines
     assert capsys.readouterr().out.count("verified on 1") == expected.count("verified on 1")
 

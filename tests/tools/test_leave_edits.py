@@ -772,6 +772,17 @@ def test_a_function_is_not_edited_if_an_xmap_that_stays_may_call_it(tmp_path, mo
     assert left.text == HEAD + STAYS
 
 
+def test_an_xmap_in_the_body_of_one_that_stays_stays_as_well(tmp_path, monkeypatch):
+    program = """
+inner = xmap(lambda v: v - lax.psum(v, 'j'), ['j'], ['j'])
+with Mesh(devices[:4], 'i'):
+    results = xmap(lambda v: inner(v) / lax.psum(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'i'})(x)
+"""
+    left = Left(tmp_path, monkeypatch, program)
+    assert "in the body of an xmap that stays" in left.refused[0] and "name of a mesh axis" in left.refused[1]
+    assert left.text == HEAD + program
+
+
 SUMMED = """def summed(_, g):
     return (lax.psum(g, 'i'),)
 

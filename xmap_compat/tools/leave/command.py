@@ -121,10 +121,8 @@ class Leaving:
             if not reasons:
                 break
         else:
-            rest = dict.fromkeys(
-                (c.key for c in patched.values()), messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)
-            )
-            self.reasons = rest | self.reasons
+            left = (c.key for c in found.constructions if not c.refused)
+            self.reasons = dict.fromkeys(left, messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)) | self.reasons
         return self.report(found.constructions, {} if reasons else self.changes(found, patched.values()))
 
     # The two runs
@@ -237,7 +235,7 @@ class Leaving:
         text = patch.diff(changes)
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
-        reasons = [self.reason(c, constructions) for c in constructions]
+        reasons = [self.reason(c) for c in constructions]
         for c, reason in zip(constructions, reasons):
             calls = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
             calls += ", with gradients" * c.differentiated + f", by its calls only: {c.unproved}" * bool(c.unproved)
@@ -256,10 +254,6 @@ class Leaving:
             print("written:", *changes)
         return 0 if verified == len(constructions) else 1
 
-    def reason(self, c: Construction, constructions: Sequence[Construction]) -> str:
+    def reason(self, c: Construction) -> str:
         """Why a construction stays; empty if it is verified."""
-        stays = lambda c: c.refused or c.key in self.reasons  # noqa: E731
-        if stays(c):
-            return self.reasons.get(c.key) or f"refused: {c.refused}"
-        inside = not c.edits and any(stays(constructions[n]) for n in c.inside)
-        return messages.NOT_VERIFIED.format(messages.AROUND_IS_NOT) if inside else ""
+        return self.reasons.get(c.key) or (c.refused and f"refused: {c.refused}")

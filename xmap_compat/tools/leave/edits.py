@@ -12,7 +12,6 @@ import tokenize
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from xmap_compat import _jax
 from xmap_compat.tools.check.fix import Edit
 from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
@@ -77,8 +76,6 @@ def _find(c: Construction, root: str) -> None:
         raise NotWritable(messages.UNKNOWN_ARGUMENT.format(min(unknown)))
     placed = (f"{name} on {' and '.join(map(str, axes))}" for name, axes in declared.resources.items())
     c.assignment = ", ".join(placed) or "no mesh"
-    if not _jax.part_is_on("frames"):
-        raise NotWritable(messages.NO_FRAMES)
 
 
 def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: bool = False) -> None:
@@ -177,7 +174,8 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
     """The edits of constructions that are kept, with the names that their files have for what they use."""
     kept = [c for c in cs if c.made and not c.refused]
     for c in cs:
-        if not (c.refused or c in kept or any(c in other.made.around for other in kept)):
+        is_edited = any(c in other.made.around for other in kept) and not any(cs[n].refused for n in c.inside)
+        if not (c.refused or c in kept or is_edited):
             c.refused = messages.IN_ONE_THAT_STAYS
     module = Names(name.partition(".")[0] for name in os.listdir(beside)).like("named_axes")
     paths = {c.file for c in cs if c.site} | {key[0] for c in kept for key in c.made.edits}

@@ -32,7 +32,6 @@ NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is m
 UNPACKED = "unpacked arguments of xmap: write them out"
 DIFFERENT_AXES = "this line makes xmaps that differ in their axes: write one call of xmap for each"
 UNKNOWN_ARGUMENT = "the argument {} of xmap, which jax.jit does not have"
-NO_FRAMES = "this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set"
 DIFFERENT_TEXTS = "its calls need different texts, as their meshes or sizes differ: write one xmap for each"
 INSIDE_AND_OUTSIDE = (
     "gradients are taken inside (of it, or of an xmap with the same rules) and of it from outside, and a backward rule "
@@ -68,4 +67,3 @@ ENTERED_IN_A_TRACE = (
 TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"
 OTHERS_DIFFER = "in each round others have differed: run leave again when those are changed"
 NONE_RECORDED = "none of its calls could be recorded"
-AROUND_IS_NOT = "the one around it is not"

@@ -52,6 +52,8 @@ def check(plan: CallPlan, typed: bool) -> None:
     Args:
       typed: whether JAX checks which values vary over the mesh. If so, cotangents are whole.
     """
+    if not _jax.part_is_on("frames"):
+        raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
     placements = plan.staged.placed.placements
     mesh_of = lambda names: {m for n in names if n in placements for m in placements[n].mesh_axes}  # noqa: E731
     split = {m for m, size in plan.mesh.shape.items() if size > 1} if plan.mesh is not None else set()

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.mesh import entered
 from xmap_compat.core.placement import current_scope
@@ -84,8 +83,6 @@ def _written(plan: CallPlan) -> Written:
         raise NotWritable("a call of xmap in the body of another: ask for the source of the outer call")
     if any(plan.staged.placed.undeclared):
         raise NotWritable("a result varies over an axis that its out_axes do not name")
-    if not _jax.part_is_on("frames"):
-        raise NotWritable("this JAX does not say which calls made an operation, or XMAP_COMPAT_PUBLIC is set")
     names, rules = axis_names(plan), rules_over(plan)
     unchecked = why_unchecked(plan, names, rules)
     if unchecked is None:

@@ -149,13 +149,12 @@ class Wrapper:
         about = f"{takes} -> {', '.join(r.type for r in self.plan.results)}."
         if len(about) > 76:
             about = f"Arrays: {len(self.plan.arguments)} -> {len(self.plan.results)}."
-        decorators = [*([f"@{self.module.helper('values_only')}"] if self.only_values else []), "@jax.jit"]
-        called = self.called
+        decorator, called = "@jax.jit", self.called
         if self.takes_mesh:
-            decorators = [f"@jax.jit(static_argnames={literal(self.mesh)})"]
+            decorator = f"@jax.jit(static_argnames={literal(self.mesh)})"
             called = f"{self.called[:-1]}{', ' * bool(self.arguments)}*, {self.mesh})"
         body = (f'"""{about}"""', *self._body())
-        return [*decorators, f"def {self.entry}{called}:", *(f"    {line}" for line in body)]
+        return [decorator, f"def {self.entry}{called}:", *(f"    {line}" for line in body)]
 
     def _body(self) -> Iterator[str]:
         """A statement for each map, the innermost one first."""
@@ -170,8 +169,8 @@ class Wrapper:
                 yield from (f"# {line}" for line in textwrap.wrap(why, WIDTH - 6))
             yield f"{self.mapped} = {name}({', '.join([function, *options])})"
             function = self.mapped
-        if self.takes_mesh and self.only_values:
-            yield f"{self.mapped} = {self.module.helper('values_only')}({self.mapped})"
+        if self.only_values:
+            function = f"{self.module.helper('values_only')}({function})"
         yield f"return {function}{self.called}"
 
     def _given(self, text: Callable[[AxisSpec], str]) -> str:
