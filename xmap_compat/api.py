@@ -353,10 +353,10 @@ class Planner:
         """
         if kwargs:
             raise errors.keyword_arguments(kwargs)
-        describe = importlib.import_module("xmap_compat.tools.plan").describe
+        describe = importlib.import_module("xmap_compat.tools.plan").describe_made
         with entered(check_mesh(f"{self.declared.name}.plan", mesh)):
             try:
-                return describe(self.declared, *args)
+                return describe(self.declared, None, args)
             except TypeError:
                 _check_values(args)
                 raise

@@ -54,8 +54,12 @@ def trace_program(
 
     @functools.wraps(fun)
     def remembering(*args):
-        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes), _noted_errors():
-            return fun(*args)
+        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
+            try:
+                return fun(*args)
+            except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+                _notes().add_note(error)  # that relates it to named axes
+                raise
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
@@ -91,16 +95,6 @@ def _trace(fun, types, body, return_shape):
 
 def _notes() -> Any:
     return importlib.import_module("xmap_compat.core.notes")
-
-
-@contextlib.contextmanager
-def _noted_errors() -> Iterator[None]:
-    """While the user's function is traced, add notes to its errors that relate them to named axes."""
-    try:
-        yield
-    except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-        _notes().add_note(error)
-        raise
 
 
 def _mesh_axes(body):

@@ -13,6 +13,7 @@ from xmap_compat.core.errors import should_be
 from xmap_compat.tools.combined import combined
 from xmap_compat.tools.hardware import Hardware
 from xmap_compat.tools.staged import Tree
+from xmap_compat.tools.text import by_key
 from xmap_compat.tools.transfers import Transfer, transfers_of
 from xmap_compat.tools.work import bytes_held, work_of
 
@@ -79,8 +80,5 @@ def price(
 
 def bytes_by_axis(transfers: Sequence[Transfer]) -> dict[Any, int]:
     """Bytes that each device sends, by mesh axis or tuple of mesh axes; a while loop counts as one iteration."""
-    sent: dict[Any, int] = {}
-    for t in transfers:
-        key = t.mesh_axes[0] if len(t.mesh_axes) == 1 else t.mesh_axes
-        sent[key] = sent.get(key, 0) + t.counted
-    return sent
+    over = by_key(transfers, lambda t: t.mesh_axes[0] if len(t.mesh_axes) == 1 else t.mesh_axes)
+    return {axes: sum(t.counted for t in some) for axes, some in over.items()}

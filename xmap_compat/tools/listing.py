@@ -203,11 +203,8 @@ def _is_usual(value):
 
 def _nested_function(params) -> str | None:
     """The name of the called function, if it is xmapped."""
-    for sub in _jax.subjaxprs(params):
-        for eqn in _jax.open_jaxpr(sub)[0].eqns:
-            for call in marks.marked(_jax.name_stack(eqn)):
-                return call.function
-    return None
+    own = (eqn for eqn, around in _jax.walk(params) if not around)
+    return next((call.function for eqn in own for call in marks.marked(_jax.name_stack(eqn))), None)
 
 
 def _inner_name(params):

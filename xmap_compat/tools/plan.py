@@ -204,17 +204,13 @@ class Staged:
 # ---------------------------------------------------------------------------- making it
 
 
-def describe(declared: calls.Declaration, *args: Any) -> CallPlan:
+def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]) -> CallPlan:
     """The plan of one call, which is traced but neither compiled nor executed.
 
     Args:
+      made: the call with its placements, if it is being traced: no function of the user runs again.
       args: as for the call; arrays may be ``jax.ShapeDtypeStruct``.
     """
-    return describe_made(declared, None, args)
-
-
-def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, args: tuple[Any, ...]) -> CallPlan:
-    """The plan of a call that is being traced and has its placements: no function of the user runs again."""
     marks, placed = Marks(), made
 
     def call(*args):

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement
+from xmap_compat.core.rules.callables import positional_type
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue
 from xmap_compat.tools.listing import Position, named_type, position_of
 from xmap_compat.tools.staged import Operation, Tree, Value, bytes_of
 from xmap_compat.tools.text import by_key, listed, plural, short_type
@@ -129,7 +129,9 @@ class Marks:
         """The mark of an equation; an equation in a function that is called twice has two."""
         where = position_of(eqn) or (self._around[-1][1] if self._around else None)
         self._around.append((id(eqn), where))
-        marked = MarkedEquation(len(self.found), eqn, tuple(map(_operand, operands)), where, placements)
+        marked = MarkedEquation(
+            len(self.found), eqn, tuple(Operand(v.names, positional_type(v)) for v in operands), where, placements
+        )
         marked = self.found.setdefault(tuple(self._around), marked)
         try:
             yield f"{_MARK}{marked.number}"
@@ -162,23 +164,11 @@ class MarkedEquation:
         return mentioned_names(self.eqn.params) if self.eqn.primitive.name in COLLECTIVES else ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Operand:
-    """An operand of such an equation.
-
-    Attributes:
-      names: the axes that it varies over.
-      shape: its positional shape.
-    """
+class Operand(NamedTuple):
+    """An operand of such an equation: the axes that it varies over, and its positional type."""
 
     names: frozenset[AxisName]
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def _operand(value: NamedValue) -> Operand:
-    aval = jax.typeof(value.data)
-    return Operand(value.names, tuple(n for n, name in zip(aval.shape, value.dims) if name is None), aval.dtype)
+    type: jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +240,7 @@ def _is_over(placement: Placement, mesh_axes: Sequence[Any]) -> bool:
 def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
     primitive = marked.eqn.primitive.name
     transfers = tuple(t for t in done if isinstance(t, Transfer))
-    operands = tuple(named_type(o.dtype, o.shape, o.names, marked.placements) for o in marked.operands)
+    operands = tuple(named_type(o.type.dtype, o.type.shape, o.names, marked.placements) for o in marked.operands)
     if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
         agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(marked.eqn), _jax.While) else []
         operands, done = (), [*agreement, *transfers]

@@ -15,6 +15,7 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.tools.staged import REDUCTIONS, SCATTERS, Operation, Tree, Value, itemsize, size_of, words
+from xmap_compat.tools.text import by_key
 from xmap_compat.tools.transfers import KINDS
 
 
@@ -225,9 +226,7 @@ def _peak(kernels: Sequence[_Kernel], results: set[Value]) -> float:
     """The most bytes of temporaries and results at one time; an operand after its last use may become the result."""
     temporary = {value for kernel in kernels for value in kernel.writes if value not in results}
     last = {value: k for k, kernel in enumerate(kernels) for value in kernel.reads if value in temporary}
-    ends: dict[int, list[Value]] = {}
-    for value, k in last.items():
-        ends.setdefault(k, []).append(value)
+    ends = by_key(last, last.__getitem__)
     alive = peak = 0.0
     for k, kernel in enumerate(kernels):
         ended = sum(v.nbytes for v in ends.get(k, []))

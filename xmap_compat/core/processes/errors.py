@@ -10,11 +10,6 @@ def process_list(processes: Sequence[int]) -> str:
     return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
 
 
-def verb(processes: Sequence[int], word: str) -> str:
-    """``calls`` for one process, ``call`` for several."""
-    return word if len(processes) > 1 else f"{word}s"
-
-
 _SAME_CALLS = "All processes of a mesh must make the same calls of xmapped functions, in the same order."
 
 

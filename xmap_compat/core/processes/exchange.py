@@ -141,7 +141,7 @@ def _difference(processes, details, others):
     (place, parts, program), (other_place, other_parts, other_program) = details, others
     if parts["function"] != other_parts["function"]:
         return (
-            f"{who} {errors.verb(processes, 'call')} `{parts['function']}` ({place}) where the others call "
+            f"{who} call{'s' if len(processes) == 1 else ''} `{parts['function']}` ({place}) where the others call "
             f"`{other_parts['function']}` ({other_place})"
         )
     differing = [_shown(key, parts[key], other_parts[key]) for key in parts if parts[key] != other_parts[key]]

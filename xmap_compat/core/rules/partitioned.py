@@ -130,10 +130,6 @@ def _convolution(params, operands):
     return Layout([numbers.lhs_spec[:2], numbers.rhs_spec[:2]], [numbers.out_spec[:2]], named=True)
 
 
-def _fft(params, operands):
-    return Layout([()], [()])
-
-
 _LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layout]] = {
     "gather": _gather,
     **dict.fromkeys(("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"), _scatter),
@@ -142,7 +138,7 @@ _LAYOUTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[NamedValue]], Layou
     "sort": _sort,
     "top_k": _top_k,
     "conv_general_dilated": _convolution,
-    "fft": _fft,
+    "fft": lambda params, operands: Layout([()], [()]),
 }
 
 # Primitives that fail where even one axis partitions them.

@@ -158,7 +158,7 @@ def _smaller(plan: CallPlan) -> CallPlan | None:
     args = [jax.ShapeDtypeStruct(shape(a), a.dtype) for a in plan.arguments]
     try:
         with entered(plan.mesh):
-            small = plans.describe(plan.staged.declared, *jax.tree.unflatten(plan.staged.in_tree, args))
+            small = plans.describe_made(plan.staged.declared, None, jax.tree.unflatten(plan.staged.in_tree, args))
         same = _without_types(written(small).text) == _without_types(written(plan).text)
     except Exception:
         return None
