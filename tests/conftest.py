@@ -95,10 +95,10 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--slow") or "slow" in config.option.markexpr or any("::" in arg for arg in config.args):
         return
     k, n = config.getoption("--slow-part") or (0, 0)
-    left_out = [item for item in items if item.get_closest_marker("slow") and not (n and part_of(item.nodeid, n) == k)]
+    left_out = {item for item in items if item.get_closest_marker("slow") and not (n and part_of(item.nodeid, n) == k)}
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparing import assert_same
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -60,29 +61,37 @@ LAYOUTS = [("x", "y", "z"), (("x", "z"), "y"), (("x", "y"), None, "z"), ("x", No
 NOT_VMAPPED = ("scatter_max",)
 
 
-def of_batch(body, resources, vmapped=True):
-    fun = xmap(body, ROWS, ROWS, axis_resources=resources)
-    loss = lambda v: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(fun(v)))
-    twice = jax.vmap(fun) if vmapped else lambda pair: fun(pair[0])
-    return jax.jit(
-        lambda v: (fun(v), jax.grad(loss)(v), jax.jvp(fun, (v,), (jnp.cos(v),))[1], twice(jnp.stack([v, v[::-1]])))
-    )
+def of_batch(names, resources):
+    """Value, gradient, tangent and batch of each of these bodies, as one program."""
+
+    def uses(name, v):
+        fun = xmap((INDEXED | SPATIAL)[name], ROWS, ROWS, axis_resources=resources)
+        loss = lambda v: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(fun(v)))
+        pair = jnp.stack([v, v[::-1]])
+        twice = fun(pair[0]) if name in NOT_VMAPPED else jax.vmap(fun)(pair)
+        return fun(v), jax.grad(loss)(v), jax.jvp(fun, (v,), (jnp.cos(v),))[1], twice
+
+    return jax.jit(lambda v: {name: uses(name, v) for name in names})
 
 
-def compare(bodies, shape=(2, 2, 2)):
+@functools.cache
+def argument_and_results(names):
+    """Those on one device."""
+    v = np.random.default_rng(0).normal(size=(4, 8, 8)).astype(np.float32)
+    return v, jax.device_get(of_batch(names, {})(v))
+
+
+def compare(*names, shape=(2, 2, 2)):
     """Values and derivatives on a mesh, and on one device."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     mesh = Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), ("x", "y", "z"))
-    v = np.random.default_rng(0).normal(size=(4, 8, 8)).astype(np.float32)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
-    for name, body in bodies.items():
-        want, fun = (of_batch(body, resources, name not in NOT_VMAPPED) for resources in ({}, {"batch": "x"}))
-        wanted = want(v)
-        for layout in LAYOUTS:
-            print(name, layout, flush=True)
-            with mesh, compiler_axes("y", "z"):
-                got = fun(jax.device_put(v, NamedSharding(mesh.physical_mesh, P(*layout))))
-            jax.tree.map(close, got, wanted)
+    v, wanted = argument_and_results(names)
+    fun = of_batch(names, {"batch": "x"})
+    for layout in LAYOUTS:
+        print(*names, layout, flush=True)
+        with mesh, compiler_axes("y", "z"):
+            got = fun(jax.device_put(v, NamedSharding(mesh.physical_mesh, P(*layout))))
+        assert_same(got, wanted, tolerance=1e-3)
     print("done")
 
 
@@ -95,7 +104,7 @@ def test_indexed_operations_do_not_end_the_process(name, request, program, tmp_p
     tests = request.config.rootpath / "tests"
     paths = [str(path) for path in (request.config.rootpath, tests / "helpers", tests / "core")]
     imports = f"import sys; sys.path[:0] = {paths}; import test_partitioned as t"
-    program(f"{imports}; t.compare({{{name!r}: t.INDEXED[{name!r}]}}, {shape})")
+    program(f"{imports}; t.compare({name!r}, shape={shape})")
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     done = forks.run("program.py", cwd=tmp_path, plain=True, XLA_FLAGS=flags)
     assert (done.returncode, done.stdout.split("\n")[-2:]) == (0, ["done", ""]), (
@@ -105,7 +114,7 @@ def test_indexed_operations_do_not_end_the_process(name, request, program, tmp_p
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 2, 2)], ids=str)
 def test_convolutions_and_transforms_along_split_dimensions(shape):
-    compare(SPATIAL, shape)
+    compare(*SPATIAL, shape=shape)
 
 
 def test_one_axis_keeps_what_is_indexed_in_its_place():

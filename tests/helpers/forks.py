@@ -54,7 +54,7 @@ def _ask(kind, content, cwd, warn, variables=None):
 @functools.cache
 def _server():
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
-    environment.update(JAX_PLATFORMS="cpu", OPENBLAS_NUM_THREADS="1")  # a process that forks has one thread
+    environment.update(JAX_PLATFORMS="cpu", JAX_DISABLE_MOST_OPTIMIZATIONS="1", OPENBLAS_NUM_THREADS="1")
     command = [sys.executable, "-W", "error", __file__]
     server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(server.communicate)
