@@ -924,6 +924,17 @@ with Mesh(devices[:4], 'd'):
 """
 
 
+def test_a_decorator_becomes_one_for_each_map(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, textwrap.dedent(PROGRAMS["a decorator"][0]))
+    maps = [
+        "    @jax.jit",
+        '    @functools.partial(jax.shard_map, in_specs=P("d"), out_specs=P())',
+        "    @functools.partial(one_element, out_axes=None)",
+        "    def second(v):",
+    ]
+    assert "\n".join(maps) in left.text
+
+
 def test_comments_in_a_call_that_is_replaced_stay_above_it(tmp_path, monkeypatch):
     left = Left(tmp_path, monkeypatch, COMMENTED)
     above = "".join(f"    # {words}\n" for words in ("why it is mapped", "rows", "and of the results"))

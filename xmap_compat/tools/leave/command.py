@@ -215,7 +215,9 @@ class Leaving:
             (file, own), *others = c.edits
             if probed:
                 probe = "lambda f: __leave_probe__({}, ({})(f))" if c.decorates else "__leave_probe__({}, {})"
-                own = dataclasses.replace(own, text=probe.format(c.number, own.text))
+                is_first = c.decorates and not own.text.startswith("lambda")  # of several decorators, a line each
+                text, *rest = own.text.split("\n", 1) if is_first else [own.text]
+                own = dataclasses.replace(own, text="\n".join([probe.format(c.number, text), *rest]))
             edits |= dict.fromkeys([(file, own), *others, *found.shared])
         users = {copy: folder for folder, copy in self.folders.items()}
         changes: dict[str, tuple[bytes | None, bytes]] = {}

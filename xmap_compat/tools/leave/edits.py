@@ -16,7 +16,7 @@ from xmap_compat.tools.check.fix import Edit
 from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
-from xmap_compat.tools.leave.in_place import InPlace, laid_out
+from xmap_compat.tools.leave.in_place import InPlace, decorators, laid_out
 from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
 from xmap_compat.tools.leave.verifying import in_a_line
@@ -124,8 +124,16 @@ def _replace(site: Site, text: str, made: InPlace) -> None:
     for key in [key for key in made.edits if key[0] == file and start <= key[1] and key[2] <= end]:
         del made.edits[key]
     marked = ours(text).replace(f"{OURS}function", function)
-    made.edits[file, start, end] = f"{'lambda function: ' * (fun is None)}{marked}"
+    if fun is None:
+        marked = _next(site.piece.text, start).join(decorators(marked)) if site.decorates else f"lambda function: {marked}"
+    made.edits[file, start, end] = marked
     made.replaced.add((file, start, end))
+
+
+def _next(text: str, start: int) -> str:
+    """What is between the decorator at a place and the next one."""
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    return f"\n{before[: len(before) - len(before.lstrip())]}@"
 
 
 # ------------------------------------------------------------------ what constructions share
@@ -189,8 +197,9 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
             path, (_, start, end) = os.path.realpath(key[0]), key
             whole, new = files[path].text, _resolved(text, names[path])
             if key in c.made.replaced:
-                line = whole[whole.rfind("\n", 0, start) + 1 :]
-                new = laid_out(new, len(line) - len(line.lstrip()))
+                line, between = whole[whole.rfind("\n", 0, start) + 1 :], _next(whole, start)
+                indent = len(line) - len(line.lstrip())
+                new = between.join(laid_out(part, indent) for part in new.split(between))
             c.edits.append((path, Edit(_position(whole, start), _position(whole, end), new)))
             if key in c.made.replaced:
                 kept_there = _comments(new)

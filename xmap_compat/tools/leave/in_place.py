@@ -128,6 +128,17 @@ class InPlace:
         raise NotWritable(messages.CLASS_WITHOUT_NAME.format(name=kind.__name__))
 
 
+def decorators(text: str) -> list[str]:
+    """The decorators that do what the calls around ``function`` do, the last one first."""
+    node, found = ast.parse(text, mode="eval").body, []
+    while isinstance(node, ast.Call):
+        parts = [ast.get_source_segment(text, part) or "" for part in (node.func, *node.keywords)]
+        name, options = parts[0], ", ".join(parts[1:])
+        found.append(f"{OURS}functools.partial({name}, {options})" if options else name)
+        (node,) = node.args
+    return found
+
+
 def laid_out(text: str, indent: int, width: int = 88) -> str:
     """An expression over several lines, if it does not fit in one."""
     if indent + len(text) <= width:

@@ -35,7 +35,7 @@ class Site(NamedTuple):
     """A call of xmap in a file.
 
     Attributes:
-      given: its arguments, by name; without ``fun`` it is a function of the function to map, as a decorator.
+      given: its arguments, by name; without ``fun`` it is a function of the function to map, as a decorator is.
     """
 
     piece: Piece
@@ -45,6 +45,10 @@ class Site(NamedTuple):
     @property
     def bounds(self) -> tuple[int, int]:
         return self.piece.bounds(self.call)
+
+    @property
+    def decorates(self) -> bool:
+        return any(self.call in getattr(node, "decorator_list", ()) for node in ast.walk(self.piece.node))
 
 
 def site_of(c: Construction) -> Site:
