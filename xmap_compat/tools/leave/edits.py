@@ -125,7 +125,9 @@ def _replace(site: Site, text: str, made: InPlace) -> None:
         del made.edits[key]
     marked = ours(text).replace(f"{OURS}function", function)
     if fun is None:
-        marked = _next(site.piece.text, start).join(decorators(marked)) if site.decorates else f"lambda function: {marked}"
+        marked = (
+            _next(site.piece.text, start).join(decorators(marked)) if site.decorates else f"lambda function: {marked}"
+        )
     made.edits[file, start, end] = marked
     made.replaced.add((file, start, end))
 
