@@ -798,7 +798,8 @@ def expected(sizes, mode, dtype, cells):
     use = OUTSIDE[outside]
     in_jax = lambda values: use.run(functools.partial(positional, jnp), values)
     types = jax.eval_shape(in_jax, args)
-    if smooth and not (inside == "plain" and use.oracle):
+    # Arguments of bfloat16 have ties, where differences are none.
+    if smooth and not (inside == "plain" and use.oracle and dtype != "b"):
         wide = jax.tree.map(lambda x: x.astype(np.float32) if dtype == "b" else x, args)
         return run(in_jax, wide), types
     wide = jax.tree.map(lambda x: x.astype({"i": np.int64, "c": np.complex128}.get(dtype, np.float64)), args)
