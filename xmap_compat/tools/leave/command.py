@@ -22,7 +22,7 @@ from xmap_compat.tools.leave import messages, patch
 from xmap_compat.tools.leave.construction import Construction, Edited, FileEdit
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.verifying import moved
-from xmap_compat.tools.text import table
+from xmap_compat.tools.text import plural, table
 
 USAGE = """usage: python -m xmap_compat leave [OPTIONS] SCRIPT [ARGS...]      (or NOTEBOOK.ipynb, or -m MODULE)
   --write            write the verified edits into the files of the program
@@ -247,7 +247,8 @@ class Leaving:
         verified = reasons.count("")
         print("\n".join(table(lines)))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
-        print(f"{verified} of {len(constructions)} constructions patched, {count} lines in {len(changes)} files")
+        where = f"{plural(count, 'line')} in {plural(len(changes), 'file')}"
+        print(f"{verified} of {len(constructions)} constructions patched, {where}")
         if self.options.diff:
             with open(self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 file.write(text)
