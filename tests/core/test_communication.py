@@ -623,7 +623,7 @@ def jitted_for_two_uses(gather, w, x):
     return jnp.sum(x @ gather(w)) + jnp.sum(lax.psum(gather(w) ** 2, "i"))
 
 
-OTHERWISE = [shrunk, in_part, summed_as_well, met_by_a_larger_one, under_a_rule, carried, chosen, jitted_for_two_uses]
+OTHERWISE = [shrunk, in_part, summed_as_well, under_a_rule, carried, chosen, jitted_for_two_uses]
 
 
 @pytest.mark.sampled(4)
@@ -641,6 +641,18 @@ def test_what_is_gathered_and_used_otherwise_is_summed_where_it_meets_what_varie
 def test_what_is_gathered_and_shrunk_is_summed_small():
     """A reduce-scatter would carry all of it: 48 of 64 elements from each device, where the sum has 4."""
     assert [t.elements for t in moved(gradient_by_names(shrunk, {"i": "x"})) if t.kind == "all-reduce"] == [4]
+
+
+@pytest.mark.parametrize("axes", ["x", ("x", "y")], ids=str)
+def test_what_is_gathered_and_met_by_a_larger_one_is_scattered(axes):
+    """A sum where the two meet would carry the product: 1 024 elements, of which the gathered one has 64."""
+    gradient = gradient_by_names(met_by_a_larger_one, {"i": axes})
+    assert max(t.elements for t in moved(gradient) if t.kind == "all-reduce") == 48  # psum of the batch
+    assert [t.elements for t in moved(gradient) if t.kind == "reduce-scatter"] == [64]
+    with MESH:
+        result = gradient(ROWS, BATCH)
+    expected = gradient_by_names(met_by_a_larger_one, {})(ROWS, BATCH)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), result, expected)
 
 
 def test_groups_are_scattered_to_where_they_came_from():
