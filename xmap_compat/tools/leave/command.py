@@ -215,9 +215,8 @@ class Leaving:
             (file, own), *others = c.edits
             if probed:
                 probe = "lambda f: __leave_probe__({}, ({})(f))" if c.decorates else "__leave_probe__({}, {})"
-                is_first = c.decorates and not own.text.startswith("lambda")  # of several decorators, a line each
-                text, *rest = own.text.split("\n", 1) if is_first else [own.text]
-                own = dataclasses.replace(own, text="\n".join([probe.format(c.number, text), *rest]))
+                text, *rest = re.split(r"(\n\s*@)", own.text, maxsplit=1) if c.decorates else [own.text]  # the first
+                own = dataclasses.replace(own, text="".join([probe.format(c.number, text), *rest]))
             edits |= dict.fromkeys([(file, own), *others, *found.shared])
         users = {copy: folder for folder, copy in self.folders.items()}
         changes: dict[str, tuple[bytes | None, bytes]] = {}

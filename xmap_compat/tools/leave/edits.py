@@ -124,10 +124,10 @@ def _replace(site: Site, text: str, made: InPlace) -> None:
     for key in [key for key in made.edits if key[0] == file and start <= key[1] and key[2] <= end]:
         del made.edits[key]
     marked = ours(text).replace(f"{OURS}function", function)
-    if fun is None:
-        marked = (
-            _next(site.piece.text, start).join(decorators(marked)) if site.decorates else f"lambda function: {marked}"
-        )
+    if site.decorates:
+        marked = _next(site.piece.text, start).join(decorators(marked))
+    elif fun is None:
+        marked = f"lambda function: {marked}"
     made.edits[file, start, end] = marked
     made.replaced.add((file, start, end))
 

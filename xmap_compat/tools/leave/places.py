@@ -48,7 +48,8 @@ class Site(NamedTuple):
 
     @property
     def decorates(self) -> bool:
-        return any(self.call in getattr(node, "decorator_list", ()) for node in ast.walk(self.piece.node))
+        nodes = ast.walk(self.piece.node)
+        return "fun" not in self.given and any(self.call in getattr(n, "decorator_list", ()) for n in nodes)
 
 
 def site_of(c: Construction) -> Site:
