@@ -44,8 +44,8 @@ def edits_of(
         _or_refuse(c, _find, root)
     for c in (c for c in cs if not (c.refused or c.is_nested)):
         _or_refuse(c, _draw, cs, root)
-    inside = [rule for c in cs if c.made and c.made.only_values for rule in c.made.custom]
-    for c in (c for c in cs if c.made and c.made.rules):
+    inside = [rule for c in cs if c.made and c.made.facts.only_values for rule in c.made.custom]
+    for c in (c for c in cs if c.made and c.made.facts.rules):
         if any(rule is other for rule in c.made.custom for other in inside):  # a rule has one text
             _or_refuse(c, functools.partial(_draw, keeps_rules=True), cs, root)
     _choose(cs, assignment)
@@ -93,7 +93,7 @@ def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: b
 
 
 def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace) -> InPlace:
-    if made.only_values and c.differentiated:
+    if made.facts.only_values and c.differentiated:
         raise NotWritable(messages.INSIDE_AND_OUTSIDE)
     if clashing := [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]:
         raise NotWritable(messages.NAME_OF_A_MESH_AXIS.format(name=clashing[0]))
@@ -107,7 +107,7 @@ def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace
             made.around.append(other)
         elif any(x is function for x in reached.nested):
             inner = function.plan.declared
-            text = vmaps(made, "function", inner.in_source, inner.out_source, dict(inner.resources))  # type: ignore[arg-type]
+            text = vmaps(made, "function", inner.in_source, inner.out_source, dict(inner.resources))
             _replace(other.site, text, made)
             made.around.append(other)
     donated = c.site.given.get("donate_argnums")

@@ -4,81 +4,49 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import types
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.places import Reached
-from xmap_compat.tools.source import hazards
+from xmap_compat.tools.source.hazards import RuleOver, facts_of, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
 from xmap_compat.tools.source.program import axis_names, why_unchecked
-from xmap_compat.tools.source.rewrite import OURS, Rewriter
+from xmap_compat.tools.source.rewrite import OURS, Rewriter, Rewriting
 from xmap_compat.tools.source.text import NotWritable, prefix
-from xmap_compat.tools.source.user_code import Piece, Span, calls_of_collectives
+from xmap_compat.tools.source.user_code import AxisNames, Piece, Span, calls_of_collectives
 from xmap_compat.tools.source.wrapper import Maps
 
 
-class InPlace:
-    """What :class:`Rewriter` needs of a module, for edits of the user's own files.
+class InPlace(Rewriting):
+    """The edits of the user's own files for a call.
 
     Attributes:
       edits: the new text of each part of a file: its name in code objects, start, end.
       replaced: those of them that are calls of xmap.
-      handled: calls that were looked at, with the axes that they are over.
       around: the constructions in its body.
       custom: functions with derivative rules of their own.
     """
 
     def __init__(self, plan: Any, plans: Sequence[Any], outermost: frozenset[Span], keeps_rules: bool):
-        self.plan, self.outermost, self.proving = plan, outermost, False
-        self.placed, self.jaxpr = plan.staged.placed, plan.staged.placed.program.jaxpr
-        self.names, found = axis_names(plan), hazards.rules_over(plan)
-        self.typed = plan.mesh is not None and self._is_typed(found)
-        self.inside = hazards.contractions_inside(self.jaxpr)
-        takes_gradients = bool(found) and hazards.differentiates(self.jaxpr)
-        self.only_values = keeps_rules or bool(self.inside) or takes_gradients
-        hazards.check(plan, self.typed or self.only_values)
-        self.rules = () if self.only_values else found
-        self.one_by_one = hazards.axes_of_generators(plan)
-        self.names = self.names.with_inner()
+        names, rules = axis_names(plan), rules_over(plan)
+        typed = plan.mesh is not None and _is_typed(plan, names, rules)
         calls = [calls_of_collectives(other.staged.placed.program.jaxpr) for other in plans]  # one text for all types
-        self.calls = {span: [e for of in calls for e in of.get(span, ())] for span in dict.fromkeys(chain(*calls))}
-        self.handled: dict[Any, tuple[Any, ...]] = {}
+        every = {span: [e for of in calls for e in of.get(span, ())] for span in dict.fromkeys(itertools.chain(*calls))}
+        super().__init__(facts_of(plan, names, rules, typed, keeps_rules), every, outermost)
         self.custom: list[Any] = []
-        self.nested: list[Any] = []
         self.edits: dict[tuple[str, int, int], str] = {}
         self.replaced: set[tuple[str, int, int]] = set()
         self.around: list[Any] = []
-
-    def _is_typed(self, found: Any) -> bool:
-        """Whether JAX can check which values vary over the mesh, as a generated program of the call tells."""
-        if why_unchecked(self.plan, self.names, found) is not None or any(self.placed.undeclared):
-            return False
-        try:
-            return "check_vma=False" not in self.plan.source(run=False)
-        except NotImplementedError:
-            return False
 
     @property
     def helpers(self) -> list[str]:
         """The helpers that the edits call."""
         return [n for text in self.edits.values() for n in re.findall(rf"{OURS}(\w+)", text) if n in HELPERS]
-
-    def helper(self, name: str) -> str:
-        return name
-
-    def alias(self, name: str, module: Any) -> str:
-        return name
-
-    def edited(self, piece: Piece, node: ast.AST, new: str) -> None:
-        """The table of edits of a generated module is not needed."""
-
-    def taken_out(self, owner: Any, name: str) -> None:
-        """A module of the user is edited where it is."""
 
     def functions(self, reached: Reached) -> None:
         """Edit the functions that a call reaches."""
@@ -87,16 +55,16 @@ class InPlace:
         for piece in (*pieces, *reached.attached()):
             self._put(piece, done)
             done.append((piece.file, *piece.bounds(piece.node)))
-        if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
+        if any(rule.options(self.facts.typed) for rule in self.facts.rules) and "backward_over" not in self.helpers:
             raise NotWritable(messages.RULE_NOT_FOUND)
         for piece in pieces:  # JAX locates the collectives of custom rules where their function is called
             for call in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
                 if any(piece.meaning(call.func) is rule for rule in reached.rules):
                     self.handled.setdefault(piece.span(call), ())
-        check_all_found(self.jaxpr, self.names, self.handled)
+        check_all_found(self.facts.plan.staged.placed.program.jaxpr, self.names, self.handled)
 
     def _put(self, piece: Piece, done: Sequence[tuple[str, int, int]]) -> None:
-        for start, end, text in Rewriter(self, piece).edits():  # type: ignore[arg-type]
+        for start, end, text in Rewriter(self, piece).edits():
             # What is inserted at the bounds of a function that is edited already, around a rule, is not in it.
             is_in = lambda a, b, at=(start, end): a <= at[0] and at[1] <= b and at not in ((a, a), (b, b))  # noqa: E731
             if not any(file == piece.file and is_in(a, b) for file, a, b in done):
@@ -112,8 +80,7 @@ class InPlace:
         """
         self._globals, text = around, "function"
         like = lambda specs: functools.partial(prefix, specs, named=self._named)  # noqa: E731
-        both = like(declared.in_specs), like(declared.out_specs)
-        maps = Maps(self.plan, self, self.one_by_one, self.typed, *both)  # type: ignore[arg-type]
+        maps = Maps(self, like(declared.in_specs), like(declared.out_specs))
         for name, options in maps.innermost_first():
             text = f"{name}({', '.join([text, *options])})"
         return text
@@ -126,6 +93,16 @@ class InPlace:
             if isinstance(value, types.ModuleType) and vars(value).get(kind.__name__) is kind:
                 return f"{name}.{kind.__name__}"
         raise NotWritable(messages.CLASS_WITHOUT_NAME.format(name=kind.__name__))
+
+
+def _is_typed(plan: Any, names: AxisNames, rules: Sequence[RuleOver]) -> bool:
+    """Whether JAX can check which values vary over the mesh, as a generated program of the call tells."""
+    if why_unchecked(plan, names, rules) is not None or any(plan.staged.placed.undeclared):
+        return False
+    try:
+        return "check_vma=False" not in plan.source(run=False)
+    except NotImplementedError:
+        return False
 
 
 def decorators(text: str) -> list[str]:
@@ -141,28 +118,30 @@ def decorators(text: str) -> list[str]:
 
 def laid_out(text: str, indent: int, width: int = 88) -> str:
     """An expression over several lines, if it does not fit in one."""
-    if indent + len(text) <= width:
-        return text
+    new = _over_lines(text, indent, width)
     try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError:  # a part over several lines, which needs the brackets around it
+        return new if len({ast.dump(ast.parse(f"({t}\n)")) for t in (text, new)}) == 1 else text
+    except SyntaxError:  # a comma after a comment
         return text
-    segment = lambda n: ast.get_source_segment(text, n) or ""  # noqa: E731
-    if isinstance(node, ast.Lambda):
-        body = segment(node.body)  # perhaps without its parentheses
-        return text.removesuffix(body) + laid_out(body, indent, width) if text.endswith(body) else text
-    unpacked = lambda n: None in getattr(n, "keys", ()) or getattr(n, "arg", "") is None  # noqa: E731
-    if any(isinstance(n, (ast.Starred, ast.NamedExpr)) or unpacked(n) for n in ast.walk(node)):
-        return text  # as the user has laid it out
-    if isinstance(node, ast.Dict):
-        parts = [(f"{segment(k)}: ", v) for k, v in zip(node.keys, node.values) if k]
-    elif isinstance(node, ast.Call):
-        parts = [*(("", a) for a in node.args), *((f"{k.arg}=", k.value) for k in node.keywords)]
-    else:
-        parts = [("", a) for a in getattr(node, "elts", ())]
-    if not parts:
+
+
+# What may hold brackets or commas, and then these.
+_TOKENS = re.compile(r"""(['"])(?:\\.|(?!\1).)*\1|#[^\n]*|\blambda\b[^:]*:|[][(){},]""")
+
+
+def _over_lines(text: str, indent: int, width: int) -> str:
+    """A text with a line for each part of its last brackets, if it ends with them."""
+    if indent + len(text) <= width or text[-1] not in ")]}" or ("\n" in text and text.startswith("lambda")):
         return text
-    head = segment(node.func) + "(" if isinstance(node, ast.Call) else text[0]
-    inner = " " * (indent + 4)
-    lines = [f"{inner}{name}{laid_out(segment(value), indent + 4 + len(name), width)},\n" for name, value in parts]
-    return "".join([head, "\n", *lines, " " * indent, text[-1]])
+    depth, cuts = 0, [0]
+    for token in _TOKENS.finditer(text):
+        depth -= token[0] in ")]}"
+        if depth == 0 and token[0] in "([{":
+            cuts = [token.end()]
+        elif depth == 1 and token[0] == ",":
+            cuts.append(token.end())
+        depth += token[0] in "([{"
+    parts = [text[a:b].strip().removesuffix(",") for a, b in itertools.pairwise([*cuts, len(text) - 1])]
+    lines = [f"{' ' * (indent + 4)}{_over_lines(part, indent + 4, width)}" for part in parts if part]
+    comma = "," * (len(lines) > 1 or bool(re.search(r"[\w)\]]\($", text[: cuts[0]])))
+    return "\n".join([text[: cuts[0]], ",\n".join(lines) + comma, " " * indent + text[-1]])

@@ -13,7 +13,7 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -22,12 +22,12 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import imports, old_names, user_code
-from xmap_compat.tools.source.hazards import RuleOver, wrapped
+from xmap_compat.tools.source.hazards import Facts, wrapped
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.nested import vmaps
-from xmap_compat.tools.source.rewrite import OURS, Rewriter, takes_axes
+from xmap_compat.tools.source.rewrite import OURS, Rewriter, Rewriting, takes_axes
 from xmap_compat.tools.source.text import NotWritable, Text, array, field_names, literal
-from xmap_compat.tools.source.user_code import AxisNames, Piece, Span
+from xmap_compat.tools.source.user_code import AxisNames, Piece
 
 MAX_LITERAL = 64
 
@@ -41,7 +41,7 @@ class RewrittenCall(NamedTuple):
     new: str
 
 
-class Module:
+class Module(Rewriting):
     """Rewrites a function and everything of the user's that it needs.
 
     Attributes:
@@ -50,37 +50,19 @@ class Module:
       helpers: names of helper functions that the generated program defines as well.
       values: by name, the arrays that are too large for the source.
       name: an expression for the function.
-      calls: the collectives of each innermost call of the user.
-      files: where those calls are.
-      inside: calls of contractions that the body differentiates.
+      files: where collectives are called.
       gave_way: whether a name of the user's program was changed because it is reserved.
-      handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
-      outermost: calls of xmap that are in no body.
-      nested: in_axes, out_axes and axis_resources of the xmaps inside.  They are vmaps, or, in the module for the
-        proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        jaxpr: Any,
-        names: AxisNames,
-        reserved: Set[str],
-        rules: Sequence[RuleOver],
-        typed: bool,
-        inside: frozenset[Span],
-        proving: bool = False,
-    ):
-        self.names, self.rules, self.typed, self.proving, self.inside = names, rules, typed, proving, inside
+    def __init__(self, facts: Facts, reserved: Set[str], proving: bool = False):
+        jaxpr, fun = facts.plan.staged.placed.program.jaxpr, facts.plan.staged.declared.fun
+        super().__init__(facts, user_code.calls_of_collectives(jaxpr))
+        self.proving = proving
         self.imports: dict[str, None] = {}
         self.definitions: dict[str, list[str]] = {}
         self.helpers: dict[str, None] = {}
         self.values: dict[str, Any] = {}
-        self.nested: list[Any] = []
-        self.calls = user_code.calls_of_collectives(jaxpr)
         self.files = {span[0] for span in self.calls}
-        self.handled: dict[Any, tuple[Any, ...]] = {}
-        self.outermost: frozenset[Span] = frozenset()
         self._edits: dict[RewrittenCall, None] = {}
         self._meanings: dict[str, Any] = dict(imports.IMPORTED)
         self._reserved, self.gave_way = {*reserved, "AXES"}, False
@@ -88,7 +70,7 @@ class Module:
         if not self.name.replace(".", "_").isidentifier():
             expression, self.name = self.name, self._define("body", object())[0]
             self.definitions[self.name] = [f"{self.name} = {expression}"]
-        check_all_found(jaxpr, names, self.handled)
+        check_all_found(jaxpr, self.names, self.handled)
 
     @property
     def edits(self) -> list[RewrittenCall]:
@@ -118,7 +100,6 @@ class Module:
         raise NotWritable(f"more than a thousand objects with the name {wanted}")
 
     def alias(self, name: str, module: types.ModuleType) -> str:
-        """The name of a module in the generated program."""
         name, known = self._define(name, module)
         if not known:
             self.imports[imports.module_import(name, module)] = None
@@ -194,7 +175,6 @@ class Module:
         return name
 
     def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
-        """The name in the generated program of an attribute of a user module; None if it may stay in its module."""
         value, file = getattr(owner, name, None), imports.file_of(owner)
         known = imports.is_library(file) or imports.is_ours(owner)
         stays = not file.endswith(".py") or known or isinstance(value, types.ModuleType)

@@ -12,7 +12,7 @@ from xmap_compat.core.specs import AxisSpec, is_spec, parse_specs, spec_names
 from xmap_compat.tools.source.text import NotWritable, literal, prefix
 
 if TYPE_CHECKING:
-    from xmap_compat.tools.source.module import Module
+    from xmap_compat.tools.source.rewrite import Rewriting
 
 
 def is_xmap(callee: Any) -> bool:
@@ -21,7 +21,7 @@ def is_xmap(callee: Any) -> bool:
     return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
-def vmaps(module: Module, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
+def vmaps(module: Rewriting, function: str, in_axes: Any, out_axes: Any, axis_resources: Any = None) -> str:
     """An xmap inside another one, as a vmap for each of its axes: the first one outermost, each on its mesh axes."""
     if isinstance(in_axes, list) and not is_spec(in_axes):
         in_axes = tuple(in_axes)

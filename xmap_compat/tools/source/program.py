@@ -27,7 +27,7 @@ from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
 from xmap_compat.tools.configuration import configured, flags, statements, taken_from
 from xmap_compat.tools.source import beside, hazards, proof
-from xmap_compat.tools.source.hazards import RuleOver, rules_over
+from xmap_compat.tools.source.hazards import RuleOver, facts_of, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
 from xmap_compat.tools.source.imports import IMPORTED, imports_for
 from xmap_compat.tools.source.module import Module
@@ -137,27 +137,21 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
     """
     typed = plan.mesh is not None and unchecked is None
-    jaxpr = plan.staged.placed.program.jaxpr
-    # A gradient that is taken inside differentiates a collective differently from a gradient taken outside.
-    inside = hazards.contractions_inside(jaxpr)
-    only_values = bool(inside) or (bool(rules) and hazards.differentiates(jaxpr))
-    hazards.check(plan, typed or only_values)
-    one_by_one = hazards.axes_of_generators(plan)
+    facts = facts_of(plan, names, rules, typed)
     reserved = {*STAND_INS, *(("P", "Mesh") if plan.mesh is not None else ()), *with_needs(MAPPING)}
-    own_rules = () if only_values else rules
-    made = functools.partial(Module, plan.staged.declared.fun, jaxpr, rules=own_rules, typed=typed, inside=inside)
-    module = made(names.with_inner(), reserved | names_of(HELPERS))
+    module = Module(facts, reserved | names_of(HELPERS))
     needed = with_needs(module.helpers)
     if module.gave_way:
-        module = made(names.with_inner(), reserved | names_of(needed))
-    wrapper = Wrapper(plan, module, Names(module.taken), unchecked, one_by_one, only_values)
+        module = Module(facts, reserved | names_of(needed))
+    wrapper = Wrapper(module, Names(module.taken), unchecked)
     text = _text(plan, module, wrapper)
     entry = executed(plan, text, module.values)[wrapper.entry]
     with entered(plan.mesh if wrapper.takes_mesh else None):  # no types are in effect then
         given = {wrapper.mesh: current_scope().mesh} if wrapper.takes_mesh else {}
         note, derivative = _check(plan, functools.partial(entry, **given), typed)
     # The plan evaluates a nested xmap not as a nest of vmaps, so the proof compares it as an xmap.
-    of_xmaps = made(names, reserved | names_of(needed), proving=True) if module.nested else module
+    alone = facts._replace(names=names)
+    of_xmaps = Module(alone, reserved | names_of(needed), proving=True) if module.nested else module
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
     stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
     try:

@@ -15,7 +15,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,12 @@ from xmap_compat import braces as named_einsum
 from xmap_compat.annotations import check_type
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import helpers, old_names
-from xmap_compat.tools.source.hazards import wrapped
+from xmap_compat.tools.source.hazards import Facts, wrapped
 from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
 from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
-from xmap_compat.tools.source.user_code import AxisNames, Piece, dedented, free_reads, offset, renamed, spliced
-
-if TYPE_CHECKING:
-    from xmap_compat.tools.source.module import Module
+from xmap_compat.tools.source.user_code import AxisNames, Piece, Span, dedented, free_reads, offset, renamed, spliced
 
 # The prefix of names in a new text that are not the user's: helpers, modules and definitions.
 OURS = "_xmap_compat_"
@@ -66,10 +63,45 @@ class CallOverAxes:
     callee: Callable[[ast.expr], Any]
 
 
+class Rewriting:
+    """A rewriting of all functions of a call, in place; into a module, it also names and collects what they need.
+
+    Attributes:
+      calls: the collectives of each innermost call of the user.
+      handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
+      outermost: calls of xmap that are in no body.
+      nested: in_axes, out_axes and axis_resources of the xmaps inside.  They are vmaps, or, in the module for the
+        proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
+    """
+
+    def __init__(self, facts: Facts, calls: Mapping[Span, Sequence[Any]], outermost: frozenset[Span] = frozenset()):
+        self.facts, self.names, self.calls, self.outermost = facts, facts.names, calls, outermost
+        self.handled: dict[Any, tuple[Any, ...]] = {}
+        self.nested: list[Any] = []
+        self.proving = False
+
+    def helper(self, name: str) -> str:
+        return name
+
+    def alias(self, name: str, module: types.ModuleType) -> str:
+        """The name of a module in the new text."""
+        return name
+
+    def expression(self, value: Any, wanted: str) -> str:
+        """An expression for a value; functions that are rewritten in place have no defaults to spell."""
+        raise NotImplementedError
+
+    def edited(self, piece: Piece, node: ast.AST, new: str) -> None:
+        """Note an edit for the reader."""
+
+    def taken_out(self, owner: types.ModuleType, name: str) -> str | None:
+        """The name in the new text of an attribute of a user module; None if it may stay in its module."""
+
+
 class Rewriter:
     """Rewrites a piece of a file."""
 
-    def __init__(self, module: Module, piece: Piece):
+    def __init__(self, module: Rewriting, piece: Piece):
         self.module, self.piece, self.names = module, piece, module.names
         self.callee = piece.meaning
         self._edits: list[tuple[int, int, str]] = []
@@ -270,7 +302,7 @@ class Rewriter:
           given: the first argument.
           at: the axes.
         """
-        helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
+        helper = "pdot_inside" if self.piece.span(node) in self.module.facts.inside else row.helper
         parameters = list(inspect.signature(getattr(helpers, helper)).parameters)
         count = len(node.args) + len(node.keywords)
         if self.callee(function) is None and count == 1:  # a method
@@ -315,7 +347,7 @@ class Rewriter:
         local = {letters[n]: own[n] for n in letters}
         options = f", local={literal(local)}" * bool(local) + f", across={literal(across)}" * bool(across)
         self.module.handled[self.piece.span(node)] = tuple(mentioned)
-        helper = "einsum_inside" if self.piece.span(node) in self.module.inside else "einsum_over"
+        helper = "einsum_inside" if self.piece.span(node) in self.module.facts.inside else "einsum_over"
         self._replace(node.func, OURS + helper)
         self._replace(spec, literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}"))
         _, end = self.piece.bounds(node.args[-1])

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,7 @@ from xmap_compat.core.call import partition_spec as spec_of
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.tools.source.module import Module
 from xmap_compat.tools.source.nested import position_in
+from xmap_compat.tools.source.rewrite import Rewriting
 from xmap_compat.tools.source.text import WIDTH, Names, NotWritable, identifier, literal, partition_spec, prefix
 
 if TYPE_CHECKING:
@@ -52,22 +53,18 @@ class Maps:
 
     Attributes:
       module: what names axes and helpers.
-      one_by_one: axes whose elements are computed one at a time.
-      typed: whether JAX checks which values vary over the mesh.
       given, gives: the pytrees of the arguments and of the results, with a text in the place of each spec.
     """
 
-    plan: CallPlan
-    module: Module
-    one_by_one: Iterable[Any]
-    typed: bool
+    module: Rewriting
     given: Callable[[Callable[[AxisSpec], str]], str]
     gives: Callable[[Callable[[AxisSpec], str]], str]
 
     def __post_init__(self):
+        self.plan = self.module.facts.plan
         # How many elements a device computes at a time, of axes that it does not compute all at once.
         loops = {a.name: a.local_size for a in self.plan.axes if a.loops}
-        self.batches = loops | dict.fromkeys(self.one_by_one, 1)
+        self.batches = loops | dict.fromkeys(self.module.facts.one_by_one, 1)
 
     def innermost_first(self) -> Iterator[tuple[str, list[str]]]:
         """Each map: the function that maps another, and its options."""
@@ -80,7 +77,7 @@ class Maps:
             options = self._both("in_specs", "out_specs", lambda s: partition_spec(spec_of(s, placements)))
             own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
             options += [f"axis_names={{{', '.join(own)}}}"] * bool(own and self.plan.compiler_axes)
-            yield "jax.shard_map", [*options, *["check_vma=False"] * (not self.typed)]
+            yield "jax.shard_map", [*options, *["check_vma=False"] * (not self.module.facts.typed)]
 
     def _maps(self) -> list[list[Any]]:
         """The axes of each map, outermost first.  Those that fill the mesh share a map, unless an array has two."""
@@ -121,18 +118,14 @@ class Wrapper:
 
     Attributes:
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
-      one_by_one: axes whose elements are computed one at a time.
-      only_values: whether the function must not be differentiated.
     """
 
-    plan: CallPlan
     module: Module
     fresh: Names
     unchecked: str | None
-    one_by_one: Iterable[Any]
-    only_values: bool
 
     def __post_init__(self):
+        self.plan = self.module.facts.plan
         self.takes_mesh = isinstance(self.plan.mesh, jax.sharding.AbstractMesh)
         self.entry = self.fresh.like(entry_name(self.plan))
         self.mesh, self.mapped = self.fresh.like("mesh"), self.fresh.like("mapped")
@@ -161,15 +154,14 @@ class Wrapper:
         named = lambda cls: self.module.expression(cls, cls.__name__)  # noqa: E731
         gives = lambda text: prefix(self.plan.staged.declared.out_specs, text, named)  # noqa: E731
         function = self.module.name
-        maps = Maps(self.plan, self.module, self.one_by_one, self.unchecked is None, self._given, gives)
-        for name, options in maps.innermost_first():
+        for name, options in Maps(self.module, self._given, gives).innermost_first():
             if name == "jax.shard_map":
                 options = [f"mesh={self.mesh}", *options]
                 why = f"Unchecked: {self.unchecked}." if self.unchecked is not None else ""
                 yield from (f"# {line}" for line in textwrap.wrap(why, WIDTH - 6))
             yield f"{self.mapped} = {name}({', '.join([function, *options])})"
             function = self.mapped
-        if self.only_values:
+        if self.module.facts.only_values:
             function = f"{self.module.helper('values_only')}({function})"
         yield f"return {function}{self.called}"
 
