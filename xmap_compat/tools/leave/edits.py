@@ -20,14 +20,15 @@ from xmap_compat.tools.leave.in_place import InPlace, decorators, laid_out
 from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
 from xmap_compat.tools.leave.verifying import in_a_line
-from xmap_compat.tools.source.helper_texts import helper_module
-from xmap_compat.tools.source.imports import file_of
+from xmap_compat.tools.source.helper_texts import helper_lines
+from xmap_compat.tools.source.imports import file_of, imports_for
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, ours
-from xmap_compat.tools.source.text import Names, NotWritable
+from xmap_compat.tools.source.text import Names, NotWritable, module_text
 from xmap_compat.tools.source.user_code import file_at, spliced
 
 ARGUMENTS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums"}
+ABOUT_HELPERS = "What the program needs of named axes, and plain JAX lacks."
 
 
 def edits_of(
@@ -44,8 +45,8 @@ def edits_of(
         _or_refuse(c, _find, root)
     for c in (c for c in cs if not (c.refused or c.is_nested)):
         _or_refuse(c, _draw, cs, root)
-    inside = [rule for c in cs if c.made and c.made.facts.only_values for rule in c.made.custom]
-    for c in (c for c in cs if c.made and c.made.facts.rules):
+    inside = [rule for c in cs if c.made and c.made.only_values for rule in c.made.custom]
+    for c in (c for c in cs if c.made and c.made.rules):
         if any(rule is other for rule in c.made.custom for other in inside):  # a rule has one text
             _or_refuse(c, functools.partial(_draw, keeps_rules=True), cs, root)
     _choose(cs, assignment)
@@ -93,7 +94,7 @@ def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: b
 
 
 def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace) -> InPlace:
-    if made.facts.only_values and c.differentiated:
+    if made.only_values and c.differentiated:
         raise NotWritable(messages.INSIDE_AND_OUTSIDE)
     if clashing := [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]:
         raise NotWritable(messages.NAME_OF_A_MESH_AXIS.format(name=clashing[0]))
@@ -213,7 +214,8 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
         shared += [(path, edit) for edit in Shared(file, names[path], entered).finished(own)]
     helpers = dict.fromkeys(h for c in kept for h in c.made.helpers)
     parts = {name: axes for c in kept if "axes_of" in c.made.helpers for name, axes in c.made.names.all.items()}
-    text = helper_module(helpers, parts) if helpers else ""
+    lines = helper_lines(helpers, parts)
+    text = module_text([ABOUT_HELPERS], imports_for(lines), lines) if helpers else ""
     return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"))
 
 

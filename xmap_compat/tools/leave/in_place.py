@@ -12,7 +12,7 @@ from typing import Any
 
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.places import Reached
-from xmap_compat.tools.source.hazards import RuleOver, facts_of, rules_over
+from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
 from xmap_compat.tools.source.program import axis_names, why_unchecked
@@ -37,7 +37,8 @@ class InPlace(Rewriting):
         typed = plan.mesh is not None and _is_typed(plan, names, rules)
         calls = [calls_of_collectives(other.staged.placed.program.jaxpr) for other in plans]  # one text for all types
         every = {span: [e for of in calls for e in of.get(span, ())] for span in dict.fromkeys(itertools.chain(*calls))}
-        super().__init__(facts_of(plan, names, rules, typed, keeps_rules), every, outermost)
+        super().__init__(plan, names, rules, typed, keeps_rules)
+        self.calls, self.outermost = every, outermost
         self.custom: list[Any] = []
         self.edits: dict[tuple[str, int, int], str] = {}
         self.replaced: set[tuple[str, int, int]] = set()
@@ -55,13 +56,13 @@ class InPlace(Rewriting):
         for piece in (*pieces, *reached.attached()):
             self._put(piece, done)
             done.append((piece.file, *piece.bounds(piece.node)))
-        if any(rule.options(self.facts.typed) for rule in self.facts.rules) and "backward_over" not in self.helpers:
+        if any(rule.options(self.typed) for rule in self.rules) and "backward_over" not in self.helpers:
             raise NotWritable(messages.RULE_NOT_FOUND)
         for piece in pieces:  # JAX locates the collectives of custom rules where their function is called
             for call in (n for n in ast.walk(piece.node) if isinstance(n, ast.Call) and piece.span(n) in self.calls):
                 if any(piece.meaning(call.func) is rule for rule in reached.rules):
                     self.handled.setdefault(piece.span(call), ())
-        check_all_found(self.facts.plan.staged.placed.program.jaxpr, self.names, self.handled)
+        check_all_found(self.plan.staged.placed.program.jaxpr, self.names, self.handled)
 
     def _put(self, piece: Piece, done: Sequence[tuple[str, int, int]]) -> None:
         for start, end, text in Rewriter(self, piece).edits():

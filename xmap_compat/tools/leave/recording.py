@@ -25,12 +25,11 @@ OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 
 
 class Pending(NamedTuple):
-    """A call in a traced program: its arguments are known when that is executed, and its results are computed last."""
+    """A call in a traced program, whose arguments were noted when that was executed; its results are computed last."""
 
     call: RecordedCall
     function: Callable[..., Any]
     structure: Any
-    given: list[list[Any]]
 
 
 def note_entered(kinds: Iterable[type], entered: set[Entered], in_traces: set[str] | None = None) -> None:
@@ -176,14 +175,12 @@ class Recorder:
         types = [jax.typeof(leaf) for leaf in leaves]
         is_key = [jax.numpy.issubdtype(t.dtype, jax.dtypes.prng_key) for t in types]
         keys = [str(jax.random.key_impl(x)) if k else "" for x, k in zip(leaves, is_key)]
-        like = [Leaf(None, t.weak_type, key) for t, key in zip(types, keys)]
-        pending = Pending(call._replace(leaves=like), function, structure, [])
-        self.pending.append(pending)
 
         def note(*values):
             with self.lock:
                 if self.wanted(kind, 1) and self.fits(values):
-                    pending.given.append([np.array(value) for value in values])
+                    noted = [Leaf(np.array(v), t.weak_type, key) for v, t, key in zip(values, types, keys)]
+                    self.pending.append(Pending(call._replace(leaves=noted), function, structure))
 
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
 
@@ -222,17 +219,14 @@ class Recorder:
 
     def compute(self, c: Construction, pending: Pending) -> None:
         """The results, and the gradients if the program took some, for arguments that were noted."""
-        for values in pending.given:
-            leaves = [like._replace(value=value) for like, value in zip(pending.call.leaves, values)]
-            try:
-                mesh = pending.call.mesh and verifying.mesh_of(pending.call.mesh)
-                with importlib.import_module("xmap_compat.core.mesh").entered(mesh):
-                    args = jax.tree.unflatten(pending.structure, map(restored, leaves))
-                    results = verifying.evaluated(pending.function, args, c.differentiated)
-                call = pending.call._replace(leaves=leaves, results=results, differentiated=c.differentiated)
-                self.keep(c, call)
-            except Exception as error:
-                c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
+        try:
+            mesh = pending.call.mesh and verifying.mesh_of(pending.call.mesh)
+            with importlib.import_module("xmap_compat.core.mesh").entered(mesh):
+                args = jax.tree.unflatten(pending.structure, map(restored, pending.call.leaves))
+                results = verifying.evaluated(pending.function, args, c.differentiated)
+            self.keep(c, pending.call._replace(results=results, differentiated=c.differentiated))
+        except Exception as error:
+            c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
 
     def edited(self, constructions: list[Construction]) -> Edited:
         for c in constructions:
@@ -241,11 +235,7 @@ class Recorder:
         edits, spec = importlib.import_module("xmap_compat.tools.leave.edits"), self.spec
         options = {"root": spec["tree"], "beside": spec["beside"], "assignment": spec["assignment"]}
         found, self.over = edits.edits_of(constructions, **options, entered=self.entered), True
-        try:
-            importlib.import_module("xmap_compat.tools.leave.proving").prove(found, spec["tree"])
-        except Exception as error:
-            for c in constructions:
-                c.unproved = verifying.in_a_line(error)
+        importlib.import_module("xmap_compat.tools.leave.proving").prove(found, spec["tree"])
         return found
 
 

@@ -25,7 +25,7 @@ from xmap_compat.core.rules.partitioned import fails_by_hand
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import COTANGENT
 from xmap_compat.tools.source.text import NotWritable, literal
-from xmap_compat.tools.source.user_code import AxisNames, Span, collectives, is_backward, operations
+from xmap_compat.tools.source.user_code import Span, collectives, is_backward, operations
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
@@ -304,38 +304,6 @@ def _refuse_repeated_sums(checker: Checker, backward: Any, residuals: Sequence[N
             )
 
 
-class Facts(NamedTuple):
-    """What decides the text of a call.
-
-    Attributes:
-      names: the axes that execute each named axis.
-      typed: whether JAX checks which values vary over the mesh.
-      inside: calls of contractions that the body differentiates.
-      only_values: whether the text must not be differentiated.
-      rules: the backward rules that are written otherwise.
-      one_by_one: axes whose elements are computed one at a time.
-    """
-
-    plan: CallPlan
-    names: AxisNames
-    typed: bool
-    inside: frozenset[Span]
-    only_values: bool
-    rules: Sequence[RuleOver]
-    one_by_one: Sequence[Any]
-
-
-def facts_of(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], typed: bool, keeps_rules=False) -> Facts:
-    """The facts of a call, which is refused if plain JAX computes it differently."""
-    jaxpr = plan.staged.placed.program.jaxpr
-    # A gradient that is taken inside differentiates a collective differently from a gradient taken outside.
-    inside = contractions_inside(jaxpr)
-    only_values = keeps_rules or bool(inside) or (bool(rules) and differentiates(jaxpr))
-    check(plan, typed or only_values)
-    rules, one_by_one = () if only_values else rules, axes_of_generators(plan)
-    return Facts(plan, names.with_inner(), typed, inside, only_values, rules, one_by_one)
-
-
 class Wrapped(NamedTuple):
     """The texts with which a generated rule and its function handle the cotangents of plain JAX.
 
@@ -361,7 +329,7 @@ def wrapped(module: Rewriting, file: str, nodes: Sequence[Any]) -> Wrapped:
     """
     ranges = [(node.lineno, node.end_lineno) for node in nodes]
     within = lambda span: span[0] == file and any(a <= span[1] and span[3] <= b for a, b in ranges)  # noqa: E731
-    inside = [rule for rule in module.facts.rules if any(map(within, rule.spans))]
+    inside = [rule for rule in module.rules if any(map(within, rule.spans))]
     if not inside:
         return Wrapped()
     names, own = list(dict.fromkeys(rule.names for rule in inside)), [a.arg for a in nodes[1].args.args[:-2]]
@@ -371,8 +339,8 @@ def wrapped(module: Rewriting, file: str, nodes: Sequence[Any]) -> Wrapped:
     if len(names) > 1:
         axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"
     over = dataclasses.replace(inside[0], gathered=any(rule.gathered for rule in inside))
-    options = "".join(f", {key}={module.helper(value)}" for key, value in over.options(module.facts.typed).items())
+    options = "".join(f", {key}={module.helper(value)}" for key, value in over.options(module.typed).items())
     if options:
         module.helper("backward_over")
     local = any(module.names.local[n] for ns in names for n in ns)
-    return Wrapped(axes, options, over.results == "first" and not module.facts.typed and local)
+    return Wrapped(axes, options, over.results == "first" and not module.typed and local)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xmap_compat.tools.source import helpers
-from xmap_compat.tools.source.imports import imports_for
-from xmap_compat.tools.source.text import literal, module_text
+from xmap_compat.tools.source.text import literal
 
 _OURS = {name: made for name, made in vars(helpers).items() if getattr(made, "__module__", "") == helpers.__name__}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
@@ -33,12 +32,6 @@ def with_needs(names: Iterable[str]) -> set[str]:
 def names_of(helpers_: Iterable[str]) -> set[str]:
     """Names that must keep their meaning for helpers: their own, and those of the Python builtins that they call."""
     return {*helpers_}.union(*(_READS[name] & vars(builtins).keys() for name in helpers_))
-
-
-def helper_module(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> str:
-    """A module of helpers, beside the user's files."""
-    lines = helper_lines(helpers_, parts)
-    return module_text(["What the program needs of named axes, and plain JAX lacks."], imports_for(lines), lines)
 
 
 def helper_lines(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:

@@ -14,7 +14,7 @@ import functools
 import inspect
 import types
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import imports, old_names, user_code
-from xmap_compat.tools.source.hazards import Facts, wrapped
+from xmap_compat.tools.source.hazards import wrapped
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.nested import vmaps
 from xmap_compat.tools.source.rewrite import OURS, Rewriter, Rewriting, takes_axes
@@ -30,15 +30,6 @@ from xmap_compat.tools.source.text import NotWritable, Text, array, field_names,
 from xmap_compat.tools.source.user_code import AxisNames, Piece
 
 MAX_LITERAL = 64
-
-
-class RewrittenCall(NamedTuple):
-    """A call that was rewritten."""
-
-    file: str
-    line: int
-    old: str
-    new: str
 
 
 class Module(Rewriting):
@@ -50,31 +41,27 @@ class Module(Rewriting):
       helpers: names of helper functions that the generated program defines as well.
       values: by name, the arrays that are too large for the source.
       name: an expression for the function.
+      edits: for each call that was rewritten, the file, the line, the old text and the new one.
       files: where collectives are called.
       gave_way: whether a name of the user's program was changed because it is reserved.
     """
 
-    def __init__(self, facts: Facts, reserved: Set[str], proving: bool = False):
-        jaxpr, fun = facts.plan.staged.placed.program.jaxpr, facts.plan.staged.declared.fun
-        super().__init__(facts, user_code.calls_of_collectives(jaxpr))
-        self.proving = proving
+    def write(self, reserved: Set[str]) -> None:
+        """Write the function, perhaps anew; no name is one of the reserved ones."""
+        self.handled, self.nested = {}, []
         self.imports: dict[str, None] = {}
         self.definitions: dict[str, list[str]] = {}
         self.helpers: dict[str, None] = {}
         self.values: dict[str, Any] = {}
         self.files = {span[0] for span in self.calls}
-        self._edits: dict[RewrittenCall, None] = {}
+        self.edits: set[tuple[str, int, str, str]] = set()
         self._meanings: dict[str, Any] = dict(imports.IMPORTED)
         self._reserved, self.gave_way = {*reserved, "AXES"}, False
-        self.name = self.expression(fun, "body")
+        self.name = self.expression(self.plan.staged.declared.fun, "body")
         if not self.name.replace(".", "_").isidentifier():
             expression, self.name = self.name, self._define("body", object())[0]
             self.definitions[self.name] = [f"{self.name} = {expression}"]
-        check_all_found(jaxpr, self.names, self.handled)
-
-    @property
-    def edits(self) -> list[RewrittenCall]:
-        return sorted(self._edits)
+        check_all_found(self.plan.staged.placed.program.jaxpr, self.names, self.handled)
 
     @property
     def taken(self) -> list[str]:
@@ -83,7 +70,7 @@ class Module(Rewriting):
     def edited(self, piece: Piece, node: Any, new: str) -> None:
         start, end = piece.bounds(node)
         old, new = (" ".join(text.split()) for text in (piece.text[start:end], new))
-        self._edits[RewrittenCall(piece.file, node.lineno, old, new)] = None
+        self.edits.add((piece.file, node.lineno, old, new))
 
     # ---- names
 

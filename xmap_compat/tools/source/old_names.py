@@ -33,19 +33,15 @@ def new_keyword(function: Any, keyword: str | None) -> str | None:
     """Today's name of a function's keyword; None if it has not changed."""
     for row in KEYWORDS:
         home, _, name = row.function.rpartition(".")
-        if row.keyword == keyword and _is_called(function, name):
+        if row.keyword == keyword and is_called(function, name):
             if not row.now.isidentifier():
                 raise NotWritable(f"the argument {keyword} of {home}.{name}, which JAX has removed: write {row.now}")
             return row.now
     return None
 
 
-def maps_by_default(function: Any) -> bool:
-    """Whether a function is ``jax.pure_callback``, which needs an explicit mapping method in plain JAX."""
-    return _is_called(function, "pure_callback")
-
-
-def _is_called(function: Any, name: str) -> bool:
+def is_called(function: Any, name: str) -> bool:
+    """Whether a function of JAX, or of this package in its place, has a name."""
     home = str(getattr(function, "__module__", "")).split(".")[0]
     return getattr(function, "__name__", "") == name and home in ("jax", "xmap_compat")
 

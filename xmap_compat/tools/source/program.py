@@ -8,6 +8,7 @@ something else, you get the reason instead of the source.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import math
 import os
@@ -27,7 +28,7 @@ from xmap_compat.core.placement import current_scope
 from xmap_compat.tools import errors
 from xmap_compat.tools.configuration import configured, flags, statements, taken_from
 from xmap_compat.tools.source import beside, hazards, proof
-from xmap_compat.tools.source.hazards import RuleOver, facts_of, rules_over
+from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS, helper_lines, names_of, with_needs
 from xmap_compat.tools.source.imports import IMPORTED, imports_for
 from xmap_compat.tools.source.module import Module
@@ -137,12 +138,12 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
       unchecked: why JAX cannot check which values vary over the mesh; None if it can.
     """
     typed = plan.mesh is not None and unchecked is None
-    facts = facts_of(plan, names, rules, typed)
     reserved = {*STAND_INS, *(("P", "Mesh") if plan.mesh is not None else ()), *with_needs(MAPPING)}
-    module = Module(facts, reserved | names_of(HELPERS))
+    module = Module(plan, names, rules, typed)
+    module.write(reserved | names_of(HELPERS))
     needed = with_needs(module.helpers)
     if module.gave_way:
-        module = Module(facts, reserved | names_of(needed))
+        module.write(reserved | names_of(needed))
     wrapper = Wrapper(module, Names(module.taken), unchecked)
     text = _text(plan, module, wrapper)
     entry = executed(plan, text, module.values)[wrapper.entry]
@@ -150,8 +151,10 @@ def _proved(plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], uncheck
         given = {wrapper.mesh: current_scope().mesh} if wrapper.takes_mesh else {}
         note, derivative = _check(plan, functools.partial(entry, **given), typed)
     # The plan evaluates a nested xmap not as a nest of vmaps, so the proof compares it as an xmap.
-    alone = facts._replace(names=names)
-    of_xmaps = Module(alone, reserved | names_of(needed), proving=True) if module.nested else module
+    if (of_xmaps := module).nested:
+        of_xmaps = copy.copy(module)
+        of_xmaps.names, of_xmaps.proving = names, True
+        of_xmaps.write(reserved | names_of(needed))
     to_prove = "\n".join([*of_xmaps.imports, *_definitions(of_xmaps)]) if module.nested else text
     stand_ins = {**IMPORTED, **module.values, **STAND_INS, **nested_xmaps(of_xmaps.nested)}
     try:
@@ -179,9 +182,9 @@ def _text(plan: CallPlan, module: Module, wrapper: Wrapper) -> str:
     lines = [*statements(plan.staged.configuration), *lines]
     about = [f"{plan.function} as a program for plain JAX: call {wrapper.entry}."]
     about += ["", EDITED, ""] if module.edits else []
-    for edit in module.edits:
-        where = f"  {os.path.basename(edit.file)}:{edit.line}  "
-        about += [where + edit.old, "-> ".rjust(len(where)) + edit.new]
+    for file, line, old, new in sorted(module.edits):
+        where = f"  {os.path.basename(file)}:{line}  "
+        about += [where + old, "-> ".rjust(len(where)) + new]
     about += ["", f"Written under {'; '.join(flags())}: set the same before JAX starts."] if flags() else []
     return module_text(about, imports, lines)
 

@@ -15,7 +15,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,16 @@ from jax import lax
 from xmap_compat import braces as named_einsum
 from xmap_compat.annotations import check_type
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.tools.source import helpers, old_names
-from xmap_compat.tools.source.hazards import Facts, wrapped
+from xmap_compat.tools.source import hazards, helpers, old_names, user_code
+from xmap_compat.tools.source.hazards import RuleOver, wrapped
 from xmap_compat.tools.source.imports import is_ours
 from xmap_compat.tools.source.nested import is_xmap, vmaps
 from xmap_compat.tools.source.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
 from xmap_compat.tools.source.text import NotWritable, axes, literal
 from xmap_compat.tools.source.user_code import AxisNames, Piece, Span, dedented, free_reads, offset, renamed, spliced
+
+if TYPE_CHECKING:
+    from xmap_compat.tools.plan import CallPlan
 
 # The prefix of names in a new text that are not the user's: helpers, modules and definitions.
 OURS = "_xmap_compat_"
@@ -67,6 +70,11 @@ class Rewriting:
     """A rewriting of all functions of a call, in place; into a module, it also names and collects what they need.
 
     Attributes:
+      typed: whether JAX checks which values vary over the mesh.
+      inside: calls of contractions that the body differentiates.
+      only_values: whether the text must not be differentiated.
+      rules: the backward rules that need another text.
+      one_by_one: axes whose elements are computed one at a time.
       calls: the collectives of each innermost call of the user.
       handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
       outermost: calls of xmap that are in no body.
@@ -74,11 +82,20 @@ class Rewriting:
         proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
 
-    def __init__(self, facts: Facts, calls: Mapping[Span, Sequence[Any]], outermost: frozenset[Span] = frozenset()):
-        self.facts, self.names, self.calls, self.outermost = facts, facts.names, calls, outermost
+    outermost: frozenset[Span] = frozenset()
+    proving = False
+
+    def __init__(self, plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], typed: bool, keeps_rules=False):
+        self.plan, self.names, self.typed, jaxpr = plan, names.with_inner(), typed, plan.staged.placed.program.jaxpr
+        # A gradient that is taken inside differentiates a collective differently from a gradient taken outside.
+        self.inside = hazards.contractions_inside(jaxpr)
+        self.only_values = keeps_rules or bool(self.inside) or (bool(rules) and hazards.differentiates(jaxpr))
+        hazards.check(plan, typed or self.only_values)
+        self.rules = () if self.only_values else rules
+        self.one_by_one = hazards.axes_of_generators(plan)
+        self.calls = user_code.calls_of_collectives(jaxpr)
         self.handled: dict[Any, tuple[Any, ...]] = {}
         self.nested: list[Any] = []
-        self.proving = False
 
     def helper(self, name: str) -> str:
         return name
@@ -233,7 +250,8 @@ class Rewriter:
             if (name := old_names.new_keyword(callee, k.arg)) is not None:
                 start, _ = self.piece.bounds(k)
                 self._put(start, start + len(str(k.arg)), name)
-        if old_names.maps_by_default(callee) and node.args and "vmap_method" not in [k.arg for k in node.keywords]:
+        has_method = any(k.arg == "vmap_method" for k in node.keywords)
+        if old_names.is_called(callee, "pure_callback") and node.args and not has_method:
             end = max(self.piece.bounds(given)[1] for given in (*node.args, *node.keywords))
             self._put(end, end, ', vmap_method="sequential"')
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
@@ -302,7 +320,7 @@ class Rewriter:
           given: the first argument.
           at: the axes.
         """
-        helper = "pdot_inside" if self.piece.span(node) in self.module.facts.inside else row.helper
+        helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
         parameters = list(inspect.signature(getattr(helpers, helper)).parameters)
         count = len(node.args) + len(node.keywords)
         if self.callee(function) is None and count == 1:  # a method
@@ -347,7 +365,7 @@ class Rewriter:
         local = {letters[n]: own[n] for n in letters}
         options = f", local={literal(local)}" * bool(local) + f", across={literal(across)}" * bool(across)
         self.module.handled[self.piece.span(node)] = tuple(mentioned)
-        helper = "einsum_inside" if self.piece.span(node) in self.module.facts.inside else "einsum_over"
+        helper = "einsum_inside" if self.piece.span(node) in self.module.inside else "einsum_over"
         self._replace(node.func, OURS + helper)
         self._replace(spec, literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}"))
         _, end = self.piece.bounds(node.args[-1])

@@ -61,10 +61,10 @@ class Maps:
     gives: Callable[[Callable[[AxisSpec], str]], str]
 
     def __post_init__(self):
-        self.plan = self.module.facts.plan
+        self.plan = self.module.plan
         # How many elements a device computes at a time, of axes that it does not compute all at once.
         loops = {a.name: a.local_size for a in self.plan.axes if a.loops}
-        self.batches = loops | dict.fromkeys(self.module.facts.one_by_one, 1)
+        self.batches = loops | dict.fromkeys(self.module.one_by_one, 1)
 
     def innermost_first(self) -> Iterator[tuple[str, list[str]]]:
         """Each map: the function that maps another, and its options."""
@@ -77,7 +77,7 @@ class Maps:
             options = self._both("in_specs", "out_specs", lambda s: partition_spec(spec_of(s, placements)))
             own = [literal(a) for a in self.plan.mesh.axis_names if a not in self.plan.compiler_axes]
             options += [f"axis_names={{{', '.join(own)}}}"] * bool(own and self.plan.compiler_axes)
-            yield "jax.shard_map", [*options, *["check_vma=False"] * (not self.module.facts.typed)]
+            yield "jax.shard_map", [*options, *["check_vma=False"] * (not self.module.typed)]
 
     def _maps(self) -> list[list[Any]]:
         """The axes of each map, outermost first.  Those that fill the mesh share a map, unless an array has two."""
@@ -125,7 +125,7 @@ class Wrapper:
     unchecked: str | None
 
     def __post_init__(self):
-        self.plan = self.module.facts.plan
+        self.plan = self.module.plan
         self.takes_mesh = isinstance(self.plan.mesh, jax.sharding.AbstractMesh)
         self.entry = self.fresh.like(entry_name(self.plan))
         self.mesh, self.mapped = self.fresh.like("mesh"), self.fresh.like("mapped")
@@ -161,7 +161,7 @@ class Wrapper:
                 yield from (f"# {line}" for line in textwrap.wrap(why, WIDTH - 6))
             yield f"{self.mapped} = {name}({', '.join([function, *options])})"
             function = self.mapped
-        if self.module.facts.only_values:
+        if self.module.only_values:
             function = f"{self.module.helper('values_only')}({function})"
         yield f"return {function}{self.called}"
 
