@@ -123,7 +123,7 @@ class Leaving:
         else:
             left = (c.key for c in found.constructions if not c.refused)
             self.reasons = dict.fromkeys(left, messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)) | self.reasons
-        return self.report(found.constructions, {} if reasons else self.changes(found, patched.values()))
+        return self.report(found, {} if reasons else self.changes(found, patched.values()))
 
     # The two runs
 
@@ -151,7 +151,7 @@ class Leaving:
             return differ
         spec = self.prepared("second", 0)
         spec |= {"records": records, "patched": [*patched], "stopped": found.ended == "stopped"}
-        spec["some stay"] = any(c.refused for c in found.constructions)
+        spec["some stay"] = bool(found.left) or any(c.refused for c in found.constructions)
         for path, (_, data) in self.changes(found, patched.values(), probed=True).items():
             with open(moved(spec["folders"], path), "wb") as file:
                 file.write(data)
@@ -160,11 +160,11 @@ class Leaving:
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
         ended = seen.get("ended", "")
         # The type of an exception: its message may have random numbers.
-        same = (self.code, found.ended.partition(":")[0]) == (code, ended.partition(":")[0])
+        both = (ended, code), (found.ended, self.code)
+        same = len({(words.partition(":")[0], k) for words, k in both}) == 1
         if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
-            how = messages.ENDED.format(ended.rstrip(".") or f"exit code {code}")
-            if found.in_traces:
-                how = messages.ENTERED_IN_A_TRACE.format(how, ", ".join(found.in_traces))
+            ends = (words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both)
+            how = ". ".join([messages.ENDED.format(*ends), *found.otherwise])
             return problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
         for n, c in patched.items():
             if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
@@ -231,9 +231,9 @@ class Leaving:
             changes[moved(users, found.helper_file)] = None, found.helpers.encode()
         return changes
 
-    def report(self, constructions: Sequence[Construction], changes: patch.Changes) -> int:
+    def report(self, found: Edited, changes: patch.Changes) -> int:
         """Print the patch and a table, save or write it, and return the exit code."""
-        text = patch.diff(changes)
+        text, constructions = patch.diff(changes), found.constructions
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         reasons = [self.reason(c) for c in constructions]
@@ -248,6 +248,8 @@ class Leaving:
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
         where = f"{plural(count, 'line')} in {plural(len(changes), 'file')}"
         print(f"{verified} of {len(constructions)} constructions patched, {where}")
+        if changes and found.left:
+            print(messages.LEFT.format(", ".join(found.left)))
         if self.options.diff:
             with open(self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 file.write(text)

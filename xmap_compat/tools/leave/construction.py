@@ -83,7 +83,8 @@ class Edited(NamedTuple):
       shared: edits of whole files: imports, mesh contexts, ``thread_resources``.
       helpers: the text of the helper file; empty if nothing needs it.
       ended: the exception that ended it, or "".
-      in_traces: where meshes were entered while JAX traced.
+      otherwise: where meshes were entered as ``jax.set_mesh`` cannot be, in words.
+      left: the names of this package that files still import.
     """
 
     constructions: list[Construction]
@@ -91,4 +92,5 @@ class Edited(NamedTuple):
     helpers: str = ""
     helper_file: str = ""
     ended: str = ""
-    in_traces: Sequence[str] = ()
+    otherwise: Sequence[str] = ()
+    left: Sequence[str] = ()

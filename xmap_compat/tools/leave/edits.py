@@ -99,7 +99,7 @@ def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace
     if clashing := [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]:
         raise NotWritable(messages.NAME_OF_A_MESH_AXIS.format(name=clashing[0]))
     declared = c.functions[0].plan.declared
-    reached = Reached(declared.fun, root)
+    reached = Reached([function.plan.declared.fun for function in c.functions], root)
     made.functions(reached)
     bodies = reached.parts()
     for other in (other for other in cs if other.site and other.is_nested):
@@ -170,7 +170,7 @@ def _keep_what_stays(cs: Sequence[Construction], root: str, is_chosen: bool) -> 
     pending = [c for c in cs if c.refused and not (is_chosen and c.made)]
     while pending:
         stays = pending.pop()
-        parts = [part for f in stays.functions for part in Reached(f.plan.declared.fun, root).parts()]
+        parts = Reached([f.plan.declared.fun for f in stays.functions], root).parts()
         for c in (c for c in cs if c.made and not c.refused):
             edits = c.made.edits.keys() - c.made.replaced
             if any(name == file and a < end and start < b for name, start, end in edits for file, a, b in parts):
@@ -208,15 +208,17 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
                 kept_there = _comments(new)
                 lost = [comment for comment in _comments(whole[start:end]) if comment not in kept_there]
                 c.edits += [(path, edit) for edit in _above(files[path].tree, c.edits[-1][1].start, lost)]
+    edited = {path: Shared(file, names[path], entered) for path, file in files.items()}
     shared = []
-    for path, file in files.items():
+    for path, shared_by in edited.items():
         own = [edit for c in kept for name, edit in c.edits if name == path]
-        shared += [(path, edit) for edit in Shared(file, names[path], entered).finished(own)]
+        shared += [(path, edit) for edit in shared_by.finished(own)]
     helpers = dict.fromkeys(h for c in kept for h in c.made.helpers)
     parts = {name: axes for c in kept if "axes_of" in c.made.helpers for name, axes in c.made.names.all.items()}
     lines = helper_lines(helpers, parts)
     text = module_text([ABOUT_HELPERS], imports_for(lines), lines) if helpers else ""
-    return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"))
+    left = [name for whole in edited.values() for name in whole.left]
+    return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"), left=left)
 
 
 def _comments(text: str) -> list[str]:

@@ -20,6 +20,8 @@ READ_ONLY = "{path} is read-only. Nothing is written: make it writable, or save 
 UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written: commit them, or give --force"
 NOT_WRITTEN = "Nothing is written: {error}"
 
+LEFT = "The program still needs xmap_compat, for {}"
+
 # Constructions that are refused
 GENERATED_CODE = "generated code ({file}) makes it: write it into a file"
 OF_ANOTHER_PACKAGE = "it is in a file of another package, {file}: change it there, or copy that file"
@@ -30,6 +32,7 @@ DIFFERS = "it differs when it is run"
 SEVERAL = "several calls of xmap are in this line: put each in a line of its own"
 NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is made"
 UNPACKED = "unpacked arguments of xmap: write them out"
+DOES_MORE = "{} in its arguments may do something else too, which would be lost: assign it to a variable before"
 DIFFERENT_AXES = "this line makes xmaps that differ in their axes: write one call of xmap for each"
 UNKNOWN_ARGUMENT = "the argument {} of xmap, which jax.jit does not have"
 DIFFERENT_TEXTS = "its calls need different texts, as their meshes or sizes differ: write one xmap for each"
@@ -60,10 +63,12 @@ NOT_AS_BEFORE = "its own functions are traced otherwise now: {}"
 NOT_FOUND_AGAIN = "{name} is not found in the edited text"
 INNER_ON_THE_MESH = "an xmap in its body is on axes of the mesh"
 NOT_VERIFIED = "not verified: {}"
-ENDED = "the edited program ended with {}"
-ENTERED_IN_A_TRACE = (
-    "{}. A mesh is entered at {} while JAX traces, where jax.set_mesh cannot be: enter it around jax.grad, jax.jit, ..."
+ENDED = "the edited program ended with {}, and the one with xmap with {}"
+NO_ERROR = "no error"
+WHILE_JAX_TRACES = (
+    "A mesh is entered at {} while JAX traces, where jax.set_mesh cannot be: enter it around jax.grad, jax.jit, ..."
 )
+NOT_BY_WITH = "A mesh is entered at {} without `with`, which is not edited: write `with mesh:`, or jax.set_mesh(mesh)"
 TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"
 OTHERS_DIFFER = "in each round others have differed: run leave again when those are changed"
 NONE_RECORDED = "none of its calls could be recorded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import dis
 import functools
@@ -67,7 +68,21 @@ def site_of(c: Construction) -> Site:
         raise NotWritable(messages.SEVERAL if found else messages.NO_XMAP_HERE)
     if any(isinstance(a, ast.Starred) for a in found[0].call.args) or "None" in found[0].given:
         raise NotWritable(messages.UNPACKED)
+    dropped = [value for name, value in found[0].given.items() if name not in ("fun", "donate_argnums")]
+    if does := [ast.unparse(n) for value in dropped for n in ast.walk(value) if _may_do_more(found[0].piece, n)]:
+        raise NotWritable(messages.DOES_MORE.format(does[0]))
     return found[0]
+
+
+def _may_do_more(piece: Piece, node: ast.AST) -> bool:
+    """Whether an expression may do something beside having a value, which would be lost with it."""
+    if not isinstance(node, ast.Call):
+        return isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom))
+    function = piece.meaning(node.func) or getattr(builtins, ast.unparse(node.func), None)
+    is_value = isinstance(function, type) and (dataclasses.is_dataclass(function) or issubclass(function, _VALUES))
+    of_jax = (getattr(function, "__module__", None) or "").partition(".")[0] in ("jax", "xmap_compat")
+    is_reading = isinstance(node.func, ast.Attribute) and node.func.attr in _READING
+    return not (is_value or of_jax or is_reading or any(function is other for other in _PURE))
 
 
 def _of_xmap(piece: Piece, node: ast.Call) -> list[ast.expr] | None:
@@ -82,7 +97,7 @@ def _of_xmap(piece: Piece, node: ast.Call) -> list[ast.expr] | None:
 
 
 class Reached:
-    """The user's functions that a function may call, found by the values that its code reads.
+    """The user's functions that some functions may call, found by the values that their codes read.
 
     Attributes:
       functions: by their code; those with the same code together.
@@ -90,7 +105,7 @@ class Reached:
       nested: the xmapped functions.
     """
 
-    def __init__(self, function: Any, root: str):
+    def __init__(self, functions: Iterable[Any], root: str):
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self.rules: list[Any] = []
         self.nested: list[Any] = []
@@ -98,7 +113,7 @@ class Reached:
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set(_IMPLICIT)
         self._owners: list[Any] = []  # modules and classes, of which only what is named is reached
-        pending, count = [function], -1
+        pending, count = [*functions], -1
         while len(self._seen) + len(self._names) != count:
             count = len(self._seen) + len(self._names)
             while pending:
@@ -166,5 +181,8 @@ def _is_name(value: Any) -> bool:
 
 
 _OWN = os.path.join(os.path.dirname(os.path.realpath(xmap_compat.__file__)), "")
+_VALUES = (tuple, list, dict, set, frozenset, str, int, range, zip, enumerate, reversed)
+_PURE = (getattr, len, max, min, sorted, sum)
+_READING = ("copy", "format", "get", "index", "items", "join", "keys", "lower", "split", "strip", "upper", "values")
 _IMPLICIT = ("__call__", "__init__", "__post_init__", "__new__", "setup")
 _DATA = (str, bytes, int, float, complex, type(None), jax.Array, types.CodeType, types.BuiltinFunctionType)

@@ -88,7 +88,7 @@ def prove(found: Edited, root: str) -> None:
     files = {path: EditedFile(path, found) for path in dict.fromkeys(path for c in kept for path, _ in c.edits)}
     for c in kept:
         try:
-            reached = [Reached(plan.staged.declared.fun, root).functions.values() for plan in c.plans]
+            reached = [Reached([plan.staged.declared.fun], root).functions.values() for plan in c.plans]
             paths = {f: os.path.realpath(f.__code__.co_filename) for of in reached for fs in of for f in fs}
             codes |= {f: files[path].code(f) for f, path in paths.items() if path in files}
             names = [axis_names(plan).with_inner() for plan in c.plans]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -11,6 +12,7 @@ import os
 import pickle
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -32,22 +34,34 @@ class Pending(NamedTuple):
     structure: Any
 
 
-def note_entered(kinds: Iterable[type], entered: set[Entered], in_traces: set[str] | None = None) -> None:
-    """Note from now on where ``with`` enters a mesh of these classes, and where it does so while JAX traces."""
+def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[str] | None = None) -> None:
+    """Note from now on where ``with`` enters a mesh of these classes, and where that cannot become ``jax.set_mesh``."""
     is_clean = importlib.import_module("xmap_compat.legacy.adapters").trace_state_clean
     for kind in kinds:
 
         def noted(self, enter=kind.__enter__):  # type: ignore[attr-defined]
             frame = sys._getframe(1)
             line, end, column, last = [*frame.f_code.co_positions()][frame.f_lasti // 2]
-            before = [i for i in dis.get_instructions(frame.f_code) if i.offset < frame.f_lasti]
+            code = list(dis.get_instructions(frame.f_code))
+            before = (i for i in code if i.offset < frame.f_lasti)
             same = [i for i in before if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)]
             entered.add((frame.f_code.co_filename, line or 0, column or 0, len(same)))
-            if in_traces is not None and not is_clean():
-                in_traces.add(f"{os.path.basename(frame.f_code.co_filename)}:{line}")
+            if otherwise is not None and not is_clean():
+                otherwise.add(messages.WHILE_JAX_TRACES.format(_in_program(frame)))
+            elif otherwise is not None and not any(
+                i.offset == frame.f_lasti and i.opname == "BEFORE_WITH" for i in code
+            ):
+                otherwise.add(messages.NOT_BY_WITH.format(_in_program(frame)))
             return enter(self)
 
         kind.__enter__ = noted  # type: ignore[attr-defined]
+
+
+def _in_program(frame: types.FrameType) -> str:
+    """The place of a frame, or of the one that called ``contextlib`` there."""
+    while frame.f_back is not None and frame.f_code.co_filename == contextlib.__file__:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def noting_gradients(c: Construction, results: Any) -> Any:
@@ -72,7 +86,7 @@ class Recorder:
         self.records: list[RecordedCall] = []
         self.pending: list[Pending] = []
         self.seen: dict[Any, int] = {}
-        self.entered, self.in_traces = set[Entered](), set[str]()
+        self.entered, self.otherwise = set[Entered](), set[str]()
         self.bytes, self.calls, self.over = 0, 0, False
 
     def begin(self) -> None:
@@ -83,7 +97,7 @@ class Recorder:
         api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
         api.observe(self.traced)
         note_entered(
-            (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.in_traces
+            (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.otherwise
         )
 
     # Constructions
@@ -213,7 +227,7 @@ class Recorder:
             edited = Edited(constructions, [])
         compared = {call.construction for call in self.records if call.differentiated}
         told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in constructions]
-        edited = edited._replace(constructions=told, ended=ended, in_traces=sorted(self.in_traces))
+        edited = edited._replace(constructions=told, ended=ended, otherwise=sorted(self.otherwise))
         with open(self.spec["result"], "wb") as file:
             pickle.dump(edited, file)
 
@@ -229,8 +243,10 @@ class Recorder:
             c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
 
     def edited(self, constructions: list[Construction]) -> Edited:
-        for c in constructions:
-            c.plans = c.plans if c.calls else []
+        for c in constructions:  # what one has traced, others of the same function need not trace again
+            same = [o for o in constructions if any(f is g for f in c.functions for g in o.functions)]
+            plans = {id(plan): plan for o in same for plan in o.plans}
+            c.plans = list(plans.values()) if c.calls else []
             c.refused = messages.DIFFERS if [*c.key] in self.spec["without"] else ""
         edits, spec = importlib.import_module("xmap_compat.tools.leave.edits"), self.spec
         options = {"root": spec["tree"], "beside": spec["beside"], "assignment": spec["assignment"]}

@@ -85,13 +85,18 @@ class Shared(ScopedVisitor):
 
     Args:
       entered: where the program has entered meshes.
+
+    Attributes:
+      left: the names of this package, or of the old modules, that it still imports.
     """
 
     def __init__(self, file: Piece, names: FileNames, entered: Set[Entered]):
         self.text, self.tree, self.names = file.text, file.tree, names
+        self._path = file.file
         self._program = program_of(file.text, file.file.replace(NOTEBOOK, ".py"))
         self._entered = {tuple(place) for path, *place in entered if os.path.realpath(path) == file.file}
         self.edits: list[Edit] = []
+        self.left: list[str] = []
         self.bindings, self._own = fix.bindings_of(self._program), _own_names(file.tree)
         self.visit(file.tree)
 
@@ -196,6 +201,7 @@ class Shared(ScopedVisitor):
         moved = [a for a in old if home and a.name == "Mesh" and is_used(a)]
         moved += [ast.alias("Mesh") for a in old if a.name == "*" and "Mesh" in used]
         kept = [a for a in node.names if a not in moved and (a not in old or is_used(a))]
+        self.left += [f"{a.name} of {os.path.basename(self._path)}:{node.lineno}" for a in kept if a in old]
         if len(kept) == len(node.names):
             return []
         names = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
