@@ -888,7 +888,7 @@ def test_an_expression_is_the_same_over_several_lines(text):
 
 
 def test_a_lambda_of_the_user_stays_in_its_line():
-    new = laid_out("jax.jit(one_element(lambda a, b: f(a) + g(b), in_axes=(0, None)))", 0, width=20)
+    new = laid_out("jax.jit(one_element(lambda a, b: f(a) + g(b), in_axes=(0, None)))", 0, width=30)
     assert "    lambda a, b: f(a) + g(b),\n" in new and "        in_axes=(0, None),\n" in new
 
 
