@@ -887,6 +887,11 @@ def test_an_expression_is_the_same_over_several_lines(text):
     assert ast.dump(ast.parse(f"({new})")) == ast.dump(ast.parse(f"({text})"))
 
 
+def test_a_lambda_of_the_user_stays_in_its_line():
+    new = laid_out("jax.jit(one_element(lambda a, b: f(a) + g(b), in_axes=(0, None)))", 0, width=30)
+    assert "    lambda a, b: f(a) + g(b),\n" in new and "        in_axes=(0, None),\n" in new
+
+
 @pytest.mark.parametrize("newline", ["\r\n", "\r"])
 def test_line_ends_comments_and_the_rest_of_a_file_stay(newline, tmp_path, monkeypatch):
     program = PROGRAMS["an axis fills its mesh axis"][0]

@@ -131,8 +131,8 @@ _TOKENS = re.compile(r"""(['"])(?:\\.|(?!\1).)*\1|#[^\n]*|\blambda\b[^:]*:|[][()
 
 
 def _over_lines(text: str, indent: int, width: int) -> str:
-    """A text with a line for each part of its last brackets, if it ends with them."""
-    if indent + len(text) <= width or text[-1] not in ")]}" or ("\n" in text and text.startswith("lambda")):
+    """A text with a line for each part of its last brackets, if it ends with them; lambdas of the user stay."""
+    if indent + len(text) <= width or text[-1] not in ")]}" or re.match("lambda(?! function:)", text):
         return text
     depth, cuts = 0, [0]
     for token in _TOKENS.finditer(text):
