@@ -279,9 +279,8 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         compared.traced(declared, made, args)
         try:
             return execute.run(made, arguments.leaves)
-        except (
-            FloatingPointError
-        ) as error:  # under jax_debug_nans, jit calls this function to find where NaNs come from
+        # Under jax_debug_nans, jit calls this function to find where NaNs come from.
+        except FloatingPointError as error:
             errors.name_function(error, declared.name)
             raise
 
