@@ -193,6 +193,12 @@ def make(
     return _jit(dataclasses.replace(declared, undeclared=undeclared), _positions(donate_argnums))
 
 
+def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
+    """The xmapped function of a declaration, with other resources."""
+    sources = declared.fun, declared.in_source, declared.out_source, declared.sizes
+    return make(*sources, axis_resources, (), declared.backend, declared.undeclared)
+
+
 def _positions(donate_argnums):
     single = isinstance(donate_argnums, SupportsIndex)
     try:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax, errors
-from xmap_compat.api import declaration_of, xmap
+from xmap_compat.api import declaration_of, with_resources
 from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import axes_text
@@ -110,13 +110,13 @@ def check_assignments(
         aloud = sys.stderr.isatty() if progress is None else progress
         say = functools.partial(print, end="", file=sys.stderr, flush=True) if aloud else lambda text: None
         say(f"check_assignments of {declared.name} on the mesh {_mesh_text(mesh)}\n")
-        expected = compute(reference or _assigned(declared, {}), args)
+        expected = compute(reference or with_resources(declared, {}), args)
         allowed = functools.partial(_allowed, rtol, atol)
         for k, resources in enumerate(tried):
             with _reported(tried, k, say):
                 what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
                 try:
-                    actual = jax.block_until_ready(compute(_assigned(declared, resources), args))
+                    actual = jax.block_until_ready(compute(with_resources(declared, resources), args))
                 except Exception as error:
                     raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
                 _compare(what, actual, expected, allowed)
@@ -228,17 +228,6 @@ def _features(assignment):
 
 
 # -------------------------------------------------------------------- about the function
-
-
-def _assigned(declared, resources):
-    return xmap(
-        declared.fun,
-        declared.in_source,
-        declared.out_source,
-        axis_sizes=declared.sizes,
-        axis_resources=resources,
-        backend=declared.backend,
-    )
 
 
 def _choices(declared, args, mesh):

@@ -95,13 +95,11 @@ def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
     if mesh is None:
         return [(215, 82)]
     shape = mesh.axis_sizes
-    longest = int(np.argmax(shape))
-    hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
-    shade_of = np.expand_dims(np.arange(shades).reshape((*shape[:longest], *shape[longest + 1 :])), longest)
-    found = []
-    for coordinates, shade in zip(np.ndindex(*shape), np.broadcast_to(shade_of, shape).ravel().tolist()):
-        found.append((360 * coordinates[longest] / hues, 72 if shades == 1 else 82 - 26 * shade / (shades - 1)))
-    return found
+    hues, shades = max(shape), mesh.size // max(shape)
+    by_hue = np.moveaxis(np.arange(mesh.size).reshape(shape), shape.index(hues), 0)
+    hue, shade = np.divmod(np.argsort(by_hue, axis=None), shades)
+    lightness = 82 - 26 * shade / (shades - 1) if shades > 1 else np.full(mesh.size, 72)
+    return list(zip((360 * hue / hues).tolist(), lightness.tolist()))
 
 
 def shared(some: Sequence[Colour]) -> str:
