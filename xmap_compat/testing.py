@@ -232,7 +232,7 @@ def _features(assignment):
 
 def _choices(declared, args, mesh):
     """What a call leaves open: the sizes of its axes, the mesh axes that are free, and the axes that may be loops."""
-    found = []
+    found: list[Any] = []
 
     def place(*args):
         placed = calls.place_call(dataclasses.replace(declared, resources={}), args)
