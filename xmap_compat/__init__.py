@@ -55,32 +55,21 @@ __version__ = "1.0.0rc1"
 
 # Where the public names live, for dir(), completion, and the import at first use.
 _MODULES = ["lax", "numpy", "random", "testing"]
-_HOMES = {
-    "Hardware": "tools.hardware",
-    "Link": "tools.hardware",
-    "Mesh": "core.mesh",
-    "Rates": "tools.hardware",
-    "SerialLoop": "core.mesh",
-    "Xmapped": "api",
-    "compare_processes": "core.processes.comparison",
-    "compiler_axes": "core.compiler",
-    "einsum": "numpy",
-    "global_array": "processes",
-    "install": "legacy.restore",
-    "mesh": "core.mesh",
-    "named_shape": "core.named_shape",
-    "pargmax": "lax",
-    "pargmin": "lax",
-    "pdot": "lax",
-    "pgather": "lax",
-    "plan": "tools.steps",
-    "process_array": "processes",
-    "search": "tools.search",
-    "serial_loop": "core.mesh",
-    "uninstall": "legacy.restore",
-    "xeinsum": "lax",
-    "xmap": "api",
+_NAMES = {
+    "api": ["Xmapped", "xmap"],
+    "core.compiler": ["compiler_axes"],
+    "core.mesh": ["Mesh", "SerialLoop", "mesh", "serial_loop"],
+    "core.named_shape": ["named_shape"],
+    "core.processes.comparison": ["compare_processes"],
+    "lax": ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"],
+    "legacy.restore": ["install", "uninstall"],
+    "numpy": ["einsum"],
+    "processes": ["global_array", "process_array"],
+    "tools.hardware": ["Hardware", "Link", "Rates"],
+    "tools.search": ["search"],
+    "tools.steps": ["plan"],
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 # Jupyter looks for these; users do not call them.
 _HOOKS = {"load_ipython_extension": "jupyter", "unload_ipython_extension": "jupyter"}
 

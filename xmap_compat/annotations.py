@@ -39,20 +39,11 @@ class ArrayType:
         return ArrayType(self.dtype, tuple(shape), tuple(sorted(named.items(), key=str)))
 
     def __str__(self) -> str:
-        name = "any" if self.dtype is None else _short_name(self.dtype)
+        name = "any" if self.dtype is None else jax.core.ShapedArray((), self.dtype).str_short(short_dtypes=True)[:-2]
         if self.shape is None:
             return name
         named = f", {dict(self.named)}" if self.named else ""
         return f"{name}[{self.shape}{named}]"
-
-
-def _short_name(dtype):
-    """``f32`` for float32, as types are written."""
-    name = str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).name
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
-        if name.startswith(long):
-            return short + name.removeprefix(long)
-    return name
 
 
 f32 = ArrayType(jnp.float32)

@@ -193,6 +193,12 @@ def make(
     return _jit(dataclasses.replace(declared, undeclared=undeclared), _positions(donate_argnums))
 
 
+def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
+    """The xmapped function of a declaration, with other resources."""
+    sources = declared.fun, declared.in_source, declared.out_source, declared.sizes
+    return make(*sources, axis_resources, (), declared.backend, declared.undeclared)
+
+
 def _positions(donate_argnums):
     single = isinstance(donate_argnums, SupportsIndex)
     try:
@@ -279,9 +285,8 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         compared.traced(declared, made, args)
         try:
             return execute.run(made, arguments.leaves)
-        except (
-            FloatingPointError
-        ) as error:  # under jax_debug_nans, jit calls this function to find where NaNs come from
+        # Under jax_debug_nans, jit calls this function to find where NaNs come from.
+        except FloatingPointError as error:
             errors.name_function(error, declared.name)
             raise
 

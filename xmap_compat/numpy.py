@@ -118,7 +118,9 @@ def _named_again(y, axis_name, fun):
     size = lax.axis_size(axis_name)
     if y.ndim == 0 or y.shape[0] != size:
         raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
-    return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False) if size else y.reshape(y.shape[1:])
+    if not size:
+        return jnp.zeros(y.shape[1:], y.dtype)
+    return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False)
 
 
 def _of_whole(fun, x, names, keep=False, options=()):

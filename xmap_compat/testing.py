@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,9 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax, errors
-from xmap_compat.api import declaration_of, xmap
+from xmap_compat.api import declaration_of, with_resources
 from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collectives_in
+from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import Mesh, SerialLoop
 from xmap_compat.core.placement import DeviceAxis
 from xmap_compat.core.specs import AxisName, argument_path
@@ -95,62 +97,52 @@ def check_assignments(
     In a test, the fixture of this name (``pytest_plugins = ["xmap_compat.fixtures"]`` in ``conftest.py``) does the
     same, and pytest shows its progress if the test fails.
     """
-    declared = _declaration_of(xmapped)
+    declared = declaration_of(xmapped)
+    if declared is None:
+        raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)")
     with _mesh_context(mesh) as mesh:
-        tolerances = _Tolerances(rtol, atol)
-        plain = _assigned(declared, {})
-        facts = _facts(declared, args, mesh)
-        tried = [dict(r) for r in only] if only is not None else facts.assignments(loops, limit)
+        sizes, free, loopable = _choices(declared, args, mesh)
+        axes = loopable if loops else ()
+        tried = assignments(sizes, free, loops=axes, limit=limit) if only is None else [dict(r) for r in only]
         if not tried and only is None:
-            raise ValueError(_nothing_to_compare(facts, mesh))
+            raise ValueError(_nothing_to_compare(sizes, free))
         compute = _value_and_derivatives if derivatives else _value
-        report = _Report(tried, sys.stderr.isatty() if progress is None else progress)
-        report.say(f"check_assignments of {declared.name} on the mesh {_mesh_text(mesh)}\n")
-        expected = compute(reference or plain, args)
+        aloud = sys.stderr.isatty() if progress is None else progress
+        say = functools.partial(print, end="", file=sys.stderr, flush=True) if aloud else lambda text: None
+        say(f"check_assignments of {declared.name} on the mesh {_mesh_text(mesh)}\n")
+        expected = compute(reference or with_resources(declared, {}), args)
+        allowed = functools.partial(_allowed, rtol, atol)
         for k, resources in enumerate(tried):
-            with report.of(k):
+            with _reported(tried, k, say):
                 what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
                 try:
-                    actual = jax.block_until_ready(compute(_assigned(declared, resources), args))
+                    actual = jax.block_until_ready(compute(with_resources(declared, resources), args))
                 except Exception as error:
                     raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
-                _compare(what, actual, expected, tolerances)
+                _compare(what, actual, expected, allowed)
     return tried
 
 
-@dataclasses.dataclass(frozen=True)
-class _Report:
-    """The report of the assignments while they are tried, and in the error when one fails."""
-
-    tried: Sequence[Resources]
-    aloud: bool
-
-    def say(self, text):
-        if self.aloud:
-            print(text, end="", file=sys.stderr, flush=True)
-
-    @contextlib.contextmanager
-    def of(self, k):
-        self.say(f"  {k + 1} of {len(self.tried)}: {self.tried[k]} ")  # before it is run, which can take long
-        start = time.perf_counter()
-        try:
-            yield
-        except AssertionError as error:
-            self.say("differs\n")
-            before = ", ".join(map(str, self.tried[:k])) or "none"
-            error.add_note(
-                f"This is assignment {k + 1} of {len(self.tried)}. Tried before, and without a difference: {before}"
-            )
-            raise
-        self.say(f"gives the same ({time.perf_counter() - start:.1f} s)\n")
+@contextlib.contextmanager
+def _reported(tried, k, say):
+    """Say which assignment is tried and how that ends; an error lists those that were tried before."""
+    say(f"  {k + 1} of {len(tried)}: {tried[k]} ")  # before it is run, which can take long
+    start = time.perf_counter()
+    try:
+        yield
+    except AssertionError as error:
+        say("differs\n")
+        before = ", ".join(map(str, tried[:k])) or "none"
+        error.add_note(f"This is assignment {k + 1} of {len(tried)}. Tried before, and without a difference: {before}")
+        raise
+    say(f"gives the same ({time.perf_counter() - start:.1f} s)\n")
 
 
-def _nothing_to_compare(facts, mesh):
-    sizes = ", ".join(f"{name}: {size}" for name, size in facts.sizes.items()) or "none"
-    free = ", ".join(f"{name}: {size}" for name, size in facts.mesh_shape.items()) or "none"
+def _nothing_to_compare(sizes, free):
     return (
-        f"There is no assignment to try: no mesh axis divides a named axis. Named axes: {sizes}. Mesh axes that are "
-        f"free: {free}. Pass arguments of other sizes, or another mesh"
+        "There is no assignment to try: no mesh axis divides a named axis. "
+        f"Named axes: {axes_text(sizes) or 'none'}. Mesh axes that are free: {axes_text(free) or 'none'}. "
+        "Pass arguments of other sizes, or another mesh"
     )
 
 
@@ -238,50 +230,21 @@ def _features(assignment):
 # -------------------------------------------------------------------- about the function
 
 
-def _declaration_of(xmapped) -> calls.Declaration:
-    declared = declaration_of(xmapped)
-    if declared is None:
-        raise TypeError(f"check_assignments expects a function made by xmap, but got {xmapped!r}. Pass xmap(...)")
-    return declared
+def _choices(declared, args, mesh):
+    """What a call leaves open: the sizes of its axes, the mesh axes that are free, and the axes that may be loops."""
+    found: list[Any] = []
 
-
-def _assigned(declared, resources):
-    return xmap(
-        declared.fun,
-        declared.in_source,
-        declared.out_source,
-        axis_sizes=declared.sizes,
-        axis_resources=resources,
-        backend=declared.backend,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """The choices that one call of an xmapped function leaves open."""
-
-    sizes: dict[AxisName, int]
-    mesh_shape: dict[Hashable, int]
-    loopable: tuple[AxisName, ...]
-
-    def assignments(self, loops, limit):
-        return assignments(self.sizes, self.mesh_shape, loops=self.loopable if loops else (), limit=limit)
-
-
-def _facts(declared, args, mesh):
-    facts = []
-
-    def plan(*args):
-        plan = calls.place_call(dataclasses.replace(declared, resources={}), args)
-        named = collectives_in(plan.program.jaxpr)
+    def place(*args):
+        placed = calls.place_call(dataclasses.replace(declared, resources={}), args)
+        named = collectives_in(placed.program.jaxpr)
         taken = {n.mesh_axis for n in named if isinstance(n, DeviceAxis)}
-        sizes = {n: p.size for n, p in plan.placements.items() if not isinstance(n, DeviceAxis)}
-        free = {m: n for m, n in mesh.shape.items() if m not in taken | plan.scope.compiler}
-        facts.append(_Facts(sizes, free, tuple(n for n in sizes if n not in named)))
+        sizes = {n: p.size for n, p in placed.placements.items() if not isinstance(n, DeviceAxis)}
+        free = {m: n for m, n in mesh.shape.items() if m not in taken | placed.scope.compiler}
+        found.extend((sizes, free, [n for n in sizes if n not in named]))
         return ()
 
-    jax.make_jaxpr(plan)(*args)
-    return facts[0]
+    jax.make_jaxpr(place)(*args)
+    return found
 
 
 @contextlib.contextmanager
@@ -348,21 +311,16 @@ def _is_floating(dtype):
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tolerances:
-    rtol: float | None
-    atol: float | None
-
-    def allowed(self, dtype, expected):
-        """How far each element of a floating-point result may be from the expected one."""
-        magnitude = np.abs(np.where(np.isfinite(expected), expected, 0))
-        usual = min(500 * float(jnp.finfo(dtype).eps), 0.05)
-        if self.rtol is None and self.atol is None:
-            return usual * magnitude + usual * magnitude.max(initial=0)
-        return (self.atol or 0) + (usual if self.rtol is None else self.rtol) * magnitude
+def _allowed(rtol, atol, dtype, expected):
+    """How far each element of a floating-point result may be from the expected one."""
+    magnitude = np.abs(np.where(np.isfinite(expected), expected, 0))
+    usual = min(500 * float(jnp.finfo(dtype).eps), 0.05)
+    if rtol is None and atol is None:
+        return usual * magnitude + usual * magnitude.max(initial=0)
+    return (atol or 0) + (usual if rtol is None else rtol) * magnitude
 
 
-def _compare(what, actual, expected, tolerances):
+def _compare(what, actual, expected, allowed):
     for kind, results in expected.items():
         got, want = jax.tree.structure(actual[kind]), jax.tree.structure(results)
         if got != want:
@@ -370,10 +328,10 @@ def _compare(what, actual, expected, tolerances):
         pairs = zip(jax.tree_util.tree_leaves_with_path(results), jax.tree.leaves(actual[kind]), strict=True)
         for (path, e), a in pairs:
             name = argument_path(path, "result") if kind == "result" else f"the derivative for {path[0].key}"
-            _compare_leaf(f"{what} changes {name}", a, e, tolerances)
+            _compare_leaf(f"{what} changes {name}", a, e, allowed)
 
 
-def _compare_leaf(what, actual, expected, tolerances):
+def _compare_leaf(what, actual, expected, allowed):
     a_type, e_type = (f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in (actual, expected))
     if a_type != e_type:
         raise AssertionError(f"{what}: {a_type} instead of {e_type}")
@@ -383,7 +341,7 @@ def _compare_leaf(what, actual, expected, tolerances):
     a, e = _widened(a), _widened(e)
     with np.errstate(invalid="ignore"):
         difference = np.where(same | (np.isnan(a) & np.isnan(e)), 0, np.abs(a - e))
-    wrong = ~(difference <= tolerances.allowed(dtype, e)) if _is_floating(dtype) else ~same
+    wrong = ~(difference <= allowed(dtype, e)) if _is_floating(dtype) else ~same
     if not wrong.any():
         return
     worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(difference, nan=np.inf), -1)), e.shape)

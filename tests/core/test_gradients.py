@@ -556,6 +556,42 @@ def test_backward_rules_that_sum_and_that_do_not_give_the_true_gradient(placemen
     assert_same(result, dict.fromkeys(LINEAR_RULES, gradients(positional)(x, u, weights(a))))
 
 
+def ruled(primal, backward):
+    """A function of one argument, and the same with a backward rule, which gets the argument and the cotangent."""
+    function = jax.custom_vjp(primal)
+    function.defvjp(lambda w: (primal(w), w), lambda w, ct: (backward(w, ct),))
+    return primal, function
+
+
+def _mean_and_own(w, ct):
+    return lax.pmean(ct, "b") + 10 * ct
+
+
+SUMS_AND_OWN_TERMS = [
+    ruled(lambda w: lax.psum(w, "a") + w, lambda w, ct: lax.psum(ct, "a") + ct),
+    ruled(lambda w: lax.pmean(w, "b") + 10 * w, jax.jit(_mean_and_own)),
+    ruled(
+        lambda w: lax.psum(w**2, ("a", "b")) + jnp.sin(w),
+        lambda w, ct: 2 * w * lax.psum(ct, ("a", "b")) + jnp.cos(w) * ct,
+    ),
+    ruled(lambda w: lax.psum(w, "a") + w, lambda w, ct: lax.fori_loop(0, 1, lambda k, c: lax.psum(ct, "a") + c, ct)),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies(placement):
+    """Each element has a cotangent of its own, though one arrives for all: as under ``jax.vmap``, without the rule."""
+    a, b, resources = PLACEMENTS[placement]
+    body = lambda version: (
+        lambda x, u, w: sum(pair[version](w) * (k + x) * u for k, pair in enumerate(SUMS_AND_OWN_TERMS))
+    )
+    gradient = lambda f: jax.jit(jax.grad(lambda *args: jnp.cos(f(*args)).sum(), (0, 1, 2)))(*arguments(a, b))
+    with mesh42():
+        result = gradient(xmap(body(1), IN_AXES, AB, axis_resources=resources))
+    assert_same(result, gradient(placements.vmapped(body(0))), 1e-3)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", ["vectorized", "a:xy", "a:x,b:y", "b:x"])
 def test_backward_rules_with_collectives_in_scan_remat_and_jit(placement):

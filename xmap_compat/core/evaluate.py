@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
@@ -22,6 +23,7 @@ from xmap_compat.core.batch import bind_named, bind_over_names
 from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of, names_used
 from xmap_compat.core.device import DeviceView, conform_to_names
 from xmap_compat.core.names import Checker, Names
+from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
 from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
@@ -132,6 +134,8 @@ class Evaluator:
         """The results of one equation."""
         primitive = eqn.primitive.name
         if primitive in COLLECTIVES:
+            if self.moves_nothing(eqn):
+                return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
             return translate(self.view, primitive, params, [_as_array(v) for v in operands])
         if primitive in _CALLBACKS and self.view.compiler:
@@ -149,6 +153,17 @@ class Evaluator:
         if primitive not in DIRECT and self.named_axes(eqn):
             return self.over_names(eqn, operands)
         return self.ordinary(eqn, operands)
+
+    def moves_nothing(self, eqn: Any) -> bool:
+        """Whether a collective moves values between the elements of an axis that has none."""
+        row, axes = COLLECTIVES[eqn.primitive.name], self.view.own(axis_names(eqn.params))
+        return bool(eqn.invars) and not (row.reduces or row.joint) and self.view.total_size(axes) == 0
+
+    def nothing(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        """Results that no element of an axis asks for, or that have none of its elements."""
+        names = self.checker.equation(eqn, [v.names for v in operands])
+        zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
+        return [conform_to_names(self.view, zero, own) for zero, own in zip(zeros, names)]
 
     def ordinary(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of an equation that knows nothing of names."""

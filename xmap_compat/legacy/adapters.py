@@ -135,7 +135,7 @@ def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return array(*args, **kwargs)
         except ValueError:
-            if not args or not any(leaf is None for leaf in _leaves(args[0])):
+            if not args or not any(map(_is_none, jax.tree.leaves(args[0], is_leaf=_is_none))):
                 raise
         numbers = jax.tree.map(lambda x: np.nan if x is None else x, args[0], is_leaf=_is_none)
         return array(numbers, *args[1:], **kwargs)
@@ -145,10 +145,6 @@ def array_or(array: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_none(x):
     return x is None
-
-
-def _leaves(tree):
-    return jax.tree.leaves(tree, is_leaf=_is_none)
 
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
@@ -272,6 +268,7 @@ class _Refused(type):
         raise errors.removed_name(f"{cls.__module__}.{cls.__name__}.{name}", cls.now)
 
 
+@functools.cache
 def refused(name: str, now: str) -> Any:
     """The object at an old name whose meaning is gone."""
     module, _, attribute = name.rpartition(".")

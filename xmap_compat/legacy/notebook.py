@@ -5,6 +5,7 @@ No file is written.  ``--compare`` compares what each cell shows with the output
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-USAGE = "usage: python -m xmap_compat NOTEBOOK.ipynb [--compare] [--rtol R] [--atol A]"
+USAGE = "python -m xmap_compat NOTEBOOK.ipynb [--compare] [--rtol R] [--atol A]"
 MISSING = (
     "Running a notebook needs nbclient and ipykernel, which are not installed here. "
     "Install them with: pip install 'xmap-compat[notebooks]'"
@@ -202,11 +203,8 @@ def difference(
 
 def main(args: Sequence[str]) -> int:
     """Run a notebook, or compare it; returns the exit code."""
-    try:
-        path, compare, tolerances = _options(args)
-    except ValueError:
-        print(USAGE, file=sys.stderr)
-        return 2
+    given = _options(args)
+    path = given.path
     if not os.path.exists(path):
         print(f"{sys.executable}: can't open file {path!r}", file=sys.stderr)
         return 2
@@ -216,25 +214,19 @@ def main(args: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     try:
-        return _compare(notebook, *tolerances) if compare else _run(notebook)
+        return _compare(notebook, given.rtol, given.atol) if given.compare else _run(notebook)
     except CannotRun as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 1
 
 
-def _options(args: Sequence[str]) -> tuple[str, bool, tuple[float, float]]:
-    tolerances = {"--rtol": RTOL, "--atol": ATOL}
-    path, *rest = args
-    compare = False
-    while rest:
-        option = rest.pop(0)
-        if option == "--compare":
-            compare = True
-        elif option in tolerances and rest:
-            tolerances[option] = float(rest.pop(0))
-        else:
-            raise ValueError(option)
-    return path, compare, (tolerances["--rtol"], tolerances["--atol"])
+def _options(args: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m xmap_compat", USAGE, add_help=False, allow_abbrev=False)
+    parser.add_argument("path")
+    parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--rtol", type=float, default=RTOL)
+    parser.add_argument("--atol", type=float, default=ATOL)
+    return parser.parse_args(args)
 
 
 def _run(notebook: Notebook) -> int:

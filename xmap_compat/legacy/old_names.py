@@ -79,15 +79,10 @@ def _make_modules(made: _jax.Restoration, finders: dict[str, Finders]) -> None:
 def find(row: removed.Removed) -> Any:
     """The object for a row of the table."""
     if row.kind == removed.REFUSED:
-        return _refused(row)
+        return adapters.refused(row.name, row.now)
     if row.kind == removed.ADAPTER:
         return adapters.ADAPTERS[row.name]
     return at(row.now)
-
-
-@functools.cache
-def _refused(row: removed.Removed) -> Any:
-    return adapters.refused(row.name, row.now)
 
 
 def at(name: str, imports: bool = True) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -34,21 +34,20 @@ class Grid:
     panels: tuple[tuple[str, list[list[list[int]]]], ...]
 
     @property
-    def copies(self) -> int:
-        """How many devices hold each block."""
-        return len(self.panels[0][1][0][0])
+    def shape(self) -> tuple[int, int, int]:
+        """How many blocks are below and beside each other in a panel, and how many devices hold each."""
+        cells = self.panels[0][1]
+        return len(cells), len(cells[0]), len(cells[0][0])
 
 
-def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> dict[Block, list[int]]:
+def block_holders(array: Array, mesh: _jax.AnyMesh | None) -> np.ndarray:
     """For each block of an array (its index in every dimension) the positions in the mesh that hold it."""
-    if mesh is None:
-        return {(0,) * len(array.shape): [0]}
-    holders, split = dict[Block, list[int]](), _split_axes(array)
-    for position, coordinates in enumerate(np.ndindex(*mesh.axis_sizes)):
-        at = dict(zip(mesh.axis_names, coordinates))
-        block = tuple(int(np.ravel_multi_index([at[a] for a in axes], [mesh.shape[a] for a in axes])) for axes in split)
-        holders.setdefault(block, []).append(position)
-    return holders
+    shape, split = {} if mesh is None else dict(mesh.shape), _split_axes(array)
+    copied = [axis for axis in shape if axis not in itertools.chain(*split)]
+    order = [list(shape).index(axis) for axes in (*split, copied) for axis in axes]
+    parts = [math.prod(shape[axis] for axis in axes) for axes in split]
+    positions = np.arange(math.prod(shape.values())).reshape([*shape.values()])
+    return positions.transpose(order).reshape(*parts, -1)
 
 
 def _split_axes(array: Array) -> list[tuple[str, ...]]:
@@ -60,24 +59,34 @@ def _split_axes(array: Array) -> list[tuple[str, ...]]:
 def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     """Choose rows and columns (dimensions that are split, then named ones) and cut the array into blocks."""
     holders = block_holders(array, mesh)
-    parts = [len({block[k] for block in holders}) for k in range(len(array.shape))]
+    *parts, _ = holders.shape
     labels = [str(size) if name is None else f"{name} {size}" for name, size in zip(array.axes, array.shape)]
     titles = [f"{label} over {listed(axes)}" if axes else label for label, axes in zip(labels, _split_axes(array))]
     by_weight = sorted(range(len(parts)), key=lambda k: (parts[k] == 1, array.axes[k] is None, k))
-    shown = sorted(by_weight[:2])
-    row, column = (None, *shown)[-2:] if shown else (None, None)
-    others = [k for k in range(len(parts)) if k not in shown]
-    counts: dict[int | None, int] = dict(enumerate(parts))
-    counts[None], panels = 1, []
-    for index in itertools.product(*(range(parts[k]) for k in others)):
-        fixed: dict[int | None, int] = dict(zip(others, index))
-        label = listed(f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1)
-        block = lambda r, c: tuple({**fixed, row: r, column: c}.get(k, 0) for k in range(len(parts)))  # noqa: B023, E731
-        cells = [[holders[block(r, c)] for c in range(counts[column])] for r in range(counts[row])]
-        panels.append((label, cells))
-    at = lambda k: "" if k is None else titles[k]  # noqa: E731
+    shown, others = sorted(by_weight[:2]), sorted(by_weight[2:])
+    part = lambda index: listed(  # noqa: E731
+        f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1
+    )
     further = f"further dimensions: {listed(titles[k] for k in others)}" if others else ""
-    return Grid(at(row), at(column), further, tuple(panels))
+    return _grid(holders.transpose(*others, *shown, -1), [titles[k] for k in shown], part, further)
+
+
+def mesh_grid(mesh: _jax.AnyMesh, upright: bool = False) -> Grid:
+    """The devices of a mesh, each a block; a single axis runs across, or down if ``upright``."""
+    titles = [f"{name} {size}" for name, size in mesh.shape.items()]
+    positions = np.arange(mesh.size).reshape(*mesh.axis_sizes, 1)
+    if upright and len(titles) == 1:
+        titles, positions = [*titles, ""], positions[:, None]
+    place = lambda index: listed(f"{name} = {k}" for name, k in zip(mesh.axis_names, index))  # noqa: E731
+    return _grid(positions, titles[-2:], place)
+
+
+def _grid(holders: np.ndarray, titles: Sequence[str], label_of: Callable[[Block], str], others: str = "") -> Grid:
+    """A panel for each index, down to the last two dimensions of blocks, which have the titles."""
+    rows, columns = ["", "", *titles][-2:]
+    holders = holders[(None,) * (2 - len(titles))]
+    panels = ((label_of(index), holders[index].tolist()) for index in np.ndindex(holders.shape[:-3]))
+    return Grid(rows, columns, others, tuple(panels))
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
@@ -101,12 +110,13 @@ def corner(mesh: _jax.AnyMesh | None) -> _jax.AnyMesh | None:
     return jax.sharding.AbstractMesh(tuple(sizes), mesh.axis_names)
 
 
-def corner_note(mesh: _jax.AnyMesh | None) -> str:
-    """``a corner: x 16 of 64, y 16 of 64``; empty where all devices are drawn."""
+def mesh_title(mesh: _jax.AnyMesh | None) -> str:
+    """``mesh``, or ``mesh, a corner: x 16 of 64, y 16 of 64`` where not all devices are drawn."""
     shown = corner(mesh)
-    if mesh is None or shown is None or shown is mesh:
-        return ""
-    return f"a corner: {listed(f'{n} {k} of {mesh.shape[n]}' for n, k in shown.shape.items())}"
+    if mesh is None or shown is None:
+        return "devices"
+    drawn = listed(f"{name} {size} of {mesh.shape[name]}" for name, size in shown.shape.items())
+    return "mesh" if shown is mesh else f"mesh, a corner: {drawn}"
 
 
 def device_ids(mesh: _jax.AnyMesh | None) -> list[int]:
@@ -124,10 +134,5 @@ def ranges(numbers: Iterable[int]) -> str:
     steps = set(np.diff(numbers).tolist())
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
+    runs = [[n for _, n in run] for _, run in itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])]
     return " ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else " ".join(map(str, r)) for r in runs)

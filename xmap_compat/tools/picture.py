@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.grid import Grid, alike, arrange, corner, corner_note, device_ids, ranges
+from xmap_compat.tools.grid import Grid, alike, arrange, corner, device_ids, mesh_grid, mesh_title, ranges
 from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
@@ -40,65 +40,40 @@ MAX_ROWS = 20
 def text(plan: CallPlan) -> str:
     """The picture of a plan in characters: blocks with the devices that hold them."""
     ids, mesh = device_ids(plan.mesh), corner(plan.mesh)
-    if mesh is None:
-        parts = ["one device"]
-    else:
-        head = ", ".join(filter(None, ["mesh", corner_note(plan.mesh)]))
-        parts = ["\n".join([head, *_indent(_mesh_text(mesh, ids))])]
-    for arrays in (plan.arguments, plan.results):
-        for name, array in alike(arrays):
-            head = f"{name}: {array.type}, on each device {array.device_type}"
-            parts.append("\n".join([*wrapped(head, terminal_width()), *_indent(_array_text(array, mesh, ids))]))
+    parts = ["one device"] if mesh is None else [_grid_text(mesh_title(plan.mesh), mesh_grid(mesh), ids)]
+    for name, array in (*alike(plan.arguments), *alike(plan.results)):
+        title = f"{name}: {array.type}, on each device {array.device_type}"
+        parts.append(_grid_text(title, arrange(array, mesh), ids))
     return "\n\n".join(parts)
 
 
-def _indent(lines):
-    return ["  " + line for line in lines]
-
-
-def _mesh_text(mesh, ids) -> Iterator[str]:
-    names, shape = list(mesh.axis_names), mesh.axis_sizes
-    ids = np.reshape(ids, shape)
-    rows, columns = (None, names[0]) if len(names) == 1 else names[-2:]
-    lead = shape[:-2] if len(names) > 1 else ()
-    for index in np.ndindex(*lead):
-        if index:
-            yield ", ".join(f"{n} = {i}" for n, i in zip(names, index))
-        cells = [[str(d) for d in row] for row in np.atleast_2d(ids[index])]
-        row_label = "" if rows is None else f"{rows} {mesh.shape[rows]}"
-        yield from _boxes(cells, row_label, f"{columns} {mesh.shape[columns]}")
-
-
-def _array_text(array, mesh, ids) -> Iterator[str]:
-    grid = arrange(array, mesh)
+def _grid_text(title: str, grid: Grid, ids: Sequence[int]) -> str:
+    lines: list[str] = []
     for label, panel in grid.panels:
-        yield from [label] if label else []
-        yield from _boxes([[ranges(ids[k] for k in held) for held in row] for row in panel], grid.rows, grid.columns)
-    yield from [grid.others] if grid.others else []
+        cells = [[ranges(ids[k] for k in held) for held in row] for row in panel]
+        lines += [*filter(None, [label]), *_boxes(cells, grid.rows, grid.columns)]
+    lines += filter(None, [grid.others])
+    return "\n".join([*wrapped(title, terminal_width()), *(f"  {line}" for line in lines)])
 
 
 def _boxes(cells: Sequence[Sequence[str]], row_label: str, column_label: str) -> Iterator[str]:
-    """A grid of boxes with a label over it and one to the left of it."""
+    """A grid of boxes with a label over it and one to the left of its middle."""
     room = terminal_width() - 4 - len(row_label)
     width = max(len(cell) for row in cells for cell in row) + 2
     cells = _elided([_elided(row, max(room // (width + 1), 3), "..") for row in cells], MAX_ROWS, None)
     cells = [row or [".."] * len(cells[0]) for row in cells]
-    width = max(width, -(-(len(column_label) + 1) // len(cells[0])) - 1 if column_label else width, 3)
     columns = len(cells[0])
-    bar = "─" * width
-    margin = " " * (len(row_label) + 1 if row_label else 0)
+    width = max(width, -(-(len(column_label) + 1) // columns) - 1 if column_label else width, 3)
+    lead = f"{row_label} " if row_label else ""
+    margin = " " * len(lead)
     if column_label:
         yield (margin + column_label.center(columns * (width + 1) + 1)).rstrip()
-    middle = len(cells) // 2 if len(cells) % 2 else None
-    rows = [margin + "┌" + "┬".join([bar] * columns) + "┐"]
-    for k, row in enumerate(cells):
-        lead = row_label + " " if row_label and k == middle else margin
-        rows.append(lead + "│" + "│".join(cell.center(width) for cell in row) + "│")
-        if k + 1 < len(cells):
-            lead = row_label + " " if row_label and middle is None and k + 1 == len(cells) // 2 else margin
-            rows.append(lead + "├" + "┼".join([bar] * columns) + "┤")
-    yield from rows
-    yield margin + "└" + "┴".join([bar] * columns) + "┘"
+    line = lambda left, joint, right: left + joint.join(["─" * width] * columns) + right  # noqa: E731
+    rows = [f"│{'│'.join(cell.center(width) for cell in row)}│" for row in cells]
+    body = f"\n{line('├', '┼', '┤')}\n".join(rows).split("\n")
+    yield margin + line("┌", "┬", "┐")
+    yield from ((lead if k == len(body) // 2 else margin) + part for k, part in enumerate(body))
+    yield margin + line("└", "┴", "┘")
 
 
 def _elided(items: Sequence[Any], most: int, gap: Any) -> list[Any]:
@@ -120,13 +95,11 @@ def colours(mesh: _jax.AnyMesh | None) -> list[Colour]:
     if mesh is None:
         return [(215, 82)]
     shape = mesh.axis_sizes
-    longest = int(np.argmax(shape))
-    hues, shades = shape[longest], max(1, math.prod(shape) // max(shape[longest], 1))
-    shade_of = np.expand_dims(np.arange(shades).reshape((*shape[:longest], *shape[longest + 1 :])), longest)
-    found = []
-    for coordinates, shade in zip(np.ndindex(*shape), np.broadcast_to(shade_of, shape).ravel().tolist()):
-        found.append((360 * coordinates[longest] / hues, 72 if shades == 1 else 82 - 26 * shade / (shades - 1)))
-    return found
+    hues, shades = max(shape), mesh.size // max(shape)
+    by_hue = np.moveaxis(np.arange(mesh.size).reshape(shape), shape.index(hues), 0)
+    hue, shade = np.divmod(np.argsort(by_hue, axis=None), shades)
+    lightness = 82 - 26 * shade / (shades - 1) if shades > 1 else np.full(mesh.size, 72)
+    return list(zip((360 * hue / hues).tolist(), lightness.tolist()))
 
 
 def shared(some: Sequence[Colour]) -> str:
@@ -154,8 +127,8 @@ class _Canvas:
 
     def __init__(self, mesh: _jax.AnyMesh | None):
         self.elements: list[str] = []
-        self.colours, self.ids, self.note = colours(corner(mesh)), device_ids(mesh), corner_note(mesh)
-        self.size = 1 if mesh is None else mesh.size
+        self.mesh, self.size = corner(mesh), 1 if mesh is None else mesh.size
+        self.colours, self.ids = colours(self.mesh), device_ids(mesh)
         self.right = self.bottom = 0.0
 
     def rect(self, x, y, w, h, title="", radius=0.0, **attributes):
@@ -170,6 +143,8 @@ class _Canvas:
         self.elements.append(f'<path d="{data}" class="{kind}" stroke-width="{width:g}"{paint}/>')
 
     def text(self, x, y, content, size=12.0, kind="", anchor="start"):
+        if not content:
+            return
         if anchor == "start":
             self.right, self.bottom = max(self.right, x + _text_width(content, size)), max(self.bottom, y)
         marks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
@@ -217,15 +192,16 @@ def _(plan: StepPlan) -> str:
 def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> str:
     """The mesh, beside it the arguments and results of calls that use it, and below it the transfers."""
     canvas = _Canvas(plan.mesh)
+    _draw_mesh(canvas, mesh_title(plan.mesh), MARGIN, MARGIN + 40)
+    left, y = canvas.right + 36, MARGIN + 40
     canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
-    left, y = _draw_mesh(canvas, corner(plan.mesh), MARGIN, MARGIN + 40) + 36, MARGIN + 40
     placed = [call for call in calls if call.mesh == plan.mesh]
     for call in placed[:MAX_CALLS]:
         of, at = ("", "plan") if call is plan else (f" of {call.function}", f"plan.calls[{calls.index(call)}]")
         for title, arrays in (("arguments", call.arguments), ("results", call.results)):
             if arrays:
                 canvas.text(left, y + 12, title + of, 13, "faint bold")
-                y = _draw_arrays(canvas, arrays, f"{at}.{title}", corner(plan.mesh), left, y + 28) + 20
+                y = _draw_arrays(canvas, arrays, f"{at}.{title}", left, y + 28) + 20
     rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
     if rest:
         y += 20
@@ -234,56 +210,39 @@ def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> s
     return canvas.document(f"{plan.function}: {what}")
 
 
-def _draw_mesh(canvas, mesh, x, y) -> float:
-    """Draw the devices as tiles; return the right edge."""
-    title = ", ".join(filter(None, ["devices" if mesh is None else "mesh", canvas.note]))
+def _draw_mesh(canvas, title, x, y) -> None:
+    """Draw each device as a block."""
     canvas.text(x, y + 12, title, 13, "faint bold")
-    y += 28
+    mesh = canvas.mesh
     if mesh is None:
-        canvas.rect(x, y, 96, 32, radius=4, fill=shared(canvas.colours))
-        canvas.text(x + 48, y + 21, "one device", 12, "on", "middle")
-        return x + 96
-    names, shape = mesh.axis_names, mesh.axis_sizes
-    rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
-    width, height = min(44, 480 / columns), min(32, MAX_TALL / rows)
-    positions = np.arange(mesh.size).reshape((-1, rows, columns))
-    left = x + _text_width(f"{names[0] if len(shape) == 1 else names[-2]} {rows}", 12) + 8
-    for index, panel in zip(np.ndindex(*shape[:-2]), positions):
-        if index:
-            canvas.text(x, y + 10, listed(f"{n} = {i}" for n, i in zip(names, index)), 11, "faint")
-            y += 18
-        if len(shape) > 1:
-            canvas.text(left + columns * width / 2, y + 12, f"{names[-1]} {columns}", 12, "bold", "middle")
-            y += 20
-        canvas.text(x, y + rows * height / 2 + 4, f"{names[0] if len(shape) == 1 else names[-2]} {rows}", 12, "bold")
-        for (r, c), position in np.ndenumerate(panel):
-            at = np.unravel_index(position, shape)
-            tip = f"device {canvas.ids[position]}: {listed(f'{n} = {k}' for n, k in zip(names, at))}"
-            inset = min(1.5, width / 8, height / 8)
-            size = width - 2 * inset, height - 2 * inset
-            canvas.block(left + c * width + inset, y + r * height + inset, *size, [int(position)], tip)
-        y += rows * height + 14
-    return max(left + columns * width, x + _text_width(title, 13))
+        canvas.rect(x, y + 28, 96, 32, radius=4, fill=shared(canvas.colours))
+        canvas.text(x + 48, y + 49, "one device", 12, "on", "middle")
+        return
+    grid = mesh_grid(mesh, upright=True)
+    coordinates = list(np.ndindex(*mesh.axis_sizes))
+    place = lambda k: listed(f"{name} = {at}" for name, at in zip(mesh.axis_names, coordinates[k]))  # noqa: E731
+    _draw_grid(canvas, grid, (x, y + 28, 44.0, 32.0), lambda held: f"device {canvas.ids[held[0]]}: {place(held[0])}")
 
 
-def _draw_arrays(canvas, arrays, where, mesh, left, y) -> float:
+def _draw_arrays(canvas, arrays, where, left, y) -> float:
     """Draw arrays side by side, in as many lines as needed; return the bottom edge."""
     x, line_bottom = left, y
     drawn = alike(arrays)
     for name, array in drawn[:MAX_ARRAYS]:
-        grid = arrange(array, mesh)
+        grid = arrange(array, canvas.mesh)
         each = "" if array.spec is None else f", {array.device_type} on each device"
-        heads = [name, f"{array.type}{each}", "" if array.spec is None else show_spec(array.spec), grid.columns]
-        cells = grid.panels[0][1]
+        heads = [name, f"{array.type}{each}", "" if array.spec is None else show_spec(array.spec)]
         labels = [canvas.label(held) for _, rows in grid.panels for row in rows for held in row]
-        w = min(max(*(_text_width(label, 11.5) + 14 for label in labels), 34), MAX_WIDE / len(cells[0]))
-        h = min(26.0, MAX_TALL / len(cells))
-        indent = _text_width(grid.rows, 11.5) + 8 if grid.rows else 0.0
-        width = max(indent + len(cells[0]) * w, *(_text_width(head, 12.5) for head in heads))
+        columns = grid.shape[1]
+        w = min(max(*(_text_width(label, 11.5) + 14 for label in labels), 34), MAX_WIDE / columns)
+        width = max(_indent(grid) + columns * w, *(_text_width(head, 12.5) for head in (*heads, grid.columns)))
         if x > left and x + width > PAGE - MARGIN:
             x, y = left, line_bottom + 22
-        bottom = _draw_array(canvas, grid, heads, (x, y, indent, w, h), array.device_type)
-        line_bottom = max(line_bottom, bottom)
+        canvas.text(x, y + 12, name, 13, "bold")
+        for k, head in enumerate(heads[1:]):
+            canvas.text(x, y + 28 + 15 * k, head, 11, "faint")
+        tip = lambda held: f"{array.device_type} on device {ranges(canvas.ids[k] for k in held)}"  # noqa: B023, E731
+        line_bottom = max(line_bottom, _draw_grid(canvas, grid, (x, y + 50, w, 26.0), tip))
         x += width + GAP
     if len(drawn) > MAX_ARRAYS:
         line_bottom += 22
@@ -291,43 +250,41 @@ def _draw_arrays(canvas, arrays, where, mesh, left, y) -> float:
     return line_bottom
 
 
-def _draw_array(canvas, grid: Grid, heads, place, device_type) -> float:
-    """Draw one array; return the bottom edge."""
-    x, y, indent, w, h = place
-    canvas.text(x, y + 12, heads[0], 13, "bold")
-    for k, head in enumerate(heads[1:3]):
-        canvas.text(x, y + 28 + 15 * k, head, 11, "faint")
-    y += 50
+def _indent(grid: Grid) -> float:
+    return _text_width(grid.rows, 11.5) + 8 if grid.rows else 0.0
+
+
+def _draw_grid(canvas, grid: Grid, place, tip: Callable[[list[int]], str]) -> float:
+    """Draw a grid of blocks of a width and a height, or smaller ones where they are many; return the bottom edge."""
+    x, y, w, h = place
+    rows, columns, copies = grid.shape
+    w, h, x0, sheets = min(w, MAX_WIDE / columns), min(h, MAX_TALL / rows), x + _indent(grid), min(copies - 1, 3)
+    width, height = columns * w, rows * h
     for label, cells in grid.panels:
         if label:
             canvas.text(x, y + 10, label, 11, "faint")
             y += 16
         if grid.columns:
-            canvas.text(x + indent, y + 11, grid.columns, 11.5)
+            canvas.text(x0, y + 11, grid.columns, 11.5)
             y += 17
-        width, height, x0 = len(cells[0]) * w, len(cells) * h, x + indent
-        if grid.rows:
-            canvas.text(x, y + height / 2 + 4, grid.rows, 11.5)
-        for sheet in range(min(grid.copies - 1, 3), 0, -1):
+        canvas.text(x, y + height / 2 + 4, grid.rows, 11.5)
+        for sheet in range(sheets, 0, -1):
             canvas.rect(x0 + SHEET * sheet, y + SHEET * sheet, width, height, class_="sheet")
         for r, row in enumerate(cells):
             for c, held in enumerate(row):
-                tip = f"{device_type} on device {ranges(canvas.ids[k] for k in held)}"
-                canvas.block(x0 + c * w, y + r * h, w, h, held, tip)
+                canvas.block(x0 + c * w, y + r * h, w, h, held, tip(held))
         canvas.rect(x0, y, width, height, class_="edge", stroke_width=1.6)
-        y += height + SHEET * min(grid.copies - 1, 3) + 8
-    if grid.others:
-        canvas.text(x, y + 8, grid.others, 11, "faint")
-        y += 16
-    return y
+        y += height + SHEET * sheets + 8
+    canvas.text(x, y + 8, grid.others, 11, "faint")
+    return y + 16 if grid.others else y
 
 
 # ---- what moves
 
-LEGEND = (
-    ("sent", False, "for the function"),
-    ("back", False, "for its derivative"),
-    ("sent", True, "ppermute: one way"),
+LEGEND: Sequence[tuple[str, bool, str, Callable[[Transfer], bool]]] = (
+    ("sent", False, "for the function", lambda t: not t.derivative),
+    ("back", False, "for its derivative", lambda t: t.derivative),
+    ("sent", True, "ppermute: one way", lambda t: t.kind == "ppermute"),
 )
 
 
@@ -337,9 +294,8 @@ def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
         return
     canvas.text(x, y + 12, "what moves, in the order of the program", 13, "faint bold")
     y += 26
-    met = {(t.derivative, t.kind == "ppermute") for t in transfers}
-    for kind, one_way, meaning in LEGEND:
-        if (one_way and any(p for _, p in met)) or (not one_way and any(d == (kind == "back") for d, _ in met)):
+    for kind, one_way, meaning, applies in LEGEND:
+        if any(map(applies, transfers)):
             _arrow(canvas, x, y + 8, 40, kind, one_way, 2)
             canvas.text(x + 52, y + 12, meaning, 11, "faint")
             x += 190
@@ -394,21 +350,17 @@ def _scatter(
     """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones are labelled with their names and joined."""
     canvas = _Canvas(None)
     width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10
-    logs = [(math.log10(max(x, 1e-12)), math.log10(max(y, 1.0))) for x, y, *_ in points]
-    low = [min(values) - 0.05 for values in zip(*logs)] if points else [0.0, 0.0]
-    high = [max(values) + 0.05 for values in zip(*logs)] if points else [1.0, 1.0]
+    logs = np.log10([(max(x, 1e-12), max(y, 1.0)) for x, y, *_ in points] or [(1.0, 1.0)])
+    low, high = logs.min(0) - 0.05, logs.max(0) + 0.05
+    places = ((left, top + height) + (logs - low) / (high - low) * (width, -height)).tolist()
     canvas.rect(left, top, width, height, class_="edge")
-    at = lambda p: (  # noqa: E731
-        left + width * (p[0] - low[0]) / (high[0] - low[0]),
-        top + height * (1 - (p[1] - low[1]) / (high[1] - low[1])),
-    )
-    front = sorted(at(p) for p, point in zip(logs, points) if point[3])
+    front = sorted(place for place, point in zip(places, points) if point[3])
     if front:
         canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in front), "sent", 1)
     ends, under = (left, left + width), top + height
     labels = [*((x - 40, x + 40, under + 16) for x in ends), (left + width / 2 - 40, left + width / 2 + 40, under + 32)]
-    for p, (x, y, name, marked) in zip(logs, points):
-        (cx, cy), kind = at(p), "back" if marked else "sent"
+    for (cx, cy), (x, y, name, marked) in zip(places, points):
+        kind = "back" if marked else "sent"
         canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {show(x)}, {show_bytes(round(y))}", 3, class_=kind)
         if marked:
             until, cy = cx + 6 + _text_width(name, 11), cy - 5

@@ -6,6 +6,7 @@ An assignment never changes a result, so cost is the only reason to prefer one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import numbers
@@ -201,10 +202,7 @@ def _check(**given: Any) -> None:
 
 def _maker(make: Callable[..., Any]) -> Callable[[Mapping[Any, Any]], Any]:
     declared = api.declaration_of(make)
-    if declared is None:
-        return make
-    sources = declared.fun, declared.in_source, declared.out_source, declared.sizes
-    return lambda resources: api.make(*sources, resources, (), declared.backend, declared.undeclared)
+    return make if declared is None else functools.partial(api.with_resources, declared)
 
 
 def _rank(c: Candidate) -> tuple[Any, ...]:

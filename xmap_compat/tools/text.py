@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import jax
 from jax.sharding import PartitionSpec
 
 Rows = list[tuple[str, ...]]
@@ -42,16 +43,9 @@ def listed(items: Iterable[Any]) -> str:
     return ", ".join(map(str, items))
 
 
-_SHORT = {"float": "f", "uint": "u", "int": "i", "complex": "c", "bfloat": "bf"}
-
-
 def short_type(dtype: Any, shape: Sequence[int]) -> str:
     """``f32[3,4]``"""
-    name = getattr(dtype, "name", str(dtype))
-    kind = re.fullmatch(r"([a-z]+)(\d+)", name)
-    if kind and kind[1] in _SHORT:
-        name = _SHORT[kind[1]] + kind[2]
-    return f"{name}[{','.join(map(str, shape))}]"
+    return jax.core.ShapedArray(tuple(shape), dtype).str_short(short_dtypes=True)
 
 
 def show_bytes(count: int | None) -> str:

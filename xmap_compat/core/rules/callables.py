@@ -38,11 +38,19 @@ def only_arrays(fun):
     return apply, restore
 
 
-def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[NamedValue]) -> list[NamedValue | None]:
+def evaluate_callable(
+    ev: Evaluator,
+    fun: Callable[..., Any],
+    values: Sequence[NamedValue],
+    given: Callable[[Any, list[NamedValue]], list[NamedValue]] = lambda jaxpr, values: values,
+) -> list[NamedValue | None]:
     """Trace a callable that a custom rule holds on positional types, then evaluate it on named values.
 
     Tangents of integers (float0) and symbolic zeros are not operands of any equation: they are passed as constants,
     and are None in the results.
+
+    Args:
+      given: what it is evaluated on, which may depend on its jaxpr: from that and the values.
     """
     dynamic = [v for v in values if not is_no_array(v)]
 
@@ -52,6 +60,7 @@ def evaluate_callable(ev: Evaluator, fun: Callable[..., Any], values: Sequence[N
 
     traced, restore = only_arrays(on_dynamic)
     jaxpr = ev.trace(traced, [positional_type(v) for v in dynamic])
+    dynamic = given(jaxpr, dynamic)
     inputs = [v.names for v in dynamic]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
     return restore(evaluate_whole(ev, jaxpr, dynamic))

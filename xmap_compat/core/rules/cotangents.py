@@ -24,6 +24,10 @@ du * 2 * w)``. Device 0 would compute 1 + 6 for the weight, device 1 computes 2 
 ``du`` twice.  Every element's call returned the same second result, so one of them takes its cotangent
 (:func:`_at_first_element`): 1 + 6 and 2 + 0, which is 9.
 
+*A rule that sums, and has a term of its own*: ``f(w) = psum(w, 'i') + w``, ``bwd(ct) = psum(ct, 'i') + ct``.  Nothing
+varies, and one cotangent arrives, 1.  What the rule means for an element is the sum of all cotangents, and its own one.
+So one element takes the cotangent here, too: 1 + 1 and 1 + 0, which varies, and adds up to 3.
+
 Where results of both kinds meet in one function, the rule, which is linear in its cotangents, is applied to each
 kind by itself, and the results are added (:func:`cotangents_for`, :func:`apply_rule`).
 """
@@ -74,8 +78,11 @@ def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[i
     return list(cases.values()) or [{}]
 
 
-def apply_rule(ev, rule, residuals, cotangents, case):
-    """The results of a backward rule.  Where some cotangents are zero, use its derivative along the others (linear)."""
+def apply_rule(ev, rule, residuals, cotangents, case, own_names):
+    """The results of a backward rule for operands that vary over ``own_names``.
+
+    Where some cotangents are zero, use its derivative along the others (linear).
+    """
     marked = [dataclasses.replace(ct, names=ct.names | {COTANGENT}) for ct in case.values()]
     zeros = {k: positional_zero(ct) for k, ct in enumerate(cotangents)}
 
@@ -86,7 +93,27 @@ def apply_rule(ev, rule, residuals, cotangents, case):
             return restore(apply(*given))
         return restore(jax.jvp(apply, tuple(map(jnp.zeros_like, given)), tuple(given))[1])
 
-    return evaluate_callable(with_cotangents(ev), rule_of_case, [*residuals, *marked])
+    def given(jaxpr, values):
+        is_cotangent = [COTANGENT in v.names for v in values]
+        each = _summed_in_part(jaxpr, is_cotangent) - own_names
+        return [_at_first_element(ev.view, v, each - v.names) if ct else v for v, ct in zip(values, is_cotangent)]
+
+    return evaluate_callable(with_cotangents(ev), rule_of_case, [*residuals, *marked], given)
+
+
+def _summed_in_part(jaxpr, is_cotangent) -> Names:
+    """The axes over which a result of a rule holds collectives of its cotangents, and these without them."""
+    body, _ = _jax.open_jaxpr(jaxpr)
+    ways: dict[Any, frozenset[Names]] = {v: frozenset([NONE] * ct) for v, ct in zip(body.invars, is_cotangent)}
+    read = lambda v: NONE if isinstance(v, _jax.Literal) else ways.get(v, NONE)  # noqa: E731
+    for eqn in body.eqns:
+        over, before = collectives_of(eqn), frozenset().union(*map(read, eqn.invars))
+        found = frozenset(way | over for way in before)
+        if any(True for _ in _jax.subjaxprs(eqn.params)):  # not all that it holds may pass them
+            found |= before
+        ways.update(dict.fromkeys(eqn.outvars, found))
+    some = (frozenset().union(*read(v)) - frozenset.intersection(*read(v)) for v in body.outvars if read(v))
+    return frozenset().union(*some)
 
 
 def add_cotangents(values):

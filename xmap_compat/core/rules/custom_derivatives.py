@@ -104,7 +104,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     def backward(residuals, cotangents, own_names):
         """The cotangents of the operands, right for those that vary over ``own_names``."""
         cases = cotangents_for(ev.view, call.body, residuals, cotangents, own_names)
-        return [apply_rule(ev, run_bwd, residuals, cotangents, case) for case in cases]
+        return [apply_rule(ev, run_bwd, residuals, cotangents, case, own_names) for case in cases]
 
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
