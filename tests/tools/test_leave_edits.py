@@ -103,24 +103,28 @@ class Left:
         after.mkdir()
         for name, text in files.items():
             (before / name).write_bytes(textwrap.dedent(text).replace("\n", newline).encode())
+        self._before, self._after, self._files = before, after, files
         for module, found, entered in observed(before, files, monkeypatch):
             self.module, self.before = module, getattr(module, "results", None)
             made = edits_of(found, root=str(before), assignment=assignment, entered=entered)
             prove(made, str(before))
+        self.take(made)
+
+    def take(self, made):
+        """Edit the program so."""
         self.proofs = [c.differs or c.unproved for c in made.constructions]
         self.refused = [c.refused or None for c in made.constructions]
         edits = {*made.shared, *(e for c in made.constructions for e in c.edits if not c.refused)}
         self.texts = {}
-        for name in files:
-            path = os.path.realpath(before / name)
-            text = fix.applied((before / name).read_bytes(), path, [e for file, e in edits if file == path])
+        for name in self._files:
+            path = os.path.realpath(self._before / name)
+            text = fix.applied((self._before / name).read_bytes(), path, [e for file, e in edits if file == path])
             self.texts[name] = text.decode()
         if made.helpers:
             self.texts[os.path.basename(made.helper_file)] = made.helpers
         self.text = self.texts["program.py"]
         for name, text in self.texts.items():
-            (after / name).write_bytes(text.encode())
-        self._after = after
+            (self._after / name).write_bytes(text.encode())
 
     def run(self):
         """The results of the edited program, where this package and the old names cannot be imported."""

@@ -27,8 +27,12 @@ from xmap_compat.tools.source.user_code import LOOKUPS, Piece, codes_in, file_at
 
 def is_under(file: str, root: str) -> bool:
     """Whether a file belongs to the program whose files are in a folder, as this package never does."""
-    path, folder = os.path.realpath(file), os.path.join(os.path.realpath(root), "")
-    return path.startswith(folder) and not (path.startswith(_OWN) or is_library(path)) and os.path.exists(path)
+    path, folder = (_real(os.path.join(os.getcwd(), name)) for name in (file, root))
+    is_inside = path.startswith(os.path.join(folder, "")) and not (path.startswith(_OWN) or is_library(path))
+    return is_inside and os.path.exists(path)
+
+
+_real = functools.cache(os.path.realpath)  # asked for every module of the process, for each program and function
 
 
 class Site(NamedTuple):

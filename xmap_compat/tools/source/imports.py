@@ -35,6 +35,7 @@ _LIBRARY: list[tuple[types.ModuleType, str]] = [
 
 # Names of modules that a written program imports if it uses them.
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
+_JITTED = type(jax.jit(len))
 
 
 def public_name(value: Any) -> tuple[str, types.ModuleType, str] | None:
@@ -62,7 +63,7 @@ def refuse_library(file: str, name: str) -> None:
 
 
 def is_jitted(value: Any) -> bool:
-    return isinstance(value, type(jax.jit(len)))
+    return isinstance(value, _JITTED)
 
 
 def is_xmapped(value: Any) -> bool:
