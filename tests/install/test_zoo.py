@@ -58,7 +58,7 @@ def test_the_zoo_is_what_was_recorded():
 
 @programs
 def test_a_program_runs_unmodified_and_check_agrees(path, tmp_path):
-    done = forks.run(path, cwd=tmp_path, warn="ignore", JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    done = forks.run(path, cwd=tmp_path, warn="ignore")
     hands = by_hand()[path.stem]
     assert (done.returncode == 0) == (hands == []) == (path.stem not in FAILING), done.stderr
     if done.returncode == 0:
