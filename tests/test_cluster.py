@@ -47,7 +47,7 @@ def job(tmp_path):
     paths = {"PATH": f"{programs}:{kept['PATH']}", "PYTHONPATH": f"{ROOT}:{kept.get('PYTHONPATH', '')}"}
 
     def run(script, **variables):
-        env = {**kept, **paths, "PYTHONWARNINGS": "error", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **variables}
+        env = {**kept, **paths, "PYTHONWARNINGS": "error", **variables}
         with (tmp_path / "log").open("w") as log:
             bash = subprocess.Popen(
                 ["bash", "-e", "-c", script], cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True

@@ -37,7 +37,6 @@ PROGRAMS = ROOT / "tests" / "leaving"
 def leave(*arguments, cwd):
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "PYTEST_"))}
     own = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    own["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     call = [sys.executable, *([] if arguments[0] == "-c" else ["-m", "xmap_compat", "leave"]), *map(str, arguments)]
     return subprocess.run(call, cwd=cwd, env={**inherited, **own}, capture_output=True, text=True, timeout=400)
 
