@@ -27,12 +27,8 @@ from xmap_compat.tools.source.user_code import LOOKUPS, Piece, codes_in, file_at
 
 def is_under(file: str, root: str) -> bool:
     """Whether a file belongs to the program whose files are in a folder, as this package never does."""
-    path, folder = (_real(os.path.join(os.getcwd(), name)) for name in (file, root))
-    is_inside = path.startswith(os.path.join(folder, "")) and not (path.startswith(_OWN) or is_library(path))
-    return is_inside and os.path.exists(path)
-
-
-_real = functools.cache(os.path.realpath)  # asked for every module of the process, for each program and function
+    path, folder = _real(os.getcwd(), file), os.path.join(_real(os.getcwd(), root), "")
+    return path.startswith(folder) and not (path.startswith(_OWN) or is_library(path)) and os.path.exists(path)
 
 
 class Site(NamedTuple):
@@ -100,7 +96,7 @@ class Reached:
         self.nested: list[Any] = []
         self._root = root
         self._seen: dict[int, Any] = {}
-        self._names: set[str] = set(_IMPLICIT)
+        self._names: set[str] = {"__call__", "__init__", "__post_init__", "__new__", "setup"}
         self._owners: list[Any] = []  # modules and classes, of which only what is named is reached
         pending, count = [function], -1
         while len(self._seen) + len(self._names) != count:
@@ -170,5 +166,5 @@ def _is_name(value: Any) -> bool:
 
 
 _OWN = os.path.join(os.path.dirname(os.path.realpath(xmap_compat.__file__)), "")
-_IMPLICIT = ("__call__", "__init__", "__post_init__", "__new__", "setup")
+_real = functools.cache(lambda here, path: os.path.realpath(os.path.join(here, path)))  # of every module, often
 _DATA = (str, bytes, int, float, complex, type(None), jax.Array, types.CodeType, types.BuiltinFunctionType)

@@ -35,7 +35,6 @@ _LIBRARY: list[tuple[types.ModuleType, str]] = [
 
 # Names of modules that a written program imports if it uses them.
 IMPORTED = {"functools": functools, "jax": jax, "jnp": jnp, "lax": lax, "np": np}
-_JITTED = type(jax.jit(len))
 
 
 def public_name(value: Any) -> tuple[str, types.ModuleType, str] | None:
@@ -62,8 +61,8 @@ def refuse_library(file: str, name: str) -> None:
         raise NotWritable(f"{name or 'a function'} of a library, which has no public name")
 
 
-def is_jitted(value: Any) -> bool:
-    return isinstance(value, _JITTED)
+def is_jitted(value: Any, kind: type = type(jax.jit(len))) -> bool:
+    return isinstance(value, kind)
 
 
 def is_xmapped(value: Any) -> bool:
