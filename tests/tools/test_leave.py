@@ -23,7 +23,7 @@ from xmap_compat import xmap
 from xmap_compat.core import placement
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.check.sources import decoded, python_of
-from xmap_compat.tools.leave import command, patch, verifying
+from xmap_compat.tools.leave import command, edits, patch, verifying
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.places import is_under
@@ -131,13 +131,31 @@ def test_where_a_mesh_is_entered_while_jax_traces_is_noted():
         with Kind():
             return v
 
-    here, entered, in_traces = pathlib.Path(__file__), set(), set()
-    note_entered([Kind], entered, in_traces)
+    here, entered, otherwise = pathlib.Path(__file__), set(), set()
+    note_entered([Kind], entered, otherwise)
     entering(1.0)
-    assert not in_traces and len(entered) == 1
+    assert not otherwise and len(entered) == 1
     jax.grad(entering)(1.0)
     line = entering.__code__.co_firstlineno + 1
-    assert in_traces == {f"{here.name}:{line}"} and entered == {(str(here), line, *next(iter(entered))[2:])}
+    (words,) = otherwise
+    assert f"entered at {here.name}:{line} while JAX traces" in words
+    assert entered == {(str(here), line, *next(iter(entered))[2:])}
+
+
+def test_where_a_mesh_is_entered_without_with_is_noted():
+    class Kind:
+        __enter__ = __exit__ = lambda self, *error: None
+
+    def entering():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(Kind())
+        Kind().__enter__()
+
+    otherwise, first = set(), entering.__code__.co_firstlineno
+    note_entered([Kind], set(), otherwise)
+    entering()
+    assert all("without `with`" in words and "jax.set_mesh(mesh)" in words for words in otherwise)
+    assert {words.split()[5] for words in otherwise} == {f"{pathlib.Path(__file__).name}:{first + k}" for k in (2, 3)}
 
 
 def test_files_of_others_are_links_in_the_copy(tmp_path):
@@ -353,6 +371,19 @@ def recorder(tmp_path):
     made = Recorder({"calls": 3, "bytes": 1 << 20, "calls at most": 0, "records": tmp_path / "records"})
     made.placement = placement
     return made
+
+
+def test_what_one_construction_has_traced_is_the_plan_of_others_of_the_same_function(recorder, monkeypatch):
+    """JAX traces it once."""
+    same, plan, other = object(), object(), object()
+    first, second = (Construction("a.py", k, functions=[same], calls=1) for k in (1, 2))
+    third = Construction("a.py", 3, functions=[object()], calls=1, plans=[other])
+    never = Construction("a.py", 4, functions=[same])
+    first.plans = [plan]
+    monkeypatch.setattr(edits, "edits_of", lambda cs, **options: command.Edited(cs, []))
+    recorder.spec |= {"without": [], "tree": "", "beside": "", "assignment": None}
+    recorder.edited([first, second, third, never])
+    assert [c.plans for c in (first, second, third, never)] == [[plan], [plan], [other], []]
 
 
 TAKEN = {
@@ -602,7 +633,11 @@ def test_a_large_file_of_the_copy_is_copied_before_it_is_written(tmp_path):
 ENDS = {
     "one that differs ends the program": ({0}, "E: no", ["differs"] + ["verified on 1"] * 5),
     "another one in each round": ({*range(6)}, "E: no", ["differs"] * 4 + ["in each round others have differed"] * 2),
-    "the program ends for another reason": ({}, "E: no", ["ended with E: no. A mesh is entered at a.py:7"] * 6),
+    "the program ends for another reason": (
+        {},
+        "E: no",
+        ["ended with E: no, and the one with xmap with no error. A mesh is entered at a.py:7"] * 6,
+    ),
     "a call is not reached again": ({}, "", ["0 of 1 were found again"] * 6),
     "one is called only inside of one that differs": (
         {5},
@@ -633,7 +668,7 @@ def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case
     def first_run():
         for c in every:
             c.edits = [] if c.key in left.reasons else c.edits
-        return command.Edited(every, [], in_traces=["a.py:7"]), ""
+        return command.Edited(every, [], otherwise=["A mesh is entered at a.py:7 in a trace."]), ""
 
     monkeypatch.setattr(left, "first_run", first_run)
     monkeypatch.setattr(left, "execute", second_run)

@@ -103,24 +103,28 @@ class Left:
         after.mkdir()
         for name, text in files.items():
             (before / name).write_bytes(textwrap.dedent(text).replace("\n", newline).encode())
+        self._before, self._after, self._files = before, after, files
         for module, found, entered in observed(before, files, monkeypatch):
             self.module, self.before = module, getattr(module, "results", None)
             made = edits_of(found, root=str(before), assignment=assignment, entered=entered)
             prove(made, str(before))
-        self.proofs = [c.differs or c.unproved for c in made.constructions]
+        self.take(made)
+
+    def take(self, made):
+        """Edit the program so."""
+        self.edited, self.proofs = made, [c.differs or c.unproved for c in made.constructions]
         self.refused = [c.refused or None for c in made.constructions]
         edits = {*made.shared, *(e for c in made.constructions for e in c.edits if not c.refused)}
         self.texts = {}
-        for name in files:
-            path = os.path.realpath(before / name)
-            text = fix.applied((before / name).read_bytes(), path, [e for file, e in edits if file == path])
+        for name in self._files:
+            path = os.path.realpath(self._before / name)
+            text = fix.applied((self._before / name).read_bytes(), path, [e for file, e in edits if file == path])
             self.texts[name] = text.decode()
         if made.helpers:
             self.texts[os.path.basename(made.helper_file)] = made.helpers
         self.text = self.texts["program.py"]
         for name, text in self.texts.items():
-            (after / name).write_bytes(text.encode())
-        self._after = after
+            (self._after / name).write_bytes(text.encode())
 
     def run(self):
         """The results of the edited program, where this package and the old names cannot be imported."""
@@ -722,6 +726,48 @@ def test_one_function_under_two_assignments_is_refused_until_one_is_chosen(tmp_p
     assert "import xmap" in left.text and left.text.count("xmap(") == 1 and "jax.vmap(body, axis_name" in left.text
 
 
+SEVERAL_FUNCTIONS = """
+def made(function):
+    return xmap(function, ['i', ...], ['i', ...], axis_resources=dict(i='d'))
+
+@made
+def centred(v):
+    return v - lax.pmean(v, 'i')
+
+@made
+def shifted(v):
+    return v + lax.psum(v ** 2, 'i')
+
+def total(v):
+    return lax.psum(v, 'i')
+
+with Mesh(devices[:4], 'd'):
+    first = xmap(total, ['i', ...], [...])(x)
+    results = centred(x), shifted(x), first, xmap(total, ['i', ...], [...])(x)
+"""
+
+
+def test_a_construction_of_several_functions_and_several_of_one_are_edited(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, SEVERAL_FUNCTIONS)
+    assert not any(left.refused) and "xmap" not in left.text
+    assert_close(left.run(), (x - x.mean(0), x + (x**2).sum(0), x.sum(0), x.sum(0)))
+
+
+USED_LATER = """
+def total(v):
+    return lax.psum(v, 'i')
+results = xmap(total, ['i', ...], [...])(x)
+other = xmap(total, ['i', ...], ['i', ...]) if len(x) < 0 else None
+"""
+
+
+def test_an_import_that_an_xmap_which_is_not_made_needs_stays_and_is_named(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, USED_LATER)
+    assert left.refused[0] is None and left.text.count("xmap(") == 1
+    (name,) = left.edited.left
+    assert name.startswith("xmap of program.py:")
+
+
 REFUSED = {
     "the program never calls it": "f = xmap(lambda v: lax.psum(v, 'i'), ['i', ...], [...])",
     "has the name of a mesh axis": """
@@ -749,6 +795,20 @@ def made():
     Local = typing.NamedTuple('Local', [('a', object), ('b', object)])
     return xmap(lambda o: o.a * lax.psum(o.b, 'i'), (Local([...], ['i', ...]),), [...])(Local(x[0], x))
 made()
+""",
+    "options.pop('d') in its arguments may do something else": """
+options = {'d': ['i', ...]}
+f = xmap(lambda v: v + lax.psum(v, 'i'), options.pop('d'), ['i', ...])(x)
+""",
+    "(dims := ['i', ...]) in its arguments": "xmap(lambda v: v + lax.psum(v, 'i'), (dims := ['i', ...]), ['i', ...])(x)",
+    "whose name is a variable in some function, is split otherwise": """
+def total(v, name='i'):
+    return lax.psum(v, name)
+def other(v, name='i'):
+    return v - lax.psum(v, name)
+with Mesh(devices[:4], 'd'):
+    f = xmap(total, ['i', ...], [...], axis_resources={'i': 'd'})(x)
+    g = xmap(other, ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x[:4])
 """,
     "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
 }

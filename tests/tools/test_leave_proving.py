@@ -62,18 +62,11 @@ def truth():
     return x - x.mean(0) + 2 * x.sum(0) + log_softmax(x), x[:, 0], x[:, 1]
 
 
-def left_with(tmp_path, monkeypatch, program, old="$^", new=""):
-    """A program left by edits in which a text is replaced."""
-
-    def otherwise(*args, **kwargs):
-        made = edits_of(*args, **kwargs)
-        replaced = lambda e: dataclasses.replace(e, text=re.sub(old, new, e.text))
-        for c in made.constructions:
-            c.edits[:] = [(file, replaced(e)) for file, e in c.edits]
-        return made
-
-    monkeypatch.setattr(test_leave_edits, "edits_of", otherwise)
-    return Left(tmp_path, monkeypatch, program)
+def otherwise(made, old, new):
+    """These edits, in which a text is replaced."""
+    replaced = lambda e: dataclasses.replace(e, text=re.sub(old, new, e.text))
+    edits = lambda c: [(file, replaced(e)) for file, e in c.edits]
+    return made._replace(constructions=[dataclasses.replace(c, edits=edits(c)) for c in made.constructions])
 
 
 # What each wrong edit replaces, by what, the construction that it changes, and how.
@@ -92,10 +85,31 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def wrongly_left(tmp_path_factory):
+    """The program left by each wrong edit: it runs and is edited once, and its edits are made wrong and proved."""
+    wrong = {}
+
+    def prove_each(found, root):
+        wrong.update({how: otherwise(found, *old_and_new) for how, (*old_and_new, _, _) in WRONG.items()})
+        for made in wrong.values():
+            prove(made, root)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_leave_edits, "prove", prove_each)
+        left = Left(tmp_path_factory.mktemp("wrong"), pytest.MonkeyPatch(), BRANCHES)
+
+    def by(how):
+        left.take(wrong[how])
+        return left
+
+    return by
+
+
 @pytest.mark.parametrize("how", WRONG)
-def test_a_wrong_edit_of_what_no_call_took_is_run_but_not_proved(how, tmp_path, monkeypatch):
-    old, new, at, words = WRONG[how]
-    left = left_with(tmp_path, monkeypatch, BRANCHES, old, new)
+def test_a_wrong_edit_of_what_no_call_took_is_run_but_not_proved(how, wrongly_left):
+    _, _, at, words = WRONG[how]
+    left = wrongly_left(how)
     assert words in left.proofs[at] and left.proofs[1 - at] == ""
     if "gone" not in how:  # a run traces all branches, too
         assert_close(left.run(), truth())
@@ -116,7 +130,9 @@ results = f(x, False), f(x, False)
 
 def test_a_jitted_function_that_the_program_has_traced_is_traced_again(tmp_path, monkeypatch):
     """Its axes have the same names in the edited text, so that JAX would give the trace that it has kept."""
-    left = left_with(tmp_path, monkeypatch, JITTED, r"\bsoftmax_over", "log_softmax_over")
+    wrong = lambda *args, **kwargs: otherwise(edits_of(*args, **kwargs), r"\bsoftmax_over", "log_softmax_over")
+    monkeypatch.setattr(test_leave_edits, "edits_of", wrong)
+    left = Left(tmp_path, monkeypatch, JITTED)
     assert left.proofs[0].startswith("it lacks ")
     assert_close(left.run(), (x + x - np.log(np.exp(x).sum(0)),) * 2)
 
@@ -139,7 +155,7 @@ def test_a_program_is_as_it_was_after_its_edits_are_proved(tmp_path, monkeypatch
         assert_close(loop, 2 * x[:, 0].sum() - x[:, 0])
 
     monkeypatch.setattr(test_leave_edits, "prove", watched)
-    left = left_with(tmp_path, monkeypatch, BRANCHES)
+    left = Left(tmp_path, monkeypatch, BRANCHES)
     (names, modules, codes), after = states
     assert left.proofs == ["", ""] and after == (names, modules, codes)
     assert all(code is other for code, other in zip(codes, after[2]))
@@ -169,7 +185,7 @@ with Mesh(devices.reshape(4, 2), ('d', 'e')):
 
 @pytest.mark.parametrize("why", UNPROVED)
 def test_what_cannot_be_compared_is_not_refused_and_says_why(why, tmp_path, monkeypatch):
-    left = left_with(tmp_path, monkeypatch, UNPROVED[why])
+    left = Left(tmp_path, monkeypatch, UNPROVED[why])
     assert why in left.proofs[0]
     assert_close(left.before, 2 * (x - x.mean(0)))
 
@@ -220,7 +236,7 @@ def test_the_table_says_which_constructions_are_compared_by_their_calls_only(tmp
     monkeypatch.chdir(tmp_path)
     left = command.Leaving(command.Options(), ["p.py"], str(tmp_path))
     cs = [Construction("p.py", k, recorded=2, differentiated=True, unproved=why) for k, why in ((1, ""), (2, "a loop"))]
-    assert left.report(cs, {}) == 0
+    assert left.report(Edited(cs, []), {}) == 0
     proved, other, _ = capsys.readouterr().out.splitlines()[1:]
     assert proved.endswith("verified on 2, with gradients")
     assert other.endswith("verified on 2, with gradients, by its calls only: a loop")

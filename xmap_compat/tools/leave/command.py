@@ -151,6 +151,7 @@ class Leaving:
             return differ
         spec = self.prepared("second", 0)
         spec |= {"records": records, "patched": [*patched], "stopped": found.ended == "stopped"}
+        spec["stopped"] |= self.options.assignment is not None  # what is not chosen cannot run after it
         spec["some stay"] = bool(found.left) or any(c.refused for c in found.constructions)
         for path, (_, data) in self.changes(found, patched.values(), probed=True).items():
             with open(moved(spec["folders"], path), "wb") as file:
@@ -162,7 +163,9 @@ class Leaving:
         # The type of an exception: its message may have random numbers.
         both = (ended, code), (found.ended, self.code)
         same = len({(words.partition(":")[0], k) for words, k in both}) == 1
-        if not (seen.get("whole") and (same or spec["stopped"])):  # because of those that differ, if there are any
+        if not (
+            seen.get("whole") and (same or "stopped" in (ended, found.ended))
+        ):  # because of those that differ, if there are any
             ends = (words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both)
             how = ". ".join([messages.ENDED.format(*ends), *found.otherwise])
             return problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))

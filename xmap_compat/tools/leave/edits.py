@@ -17,7 +17,7 @@ from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.in_place import InPlace, decorators, laid_out
-from xmap_compat.tools.leave.places import Reached, Site, is_under, site_of
+from xmap_compat.tools.leave.places import Reached, Site, check_dropped, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
 from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.source.helper_texts import helper_lines
@@ -90,6 +90,7 @@ def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: b
     first, *others = [_drawn(cs, root, c, InPlace(plan, c.plans, outermost, keeps_rules)) for plan in c.plans]
     if any(other.edits != first.edits for other in others):
         raise NotWritable(messages.DIFFERENT_TEXTS)
+    check_dropped(c.site)
     c.made = first
 
 
@@ -149,20 +150,24 @@ def _choose(cs: Sequence[Construction], assignment: int | None) -> None:
     drawn = [c for c in cs if c.made]
     for c in drawn:
         for other in drawn:
-            if c is not other and c.assignment != chosen and _clash(c.made, other.made):
+            if c is not other and c.assignment != chosen and (clash := _clash(c.made, other.made)):
                 both = (f"{k}: {kind}" for k, kind in enumerate(kinds, 1) if kind in (c.assignment, other.assignment))
-                c.refused = messages.SHARES.format(where=other.where, kinds="; ".join(both))
+                what = messages.CHOOSE if chosen is None else messages.CHOSEN.format(assignment)
+                why, name = clash
+                c.refused = why.format(name=name, where=other.where, kinds="; ".join(both), what=what)
 
 
-def _clash(a: InPlace, b: InPlace) -> bool:
+def _clash(a: InPlace, b: InPlace) -> tuple[str, str] | None:
+    """Why two constructions cannot both be edited, and for the sake of which axis, if it is one; None if they can."""
     overlaps = lambda x, y: x[0] == y[0] and x[1] < y[2] and y[1] < x[2]  # noqa: E731
     if any(overlaps(x, y) and (x != y or a.edits[x] != b.edits[y]) for x in a.edits for y in b.edits):
-        return True
+        return messages.SHARES, ""
     named = a.names.mesh.keys() & b.names.mesh.keys()
     if "axes_of" not in {*a.helpers} & {*b.helpers}:
         spans = a.handled.keys() & b.handled.keys()
         named &= {n for s in spans for n in a.handled[s]} & {n for s in spans for n in b.handled[s]}
-    return any(a.names.parts(n) != b.names.parts(n) for n in named)
+    apart = sorted(str(n) for n in named if a.names.parts(n) != b.names.parts(n))
+    return (messages.SHARES_A_NAME, apart[0]) if apart else None
 
 
 def _keep_what_stays(cs: Sequence[Construction], root: str, is_chosen: bool) -> None:

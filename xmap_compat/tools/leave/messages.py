@@ -47,9 +47,14 @@ NAME_OF_A_MESH_AXIS = (
 CLASS_WITHOUT_NAME = "its specs are in a {name}, a class that its file does not name: import it there"
 RULE_NOT_FOUND = "a backward rule with collectives, whose `defvjp` is not found"
 SHARES = (
-    "it shares a function with the xmap at {where}, which needs another text of it. Assignments: {kinds}: choose one "
-    "with --assignment, or write one function for each"
+    "it shares a function with the xmap at {where}, which needs another text of it. Assignments: {kinds}: {what}, "
+    "or write one function for each"
 )
+SHARES_A_NAME = (
+    "its axis {name}, whose name is a variable in some function, is split otherwise in the xmap at {where}, and one "
+    "table of names serves both. Assignments: {kinds}: {what}, or rename the axis in one of the two"
+)
+CHOOSE, CHOSEN = "choose one with --assignment", "with --assignment {} this one cannot run any more: remove it"
 SHARES_WITH_ONE_THAT_STAYS = "it shares a function with the xmap at {where}, which stays: write one for each"
 IN_ONE_THAT_STAYS = "it is called in the body of an xmap that stays"
 

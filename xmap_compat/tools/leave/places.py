@@ -28,7 +28,7 @@ from xmap_compat.tools.source.user_code import LOOKUPS, Piece, codes_in, file_at
 
 def is_under(file: str, root: str) -> bool:
     """Whether a file belongs to the program whose files are in a folder, as this package never does."""
-    path, folder = os.path.realpath(file), os.path.join(os.path.realpath(root), "")
+    path, folder = _real(os.getcwd(), file), os.path.join(_real(os.getcwd(), root), "")
     return path.startswith(folder) and not (path.startswith(_OWN) or is_library(path)) and os.path.exists(path)
 
 
@@ -68,10 +68,14 @@ def site_of(c: Construction) -> Site:
         raise NotWritable(messages.SEVERAL if found else messages.NO_XMAP_HERE)
     if any(isinstance(a, ast.Starred) for a in found[0].call.args) or "None" in found[0].given:
         raise NotWritable(messages.UNPACKED)
-    dropped = [value for name, value in found[0].given.items() if name not in ("fun", "donate_argnums")]
-    if does := [ast.unparse(n) for value in dropped for n in ast.walk(value) if _may_do_more(found[0].piece, n)]:
-        raise NotWritable(messages.DOES_MORE.format(does[0]))
     return found[0]
+
+
+def check_dropped(site: Site) -> None:
+    """Refuse arguments of a call of xmap that do something beside having a value: the edited program lacks them."""
+    dropped = [value for name, value in site.given.items() if name not in ("fun", "donate_argnums")]
+    if does := [ast.unparse(n) for value in dropped for n in ast.walk(value) if _may_do_more(site.piece, n)]:
+        raise NotWritable(messages.DOES_MORE.format(does[0]))
 
 
 def _may_do_more(piece: Piece, node: ast.AST) -> bool:
@@ -79,10 +83,9 @@ def _may_do_more(piece: Piece, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom))
     function = piece.meaning(node.func) or getattr(builtins, ast.unparse(node.func), None)
-    is_value = isinstance(function, type) and (dataclasses.is_dataclass(function) or issubclass(function, _VALUES))
     of_jax = (getattr(function, "__module__", None) or "").partition(".")[0] in ("jax", "xmap_compat")
     is_reading = isinstance(node.func, ast.Attribute) and node.func.attr in _READING
-    return not (is_value or of_jax or is_reading or any(function is other for other in _PURE))
+    return not (isinstance(function, type) or of_jax or is_reading or any(function is other for other in _PURE))
 
 
 def _of_xmap(piece: Piece, node: ast.Call) -> list[ast.expr] | None:
@@ -111,7 +114,7 @@ class Reached:
         self.nested: list[Any] = []
         self._root = root
         self._seen: dict[int, Any] = {}
-        self._names: set[str] = set(_IMPLICIT)
+        self._names: set[str] = {"__call__", "__init__", "__post_init__", "__new__", "setup"}
         self._owners: list[Any] = []  # modules and classes, of which only what is named is reached
         pending, count = [*functions], -1
         while len(self._seen) + len(self._names) != count:
@@ -181,8 +184,7 @@ def _is_name(value: Any) -> bool:
 
 
 _OWN = os.path.join(os.path.dirname(os.path.realpath(xmap_compat.__file__)), "")
-_VALUES = (tuple, list, dict, set, frozenset, str, int, range, zip, enumerate, reversed)
 _PURE = (getattr, len, max, min, sorted, sum)
 _READING = ("copy", "format", "get", "index", "items", "join", "keys", "lower", "split", "strip", "upper", "values")
-_IMPLICIT = ("__call__", "__init__", "__post_init__", "__new__", "setup")
+_real = functools.cache(lambda here, path: os.path.realpath(os.path.join(here, path)))  # of every module, often
 _DATA = (str, bytes, int, float, complex, type(None), jax.Array, types.CodeType, types.BuiltinFunctionType)

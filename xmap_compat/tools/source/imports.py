@@ -61,8 +61,8 @@ def refuse_library(file: str, name: str) -> None:
         raise NotWritable(f"{name or 'a function'} of a library, which has no public name")
 
 
-def is_jitted(value: Any) -> bool:
-    return isinstance(value, type(jax.jit(len)))
+def is_jitted(value: Any, kind: type = type(jax.jit(len))) -> bool:
+    return isinstance(value, kind)
 
 
 def is_xmapped(value: Any) -> bool:
