@@ -534,7 +534,7 @@ MOST_LINES_OF_FOLDERS = {
     # and 1 933 until gradients were noted on every traced call, and a construction that fails took no other with it
     # 1 983 until edited functions were traced in place and compared with plans
     "tools.leave": (
-        2_151,
+        2_166,
         "edits of a program's own files, the proof and the two runs that verify them, and files written all or none",
     ),
     # 3 255 until written programs ran beside the original: here, and in a process without the package; 3 730 until
@@ -548,7 +548,7 @@ MOST_LINES_OF_FOLDERS = {
 }
 # 24 925 before `leave` (1 983), what XLA combines and searches that run (340), written programs that run (560), and
 # functions of a whole axis that are applied once (95); 28 011 until edits were proved.
-MOST_LINES_OF_ALL = 27_841
+MOST_LINES_OF_ALL = 27_856
 
 
 def lines_by_folder(sources):

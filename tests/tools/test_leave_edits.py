@@ -800,7 +800,7 @@ made()
 options = {'d': ['i', ...]}
 f = xmap(lambda v: v + lax.psum(v, 'i'), options.pop('d'), ['i', ...])(x)
 """,
-    "(dims := ['i', ...]) in its arguments": "xmap(lambda v: v + lax.psum(v, 'i'), (dims := ['i', ...]), ['i', ...])(x)",
+    "(dims := ['i', ...]) in its arguments": "xmap(lambda v: v, (dims := ['i', ...]), ['i', ...])(x)",
     "whose name is a variable in some function, is split otherwise": """
 def total(v, name='i'):
     return lax.psum(v, name)
