@@ -115,12 +115,10 @@ def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bo
 
 
 def _named_again(y, axis_name, fun):
-    size = lax.axis_size(axis_name)
+    size, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
     if y.ndim == 0 or y.shape[0] != size:
         raise errors.lost_axis(getattr(fun, "__name__", repr(fun)), axis_name, size, y.shape)
-    if not size:
-        return jnp.zeros(y.shape[1:], y.dtype)
-    return lax.dynamic_index_in_dim(y, lax.axis_index(axis_name), keepdims=False)
+    return lax.dynamic_index_in_dim(y, mine, keepdims=False) if size else jnp.zeros(y.shape[1:], y.dtype)
 
 
 def _of_whole(fun, x, names, keep=False, options=()):
