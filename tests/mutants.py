@@ -357,7 +357,7 @@ found_by(
     "test_gradients::test_a_backward_rule_with_a_sum_and_an_own_term_where_nothing_varies",
     edits={
         "each = _summed_in_part(jaxpr, is_cotangent) - own_names": "each = NONE",
-        "found = frozenset(way | over for way in before)": "found = before",
+        "found = {way | over for way in before}": "found = before",
         "            found |= before\n": "            pass\n",
     },
 )

@@ -35,6 +35,7 @@ kind by itself, and the results are added (:func:`cotangents_for`, :func:`apply_
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -101,19 +102,18 @@ def apply_rule(ev, rule, residuals, cotangents, case, own_names):
     return evaluate_callable(with_cotangents(ev), rule_of_case, [*residuals, *marked], given)
 
 
-def _summed_in_part(jaxpr, is_cotangent) -> Names:
+def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
     """The axes over which a result of a rule holds collectives of its cotangents, and these without them."""
     body, _ = _jax.open_jaxpr(jaxpr)
-    ways: dict[Any, frozenset[Names]] = {v: frozenset([NONE] * ct) for v, ct in zip(body.invars, is_cotangent)}
-    read = lambda v: NONE if isinstance(v, _jax.Literal) else ways.get(v, NONE)  # noqa: E731
+    ways: dict[Any, set[Names]] = {v: {NONE} for v, ct in zip(body.invars, is_cotangent) if ct}
+    read = lambda v: set() if isinstance(v, _jax.Literal) else ways.get(v, set())  # noqa: E731
     for eqn in body.eqns:
-        over, before = collectives_of(eqn), frozenset().union(*map(read, eqn.invars))
-        found = frozenset(way | over for way in before)
+        over, before = collectives_of(eqn), set[Names]().union(*map(read, eqn.invars))
+        found = {way | over for way in before}
         if any(True for _ in _jax.subjaxprs(eqn.params)):  # not all that it holds may pass them
             found |= before
         ways.update(dict.fromkeys(eqn.outvars, found))
-    some = (frozenset().union(*read(v)) - frozenset.intersection(*read(v)) for v in body.outvars if read(v))
-    return frozenset().union(*some)
+    return NONE.union(*(way ^ other for v in body.outvars for way in read(v) for other in read(v)))
 
 
 def add_cotangents(values):
