@@ -158,6 +158,13 @@ def test_branches_that_are_not_differentiable_where_they_are_not_taken(seed):
     check(rng, words, uses=[value, forward if modes(words.split()) == {"forward"} else reverse])
 
 
+@seeds(3, 40)
+def test_rules_of_weights(seed):
+    rng = np.random.default_rng([6, seed])
+    words = f"shared {draw(rng, ELEMENTWISE, {'scan', 'counted', 'cond', 'jit', 'remat', 'vmapped'}).split(';')[0]}"
+    check(rng, words, uses=[value, reverse])
+
+
 @seeds(2, 30)
 def test_linear_algebra(seed):
     rng = np.random.default_rng([1, seed])

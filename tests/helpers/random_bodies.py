@@ -245,12 +245,31 @@ def guarded(g):
     return lambda v, w, key: lax.cond(w[0] > 0, lambda: g(v, w * jnp.sqrt(w[0]), key), lambda: v * w)
 
 
+@jax.custom_vjp
+def _shared(w):
+    return jnp.sin(w) + lax.pmean(w**2, "a")
+
+
+_shared.defvjp(lambda w: (_shared(w), w), lambda w, ct: (jnp.cos(w) * ct + 2 * w * lax.pmean(ct, "a"),))
+
+
+def shared(g):
+    """The weights alone pass a rule with a sum of cotangents and a term of each element's own."""
+    return lambda v, w, key: g(v, _shared(w), key)
+
+
 # ------------------------------------------------------------------------------ programs
 
 
 NEEDED = {"gradient": "reverse", "custom_vjp": "reverse", "custom_vjp_summing": "reverse"}
 NEEDED |= {"tangent": "forward", "custom_jvp": "forward"}
-LOST = {"loop": "reverse", "custom_batched": "reverse", "custom_vjp": "forward", "custom_vjp_summing": "forward"}
+LOST = {
+    "loop": "reverse",
+    "shared": "forward",
+    "custom_batched": "reverse",
+    "custom_vjp": "forward",
+    "custom_vjp_summing": "forward",
+}
 
 
 def modes(chain):
@@ -286,7 +305,7 @@ def chains_of(words):
 
 def body(words):
     """The function that words make."""
-    wrap = lambda g, name: (WRAPPERS | {"guarded": guarded})[name](g)
+    wrap = lambda g, name: (WRAPPERS | {"guarded": guarded, "shared": shared})[name](g)
     pieces = [functools.reduce(wrap, reversed(wrappers), LEAVES[leaf]) for *wrappers, leaf in chains_of(words)]
 
     def program(v, w, key=None):
@@ -302,7 +321,8 @@ def mentioned(words):
     used = [name for chain in chains_of(words) for name in chain]
     if "custom_vjp_summing" in used:
         return {"a", "b"}
-    return {axis for name in used if name in COLLECTIVE for axis in name.split("_")[-1]}
+    over = {axis for name in used if name in COLLECTIVE for axis in name.split("_")[-1]}
+    return over | {"a"} if "shared" in used else over
 
 
 def communicates_in_branches(words):
