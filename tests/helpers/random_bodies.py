@@ -245,17 +245,22 @@ def guarded(g):
     return lambda v, w, key: lax.cond(w[0] > 0, lambda: g(v, w * jnp.sqrt(w[0]), key), lambda: v * w)
 
 
-@jax.custom_vjp
-def _shared(w):
+def _of_weights(w):
     return jnp.sin(w) + lax.pmean(w**2, "a")
 
 
-_shared.defvjp(lambda w: (_shared(w), w), lambda w, ct: (jnp.cos(w) * ct + 2 * w * lax.pmean(ct, "a"),))
+_with_rule = jax.custom_vjp(_of_weights)
+_with_rule.defvjp(lambda w: (_of_weights(w), w), lambda w, ct: (jnp.cos(w) * ct + 2 * w * lax.pmean(ct, "a"),))
 
 
 def shared(g):
     """The weights alone pass a rule with a sum of cotangents and a term of each element's own."""
-    return lambda v, w, key: g(v, _shared(w), key)
+    return lambda v, w, key: g(v, _with_rule(w), key)
+
+
+def shared_without_rule(g):
+    """What it computes: JAX's vmap cannot apply a rule with a collective to what is not mapped."""
+    return lambda v, w, key: g(v, _of_weights(w), key)
 
 
 # ------------------------------------------------------------------------------ programs
@@ -270,6 +275,9 @@ LOST = {
     "custom_vjp": "forward",
     "custom_vjp_summing": "forward",
 }
+
+
+SPECIAL = {f.__name__: f for f in (guarded, shared, shared_without_rule)}
 
 
 def modes(chain):
@@ -305,7 +313,7 @@ def chains_of(words):
 
 def body(words):
     """The function that words make."""
-    wrap = lambda g, name: (WRAPPERS | {"guarded": guarded, "shared": shared})[name](g)
+    wrap = lambda g, name: (WRAPPERS | SPECIAL)[name](g)
     pieces = [functools.reduce(wrap, reversed(wrappers), LEAVES[leaf]) for *wrappers, leaf in chains_of(words)]
 
     def program(v, w, key=None):
