@@ -8,6 +8,7 @@ combinations: some of them, in which each value of each parameter occurs, are qu
 
 import collections
 import faulthandler
+import functools
 import gc
 import os
 import pathlib
@@ -30,8 +31,8 @@ os.environ["COLUMNS"] = "100"  # plans fit the terminal
 # Compiling takes most of the time of a run, so what an earlier run has compiled is read.  Keys hold the program, the
 # flags and the versions.
 _CACHE = {"COMPILATION_CACHE_DIR": pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"}
-_CACHE |= {"PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.05, "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1}
-_CACHE |= {"COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": True}  # which tests read
+_CACHE |= {"PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0, "PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1}
+_CACHE |= {"COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": True}  # which programs of other processes read
 for _name, _value in _CACHE.items():
     os.environ.setdefault(f"JAX_{_name}", str(_value))
 
@@ -45,6 +46,24 @@ import xmap_compat
 
 # Several multi-device programs in flight can deadlock XLA's CPU rendezvous on few cores.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+# Lines of sources are no part of the keys of this process, so that an edit leaves nearly all programs as they are; who
+# compiles explicitly may read them.
+_LINES_IN_KEY = "jax_compilation_cache_include_metadata_in_key"
+_compile = jax.stages.Lowered.compile
+
+
+@functools.wraps(_compile)
+def _compile_with_lines(lowered, *args, **kwargs):
+    jax.config.update(_LINES_IN_KEY, True)
+    try:
+        return _compile(lowered, *args, **kwargs)
+    finally:
+        jax.config.update(_LINES_IN_KEY, False)
+
+
+jax.config.update(_LINES_IN_KEY, False)
+jax.stages.Lowered.compile = _compile_with_lines
 
 # --------------------------------------------------------------------------- slow tests
 
@@ -139,6 +158,12 @@ def _mark_unsampled(items):
 def mesh42():
     """A 4x2 mesh with the axes ``x`` and ``y``."""
     return placements.mesh42()
+
+
+@pytest.fixture
+def frozen():
+    """What earlier tests have left is not looked through for garbage again and again: that takes seconds."""
+    gc.freeze()
 
 
 @pytest.fixture

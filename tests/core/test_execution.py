@@ -428,7 +428,7 @@ def test_functions_of_one_code_with_other_closures_are_told_apart():
 
 
 @over(["none", "full"])
-def test_what_is_kept_dies_with_the_function(placement, spec, mesh42):
+def test_what_is_kept_dies_with_the_function(placement, spec, mesh42, frozen):
     def use():
         def body(v):
             return v * 2

@@ -5,6 +5,7 @@ Sources are read with ``ast``.  Each fence is a function from sources to what it
 
 import ast
 import configparser
+import functools
 import importlib
 import os
 import re
@@ -44,10 +45,17 @@ TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 # ------------------------------------------------------------------------- reading sources
 
 
+@functools.cache
+def nodes(tree):
+    """All nodes of a tree; walking one takes longer than what a test asks of it."""
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
 def bindings(tree):
     """The imported names of a file: ``{'lax': 'jax.lax'}``."""
     names = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root = alias.name.split(".")[0]
@@ -68,7 +76,7 @@ def dotted(node, names):
 
 def imported_modules(tree):
     """The dotted names that a file imports, also by ``importlib.import_module('...')``."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -89,7 +97,7 @@ def is_of_jax(name):
 
 
 def names_defined_in(tree):
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
@@ -105,7 +113,7 @@ def private_uses(source):
     tree = ast.parse(source)
     names = bindings(tree)
     found = [name for name in imported_modules(tree) if is_of_jax(name) and any(map(is_private, name.split(".")))]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             name = dotted(node, names)
             of_another_library = name.split(".")[0] in {n.split(".")[0] for n in names.values()} and not is_of_jax(name)
@@ -124,7 +132,7 @@ def version_questions(source):
     names = bindings(tree)
     versions = re.compile(r"jax(lib)?(\.version)?\.__version(_info)?__|xmap_compat\._jax\.(VERSION|FLOOR)")
     found = [name for name in map(str, imported_modules(tree)) if versions.match(name)]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         name = dotted(node, names) if isinstance(node, ast.Attribute) else ""
         if versions.match(name):
             found.append(name)
@@ -193,7 +201,7 @@ def test_the_fences_would_find_what_the_one_file_does():
 
 def version_tests(source):
     """Each comparison with VERSION, as ``(line, operator, releases or None)``."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(ast.parse(source)):
         if not isinstance(node, ast.Compare):
             continue
         sides = [node.left, *node.comparators]
@@ -587,7 +595,7 @@ def test_tools_stay_thin(parts, most):
 def test_functions_are_short():
     long = {}
     for name, tree in TREES.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.FunctionDef):
                 documented = (ast.get_docstring(node, clean=False) or "").count("\n") + 1
                 length = node.end_lineno - node.lineno + 1 - documented
@@ -704,7 +712,7 @@ def test_the_fence_around_documented_names_holds():
 
 def docstrings(tree):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    return [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [ast.get_docstring(node) or "" for node in nodes(tree) if isinstance(node, kinds)]
 
 
 def unknown_in_docstrings(tree):
@@ -735,10 +743,15 @@ def test_the_fence_around_docstrings_holds():
 MESSAGES = {name: tree for name, tree in TREES.items() if name.endswith("errors")}
 
 
+@functools.cache
 def messages_taken(tree):
     """``(module, name)`` of each message that a file takes from a module of messages."""
+    return {*_messages_taken(tree)}
+
+
+def _messages_taken(tree):
     names = {k: v.removeprefix("xmap_compat.") for k, v in bindings(tree).items() if v.startswith("xmap_compat.")}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id in names):
             module, _, name = dotted(node, names).rpartition(".")
             if module in MESSAGES:
@@ -748,10 +761,10 @@ def messages_taken(tree):
 def test_every_message_is_used_and_every_used_message_exists():
     defined = {(m, n.name) for m, tree in MESSAGES.items() for n in tree.body if isinstance(n, ast.FunctionDef)}
     used = {message for tree in TREES.values() for message in messages_taken(tree)}
-    used |= {(m, n.id) for m, tree in MESSAGES.items() for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    used |= {(m, n.id) for m, tree in MESSAGES.items() for n in nodes(tree) if isinstance(n, ast.Name)}
     assert len(MESSAGES) == 5
     assert sorted(defined - used) == []
-    assert sorted(message for tree in TREES.values() for message in {*messages_taken(tree)} - defined) == []
+    assert sorted(message for tree in TREES.values() for message in messages_taken(tree) - defined) == []
 
 
 def users_outside(module):

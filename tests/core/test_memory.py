@@ -61,9 +61,7 @@ def kept():
 
 
 @pytest.mark.parametrize(("use", "times"), [(made, 300), (planned, 20), (traced, 8), (called, 8), (cleared, 4)])
-def test_memory_does_not_grow(use, times, mesh42):
-    gc.collect()
-    gc.freeze()  # what earlier tests have left is not looked through again and again
+def test_memory_does_not_grow(use, times, mesh42, frozen):
     with mesh42:
         for k in range(times):
             use(k)

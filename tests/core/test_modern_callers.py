@@ -574,7 +574,7 @@ LIVES = {
 
 
 @pytest.mark.parametrize(("make", "count"), LIVES.values(), ids=LIVES.keys())
-def test_xmaps_of_fresh_functions_are_not_kept(make, count):
+def test_xmaps_of_fresh_functions_are_not_kept(make, count, frozen):
     """Neither the functions nor anything beside them: the number of Python's objects stays what it is."""
     with square():
         assert alive_after(make, 10) == 0
