@@ -23,6 +23,8 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = "xmap_compat"
 MOST_SURVIVORS = 0.02  # of all
+# An edit changes few programs: what the tests here have compiled is read (tests/conftest.py).
+COMPILED = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla")}
 
 
 class Mutant(NamedTuple):
@@ -768,7 +770,7 @@ def run(mutant: Mutant, timeout: float) -> tuple[bool, str]:
         options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, *modules_of(mutant, root)]
         # The package comes from the copy: python -m puts the working directory first.
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
+        environment = {**os.environ, **COMPILED, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
         try:
             done = subprocess.run(
                 command, cwd=root, env=environment, timeout=timeout, capture_output=True, text=True, check=False
