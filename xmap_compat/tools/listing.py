@@ -186,7 +186,8 @@ def _call_text(eqn) -> tuple[str, str]:
     primitive, params = eqn.primitive.name, eqn.params
     if primitive in COLLECTIVES:
         axes = ",".join(map(str, mentioned_names(params)))
-        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
+        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and v is not False and v != "auto"}
+        rest = {k: v for k, v in rest.items() if not isinstance(v, Subscripts) or any(v.inputs)}  # no defaults
         return primitive, ", ".join([axes, *_shown_params(rest)])
     if _is_call(eqn):
         if nested := _nested_function(params):
@@ -194,11 +195,6 @@ def _call_text(eqn) -> tuple[str, str]:
         name = params.get("name") or _inner_name(params)
         return (str(name), "") if name and _is_plain_call(eqn) else (primitive, str(name or ""))
     return primitive, ", ".join(_shown_params(params))
-
-
-def _is_usual(value):
-    """Whether a parameter of a collective has its default value."""
-    return value is False or value == "auto" or (isinstance(value, Subscripts) and not any(value.inputs))
 
 
 def _nested_function(params) -> str | None:

@@ -229,12 +229,10 @@ def _explained(transfer: Transfer, marked: MarkedEquation) -> Transfer:
 
 def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
     """The named axes that are split over some of these mesh axes."""
-    return tuple(n for n, p in placements.items() if not isinstance(n, DeviceAxis) and _is_over(p, mesh_axes))
-
-
-def _is_over(placement: Placement, mesh_axes: Sequence[Any]) -> bool:
-    """Whether an axis is split over some of these mesh axes; those of a nested xmap are named axes of the outer one."""
-    return any((a.mesh_axis if isinstance(a, DeviceAxis) else a) in mesh_axes for a in placement.mesh_axes)
+    own = {n: p.mesh_axes for n, p in placements.items() if not isinstance(n, DeviceAxis)}
+    # The mesh axes of a nested xmap are named axes of the outer one.
+    over = {n: {a.mesh_axis if isinstance(a, DeviceAxis) else a for a in axes} for n, axes in own.items()}
+    return tuple(n for n, axes in over.items() if not axes.isdisjoint(mesh_axes))
 
 
 def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Collective:

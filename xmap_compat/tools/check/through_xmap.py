@@ -10,7 +10,11 @@ from xmap_compat.tools.check.advice import MAPS
 from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, is_literal, text_of
 
 XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
-
+XMAP_KEYWORDS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"}
+DERIVATIVES = tuple(
+    f"jax.{name}"
+    for name in ("grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "jacobian", "hessian")
+)
 
 SCOPES = (*FUNCTIONS, ast.ClassDef)
 Label = tuple[int, str]  # the module, function or class that binds a name, and the name; 0 is an unknown object
