@@ -72,11 +72,6 @@ def _axis_cells(axis: Placement) -> tuple[str, ...]:
     return str(axis.size), listed([*axis.mesh_axes, *loops]) or "-", str(axis.device_size), execution(axis)
 
 
-def _nested_rows(plan: CallPlan) -> Rows:
-    calls = [(f"{a.name} of {c.function}", *_axis_cells(a), str(c.where or "")) for c in plan.nested for a in c.axes]
-    return [("axis of a nested xmap", *_AXIS_TITLES, "where"), *calls]
-
-
 def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
     rows: Rows = [(title, "type", "on each device", "partition spec", "dimensions")]
     for a in arrays:
@@ -148,7 +143,9 @@ def _tables(plan: CallPlan) -> list[Rows]:
     """The tables of axes, arguments, results and collectives, without empty ones."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
     axes = [("axis", *_AXIS_TITLES), *((str(a.name), *_axis_cells(a)) for a in plan.axes)]
-    return _shown([axes, _nested_rows(plan), *arrays, _gathered_rows(plan), _collective_rows(plan)])
+    calls = [(f"{a.name} of {c.function}", *_axis_cells(a), str(c.where or "")) for c in plan.nested for a in c.axes]
+    nested = [("axis of a nested xmap", *_AXIS_TITLES, "where"), *calls]
+    return _shown([axes, nested, *arrays, _gathered_rows(plan), _collective_rows(plan)])
 
 
 _PLACES = {"axis": "axes", "axis of a nested xmap": "nested", "gathered at entry": "gathered"}

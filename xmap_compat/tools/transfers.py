@@ -282,7 +282,7 @@ KINDS = {
 _INDICES = ("axis_index", "iota")
 
 # Other operations that a reader wants to know; the rest work element by element, or change only types.
-RESHAPED = "a change of shape"
+RESHAPED, REPEATED = "a change of shape", "the result of an equal one"
 _LOCAL = {
     "reduce_sum": "local sum",
     "reduce_max": "local max",
@@ -315,6 +315,7 @@ def _done(
         indices.update((v, mark) for v in operation.results if is_index)
         if operation.name in KINDS:
             what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents, combined)
+            what = REPEATED if what is not None and operation in tree.repeated else what
         else:
             what = _local(operation, is_index) if mark is not None else None
         if what is not None:

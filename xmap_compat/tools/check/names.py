@@ -61,7 +61,11 @@ class Bindings:
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 self._anywhere.update(self._imported(node))
-                self._note_modules(node)
+                if isinstance(node, ast.Import):
+                    self.modules |= {alias.name for alias in node.names}
+                elif not node.level:
+                    self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+                    self.stars += [str(node.module) for alias in node.names if alias.name == "*"]
         self._fill(self._scopes[0], list(own_nodes(tree.body, classes=True)))
         for node in nodes:
             self._note_partial(node)
@@ -78,13 +82,6 @@ class Bindings:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             return constant_text(node.slice) or None if self.of(node.value) == "sys.modules" else None
         return None
-
-    def _note_modules(self, node: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(node, ast.Import):
-            self.modules |= {alias.name for alias in node.names}
-        elif not node.level:
-            self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            self.stars += [str(node.module) for alias in node.names if alias.name == "*"]
 
     def exported(self) -> dict[str, str]:
         """The names of the module that lead to JAX, or to modules beside it, with their meanings."""

@@ -411,7 +411,8 @@ class _Reader(ScopedVisitor):
     def _derivative_of(self, decorator: ast.expr, function: ast.AST) -> None:
         """``@jax.grad``, also with arguments, on a function that calls an xmapped one."""
         name = self.bindings.called(decorator)[0] if isinstance(decorator, ast.Call) else self.bindings.of(decorator)
-        if name in DERIVATIVES and self.through_xmap.body_calls(function.body):  # type: ignore[attr-defined]
+        parts = (part for statement in function.body for part in ast.walk(statement))  # type: ignore[attr-defined]
+        if name in DERIVATIVES and any(map(self.through_xmap.calls_xmapped, parts)):
             self.add(decorator, f"{name} of a function that calls an xmapped one", known.GRADIENT)
 
     def _keywords(self, node: ast.Call, name: str, args: list[ast.expr]) -> None:
