@@ -179,7 +179,7 @@ def test_a_gradient_of_each_collective_sends_what_it_is_compiled_to_send(name, m
         assert_as_compiled(plan(step, *args), compiled_text(step, args))
 
 
-# Bodies with equal collectives, and with some that only look equal; the number of all-reduces, and of rows about others.
+# Bodies with equal collectives, or some that only look equal; the number of all-reduces, and of rows about equal ones.
 REPEATED = {
     "equal": (lambda v: lax.psum(v, "i") * jnp.sin(lax.psum(v, "i")), 1, 1),
     "equal expressions": (lambda v: lax.psum(v * 2, "i") * jnp.sin(lax.psum(v * 2, "i")), 1, 1),
