@@ -13,8 +13,8 @@ from subprocesses import run
 
 from xmap_compat import install
 from xmap_compat.legacy import removed
-from xmap_compat.tools import check
-from xmap_compat.tools.check import advice, fix, resolve
+from xmap_compat.tools.check import advice, fix, judge, reader, report, resolve
+from xmap_compat.tools.check.advice import CHANGE, DIFFERS, WORKS
 from xmap_compat.tools.check.report import check_files
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +28,14 @@ def answered_by_forks(monkeypatch):
 
 # -------------------------------------------------------------------------------------- check
 
+
+def uses_in(source, path):
+    """The uses in one program that are known without JAX, in order."""
+    return judge.judged(reader.read(source, path), resolve.Facts(""))
+
+
 # One line of a program: the uses that are found in it as (status, name), in order.
 MAPS = "jax.experimental.maps"
-WORKS, DIFFERS, CHANGE = check.WORKS, check.DIFFERS, check.CHANGE
 LINES = {
     f"import {MAPS}": [(WORKS, MAPS)],
     f"import {MAPS} as m": [(WORKS, MAPS)],
@@ -116,7 +121,7 @@ LINES |= {
 
 @pytest.mark.parametrize(("source", "expected"), LINES.items(), ids=range(len(LINES)))
 def test_the_uses_in_a_line(source, expected):
-    uses = check.uses_in(source, "program.py")
+    uses = uses_in(source, "program.py")
     assert [(use.advice.status, use.name) for use in uses] == expected
 
 
@@ -191,7 +196,7 @@ by_lambda = lambda x: f(x).sum()
 
 @pytest.mark.parametrize(("expression", "found"), GRADIENTS.items(), ids=GRADIENTS.keys())
 def test_gradients_through_xmap_are_found(expression, found):
-    uses = check.uses_in(FUNCTIONS + expression, "program.py")
+    uses = uses_in(FUNCTIONS + expression, "program.py")
     line = FUNCTIONS.count("\n") + 1 + expression.count("\n") * (not expression.startswith("@"))
     gradients = [(use.place.line, use.advice.status) for use in uses if "calls an xmapped one" in use.name]
     assert gradients == [(line, DIFFERS)] * found
@@ -199,7 +204,7 @@ def test_gradients_through_xmap_are_found(expression, found):
 
 def test_lines_and_columns_are_those_of_an_editor():
     source = "import jax\n\nif True:\n    jax.lax.pdot(x, jax.lax.pgather(y), 'i')\n"
-    places = [(use.place.line, use.place.column, use.name) for use in check.uses_in(source, "program.py")]
+    places = [(use.place.line, use.place.column, use.name) for use in uses_in(source, "program.py")]
     lines = source.splitlines()
     assert [lines[line - 1][column - 1 :].startswith(name) for line, column, name in places] == [True, True]
     assert [line for line, _, _ in places] == [4, 4]
@@ -250,7 +255,7 @@ def checked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def check_them(*paths, options=("--verbose",)):
-        code = check.main([*options, *paths])
+        code = report.main([*options, *paths])
         shown = capsys.readouterr()
         assert shown.err == "" or code == 2
         return code, shown.out.splitlines()
@@ -356,7 +361,7 @@ def test_check_of_nothing_is_a_mistake(tmp_path, paths, message):
 
 def test_our_own_examples_need_no_hand():
     examples = sorted((ROOT / "examples").glob("*.py"))
-    statuses = [use.advice.status for path in examples for use in check.uses_in(path.read_bytes(), str(path))]
+    statuses = [use.advice.status for path in examples for use in uses_in(path.read_bytes(), str(path))]
     assert examples
     assert json.dumps(statuses).count(CHANGE) == 0
 
@@ -469,6 +474,7 @@ PACKAGE = {
     "common.py": "import jax\nimport jax.numpy as jnp\nfrom jax import tree_map\nfrom pkg import layers\n",
     "pkg/__init__.py": "from .util import *\nfrom . import layers\n",
     "pkg/util.py": "import jax.numpy as np, jax\n_hidden = jax\n",
+    "public.py": "import jax as _j, jax.numpy as np\n__all__ = ['_j']\n",
     "pkg/layers/__init__.py": "",
     "pkg/layers/dense.py": "from ...pkg import util as u\nfrom ..util import jax as j\n",
 }
@@ -482,6 +488,7 @@ THROUGH_OTHERS = {
     "from common import layers\nlayers.dense.j.nothing": [(2, "jax.nothing")],
     "from common import tree_map, jnp\ntree_map, jnp.sum, jnp.msort": [(2, "jax.numpy.msort")],
     "from common import nothing\nnothing.more, pkg.nothing": [],
+    "import numpy as np\nfrom public import *\nnp.nothing, _j.nothing": [(3, "jax.nothing")],
 }
 
 
@@ -652,6 +659,9 @@ FIXES = {
         "import os\nimport xmap_compat\nimport jax.experimental\nxmap_compat.xmap"
     ),
     "import jax\ndef f(jax): return jax.tree_map": None,
+    "import numpy as np\nnp.clip(x, a_min=0)\nimport jax.numpy as np\nnp.clip(x, a_min=0)": (
+        "import numpy as np\nnp.clip(x, a_min=0)\nimport jax.numpy as np\nnp.clip(x, min=0)"
+    ),
     "from .maps import xmap": None,
     "def broken(:": None,
 }

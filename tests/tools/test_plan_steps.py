@@ -179,6 +179,31 @@ def test_a_gradient_of_each_collective_sends_what_it_is_compiled_to_send(name, m
         assert_as_compiled(plan(step, *args), compiled_text(step, args))
 
 
+# Bodies with equal collectives, or some that only look equal; the number of all-reduces, and of rows about equal ones.
+REPEATED = {
+    "equal": (lambda v: lax.psum(v, "i") * jnp.sin(lax.psum(v, "i")), 1, 1),
+    "equal expressions": (lambda v: lax.psum(v * 2, "i") * jnp.sin(lax.psum(v * 2, "i")), 1, 1),
+    "mean and variance": (lambda v: jnp.mean(v, axis="i") + jnp.sin(jnp.var(v, axis="i")), 2, 1),
+    "equal results of equal ones": (lambda v: lax.pmax(v - lax.pmax(v, "i"), "i") * lax.pmax(v, "i"), 2, 1),
+    "another literal": (lambda v: lax.psum(v * 2, "i") * jnp.sin(lax.psum(v * 3, "i")), 2, 0),
+    "another type": (lambda v: lax.psum(v, "i") * lax.psum(v.astype(jnp.int32), "i"), 2, 0),
+    "another reduction": (lambda v: lax.psum(v, "i") * jnp.sin(lax.pmax(v, "i")), 2, 0),
+    "another order": (lambda v: lax.psum(v[::-1], "i") * jnp.sin(lax.psum(v, "i")), 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_collective_of_what_another_one_had_is_no_transfer(name, mesh42):
+    body, count, others = REPEATED[name]
+    step = xmap(lambda v: jnp.sum(body(v)), ["i", ...], ["i"], axis_resources={"i": "x"})
+    with mesh42:
+        found, args = plan(step, shaped(8, 16)), (shaped(8, 16),)
+        assert_as_compiled(found, compiled_text(step, args))
+        rows = [row.became for row in step.plan(*args).collectives]
+    assert len(found.transfers) == count
+    assert sum("the result of an equal one" in row for row in rows) == others
+
+
 # ----------------------------------------------------------------------- what a transfer tells
 
 

@@ -51,7 +51,8 @@ def _runs(tree: Tree, limits: Mapping[str, float]) -> Iterator[list[Operation]]:
     bits: dict[Operation, int] = {}
     for operation in tree.operations:
         before = functools.reduce(operator.or_, (needs.get(v, 0) for v in operation.operands), 0)
-        if operation.eqn is not None and KINDS.get(operation.name) in limits and crossing(operation)[1] > 1:
+        is_run = operation.eqn is not None and operation not in tree.repeated
+        if is_run and KINDS.get(operation.name) in limits and crossing(operation)[1] > 1:
             alike.setdefault(_key(operation), []).append(operation)
             bits[operation], needs[operation] = 1 << len(bits), before
         needs.update((v, before | bits.get(operation, 0)) for v in operation.results)

@@ -121,7 +121,8 @@ class _Lister:
     def __init__(self, placed: PlacedCall, paths: Sequence[str]):
         self.placements = placed.placements
         self.checker = _Recording(placed.placements, placed.fun_name)
-        self.fresh = (name for name in _letters() if name not in paths)
+        letters = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count(1))
+        self.fresh = (name for words in letters for name in map("".join, words) if name not in paths)
 
     def read(self, jaxpr: Any, inputs: Sequence[Names], called: dict[Any, str], where: Position | None) -> Listing:
         body, _ = _jax.open_jaxpr(jaxpr)
@@ -154,12 +155,6 @@ def _atom(v, called) -> str:
     return called[v]
 
 
-def _letters() -> Iterator[str]:
-    """a, b, ..., z, aa, ab, ..."""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))
-
-
 def named_type(dtype, shape, names, placements) -> str:
     """``f32[5]{batch}``"""
     ordered = [str(n) for n in placements if n in names]
@@ -186,25 +181,16 @@ def _call_text(eqn) -> tuple[str, str]:
     primitive, params = eqn.primitive.name, eqn.params
     if primitive in COLLECTIVES:
         axes = ",".join(map(str, mentioned_names(params)))
-        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and not _is_usual(v)}
+        rest = {k: v for k, v in params.items() if k not in ("axes", "axis_name") and v is not False and v != "auto"}
+        rest = {k: v for k, v in rest.items() if not isinstance(v, Subscripts) or any(v.inputs)}  # no defaults
         return primitive, ", ".join([axes, *_shown_params(rest)])
     if _is_call(eqn):
-        if nested := _nested_function(params):
-            return "xmap", nested
+        own = (eqn for eqn, around in _jax.walk(params) if not around)
+        for nested in (call for eqn in own for call in marks.marked(_jax.name_stack(eqn))):
+            return "xmap", nested.function
         name = params.get("name") or _inner_name(params)
         return (str(name), "") if name and _is_plain_call(eqn) else (primitive, str(name or ""))
     return primitive, ", ".join(_shown_params(params))
-
-
-def _is_usual(value):
-    """Whether a parameter of a collective has its default value."""
-    return value is False or value == "auto" or (isinstance(value, Subscripts) and not any(value.inputs))
-
-
-def _nested_function(params) -> str | None:
-    """The name of the called function, if it is xmapped."""
-    own = (eqn for eqn, around in _jax.walk(params) if not around)
-    return next((call.function for eqn in own for call in marks.marked(_jax.name_stack(eqn))), None)
 
 
 def _inner_name(params):

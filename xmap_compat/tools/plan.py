@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -224,11 +224,17 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     mesh = placed.scope.mesh if placed.uses_mesh else None
     arguments = _arguments(placed, declared, args)
     paths = [a.path for a in arguments]
+    # Each nested call is at the call that holds its equations.
+    nested = (
+        Nested(call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None))
+        for eqn, around in _jax.walk(placed.program.jaxpr)
+        for call in nested_marks.marked(_jax.name_stack(eqn))
+    )
     return CallPlan(
         declared.name,
         mesh,
         own_of(placed.placements.values()),
-        tuple(dict.fromkeys(_nested_in(placed.program.jaxpr))),
+        tuple(dict.fromkeys(nested)),
         arguments,
         _results(placed, jaxpr.out_avals),
         listing(placed, paths),
@@ -237,13 +243,6 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
         Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
     )
-
-
-def _nested_in(jaxpr: Any) -> Iterator[Nested]:
-    """The nested calls that the equations of a program come from, each at the call that holds these equations."""
-    for eqn, around in _jax.walk(jaxpr):
-        for call in nested_marks.marked(_jax.name_stack(eqn)):
-            yield Nested(call.function, call.axes, next(filter(None, map(position_of, reversed(around))), None))
 
 
 def _arguments(placed, declared, args):

@@ -72,15 +72,6 @@ def _axis_cells(axis: Placement) -> tuple[str, ...]:
     return str(axis.size), listed([*axis.mesh_axes, *loops]) or "-", str(axis.device_size), execution(axis)
 
 
-def _axis_rows(plan: CallPlan) -> Rows:
-    return [("axis", *_AXIS_TITLES), *((str(a.name), *_axis_cells(a)) for a in plan.axes)]
-
-
-def _nested_rows(plan: CallPlan) -> Rows:
-    calls = [(f"{a.name} of {c.function}", *_axis_cells(a), str(c.where or "")) for c in plan.nested for a in c.axes]
-    return [("axis of a nested xmap", *_AXIS_TITLES, "where"), *calls]
-
-
 def _array_rows(title: str, arrays: Sequence[Array]) -> Rows:
     rows: Rows = [(title, "type", "on each device", "partition spec", "dimensions")]
     for a in arrays:
@@ -151,7 +142,10 @@ def _sent(collectives: Sequence[Collective]) -> str:
 def _tables(plan: CallPlan) -> list[Rows]:
     """The tables of axes, arguments, results and collectives, without empty ones."""
     arrays = [_array_rows("argument", plan.arguments), _array_rows("result", plan.results)]
-    return _shown([_axis_rows(plan), _nested_rows(plan), *arrays, _gathered_rows(plan), _collective_rows(plan)])
+    axes = [("axis", *_AXIS_TITLES), *((str(a.name), *_axis_cells(a)) for a in plan.axes)]
+    calls = [(f"{a.name} of {c.function}", *_axis_cells(a), str(c.where or "")) for c in plan.nested for a in c.axes]
+    nested = [("axis of a nested xmap", *_AXIS_TITLES, "where"), *calls]
+    return _shown([axes, nested, *arrays, _gathered_rows(plan), _collective_rows(plan)])
 
 
 _PLACES = {"axis": "axes", "axis of a nested xmap": "nested", "gathered at entry": "gathered"}
@@ -255,15 +249,12 @@ def _candidate_tables(found: Sequence[Candidate]) -> list[Rows]:
         figures = show_count(c.cost.flops), _sent_over(c.cost), show_bytes(c.cost.memory)
         rows.append((f"{c.place}{'*' * c.front}", c.name, *figures, estimate, measured))
     refused = [c for c in found if c.refused is not None]
-    why: Rows = [("refused", "why"), *((c.name, _first_sentence(c.refused)) for c in refused[:MAX_REFUSED])]
+    first = (re.split(r"\. |, but |\n", c.refused or "")[0] for c in refused)
+    why: Rows = [("refused", "why"), *((c.name, sentence) for c, sentence in zip(refused[:MAX_REFUSED], first))]
     hidden = max(len(usable) - MAX_CANDIDATES, 0), max(len(refused) - MAX_REFUSED, 0)
     rows.extend([("", f"... and {hidden[0]} more: see found[{MAX_CANDIDATES}:]", *[""] * 5)] if hidden[0] else [])
     why.extend([(f"... and {hidden[1]} more", "see .refused of each candidate in found")] if hidden[1] else [])
     return [table for table in (rows, why) if len(table) > 1]
-
-
-def _first_sentence(message: str | None) -> str:
-    return re.split(r"\. |, but |\n", message or "")[0]
 
 
 @text.register

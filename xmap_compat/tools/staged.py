@@ -7,6 +7,7 @@ are carried along operations that keep the number of elements.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -120,6 +121,23 @@ class Tree:
     inputs: tuple[Value, ...]
     operations: tuple[Operation, ...]
     results: tuple[Value, ...]
+
+    @functools.cached_property
+    def repeated(self) -> frozenset[Operation]:
+        """Operations that compute once more what another one has computed; XLA runs one of them."""
+        numbers: dict[Any, int] = {}  # of values and expressions: equal ones have one number
+        found = []
+        for operation in self.operations:
+            expression: Any = operation
+            if operation.eqn is not None and not operation.branches and not _jax.has_side_effect(operation.eqn):
+                given = zip(operation.eqn.invars, operation.operands)
+                operands = (str(v) if o.literal else numbers.get(o, o) for v, o in given)
+                expression = operation.name, str(operation.eqn.params), *operands
+            found += [operation] if (expression, 0) in numbers else []
+            numbers.update(
+                (v, numbers.setdefault((expression, k), len(numbers))) for k, v in enumerate(operation.results)
+            )
+        return frozenset(found)
 
 
 _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Checkpoint)

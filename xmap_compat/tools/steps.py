@@ -245,7 +245,8 @@ def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
     found = hlo.collectives(compiled.as_text())
     transfers = [(c, from_hlo(c, dict(scope.shape))) for c in found] if scope is not None else []
     every = tuple(t for _, t in transfers if t is not None)
-    added = tuple(t for c, t in transfers if t is not None and not is_staged(c))
+    staged = re.compile(rf"shard_map/(\S*/)?({'|'.join(KINDS)})\b")  # others were added by the compiler
+    added = tuple(t for c, t in transfers if t is not None and not staged.search(c.op_name))
     return Compiled(every, added, _memory(compiled))
 
 
@@ -265,8 +266,3 @@ def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Tr
     held = {"all-gather": found.nbytes // devices, "reduce-scatter": found.nbytes * devices}.get(kind, found.nbytes)
     sent = bytes_sent(kind, held, devices)
     return Transfer(kind, axes, devices, "", None, sent, found.times, False, "transpose(" in found.op_name)
-
-
-def is_staged(found: hlo.CompiledCollective) -> bool:
-    """Whether a collective of a compiled program was in the staged one; else the compiler added it."""
-    return any(re.search(rf"shard_map/(\S*/)?{name}\b", found.op_name) for name in KINDS)

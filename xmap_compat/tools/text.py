@@ -88,7 +88,9 @@ def table(rows: Rows) -> list[str]:
     rows = [tuple(cell.upper() for cell in rows[0]), *rows[1:]]
     columns = range(len(rows[0]))
     widths = [max(len(row[k]) for row in rows) for k in columns]
-    words = [max(len(atom) for row in rows for atom in _atoms(row[k])) for k in columns]
+    # Texts may be broken at white space and after commas.
+    atoms = ([atom for row in rows for atom in re.findall(r"[^\s,]+,?|,", row[k])] for k in columns)
+    words = [max(map(len, found), default=0) for found in atoms]
     room = terminal_width() - GAP * (len(widths) - 1)
     for least in (words, [1] * len(widths)):
         while sum(widths) > room and (wide := [k for k in columns if widths[k] > least[k]]):
@@ -100,11 +102,6 @@ def table(rows: Rows) -> list[str]:
             padded = [(cell[k] if k < len(cell) else "").ljust(w) for cell, w in zip(cells, widths)]
             lines.append((" " * GAP).join(padded).rstrip())
     return lines
-
-
-def _atoms(text: str) -> list[str]:
-    """The pieces of a text that should stay whole: it may be broken at white space and after commas."""
-    return re.findall(r"[^\s,]+,?|,", text) or [""]
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -229,12 +229,10 @@ def _explained(transfer: Transfer, marked: MarkedEquation) -> Transfer:
 
 def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[Any]) -> tuple[AxisName, ...]:
     """The named axes that are split over some of these mesh axes."""
-    return tuple(n for n, p in placements.items() if not isinstance(n, DeviceAxis) and _is_over(p, mesh_axes))
-
-
-def _is_over(placement: Placement, mesh_axes: Sequence[Any]) -> bool:
-    """Whether an axis is split over some of these mesh axes; those of a nested xmap are named axes of the outer one."""
-    return any((a.mesh_axis if isinstance(a, DeviceAxis) else a) in mesh_axes for a in placement.mesh_axes)
+    own = {n: p.mesh_axes for n, p in placements.items() if not isinstance(n, DeviceAxis)}
+    # The mesh axes of a nested xmap are named axes of the outer one.
+    over = {n: {a.mesh_axis if isinstance(a, DeviceAxis) else a for a in axes} for n, axes in own.items()}
+    return tuple(n for n, axes in over.items() if not axes.isdisjoint(mesh_axes))
 
 
 def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
@@ -284,7 +282,7 @@ KINDS = {
 _INDICES = ("axis_index", "iota")
 
 # Other operations that a reader wants to know; the rest work element by element, or change only types.
-RESHAPED = "a change of shape"
+RESHAPED, REPEATED = "a change of shape", "the result of an equal one"
 _LOCAL = {
     "reduce_sum": "local sum",
     "reduce_max": "local max",
@@ -317,6 +315,7 @@ def _done(
         indices.update((v, mark) for v in operation.results if is_index)
         if operation.name in KINDS:
             what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents, combined)
+            what = REPEATED if what is not None and operation in tree.repeated else what
         else:
             what = _local(operation, is_index) if mark is not None else None
         if what is not None:

@@ -91,6 +91,13 @@ SPMD_LOWERING = Advice(
     "The experimental_xmap options",
 )
 OTHER_OPTION = Advice(DIFFERS, f"accepted {UNDER}, and without effect", "What install changes")
+REDUCTIONS = ("sum", "max", "min", "mean", "var", "std", "prod", "any", "all")
+NAMED_AXIS_FUNCTIONS = {
+    *(f"jax.numpy.{name}" for name in REDUCTIONS),
+    *(f"jax.nn.{name}" for name in ("softmax", "log_softmax", "logsumexp")),
+    "jax.scipy.special.logsumexp",
+}
+POSITIONAL_WORDS = ("index", "columns", "rows")  # of pandas
 AXIS_STRING = Advice(DIFFERS, "it names one axis, not one for each letter", "A string names one axis")
 GRADIENT = Advice(DIFFERS, "the gradient is that of the positional function, exactly", "Gradients through xmap")
 IGNORED = Advice(DIFFERS, "ignored, with a warning", "axis_resources for an axis that the call does not have")
@@ -103,40 +110,22 @@ def xmap_option(name: str) -> Advice:
 # ------------------------------------------------------------------- what else JAX has removed
 
 
-def of_row(row: removed.Removed) -> Advice:
-    """The advice for a name of the table that this JAX lacks."""
+def of_row(row: removed.Removed | removed.Keyword) -> Advice:
+    """The advice for a name or a keyword of the table that this JAX lacks."""
     if row.kind == removed.REFUSED:
         return Advice(CHANGE, f"write {row.now}; it can be imported {UNDER}, and raises at use")
     return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
 
 
-def of_keyword(row: removed.Keyword) -> Advice:
-    if row.kind == removed.REFUSED:
-        return written(row.now)
-    return Advice(WORKS, f"{INSTALLED}, or write {row.now}")
-
-
-KEYWORDS = {pair: of_keyword(row) for pair, row in removed.KEYWORDS_BY_NAME.items()}
+KEYWORDS = {
+    pair: written(row.now) if row.kind == removed.REFUSED else of_row(row)
+    for pair, row in removed.KEYWORDS_BY_NAME.items()
+}
 KEYWORDS["jax.jit", "in_axis_resources"] = written("in_shardings")
 KEYWORDS["jax.jit", "out_axis_resources"] = written("out_shardings")
 
 
-def unknown_name(jax: str, name: str) -> Advice:
-    return Advice(UNKNOWN, f"jax {jax} does not have it{_because(name)}")
-
-
-def _because(name: str) -> str:
+def unknown(jax: str, name: str, lacks: str = "have it") -> Advice:
+    """The advice for something that this JAX lacks, and that is in no table."""
     why = why_not_restored(name)
-    return why and f", and install() does not restore it: {why}"
-
-
-def not_imported(module: str) -> Advice:
-    return Advice(CHANGE, f"nothing here imports it: write `import {module}`")
-
-
-def unknown_keyword(jax: str, name: str) -> Advice:
-    return Advice(UNKNOWN, f"jax {jax} does not take it{_because(name)}")
-
-
-def unknown_option(jax: str) -> Advice:
-    return Advice(UNKNOWN, f"jax {jax} does not have this option")
+    return Advice(UNKNOWN, f"jax {jax} does not {lacks}" + (why and f", and install() does not restore it: {why}"))

@@ -19,7 +19,6 @@ from xmap_compat.legacy import removed
 from xmap_compat.tools.check.names import (
     Bindings,
     ScopedVisitor,
-    assigned_once,
     bound_anywhere,
     file_names,
     first_line,
@@ -59,7 +58,6 @@ class _Finder(ScopedVisitor):
         self.program = program
         self.bindings = bindings_of(program)
         self.renaming = Renaming(program.tree, self.bindings, program.path, others)
-        self._values = assigned_once(ast.walk(program.tree), lambda name, value: not _mentions(value, name))
         self._bound = bound_anywhere(program.tree)
         self._sure = True  # whether each call of with_sharding_constraint has a spec
         self._added: set[str] = set()
@@ -81,7 +79,8 @@ class _Finder(ScopedVisitor):
         moved: dict[str, list[str]] = {}
         for alias, name in zip(node.names, now):
             module, _, last = name.rpartition(".")
-            moved.setdefault(module, []).append(_as(last, alias.asname or alias.name))
+            local = alias.asname or alias.name
+            moved.setdefault(module, []).append(last if last == local else f"{last} as {local}")
         line = self._line(node.lineno)
         in_place = re.compile(rb"from\s+(%s)\s" % re.escape(str(node.module).encode())).match(line, node.col_offset)
         if len(moved) == 1 and "" not in moved and in_place:
@@ -177,7 +176,7 @@ class _Finder(ScopedVisitor):
     def _is_spec(self, node: ast.expr, written: bool = True) -> bool:
         """Whether all parts of resources are specs, or None that can be rewritten here."""
         if isinstance(node, ast.Name):
-            value = self._values.get(node.id)
+            value = self.bindings.values.get(node.id)
             return isinstance(value, (ast.Tuple, ast.Call)) and self._is_spec(value, False)  # other values may change
         if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
             return all(self._is_spec(part, written) for part in _parts(node))
@@ -194,10 +193,6 @@ class _Finder(ScopedVisitor):
         self.edits.append(Edit((line, span[0]), (line, span[1]), text))
 
 
-def _as(name: str, local: str) -> str:
-    return name if name == local else f"{name} as {local}"
-
-
 def _parts(node: ast.expr) -> list[ast.expr]:
     return list(node.values) if isinstance(node, ast.Dict) else getattr(node, "elts", [])
 
@@ -208,10 +203,6 @@ def _nones(node: ast.expr) -> Iterator[ast.expr]:
         yield node
     for part in _parts(node):
         yield from _nones(part)
-
-
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
 
 
 def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, own_nodes, text_of
+from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, own_nodes
 from xmap_compat.tools.check.uses import is_of_jax
 
 
@@ -44,8 +44,9 @@ CATCHES = {
 }
 EXITS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
 TYPE_CHECKING = "typing.TYPE_CHECKING"
+TRIES = (ast.Try, ast.TryStar)
 LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-LEAVES = (ast.Return, ast.Continue, ast.Break)
+LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 NEVER = (("", True),)
 OTHERWISE = ""  # the local name stands for something that is not JAX's
 
@@ -59,7 +60,7 @@ def caught_names(types: Iterable[ast.expr]) -> set[str]:
     return {what for what, exceptions in CATCHES.items() if names & exceptions}
 
 
-def caught_by(node: ast.Try, bindings: Bindings) -> set[str]:
+def caught_by(node: ast.Try | ast.TryStar, bindings: Bindings) -> set[str]:
     """The failures that the handlers of a statement catch.  The first handler that fits decides; it may give up."""
     decided: set[str] = set()
     caught: set[str] = set()
@@ -80,7 +81,7 @@ def gives_up(node: ast.AST, bindings: Bindings) -> bool:
     if isinstance(node, LATER):
         return False
     # An inner ``except`` handles only failures of its own ``try``.
-    inner = node.handlers if isinstance(node, ast.Try) else ()
+    inner = node.handlers if isinstance(node, TRIES) else ()
     return any(gives_up(part, bindings) for part in ast.iter_child_nodes(node) if part not in inner)
 
 
@@ -93,25 +94,33 @@ class Guards:
     Attributes:
       instead: imported dotted names whose import may fail, each with the names of JAX, or OTHERWISE, that the same
         local name stands for after the failure.
+      optional: local names that are None, unbound or something else where a name does not exist, with that name.
+      bare: those of them that are never something else.
     """
 
     def __init__(self, tree: ast.Module, bindings: Bindings):
         self._bindings = bindings
         self.instead: dict[str, list[str]] = defaultdict(list)
-        self._optional: dict[str, str] = {}  # local names that are None after a failed import
+        self.optional: dict[str, str] = {}
         self._flags: dict[str, Conditions] = {}  # local names that are True after successful imports
         self._since: dict[str, int] = {}  # the lines where those are set
-        tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
+        tries = [node for node in ast.walk(tree) if isinstance(node, TRIES)]
         for node in tries:
             if caught_by(node, bindings) & {"import", "module"}:
                 self._learn(node)
+        parts = list(ast.walk(tree))
+        made = [(local, value, bindings.of_getattr(value) or "") for n in parts for local, value in assignments(n)]
+        self.optional.update((local, name) for local, _, name in made if is_of_jax(name))
+        empty = Counter(local for local, value, name in made if _is_falsy(value) or is_of_jax(name))
+        bound = Counter(b for n in parts if not isinstance(n, (ast.Import, ast.ImportFrom)) for b in bound_by(n))
+        self.bare = {b for b, name in self.optional.items() if bound[b] == empty[b] and not self.instead.get(name)}
         self._keep_steady_flags(tree, tries)
 
-    def _learn(self, node: ast.Try) -> None:
+    def _learn(self, node: ast.Try | ast.TryStar) -> None:
         imported = {local: name for local, name in _imported(node.body) if is_of_jax(name)}
         second = dict(pair for handler in node.handlers for pair in self._bound(handler.body))
         for local, name in imported.items():
-            self._optional[local] = name
+            self.optional[local] = name
             if second.get(local) is not None:
                 self.instead[name].append(str(second[local]))
         done, failed = [*node.body, *node.orelse], [part for handler in node.handlers for part in handler.body]
@@ -133,7 +142,7 @@ class Guards:
                 found = self._bindings.of(value) or OTHERWISE
                 yield local, None if _is_falsy(value) else found if is_of_jax(found) else OTHERWISE
 
-    def _keep_steady_flags(self, tree: ast.Module, tries: list[ast.Try]) -> None:
+    def _keep_steady_flags(self, tree: ast.Module, tries: list[ast.Try | ast.TryStar]) -> None:
         """Keep only flags that are True after those imports, and nowhere else."""
         after = {id(part) for node in tries for part in own_nodes([*node.body, *node.orelse])}
         plain: Counter[str] = Counter()
@@ -154,7 +163,7 @@ class Guards:
         """The conditions that hold after a statement, in its block: it did not fail, and did not leave the block."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return self.imports_in([node])
-        if isinstance(node, ast.Try) and all(isinstance(handler.body[-1], LEAVES) for handler in node.handlers):
+        if isinstance(node, TRIES) and all(isinstance(handler.body[-1], LEAVES) for handler in node.handlers):
             return self.imports_in(node.body)
         if isinstance(node, ast.If) and isinstance(node.body[-1], LEAVES):
             return self.conditions(node.test, False)
@@ -170,16 +179,20 @@ class Guards:
             if isinstance(test.op, ast.And) == holds:
                 return tuple(found for value in test.values for found in self.conditions(value, holds))
             return ()
-        if isinstance(test, ast.Compare) and len(test.ops) == 1:
-            return self._compared(test.left, test.ops[0], test.comparators[0], holds)
+        if isinstance(test, ast.Compare):
+            pairs = zip([test.left, *test.comparators], test.ops, test.comparators)
+            found = [self._compared(left, how, right, holds) for left, how, right in pairs]
+            return sum(found, ()) if holds or len(found) == 1 else ()
         if self._bindings.of(test) == TYPE_CHECKING or (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"):
             return NEVER if holds else ()
+        if isinstance(test, ast.NamedExpr):
+            return self.conditions(test.target, holds)
         if isinstance(test, ast.Name):
-            return self._of_name(test.id, holds)
-        if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
-            owner, name = (
-                (self._bindings.of(test.args[0]), text_of(test.args[1])) if len(test.args) == 2 else (None, "")
-            )
+            value = self._bindings.values.get(test.id, test)
+            known = self._of_name(test.id, holds)
+            return known or (self.conditions(value, holds) if value.lineno < test.lineno else ())
+        if isinstance(test, ast.Call) and getattr(test.func, "id", "") == "hasattr" and len(test.args) == 2:
+            owner, name = self._bindings.of(test.args[0]), self._bindings.text(test.args[1])
             return ((f"{owner}.{name}", holds),) if owner is not None and is_of_jax(owner) and name else ()
         return ()
 
@@ -187,7 +200,7 @@ class Guards:
         if local in self._flags:
             flags = self._flags[local]
             return flags if holds else tuple((name, False) for name, _ in flags) if len(flags) == 1 else ()
-        name = self._optional.get(local)
+        name = self.optional.get(local)
         return ((name, holds),) if name is not None and self._bindings.of_name(local) == name else ()
 
     def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr, holds: bool) -> Conditions:
@@ -195,6 +208,8 @@ class Guards:
         if isinstance(how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and isinstance(left, ast.Name) and is_none:
             return self._of_name(left.id, holds == isinstance(how, (ast.IsNot, ast.NotEq)))
         form = self._version(left)
+        if not form and type(how) in OPERATORS and self._version(right):
+            return self._compared(right, MIRRORED[type(how)](), left, holds)
         try:
             literal = ast.literal_eval(right.args[0] if isinstance(right, ast.Call) else right)
         except (ValueError, IndexError):
@@ -205,6 +220,15 @@ class Guards:
 
     def _version(self, node: ast.expr) -> str:
         """The form in which an expression gives JAX's version: ``info`` (first numbers), ``text``, or ``parsed``."""
+        value = self._bindings.values.get(getattr(node, "id", ""), node)
+        if value.lineno < node.lineno:
+            return self._version(value)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "split":
+            return "info" if self._version(node.func.value) == "text" else ""  # type: ignore[attr-defined]
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp)):  # int(part) for part in parts
+            return self._version(node.generators[0].iter)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("tuple", "map") and node.args:
+            return self._version(node.args[-1])
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             upper = getattr(node.slice.upper, "value", None)
             plain = node.slice.lower is None and node.slice.step is None and isinstance(upper, int)
@@ -216,6 +240,7 @@ class Guards:
 
 
 OPERATORS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 
 
 def _numbers(version: str) -> tuple[int, ...]:

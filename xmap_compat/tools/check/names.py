@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
-from xmap_compat.tools.check.neighbours import OWN, NamesOf, Neighbours, leads_on
+from xmap_compat.tools.check.neighbours import ALL, OWN, NamesOf, Neighbours, leads_on
 from xmap_compat.tools.check.sources import program_of
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -25,6 +25,13 @@ class NameScope:
 
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
+    imports: list[tuple[tuple[int, int], str, str]] = dataclasses.field(default_factory=list)  # places, names, meanings
+
+    def at(self, node: ast.Name) -> str:
+        """The meaning of a name at a place of this scope: that of the last import before, if there is one."""
+        place = (node.lineno, node.col_offset)
+        before = (found for at, name, found in reversed(self.imports) if name == node.id and at < place)
+        return next(before, self.names[node.id])
 
 
 class Bindings:
@@ -34,6 +41,7 @@ class Bindings:
       modules: the modules that it imports, and the names that it imports from modules and that may be modules.
       stars: the modules from which it imports everything.
       assigned: the dotted names that it assigns.
+      values: the names that it binds exactly once, by an assignment, with their values.
     """
 
     def __init__(self, tree: ast.Module, neighbours: Neighbours | None = None):
@@ -44,14 +52,20 @@ class Bindings:
         self.modules: set[str] = set()
         self.stars: list[str] = []
         self._partials: dict[str, str] = {}
-        self._displays = assigned_once(nodes, lambda name, value: _is_display(value))  # dictionaries written out
+        self.values = assigned_once(
+            nodes, lambda name, value: name not in {getattr(part, "id", "") for part in ast.walk(value)}
+        )
         self._scopes = [NameScope()]
         # Imports in functions are visible from elsewhere too, because the names may be global.
         self._anywhere: dict[str, str] = {}
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 self._anywhere.update(self._imported(node))
-                self._note_modules(node)
+                if isinstance(node, ast.Import):
+                    self.modules |= {alias.name for alias in node.names}
+                elif not node.level:
+                    self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+                    self.stars += [str(node.module) for alias in node.names if alias.name == "*"]
         self._fill(self._scopes[0], list(own_nodes(tree.body, classes=True)))
         for node in nodes:
             self._note_partial(node)
@@ -69,16 +83,11 @@ class Bindings:
             return constant_text(node.slice) or None if self.of(node.value) == "sys.modules" else None
         return None
 
-    def _note_modules(self, node: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(node, ast.Import):
-            self.modules |= {alias.name for alias in node.names}
-        elif not node.level:
-            self.modules |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            self.stars += [str(node.module) for alias in node.names if alias.name == "*"]
-
     def exported(self) -> dict[str, str]:
         """The names of the module that lead to JAX, or to modules beside it, with their meanings."""
-        return {name: value for name, value in self._scopes[0].names.items() if leads_on(value)}
+        found = {name: value for name, value in self._scopes[0].names.items() if leads_on(value)}
+        public = self.values.get(ALL)
+        return {**found, ALL: " ".join(map(text_of, getattr(public, "elts", ())))}
 
     def _imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         """The names that an import binds, with their meanings; the program's own modules are read for theirs."""
@@ -100,6 +109,7 @@ class Bindings:
             for name, imported in self._imported(node):
                 if id(node) not in second or not leads_on(scope.names.get(name, "")):
                     scope.names[name] = imported
+                    scope.imports.append(((node.lineno, node.col_offset), name, imported))  # type: ignore[attr-defined]
         stored = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         for name, found in self._aliases((pair for node in nodes for pair in assignments(node)), stored):
             scope.names.setdefault(name, found)
@@ -123,7 +133,7 @@ class Bindings:
 
     def _first_of_jax(self, value: ast.expr) -> str | None:
         choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-        found = (self.of(choice) for choice in choices)
+        found = (self.of(choice) or self.of_getattr(choice) for choice in choices)
         return next((name for name in found if name is not None and leads_on(name)), None)
 
     def enter(self, function: ast.AST) -> None:
@@ -156,7 +166,8 @@ class Bindings:
         ``getattr(lax, 'psum')`` and ``importlib.import_module('jax.lax')`` are such names too.
         """
         if isinstance(node, ast.Name):
-            return self.of_name(node.id)
+            inner = self._scopes[-1]
+            return inner.at(node) if node.id in inner.names else self.of_name(node.id)
         if isinstance(node, ast.Attribute):
             value = self.of(node.value)
             if value is None:
@@ -172,10 +183,15 @@ class Bindings:
         name, top = self.module_of(node)
         if name:
             return name.split(".")[0] if top else name
-        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
-            value, attribute = self.of(node.args[0]), constant_text(node.args[1])
-            return f"{value}.{attribute}" if value is not None and attribute else None
-        return None
+        return self.of_getattr(node) if len(node.args) == 2 else None
+
+    def of_getattr(self, node: ast.expr) -> str | None:
+        """``'jax.psum'`` for ``getattr(jax, 'psum')``, or ``getattr(jax, 'psum', None)``."""
+        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "getattr" or len(node.args) < 2:
+            return None
+        value, attribute = self.of(node.args[0]), self.text(node.args[1])
+        is_none = all(isinstance(default, ast.Constant) and default.value is None for default in node.args[2:])
+        return f"{value}.{attribute}" if value is not None and attribute and is_none else None
 
     def imports(self, node: ast.Call) -> bool:
         """Whether a call imports a module."""
@@ -188,7 +204,7 @@ class Bindings:
         It does so for ``__import__('jax.lax')`` without ``fromlist``.
         """
         given = {keyword.arg: keyword.value for keyword in node.keywords}
-        name = constant_text(node.args[0] if node.args else given.get("name"))
+        name = self.text(node.args[0] if node.args else given.get("name"))
         if not self.imports(node):
             return "", False
         if isinstance(node.func, ast.Name) and node.func.id == "__import__":
@@ -199,10 +215,9 @@ class Bindings:
             name = ".".join([*parts, name.lstrip(".")]) if package else ""
         return name, False
 
-    def _display_of(self, node: ast.expr) -> ast.expr | None:
-        """``{'axis': 0}`` or ``dict(axis=0)`` for an expression, or for a name that has this value and no other."""
-        node = self._displays.get(node.id, node) if isinstance(node, ast.Name) else node
-        return node if _is_display(node) else None
+    def text(self, node: ast.AST | None) -> str:
+        """The characters of a string literal, or of a name that has this value and no other."""
+        return constant_text(self.values.get(node.id) if isinstance(node, ast.Name) else node)
 
     def keywords_of(self, node: ast.Call) -> Iterator[tuple[ast.AST, str, ast.expr]]:
         """The keywords of a call, with their values and places; also those of ``**{'axis': 0}`` and ``**options``."""
@@ -210,11 +225,11 @@ class Bindings:
             if keyword.arg is not None:
                 yield keyword, keyword.arg, keyword.value
                 continue
-            value = self._display_of(keyword.value)
+            value = self.values.get(getattr(keyword.value, "id", ""), keyword.value)
             if isinstance(value, ast.Dict):
                 pairs = ((text_of(key), item) for key, item in zip(value.keys, value.values))
                 yield from ((keyword.value, name, item) for name, item in pairs if name)
-            elif isinstance(value, ast.Call):
+            elif isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
                 yield from ((keyword.value, k.arg, k.value) for k in value.keywords if k.arg is not None)
 
     def called(self, node: ast.Call) -> tuple[str | None, list[ast.expr]]:
@@ -302,11 +317,6 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Names that are assigned one value each, with their values."""
     yield from ((target.id, value) for target, value in assigned(node) if isinstance(target, ast.Name))
-
-
-def _is_display(node: ast.expr) -> bool:
-    made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict"
-    return isinstance(node, ast.Dict) or made
 
 
 def assigned_once(nodes: Iterable[ast.AST], wanted: Callable[[str, ast.expr], bool]) -> dict[str, ast.expr]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 # With this prefix, a path stands for a module of the program in the place of a dotted name.
 OWN = "file:"
+ALL = "__all__"  # stands for the public names of a module, where it lists them
 NamesOf = Callable[[str], dict[str, str]]
 
 
@@ -46,7 +47,9 @@ class Neighbours:
 
     def _from(self, module: str, alias: ast.alias) -> Iterator[tuple[str, str]]:
         if alias.name == "*":
-            yield from ((name, value) for name, value in self._names(module).items() if not name.startswith("_"))
+            names = self._names(module)
+            public = names.get(ALL, "").split() or [name for name in names if not name.startswith("_")]
+            yield from ((name, names[name]) for name in public if name in names)
             return
         value = self.attribute(OWN + module, alias.name)
         if value is not None:

@@ -27,27 +27,14 @@ from xmap_compat.tools.check.names import (
     ScopedVisitor,
     assigned,
     bound_anywhere,
-    constant_text,
     file_names,
     text_of,
 )
 from xmap_compat.tools.check.neighbours import NamesOf, Neighbours
 from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
-from xmap_compat.tools.check.through_xmap import XMAPS, ThroughXmap, unused_resources
+from xmap_compat.tools.check.through_xmap import DERIVATIVES, XMAP_KEYWORDS, XMAPS, ThroughXmap, unused_resources
 from xmap_compat.tools.check.uses import Reading, Reference, Use, family_advice, is_of_jax, unreadable
 
-DERIVATIVES = tuple(
-    f"jax.{name}"
-    for name in ("grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "jacobian", "hessian")
-)
-REDUCTIONS = ("sum", "max", "min", "mean", "var", "std", "prod", "any", "all")
-NAMED_AXIS_FUNCTIONS = {
-    *(f"jax.numpy.{name}" for name in REDUCTIONS),
-    *(f"jax.nn.{name}" for name in ("softmax", "log_softmax", "logsumexp")),
-    "jax.scipy.special.logsumexp",
-}
-POSITIONAL_WORDS = ("index", "columns", "rows")  # of pandas
-XMAP_KEYWORDS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"}
 LOOKING = ("hasattr", "print", "repr", "str", "type", "id", "dir", "help", "bool", "callable")
 TYPES_OF = ("jax.core.get_aval", "jax.typeof")
 OPTION_FUNCTIONS = ("jax.config.update", "jax.config.config.update", "jax.config.read", "jax.config.config.read")
@@ -79,6 +66,7 @@ class _Reader(ScopedVisitor):
         self._bound = bound_anywhere(program.tree) | set(dir(builtins)) if self.bindings.stars else set()
         self._methods = {n.name for n in ast.walk(program.tree) if isinstance(n, ast.FunctionDef)}
         self._followed: set[int] = set()
+        self._in_function = False  # and in no class of it
         self._late_annotations = self.bindings.of_name("annotations") == "__future__.annotations"
         reading.modules |= self.bindings.modules
 
@@ -87,6 +75,8 @@ class _Reader(ScopedVisitor):
         missed = "attribute" if not isinstance(node, ast.alias) else "module" if name.startswith(MAPS) else "import"
         if family_advice(name) is not None:
             conditions += ((name, False),)  # if the name exists without install(), the program needs nothing
+        if advice is known.PRIVATE and {"import", "attribute"} & self._caught:
+            return
         if missed in self._caught or (name in self.guards.instead and missed == "attribute"):
             conditions += NEVER
         self.reading.uses.add(Use(self.program.place(node), name, advice, conditions))
@@ -122,8 +112,12 @@ class _Reader(ScopedVisitor):
             self._derivative_of(decorator, function)
 
     def visit_body(self, body: Iterable[ast.AST]) -> None:
-        with self._within(_caught=set()):  # the body runs later
+        with self._within(_caught=set(), _in_function=True):  # the body runs later
             self._visit_all(body)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        with self._within(_in_function=False):
+            self.generic_visit(node)
 
     @contextlib.contextmanager
     def _within(self, **state: Any) -> Iterator[None]:
@@ -145,12 +139,12 @@ class _Reader(ScopedVisitor):
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._follow_assignment(node)
         self.visit(node.target)
-        if not self._late_annotations:
+        if not self._late_annotations and not self._in_function:  # annotations of local variables are not evaluated
             self._visit_asked(node.annotation)
         if node.value is not None:
             self.visit(node.value)
 
-    def visit_Try(self, node: ast.Try) -> None:
+    def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
         with self._catching(caught_by(node, self.bindings)):
             self._visit_all(node.body)
         for handler in node.handlers:
@@ -159,6 +153,8 @@ class _Reader(ScopedVisitor):
         with self._where(self.guards.imports_in(node.body)):
             self._visit_all(node.orelse)
         self._visit_all(node.finalbody)
+
+    visit_TryStar = visit_Try
 
     def visit_With(self, node: ast.With) -> None:
         self._visit_all(node.items)
@@ -170,13 +166,13 @@ class _Reader(ScopedVisitor):
     def _catching(self, caught: set[str]) -> contextlib.AbstractContextManager[None]:
         return self._within(_caught=self._caught | caught)
 
-    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+    def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
         self.visit(node.test)
         for branch, holds in ((node.body, True), (node.orelse, False)):
             with self._where(self.guards.conditions(node.test, holds)):
                 self._visit_all(branch if isinstance(branch, list) else [branch])
 
-    visit_IfExp = visit_If
+    visit_IfExp = visit_While = visit_If
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         """``hasattr(jax, 'x') and jax.x``, or ``not hasattr(jax, 'x') or jax.x``."""
@@ -193,10 +189,12 @@ class _Reader(ScopedVisitor):
         with self._where(()):
             for node in nodes:
                 self.visit(node)
+                if isinstance(node, ast.If):
+                    for branch, holds in ((node.body, False), (node.orelse, True)):
+                        if branch and not isinstance(branch[-1], ast.If) and gives_up(branch[-1], self.bindings):
+                            self._need(branch[-1], node.test, holds)
                 if "import" in self._caught or not isinstance(node, (ast.Import, ast.ImportFrom)):
                     self._conditions += self.guards.known_after(node)
-                if isinstance(node, ast.If) and gives_up(node.body[-1], self.bindings):
-                    self._need(node.body[-1], node.test, False)
 
     def _need(self, node: ast.AST, test: ast.expr, holds: bool) -> None:
         """The program ends at a node unless a test is true, or is false: ``assert hasattr(jax, 'x')``."""
@@ -279,28 +277,27 @@ class _Reader(ScopedVisitor):
                     self.refer(alias, name, imported=True)
 
     def visit_Name(self, node: ast.Name) -> None:
-        name = self.bindings.of(node)
-        if not isinstance(node.ctx, ast.Load):
-            return
-        if name is None:
-            if (star := self._from_star(node)) is not None:
-                self.refer(node, star, written=1)
+        found = self.bindings.of(node)
+        stars = self._from_star(node) if found is None else []
+        name = next(reversed(stars), found)
+        if name is None or not isinstance(node.ctx, ast.Load):
             return
         advice = family_advice(name)
         # A name that needs another import was reported at the import; modules are reported at their attributes.
         if advice is None or name == MAPS:
-            self.refer(node, name, passed=id(node) not in self._followed)
+            with self._where(tuple((star, False) for star in stars[:-1])):
+                self.refer(node, name, written=len(stars[:1]) or None, passed=id(node) not in self._followed)
         elif advice.status != known.CHANGE or advice is known.REFUSED_NAME:
             self.add(node, name, advice)
 
-    def _from_star(self, node: ast.AST) -> str | None:
-        """The meaning of a name that only ``from jax import *`` binds."""
+    def _from_star(self, node: ast.AST) -> list[str]:
+        """The meanings that a name may have which only ``from jax import *`` binds."""
         stars = self.bindings.stars
         if not stars or not all(map(is_of_jax, stars)) or not isinstance(node, ast.Name) or node.id in self._bound:
-            return None
+            return []
         names = [f"{module}.{node.id}" for module in stars]
         known_ones = [name for name in names if name in removed.NAMES or family_advice(name)]
-        return (known_ones or names)[0] if known_ones or len(names) == 1 else None
+        return known_ones[:1] or names
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._follow(node.value)
@@ -320,17 +317,14 @@ class _Reader(ScopedVisitor):
             self.add(node, "named_shape", known.NAMED_SHAPE)
             self.visit(node.value)
         elif name is not None and isinstance(node.ctx, ast.Load):
-            self._attribute_of_family(node, name)
+            if any(family_advice(name.rsplit(".", k)[0]) for k in range(1, name.count(".") + 1)):
+                self.visit(node.value)
+            elif node.attr == "__dict__":
+                self.refer(node, name.rpartition(".")[0], passed=True)
+            else:
+                self.refer(node, name, passed=id(node) not in self._followed)
         else:
             self.visit(node.value)
-
-    def _attribute_of_family(self, node: ast.Attribute, name: str) -> None:
-        if any(family_advice(name.rsplit(".", k)[0]) for k in range(1, name.count(".") + 1)):
-            self.visit(node.value)
-        elif node.attr == "__dict__":
-            self.refer(node, name.rpartition(".")[0], passed=True)
-        else:
-            self.refer(node, name, passed=id(node) not in self._followed)
 
     @property
     def _jax_is_imported(self) -> bool:
@@ -351,7 +345,9 @@ class _Reader(ScopedVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name, args = self.bindings.called(node)
-        name = name or self._from_star(node.func)
+        name = name or next(iter(self._from_star(node.func)), None)
+        if name is not None and getattr(node.func, "id", "") in self.guards.bare and "call" not in self._caught:
+            self.refer(node.func, name, written=1)
         if self._asked:
             return self._visit_asked(node, asked=False)
         if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
@@ -364,7 +360,7 @@ class _Reader(ScopedVisitor):
         if name == "jax.numpy.einsum" and args and "{" in text_of(args[0]):
             self.add(node, "jax.numpy.einsum with braces", known.BRACES)
         if name is not None and is_of_jax(name):
-            self._keywords(node, name)
+            self._keywords(node, name, args)
             self._option(node, name)
         elif self._jax_is_imported and self.bindings.of(node.func) is None:
             for place, method, advice in arrays.in_call(node, self._methods):
@@ -377,7 +373,7 @@ class _Reader(ScopedVisitor):
                     self.add(keyword, f"xmap({keyword.arg}=)", known.NO_KEYWORD)
         if name in DERIVATIVES and args and self.through_xmap.leads(args[0]):
             self.add(node, f"{name} of a function that calls an xmapped one", known.GRADIENT)
-        if name in NAMED_AXIS_FUNCTIONS or self._is_reducing_method(node):
+        if name in known.NAMED_AXIS_FUNCTIONS or self._is_reducing_method(node):
             self._axis_strings(node)
         self.generic_visit(node)
 
@@ -396,22 +392,33 @@ class _Reader(ScopedVisitor):
     def _follow_arguments(self, node: ast.Call) -> None:
         """Mark arguments as followed if the function reads no names from them; report calls that run code in a text."""
         function = node.func.id if isinstance(node.func, ast.Name) else ""
-        read_here = function in ("getattr", "setattr") and len(node.args) > 1 and bool(constant_text(node.args[1]))
+        read_here = function in ("getattr", "setattr") and len(node.args) > 1 and bool(self.bindings.text(node.args[1]))
         if function in LOOKING or read_here or self.bindings.of(node.func) == "importlib.reload":
             self._follow(*node.args)
         elif function in ("exec", "eval") and node.args and (not (code := text_of(node.args[0])) or "jax" in code):
             self.add(node, function, known.CODE_IN_TEXT)
-        elif self.bindings.imports(node) and any(_is_open_name_of_jax(argument) for argument in node.args[:1]):
+        elif self.bindings.imports(node) and any(map(self._may_name_jax, node.args[:1])):
             self.add(node, "an import", known.CODE_IN_TEXT)
+
+    def _may_name_jax(self, node: ast.expr) -> bool:
+        """``f"jax.{name}"``, ``"jax." + name``; or ``name``, where the program has texts such as ``"jax.lax"``."""
+        if self.bindings.text(node):
+            return False
+        is_open = any(isinstance(part, ast.Name) for part in ast.walk(node))
+        texts = [text_of(part) for part in ast.walk(self.program.tree if is_open else node)]
+        return any(is_of_jax(text) and "." in text and " " not in text for text in texts)
 
     def _derivative_of(self, decorator: ast.expr, function: ast.AST) -> None:
         """``@jax.grad``, also with arguments, on a function that calls an xmapped one."""
         name = self.bindings.called(decorator)[0] if isinstance(decorator, ast.Call) else self.bindings.of(decorator)
-        if name in DERIVATIVES and self.through_xmap.body_calls(function.body):  # type: ignore[attr-defined]
+        parts = (part for statement in function.body for part in ast.walk(statement))  # type: ignore[attr-defined]
+        if name in DERIVATIVES and any(map(self.through_xmap.calls_xmapped, parts)):
             self.add(decorator, f"{name} of a function that calls an xmapped one", known.GRADIENT)
 
-    def _keywords(self, node: ast.Call, name: str) -> None:
-        given = list(self.bindings.keywords_of(node))
+    def _keywords(self, node: ast.Call, name: str, args: list[ast.expr]) -> None:
+        given: list[tuple[ast.AST, str, ast.expr]] = list(self.bindings.keywords_of(node))
+        if len(args) > 1 and not any(isinstance(argument, ast.Starred) for argument in args):
+            given.append((node, str(len(args)), node))
         if name == "jax.pure_callback" and not {"vectorized", "vmap_method"} & {k for _, k, _ in given}:
             given = [*given, (node, "without vmap_method", node)]
         for place, keyword, value in given:
@@ -430,16 +437,11 @@ class _Reader(ScopedVisitor):
             self.reading.options.append((self.program.place(given), option))
 
     def _is_reducing_method(self, node: ast.Call) -> bool:
-        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in REDUCTIONS
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in known.REDUCTIONS
         return self.uses_xmap and is_method and self.bindings.of(node.func) is None
 
     def _axis_strings(self, node: ast.Call) -> None:
         for keyword in node.keywords:
             axis = text_of(keyword.value)
-            if keyword.arg == "axis" and len(axis) > 1 and axis not in POSITIONAL_WORDS:
+            if keyword.arg == "axis" and len(axis) > 1 and axis not in known.POSITIONAL_WORDS:
                 self.add(keyword, f"axis={axis!r}", known.AXIS_STRING)
-
-
-def _is_open_name_of_jax(node: ast.AST) -> bool:
-    """``f"jax.{name}"``."""
-    return isinstance(node, ast.JoinedStr) and is_of_jax(text_of(node))

@@ -132,7 +132,10 @@ def _find(name: str, imports: bool) -> list[Any] | None:
 
 
 def _takes(function: str, keyword: str) -> bool:
-    """Whether a function takes a keyword, as its signature says; ``**options`` take none that were once its own."""
+    """Whether a function takes a keyword, or ``"2"`` positional arguments, as its signature says.
+
+    ``**options`` take no keywords that were once its own.
+    """
     found = _find(function, imports=True)
     if found is None:
         return True
@@ -141,6 +144,9 @@ def _takes(function: str, keyword: str) -> bool:
     except (TypeError, ValueError):
         return True
     kinds = {p.kind for p in parameters}
+    if keyword.isdigit():
+        by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return inspect.Parameter.VAR_POSITIONAL in kinds or len(by_position) >= int(keyword)
     named = (p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL))
     passed_on = inspect.Parameter.VAR_KEYWORD in kinds and (function, keyword) not in removed.KEYWORDS_BY_NAME
     return passed_on or keyword in named

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from xmap_compat.tools.check.advice import MAPS
 from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, is_literal, text_of
 
 XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
-
+XMAP_KEYWORDS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"}
+DERIVATIVES = tuple(
+    f"jax.{name}"
+    for name in ("grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "jacobian", "hessian")
+)
 
 SCOPES = (*FUNCTIONS, ast.ClassDef)
 Label = tuple[int, str]  # the module, function or class that binds a name, and the name; 0 is an unknown object
@@ -72,7 +76,7 @@ class ThroughXmap:
                 self._known.update(self._labels(target)[:1] if own else self._labels(target)[-1:])
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             decorated = any(self._mentions_xmap(part) for d in node.decorator_list for part in ast.walk(d))
-            if decorated or any(map(self._calls_xmapped, ast.walk(node))):
+            if decorated or any(map(self.calls_xmapped, ast.walk(node))):
                 self._known.add((id(self._around[id(node)][0]), node.name))
 
     def _mentions_xmap(self, node: ast.AST) -> bool:
@@ -84,19 +88,15 @@ class ThroughXmap:
         It may be ``xmap(f, ...)``, a known name, a lambda that calls one, or a wrapped one: ``jax.jit(xmap(...))``.
         """
         if isinstance(node, ast.Lambda):
-            return any(map(self._calls_xmapped, ast.walk(node.body)))
+            return any(map(self.calls_xmapped, ast.walk(node.body)))
         if isinstance(node, (ast.Name, ast.Attribute)):
             return any(label in self._known for label in self._labels(node))
         if not isinstance(node, ast.Call):
             return False
         return self._mentions_xmap(node.func) or any(map(self.leads, node.args))
 
-    def _calls_xmapped(self, node: ast.AST) -> bool:
+    def calls_xmapped(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Call) and not self._mentions_xmap(node.func) and self.leads(node.func)
-
-    def body_calls(self, body: Iterable[ast.AST]) -> bool:
-        """Whether the statements of a function call an xmapped function."""
-        return any(self._calls_xmapped(part) for statement in body for part in ast.walk(statement))
 
 
 def unused_resources(node: ast.Call) -> Iterator[ast.expr]:

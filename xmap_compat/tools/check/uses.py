@@ -51,7 +51,8 @@ class Reading:
     Attributes:
       uses: the uses that are known without JAX.
       references: its names of JAX.
-      keywords: its calls of JAX functions, one entry for each keyword, with the conditions of the place.
+      keywords: its calls of JAX functions, one entry for each keyword, and one with the number of positional arguments
+        (``"2"``) if there are several; with the conditions of the place.
       options: the options that it sets in ``jax.config``.
       modules: the packages and modules that it imports.
     """
