@@ -1224,6 +1224,12 @@ MISUSES = {
         "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes "
         "of the xmap",
     ),
+    "a vmap around, whose axis has the name of a mesh axis": (
+        lambda: in_mesh(DEVICES, "x", lambda: jax.vmap(split_on_x, axis_name="x")(ones((3, 8)))),
+        ValueError,
+        "The xmap is split over mesh axes {'x'}, but a transformation around it (such as vmap with an axis_name) has "
+        "axes of the same names, which JAX would take for those of the mesh. Rename one of them",
+    ),
     # --------------------------------------------------------------------------------------------------- collectives
     "a collective over a looped axis": (
         lambda: over_i(lambda v: lax.psum(v, "i"), out_axes={}, resources={"i": SerialLoop(2)}),
