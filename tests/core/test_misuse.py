@@ -72,6 +72,11 @@ def in_mesh(devices, names, fun):
         return fun()
 
 
+def ordered_callback(v):
+    jax.debug.callback(lambda v: None, v, ordered=True)
+    return v
+
+
 def split_on_x(v):
     """A nested xmap over the mesh axis ``x``."""
     return xmap(identity, ["n", ...], ["n", ...], axis_resources={"n": "x"})(v)
@@ -1042,6 +1047,12 @@ MISUSES = {
     ),
     "an ordered print on a mesh": (
         lambda: over_i(lambda v: (jax.debug.print("{}", v, ordered=True), v)[1], resources={"i": "x"}),
+        NotImplementedError,
+        "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
+        "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
+    ),
+    "an ordered callback on a mesh, in a branch": (
+        lambda: over_i(lambda v: lax.cond(v[0] > 0, ordered_callback, lambda v: v, v), resources={"i": "x"}),
         NotImplementedError,
         "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
         "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
