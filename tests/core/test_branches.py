@@ -39,6 +39,10 @@ def with_cotangent(function, rule):
 
 half_tangent = with_tangent(jnp.sin, lambda z, t: jax.nn.relu(jnp.cos(z)) * t / 2)
 half_cotangent = with_cotangent(jnp.sin, lambda z, ct: jax.nn.softplus(jnp.cos(z)) * ct / 2)
+TABLE = jnp.array([1.0, 0.5, 2.0])
+of_a_table = with_cotangent(
+    lambda z: jnp.sin(z * TABLE).sum(), lambda z, ct: (jnp.cos(z * TABLE) * TABLE).sum() * ct / 2
+)
 
 NOT_DIFFERENTIABLE = {
     "relu": lambda z: jax.nn.relu(jnp.sqrt(z)),
@@ -54,6 +58,7 @@ NOT_DIFFERENTIABLE = {
 }
 ONLY_REVERSE = {
     "cotangent": lambda z: half_cotangent(jnp.sqrt(z)),
+    "cotangent of what closes over an array": lambda z: of_a_table(jnp.sqrt(z)),
     "cotangent in a remat": jax.checkpoint(lambda z: half_cotangent(jnp.sqrt(z))),
 }
 

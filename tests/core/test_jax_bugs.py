@@ -147,6 +147,20 @@ def test_psum_scatter_under_a_vmap_of_a_later_dimension():
     np.testing.assert_allclose(out, x.sum(0), rtol=1e-5)
 
 
+@bug("core/call.py: _check_outer_names")
+def test_a_shard_map_under_a_vmap_of_the_same_name():
+    exchange = on_devices(lambda x: lax.ppermute(x, "x", [(0, 1), (1, 0)]))
+    x = numbers(2, 4)
+    np.testing.assert_array_equal(jax.vmap(exchange, axis_name="x")(x), np.roll(x, 2, 1))
+
+
+@bug("core/batch.py: bind_named", raises=NotImplementedError)
+def test_a_reduction_from_initial_values_that_are_mapped():
+    x, start = numbers(3, 4), numbers(4)
+    out = jax.vmap(lambda x, start: lax.reduce(x, start, lambda a, b: jnp.maximum(a, b), (0,)))(x.T, start)
+    np.testing.assert_array_equal(out, np.maximum(x.max(0), start))
+
+
 @bug("_jax/patches.py: _batch_exchange")
 def test_all_to_all_in_groups_under_a_vmap():
     exchange = lambda z: lax.all_to_all(z, "i", 0, 0, axis_index_groups=[[0, 1], [2, 3]])

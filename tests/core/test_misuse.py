@@ -72,6 +72,11 @@ def in_mesh(devices, names, fun):
         return fun()
 
 
+def ordered_callback(v):
+    jax.debug.callback(lambda v: None, v, ordered=True)
+    return v
+
+
 def split_on_x(v):
     """A nested xmap over the mesh axis ``x``."""
     return xmap(identity, ["n", ...], ["n", ...], axis_resources={"n": "x"})(v)
@@ -1046,6 +1051,12 @@ MISUSES = {
         "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
         "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
     ),
+    "an ordered callback on a mesh, in a branch": (
+        lambda: over_i(lambda v: lax.cond(v[0] > 0, ordered_callback, lambda v: v, v), resources={"i": "x"}),
+        NotImplementedError,
+        "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
+        "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
+    ),
     "an unbound name among others": (
         lambda: over_i_and_j(lambda u, v: lax.pmean(u, ("i", "nope")) + v),
         NameError,
@@ -1223,6 +1234,12 @@ MISUSES = {
         "The function uses the axes `o` of a transformation around the xmap (such as vmap with an "
         "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes "
         "of the xmap",
+    ),
+    "a vmap around, whose axis has the name of a mesh axis": (
+        lambda: in_mesh(DEVICES, "x", lambda: jax.vmap(split_on_x, axis_name="x")(ones((3, 8)))),
+        ValueError,
+        "The xmap is split over mesh axes {'x'}, but a transformation around it (such as vmap with an axis_name) has "
+        "axes of the same names, which JAX would take for those of the mesh. Rename one of them",
     ),
     # --------------------------------------------------------------------------------------------------- collectives
     "a collective over a looped axis": (

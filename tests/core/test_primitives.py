@@ -223,6 +223,19 @@ def test_a_batching_rule_may_give_a_result_without_the_axis(resources, mesh42):
     np.testing.assert_array_equal(result, np.full((8, 3), 4, np.float32))
 
 
+def largest_from(x, start):
+    """The initial value differs between elements, for which JAX (to 0.12) has no batching rule."""
+    return lax.reduce(x, start, lambda a, b: jnp.maximum(a, b), (0,))
+
+
+@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("y", "x"), "b": SerialLoop(3)}, {"b": "x"}], ids=str)
+def test_an_operation_that_jax_does_not_map_is_computed_for_one_element_after_another(resources, rng, mesh42):
+    x, start = rng.normal(size=(8, 12, 5)).astype(np.float32), rng.normal(size=(12,)).astype(np.float32)
+    with mesh42:
+        result = xmap(largest_from, (["a", "b", ...], ["b"]), ["b", "a"], axis_resources=resources)(x, start)
+    np.testing.assert_array_equal(result, np.maximum(x.max(2), start).T)
+
+
 @jax.custom_batching.custom_vmap
 def hides_a_name(x):
     return lax.psum(x, "a")

@@ -19,6 +19,7 @@ from random_bodies import (
     ELEMENTWISE,
     RANDOM,
     SIMPLE,
+    UNMAPPED,
     WRAPPERS,
     body,
     chains_of,
@@ -178,6 +179,13 @@ def test_random_numbers(seed):
     implementation = ["threefry2x32", "rbg", "unsafe_rbg"][seed % 3]
     plain = sorted(set(WRAPPERS) - {"custom_batched", "custom_vjp_summing"})
     check(rng, draw(rng, RANDOM, plain), implementation=implementation, oracle=looped)
+
+
+@seeds(3, 40)
+def test_operations_that_jax_does_not_map(seed):
+    rng = np.random.default_rng([7, seed])
+    wrappers = {"scan", "counted", "loop", "cond", "switch", "jit", "remat", "custom_jvp", "custom_vjp"}
+    check(rng, draw(rng, UNMAPPED, wrappers), oracle=looped, uses=[value])
 
 
 @seeds(2, 40)

@@ -1238,6 +1238,30 @@ def test_callbacks_around(placement):
     assert_same(result, callbacks_around(jax.jit(vmapped(mixing)), *args))
 
 
+@pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:x,b:y", "b:x"])
+@pytest.mark.parametrize("name", ["a", "x", "y"])
+def test_a_vmap_around_has_a_name_of_its_own(name, placement):
+    """It may be that of a named axis, or of a mesh axis that the call does not use; any other is refused."""
+    a, b, resources = PLACEMENTS[placement]
+    x, u, w = arguments(a, b)
+    mapped = lambda f, **options: jax.vmap(f, (0, None, None), **options)
+    loss = lambda f, **options: jax.grad(lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2))
+    both = lambda f, **options: lambda *args: (mapped(f, **options)(*args), loss(f, **options)(*args))
+    stacked, f = np.stack([x, -x]), xmapped(resources)(mixing)
+    with mesh42():
+        f(x, u, w)  # what is compiled already is refused as well
+        if name not in resources.values():
+            assert_same(both(f, axis_name=name)(stacked, u, w), both(vmapped(mixing))(stacked, u, w))
+            return
+        for refused in (
+            mapped(f, axis_name=name),
+            jax.jit(loss(f, axis_name=name)),
+            mapped(jax.jit(f), axis_name=name),
+        ):
+            with pytest.raises(ValueError, match=r"a transformation around it .* has axes of the same names"):
+                refused(stacked, u, w)
+
+
 SPMD_CASES = [("vectorized", "x"), ("a:x", "y"), ("b:y", "x"), ("b:x", "y")]
 
 

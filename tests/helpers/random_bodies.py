@@ -96,6 +96,17 @@ RANDOM = {
     "bits": lambda v, w, key: v + (jax.random.bits(key, (3,)) % 8).astype(v.dtype) / 8,
     "permutation": lambda v, w, key: jax.random.permutation(key, v) - w,
 }
+# JAX (to 0.12) has no batching rule for them where these operands are mapped.
+UNMAPPED = {
+    "reduce": lambda v, w, key: v - lax.reduce(v * w, w[0], lambda x, y: jnp.maximum(x, y), (0,)),
+    "reduce_two": lambda v, w, key: (
+        v - sum(lax.reduce((v, w), (w[1], v[1]), lambda x, y: (jnp.maximum(x[0], y[0]), jnp.minimum(x[1], y[1])), (0,)))
+    ),
+    "reduce_window": lambda v, w, key: lax.reduce_window(v, w[0], jnp.maximum, (2,), (1,), [(1, 0)]) - w,
+    "ragged_dot": wide(
+        lambda v, w: lax.ragged_dot(jnp.outer(w, v), jnp.stack([v, w])[:, :, None], jnp.int32([1, 2]))[:, 0]
+    ),
+}
 # No all_to_all: under vmap, JAX (to 0.12) gives it other shapes inside of a gradient.
 COLLECTIVE = {
     "psum_a": lambda v, w, key: v - w * lax.psum(v, "a") / 4,
@@ -110,7 +121,7 @@ COLLECTIVE = {
     "index_b": lambda v, w, key: jnp.stack([v, w])[lax.axis_index("b")],
 }
 COLLECTIVE |= {name: SIMPLE[name] for name in ("gather_a", "largest_b", "shift_a")}
-LEAVES = ELEMENTWISE | ALGEBRA | SIMPLE | RANDOM | COLLECTIVE
+LEAVES = ELEMENTWISE | ALGEBRA | SIMPLE | RANDOM | UNMAPPED | COLLECTIVE
 
 # ------------------------------------------------------------------------------ wrappers
 
@@ -169,11 +180,12 @@ def custom_jvp(g):
 
 
 def custom_vjp(g):
-    """The cotangent of v is half of the true one."""
+    """The cotangent of v is half of the true one.  The function closes over an array."""
+    ones = jnp.ones(3)
 
     @jax.custom_vjp
     def f(v, w, key):
-        return g(v, w, key)
+        return g(v, w * ones.astype(w.dtype), key)
 
     def bwd(saved, ct):
         v, w, key = saved

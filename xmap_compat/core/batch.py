@@ -24,10 +24,12 @@ def bind_named(
     levels = view.local_names(names)
     operands = vary_alike(view, operands)
     data = [vary_over(view, v, names).data for v in operands]
-    if not levels:
-        outs = _jax.bind(primitive, data, params)
-        return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
-    outs = _jax.bind_batched(primitive, data, params, _levels(view, operands, levels))
+    try:
+        outs = _jax.bind_batched(primitive, data, params, _levels(view, operands, levels))
+    except NotImplementedError:  # JAX (to 0.12) maps no initial value of lax.reduce, for one
+        if not levels:
+            raise
+        return bind_per_element(view, primitive, operands, params)
     return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
 
 
@@ -57,7 +59,7 @@ def bind_over_names(
 def bind_per_element(
     view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
 ) -> list[NamedValue]:
-    """Bind a primitive once for each element of the named axes, in a loop, because its batching rule mixes elements."""
+    """Bind a primitive once for each element of the named axes, in a loop: its batching rule mixes them, or refuses."""
     names = frozenset().union(*(v.names for v in operands))
     levels = view.local_names(names)
     if not levels:

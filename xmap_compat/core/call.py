@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -142,7 +143,9 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     scope, sizes, input_names = current_scope(), arguments.sizes, arguments.names
     placements = _placements(declared, sizes, scope)
     checker = Checker(placements, declared.name)
-    _check_inputs(checker, arguments)
+    for names, path in zip(input_names, arguments.paths):
+        place = functools.partial("an input to an xmapped function {} ({})".format, declared.name, path)
+        checker.check_distinct_resources(names, place)
     nested = bool(enclosing_bodies())
     body = Body({name: sizes[name] for name in placements}, scope, axes.offered(scope))
     program = trace_program(declared.fun, arguments.types(), input_names, body)
@@ -166,20 +169,21 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
 
 
 def _check_outer_names(program, placements):
-    """Raise if the program names axes of a vmap around the xmap: our shard_map cannot reach them."""
+    """Raise if the program names an axis of a vmap around the xmap, or if such an axis and a mesh axis share a name.
+
+    Our shard_map cannot reach the axis of a vmap.  JAX (to 0.12) takes the mesh axis for the other of its name.
+    """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
+    if taken := mesh_axes_used(program, placements).intersection(_jax.bound_axis_names()):
+        raise errors.mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
         return
-    if inside := _shard_map_in(program.jaxpr):
+    shard_maps = (eqn for eqn, _ in _jax.walk(program.jaxpr, once=True) if isinstance(_jax.read(eqn), _jax.ShardMap))
+    if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
     raise errors.outer_names(sorted(outer, key=str))
-
-
-def _shard_map_in(jaxpr):
-    """The equation of a ``shard_map`` of the user's in a program, if there is one."""
-    return next((eqn for eqn, _ in _jax.walk(jaxpr, once=True) if isinstance(_jax.read(eqn), _jax.ShardMap)), None)
 
 
 def _left_to_compiler(scope, program, placements):
@@ -264,12 +268,6 @@ def _check_backend(backend, scope, placements):
     platform = platform_of(scope.mesh)
     if platform is not None and platform != jax.devices(backend)[0].platform:
         raise errors.mesh_of_other_backend(backend, platform)
-
-
-def _check_inputs(checker, arguments):
-    for names, path in zip(arguments.names, arguments.paths):
-        place = f"an input to an xmapped function {checker.fun} ({path})"
-        checker.check_distinct_resources(names, lambda place=place: place)
 
 
 def _bind_results(declared, program, sizes):

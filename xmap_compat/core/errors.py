@@ -179,9 +179,7 @@ def not_a_prefix(
     hint = (
         " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
         "the argument list."
-        if where == "in_axes"
-        else ""
-    )
+    ) * (where == "in_axes")
     return ValueError(
         f"{ours}{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, got specification "
         f"{show(specs)} for value tree {tree}.{hint}"
@@ -248,11 +246,10 @@ def size_conflict(
 
 
 def size_not_inferred(names: Iterable[Hashable]) -> ValueError:
-    listed = ", ".join(map(str, names))
     return ValueError(
-        f"Failed to infer size of axes: {listed}. You've probably passed in empty containers in place of arguments "
-        "that had those axes in their in_axes. Provide the sizes of missing axes explicitly via axis_sizes to fix "
-        "this error."
+        f"Failed to infer size of axes: {', '.join(map(str, names))}. You've probably passed in empty containers in "
+        "place of arguments that had those axes in their in_axes. Provide the sizes of missing axes explicitly via "
+        "axis_sizes to fix this error."
     )
 
 
@@ -407,10 +404,9 @@ def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
 
 def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
     """Say why a collective does not find an axis whose name is an integer."""
-    listed = ", ".join(str(name) for name in names)
     error.add_note(
-        f"This xmap has axes that are named by integers ({listed}). Collectives read an integer as a position "
-        "(dimension), never as a name: name an axis by a string if the function has a collective over it"
+        f"This xmap has axes that are named by integers ({', '.join(map(str, names))}). Collectives read an integer as "
+        "a position (dimension), never as a name: name an axis by a string if the function has a collective over it"
     )
 
 
@@ -658,4 +654,11 @@ def outer_names(names: Iterable[Hashable]) -> NotImplementedError:
     return NotImplementedError(
         f"The function uses the axes {quoted(names)} of a transformation around the xmap (such as vmap with an "
         "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes of the xmap"
+    )
+
+
+def mesh_axis_around(names: Iterable[Hashable]) -> ValueError:
+    return ValueError(
+        f"The xmap is split over mesh axes {as_set(names)}, but a transformation around it (such as vmap with an "
+        "axis_name) has axes of the same names, which JAX would take for those of the mesh. Rename one of them"
     )

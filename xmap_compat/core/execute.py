@@ -84,7 +84,7 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         around = dataclasses.replace(view, foreign=bool(_jax.axes_of_spmd_vmap()))
         with _jax.no_spmd_names():
             outs = _on_device(placed, around, consts, args, evaluator)
-        if mesh.size > 1 and any(eqn.params.get("ordered") for eqn, _ in _jax.walk(placed.program.jaxpr, once=True)):
+        if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
             raise errors.ordered_effect(placed.fun_name, mesh.size)
         return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
 

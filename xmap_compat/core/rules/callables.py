@@ -108,11 +108,11 @@ def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
     """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results, *tangents)``.
 
     For a function with a backward rule it is ``(*operands, *cotangents) -> (*results, *cotangents)``.  Tangents of
-    integers are left out.
+    integers are left out, and so are cotangents of what a function with a backward rule closes over.
     """
-    backward = isinstance(_jax.read(eqn), _jax.CustomVjp)
+    backward = isinstance(held := _jax.read(eqn), _jax.CustomVjp)
     operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-    smooth = list(map(is_smooth, operands))
+    smooth = [is_smooth(x) and k >= getattr(held, "num_consts", 0) for k, x in enumerate(operands)]
 
     def apply(*args):
         own, given = args[: len(smooth)], args[len(smooth) :]
