@@ -1131,3 +1131,19 @@ def test_an_old_name_that_another_file_takes_stays_in_its_place(taken, tmp_path,
     left = Left(tmp_path, monkeypatch, program, own=LIBRARY)
     assert left.refused == [None] and "pass" not in left.texts["own.py"]
     assert_close(left.run(), x - x.mean(0))
+
+
+SIZED = """
+def body(v):
+    return xmap(lambda u: u * lax.axis_index('k'), [...], ['k'], axis_sizes={'k': 3})(v) + lax.psum(v, 'i')
+with Mesh(devices[:4], 'd'):
+    results = xmap(body, ['i'], ['i', ...], axis_resources={'i': 'd'})(x[:, 0])
+"""
+
+
+def test_sizes_of_an_xmap_in_a_body_are_refused_with_its_place(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, SIZED)
+    assert_close(left.before, x[:, :1] * np.arange(3) + x[:, 0].sum())
+    place = HEAD.count("\n") + 3
+    assert f"an xmap in its body, program.py:{place}: leave out its axis_sizes" in left.refused
+    assert left.text == HEAD + SIZED

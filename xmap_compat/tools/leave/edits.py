@@ -109,16 +109,16 @@ def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace
         (start, end), file, function = other.site.bounds, other.site.piece.file, other.functions[0]
         in_body = any(name == file and a <= start and end <= b for name, a, b in bodies)
         if in_body or any(x is function for x in reached.nested):
-            if other.refused:
-                raise NotWritable(f"an xmap in its body, {other.where}: {other.refused}")
             inner = function.plan.declared
+            if why := other.refused or "leave out its axis_sizes" * bool(inner.sizes):
+                raise NotWritable(f"an xmap in its body, {other.where}: {why}")
             text = vmaps(made, "function", inner.in_source, inner.out_source, dict(inner.resources))
             check_dropped(other.site)
             _replace(other.site, text, made, splits=in_body)
             made.around.append(other)
     donated, text = c.site.given.get("donate_argnums"), made.mapped(declared, c.globals)
     more = f", donate_argnums={ast.unparse(donated)}" if donated is not None else ""
-    is_jitted = re.search(r"\bjax\.jit(\(|\s+@)$", c.site.piece.text[: c.site.bounds[0]])
+    is_jitted = re.search(r"\bjax\.jit(\(\s*|\s+@)$", c.site.piece.text[: c.site.bounds[0]])
     _replace(c.site, text if is_jitted and not more and text != "function" else f"jax.jit({text}{more})", made)
     return made
 
