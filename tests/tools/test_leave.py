@@ -419,6 +419,15 @@ def test_a_gradient_of_what_an_xmapped_function_closes_over_is_noted(recorder):
     assert np.isclose(jax.grad(loss)(2.0), X.sum()) and c.differentiated
 
 
+def test_the_arguments_of_a_traced_call_are_counted_once(recorder):
+    xmapped, c = xmap(lambda row: row.sum(), ["i", ...], ["i"]), Construction("a.py", 1)
+    recorder.spec["bytes"] = X.nbytes + X[:, 0].nbytes
+    jax.jit(lambda x: recorder.called(c, 1, xmapped, x))(X)
+    jax.effects_barrier()
+    recorder.compute(c, *recorder.pending)
+    assert (c.recorded, c.problem) == (1, "")
+
+
 def test_an_xmap_whose_call_raises_is_refused_with_its_error(recorder, tmp_path):
     (tmp_path / "a.py").write_text("")
     c = Construction(str(tmp_path / "a.py"), 1)

@@ -222,6 +222,38 @@ PROGRAMS = {
         """,
         lambda: x @ x[:3].T + x[:, 0].sum() * 3,
     ),
+    "arguments that are the defaults, which helpers do not have": (
+        """
+        def body(v):
+            top = jnp.max(v, axis='i', keepdims=False) + v.min('i', keepdims=False)
+            return v * lax.pmax(v, 'i', axis_index_groups=None) + jnp.sum(v, 'i', keepdims=False), top
+
+        with Mesh(devices[:4], 'd'):
+            results = xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
+        """,
+        lambda: (x * x.max(0) + x.sum(0), x.max(0) + x.min(0)),
+    ),
+    "specs in a dataclass that is registered without the names of its fields": (
+        """
+        import dataclasses
+
+        @jax.tree_util.register_pytree_node_class
+        @dataclasses.dataclass
+        class Pair:
+            total: object
+            row: object
+            kind: str = 'a'
+            def tree_flatten(self): return (self.row, self.total), self.kind
+            @classmethod
+            def tree_unflatten(cls, kind, held): return cls(held[1], held[0], kind)
+
+        with Mesh(devices[:4], 'd'):
+            made = xmap(lambda v: Pair(lax.psum(v, 'i'), 2 * v), ['i', ...], Pair([...], ['i', ...]),
+                        axis_resources={'i': 'd'})(x)
+            results = made.total, made.row
+        """,
+        lambda: (x.sum(0), 2 * x),
+    ),
     "two axes, one on the mesh, and a permutation of a split axis": (
         """
         def body(v):
@@ -810,6 +842,26 @@ with Mesh(devices[:4], 'd'):
     f = xmap(total, ['i', ...], [...], axis_resources={'i': 'd'})(x)
     g = xmap(other, ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x[:4])
 """,
+    "its axis Axis.ROWS is not a string": """
+import enum
+class Axis(enum.Enum):
+    ROWS = 1
+with Mesh(devices[:4], 'd'):
+    xmap(lambda v: lax.psum(v, Axis.ROWS), [Axis.ROWS, ...], [...], axis_resources={Axis.ROWS: 'd'})(x)
+""",
+    "its mesh are explicit: make it with axis_types": """
+with jax.make_mesh((4,), ('d',), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:4]):
+    xmap(lambda v: lax.psum(v, 'i'), ['i', ...], [...], axis_resources={'i': 'd'})(x)
+""",
+    "the argument where of jnp.max: write it as a step of its own": """
+with Mesh(devices[:4], 'd'):
+    xmap(lambda v: jnp.max(v, 'i', where=v > 0, initial=0.), ['i', ...], [...], axis_resources={'i': 'd'})(x)
+""",
+    "unpacked arguments: lax.psum(v, **kw): write them out": """
+kw = {'axis_name': 'i'}
+with Mesh(devices[:4], 'd'):
+    xmap(lambda v: lax.psum(v, **kw), ['i', ...], [...], axis_resources={'i': 'd'})(x)
+""",
     "unpacked arguments": "options = {'in_axes': ['i'], 'out_axes': ['i']}; f = xmap(abs, **options)(x[0])",
 }
 
@@ -1011,3 +1063,87 @@ def test_comments_in_a_call_that_is_replaced_stay_above_it(tmp_path, monkeypatch
 def test_this_package_is_not_part_of_a_program_in_its_checkout():
     home = os.path.dirname(os.path.dirname(os.path.realpath(api.__file__)))
     assert is_under(__file__, home) and not is_under(api.__file__, home)
+
+
+DECORATED = """
+from functools import partial
+
+@partial(xmap, in_axes=(['k', ...], [...]), out_axes=['k', ...], axis_resources={'k': 'e'})
+def outside(u, w):
+    return u * w - lax.psum(u, 'k')
+
+@jax.jit
+@partial(xmap, in_axes=(['i', ...], [...]), out_axes=['i', ...], axis_resources={'i': 'd'})
+def f(v, w):
+    spec = ['k', ...]
+    @partial(xmap, in_axes=(spec, [...]), out_axes=spec, axis_resources={'k': 'e'})
+    def inside(u, w):
+        return u * w - lax.psum(u, 'k')
+    own = xmap(lambda u: u + lax.psum(u, 'i'),
+               in_axes=['m', ...],  # each number
+               out_axes=['m', ...])
+    return own(inside(v, w) + outside(v, w) - lax.pmean(v, 'i'))
+
+with Mesh(devices.reshape(4, 2), ('d', 'e')):
+    results = f(x, np.float32(3)), jax.jit(xmap(jnp.sin, ['i', ...], ['i', ...], axis_resources={'i': 'd'}))(x)
+"""
+
+
+def test_decorated_xmaps_in_and_outside_of_a_body_become_maps_over_devices(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, DECORATED)
+    once = 2 * (3 * x - x.sum(1, keepdims=True)) - x.mean(0)
+    assert_close(left.before, (once + once.sum(0), np.sin(x)))
+    assert left.refused == [None] * 5
+    assert left.text.count('partial(on_devices, axes=("e",)') == 2 and "# each number" in left.text
+    assert_close(left.run(), (once + once.sum(0), np.sin(x)))
+    # Nothing is added that the file has.
+    assert "import functools" not in left.text
+    assert "@jax.jit\n@jax.jit" not in left.text and "jax.jit(jax.jit(" not in left.text
+
+
+OTHER_SIZES = """
+import os
+f = xmap(lambda v: v + lax.axis_index(('i', 'j')), ['i', 'j'], ['i', 'j'], axis_resources={'i': 'd', 'j': 'e'})
+with Mesh(devices.reshape(4, 2), ('d', 'e')):
+    results = f(np.zeros((4, int(os.environ['COLUMNS_OF_X']))))
+"""
+
+
+def test_an_index_over_several_axes_is_right_for_sizes_that_no_call_had(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS_OF_X", "4")
+    left = Left(tmp_path, monkeypatch, OTHER_SIZES)
+    for columns in (4, 6):
+        os.environ["COLUMNS_OF_X"] = str(columns)
+        assert_close(left.run(), np.arange(4 * columns).reshape(4, columns))
+
+
+LIBRARY = """from jax.experimental.maps import Mesh, xmap
+from jax.experimental.maps import mesh  # an older name
+from jax import lax
+f = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})
+"""
+
+
+@pytest.mark.parametrize("taken", ["from own import Mesh as M, f", "import own; f, M = own.f, own.Mesh", "M = Mesh"])
+def test_an_old_name_that_another_file_takes_stays_in_its_place(taken, tmp_path, monkeypatch):
+    ways = "from own import *\n" if taken == "M = Mesh" else ""
+    program = f"{ways}{taken}\nclass Own: mesh = None\nOwn().mesh\nwith M(devices[:4], 'd'):\n    results = f(x)\n"
+    left = Left(tmp_path, monkeypatch, program, own=LIBRARY)
+    assert left.refused == [None] and "pass" not in left.texts["own.py"]
+    assert_close(left.run(), x - x.mean(0))
+
+
+SIZED = """
+def body(v):
+    return xmap(lambda u: u * lax.axis_index('k'), [...], ['k'], axis_sizes={'k': 3})(v) + lax.psum(v, 'i')
+with Mesh(devices[:4], 'd'):
+    results = xmap(body, ['i'], ['i', ...], axis_resources={'i': 'd'})(x[:, 0])
+"""
+
+
+def test_sizes_of_an_xmap_in_a_body_are_refused_with_its_place(tmp_path, monkeypatch):
+    left = Left(tmp_path, monkeypatch, SIZED)
+    assert_close(left.before, x[:, :1] * np.arange(3) + x[:, 0].sum())
+    place = HEAD.count("\n") + 3
+    assert f"an xmap in its body, program.py:{place}: leave out its axis_sizes" in left.refused
+    assert left.text == HEAD + SIZED

@@ -936,7 +936,7 @@ def times_place_if_positive(x):
 
 def test_a_sum_in_a_branch_of_some_elements_is_refused():
     why = refused(total_if_positive, ["i", ...], ["i", ...], {}, (normal(8, 4),))
-    assert "in a branch that not all elements along i take" in why
+    assert "over i in a branch that not all elements take: compute it before" in why
 
 
 def test_branches_that_all_elements_take_and_places_in_branches_are_written():

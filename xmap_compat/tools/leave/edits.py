@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import io
 import os
 import re
 import sys
-import tokenize
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -16,7 +14,7 @@ from xmap_compat.tools.check.fix import Edit
 from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
-from xmap_compat.tools.leave.in_place import InPlace, decorators, laid_out
+from xmap_compat.tools.leave.in_place import TOKENS, InPlace, decorators, laid_out
 from xmap_compat.tools.leave.places import Reached, Site, check_dropped, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
 from xmap_compat.tools.leave.verifying import in_a_line
@@ -86,15 +84,19 @@ def _draw(c: Construction, cs: Sequence[Construction], root: str, keeps_rules: b
       keeps_rules: whether its backward rules stay as they are, for gradients that another one takes inside.
     """
     c.made = None
-    outermost = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site and not c.is_nested)
-    first, *others = [_drawn(cs, root, c, InPlace(plan, c.plans, outermost, keeps_rules)) for plan in c.plans]
+    made_here = frozenset(c.site.piece.span(c.site.call) for c in cs if c.site)
+    first, *others = [_drawn(cs, root, c, InPlace(plan, c.plans, made_here, keeps_rules)) for plan in c.plans]
     if any(other.edits != first.edits for other in others):
         raise NotWritable(messages.DIFFERENT_TEXTS)
     check_dropped(c.site)
+    if "axes_of" in first.helpers and (objects := [n for n in first.names.all if not isinstance(n, str)]):
+        raise NotWritable(messages.NO_STRING.format(name=objects[0]))
     c.made = first
 
 
 def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace) -> InPlace:
+    if "Explicit" in str(getattr(made.plan.mesh, "axis_types", "")):
+        raise NotWritable(messages.EXPLICIT)
     if made.only_values and c.differentiated:
         raise NotWritable(messages.INSIDE_AND_OUTSIDE)
     if clashing := [n for n in made.names.mesh if n in made.names.order and made.names.parts(n) != (n,)]:
@@ -105,22 +107,29 @@ def _drawn(cs: Sequence[Construction], root: str, c: Construction, made: InPlace
     bodies = reached.parts()
     for other in (other for other in cs if other.site and other.is_nested):
         (start, end), file, function = other.site.bounds, other.site.piece.file, other.functions[0]
-        if any(name == file and a <= start and end <= b for name, a, b in bodies):
-            made.around.append(other)
-        elif any(x is function for x in reached.nested):
+        in_body = any(name == file and a <= start and end <= b for name, a, b in bodies)
+        if in_body or any(x is function for x in reached.nested):
             inner = function.plan.declared
+            if why := other.refused or "leave out its axis_sizes" * bool(inner.sizes):
+                raise NotWritable(f"an xmap in its body, {other.where}: {why}")
             text = vmaps(made, "function", inner.in_source, inner.out_source, dict(inner.resources))
-            _replace(other.site, text, made)
+            check_dropped(other.site)
+            _replace(other.site, text, made, splits=in_body)
             made.around.append(other)
-    donated = c.site.given.get("donate_argnums")
+    donated, text = c.site.given.get("donate_argnums"), made.mapped(declared, c.globals)
     more = f", donate_argnums={ast.unparse(donated)}" if donated is not None else ""
-    _replace(c.site, f"jax.jit({made.mapped(declared, c.globals)}{more})", made)
+    is_jitted = re.search(r"\bjax\.jit(\(\s*|\s+@)$", c.site.piece.text[: c.site.bounds[0]])
+    _replace(c.site, text if is_jitted and not more and text != "function" else f"jax.jit({text}{more})", made)
     return made
 
 
-def _replace(site: Site, text: str, made: InPlace) -> None:
-    """Replace a call of xmap, with the edits in its function."""
+def _replace(site: Site, text: str, made: InPlace, splits: bool = False) -> None:
+    """Replace a call of xmap, with the edits in its function; or, if it is to be split, what is around that."""
     fun, file, (start, end) = site.given.get("fun"), site.piece.file, site.bounds
+    if splits and fun is not None:
+        (first, last), (before, after) = site.piece.bounds(fun), ours(text).split(f"{OURS}function")
+        made.edits |= {(file, start, first): before, (file, last, end): after}
+        return
     inner = [(s, e, new) for (name, s, e), new in made.edits.items() if name == file]
     function = "function" if fun is None else spliced(site.piece.text, inner, *site.piece.bounds(fun))
     for key in [key for key in made.edits if key[0] == file and start <= key[1] and key[2] <= end]:
@@ -209,15 +218,16 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
                 indent = len(line) - len(line.lstrip())
                 new = between.join(laid_out(part, indent) for part in new.split(between))
             c.edits.append((path, Edit(_position(whole, start), _position(whole, end), new)))
-            if key in c.made.replaced:
-                kept_there = _comments(new)
-                lost = [comment for comment in _comments(whole[start:end]) if comment not in kept_there]
-                c.edits += [(path, edit) for edit in _above(files[path].tree, c.edits[-1][1].start, lost)]
+            kept_there, before = ([t[0] for t in TOKENS.finditer(s) if t[0][0] == "#"] for s in (new, whole[start:end]))
+            if lost := [comment for comment in before if comment not in kept_there]:
+                c.edits.append((path, _above(files[path].tree, c.edits[-1][1].start, lost)))
     edited = {path: Shared(file, names[path], entered) for path, file in files.items()}
     shared = []
     for path, shared_by in edited.items():
-        own = [edit for c in kept for name, edit in c.edits if name == path]
-        shared += [(path, edit) for edit in shared_by.finished(own)]
+        shared_by.edit([edit for c in kept for name, edit in c.edits if name == path])
+    for path, shared_by in edited.items():
+        elsewhere = set[str]().union(*(other.taken for other in edited.values() if other is not shared_by))
+        shared += [(path, edit) for edit in shared_by.finished(elsewhere)]
     helpers = dict.fromkeys(h for c in kept for h in c.made.helpers)
     parts = {name: axes for c in kept if "axes_of" in c.made.helpers for name, axes in c.made.names.all.items()}
     lines = helper_lines(helpers, parts)
@@ -226,17 +236,12 @@ def _finished(cs: Sequence[Construction], root: str, beside: str, entered: Set[E
     return Edited(list(cs), shared, text, os.path.join(beside, f"{module}.py"), left=left)
 
 
-def _comments(text: str) -> list[str]:
-    tokens = tokenize.generate_tokens(io.StringIO(f"({text})").readline)
-    return [token.string for token in tokens if token.type == tokenize.COMMENT]
-
-
-def _above(tree: ast.Module, place: tuple[int, int], comments: Sequence[str]) -> list[Edit]:
+def _above(tree: ast.Module, place: tuple[int, int], comments: Sequence[str]) -> Edit:
     """The edit that puts comments above the innermost statement at a place."""
     holds = lambda n: (first_line(n), 0) <= place < (n.end_lineno, n.end_col_offset)  # noqa: E731
     statement = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and holds(n)][-1]
     at, indent = (first_line(statement), 0), " " * statement.col_offset
-    return [Edit(at, at, "".join(f"{indent}{comment}\n" for comment in comments))] * bool(comments)
+    return Edit(at, at, "".join(f"{indent}{comment}\n" for comment in comments))
 
 
 def _resolved(text: str, names: FileNames) -> str:

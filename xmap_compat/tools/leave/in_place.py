@@ -32,13 +32,13 @@ class InPlace(Rewriting):
       custom: functions with derivative rules of their own.
     """
 
-    def __init__(self, plan: Any, plans: Sequence[Any], outermost: frozenset[Span], keeps_rules: bool):
+    def __init__(self, plan: Any, plans: Sequence[Any], made_here: frozenset[Span], keeps_rules: bool):
         names, rules = axis_names(plan), rules_over(plan)
         typed = plan.mesh is not None and _is_typed(plan, names, rules)
         calls = [calls_of_collectives(other.staged.placed.program.jaxpr) for other in plans]  # one text for all types
         every = {span: [e for of in calls for e in of.get(span, ())] for span in dict.fromkeys(itertools.chain(*calls))}
         super().__init__(plan, names, rules, typed, keeps_rules)
-        self.calls, self.outermost = every, outermost
+        self.calls, self.made_here = every, made_here
         self.custom: list[Any] = []
         self.edits: dict[tuple[str, int, int], str] = {}
         self.replaced: set[tuple[str, int, int]] = set()
@@ -112,7 +112,7 @@ def decorators(text: str) -> list[str]:
     while isinstance(node, ast.Call):
         parts = [ast.get_source_segment(text, part) or "" for part in (node.func, *node.keywords)]
         name, options = parts[0], ", ".join(parts[1:])
-        found.append(f"{OURS}functools.partial({name}, {options})" if options else name)
+        found.append(f"{OURS}partial({name}, {options})" if options else name)
         (node,) = node.args
     return found
 
@@ -127,7 +127,7 @@ def laid_out(text: str, indent: int, width: int = 88) -> str:
 
 
 # What may hold brackets or commas, and then these.
-_TOKENS = re.compile(r"""(['"])(?:\\.|(?!\1).)*\1|#[^\n]*|\blambda\b[^:]*:|[][(){},]""")
+TOKENS = re.compile(r"""(['"])(?:\\.|(?!\1).)*\1|#[^\n]*|\blambda\b[^:]*:|[][(){},]""")
 
 
 def _over_lines(text: str, indent: int, width: int) -> str:
@@ -135,7 +135,7 @@ def _over_lines(text: str, indent: int, width: int) -> str:
     if indent + len(text) <= width or text[-1] not in ")]}" or re.match("lambda(?! function:)", text):
         return text
     depth, cuts = 0, [0]
-    for token in _TOKENS.finditer(text):
+    for token in TOKENS.finditer(text):
         depth -= token[0] in ")]}"
         if depth == 0 and token[0] in "([{":
             cuts = [token.end()]

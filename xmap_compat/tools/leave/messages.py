@@ -3,9 +3,7 @@
 # Programs and options
 UNKNOWN_OPTION, NO_PROGRAM = "unknown option: {}", "no program is given"
 TAKES = "{option} takes {what}, but got {value!r}"
-GIVEN_TO_THE_PROGRAM = (
-    "leave: {option} stands after the program, which gets it: write it before, if leave is to read it"
-)
+GIVEN_TO_THE_PROGRAM = "leave: {option} stands after the program, which gets it: for leave, write it before"
 NOT_PYTHON = "{name} is not valid Python: {error}. Nothing is run"
 NOT_READ = "{name} cannot be read: {error}"
 NO_CALL = "{name} ended {how} {when}. Nothing is patched"
@@ -25,7 +23,7 @@ LEFT = "The program still needs xmap_compat, for {}"
 # Constructions that are refused
 GENERATED_CODE = "generated code ({file}) makes it: write it into a file"
 OF_ANOTHER_PACKAGE = "it is in a file of another package, {file}: change it there, or copy that file"
-NEVER_CALLED = "the program never calls it: run the program so that it does"
+NEVER_CALLED = "the program never calls it: run the program so that it does, or remove it"
 RAISES = "its call raises {error}"
 FAILED = "leave itself fails here, with {error}: please report the program"
 DIFFERS = "it differs when it is run"
@@ -36,19 +34,16 @@ DOES_MORE = "{} in its arguments may do something else too, which would be lost:
 DIFFERENT_AXES = "this line makes xmaps that differ in their axes: write one call of xmap for each"
 UNKNOWN_ARGUMENT = "the argument {} of xmap, which jax.jit does not have"
 DIFFERENT_TEXTS = "its calls need different texts, as their meshes or sizes differ: write one xmap for each"
-INSIDE_AND_OUTSIDE = (
-    "gradients are taken inside (of it, or of an xmap with the same rules) and of it from outside, and a backward rule "
-    "or contraction over its axes needs another text for each: write two functions"
-)
+INSIDE_AND_OUTSIDE = "gradients inside and outside need two texts of its rules or contractions: write two functions"
 NAME_OF_A_MESH_AXIS = (
-    "the axis {name} has the name of a mesh axis that is another one: a place that is missed would compute other "
-    "numbers without an error. Rename the axis, e.g. to {name}s"
+    "the axis {name} has the name of a mesh axis that is another one, and a missed place is no error: rename it"
 )
+EXPLICIT = "the axes of its mesh are explicit: make it with axis_types=(jax.sharding.AxisType.Auto,) * number of axes"
+NO_STRING = "its axis {name} is not a string, and an expression has its name in some function: name it by a string"
 CLASS_WITHOUT_NAME = "its specs are in a {name}, a class that its file does not name: import it there"
 RULE_NOT_FOUND = "a backward rule with collectives, whose `defvjp` is not found"
 SHARES = (
-    "it shares a function with the xmap at {where}, which needs another text of it. Assignments: {kinds}: {what}, "
-    "or write one function for each"
+    "it needs another text of a function than the xmap at {where}. Assignments: {kinds}: {what}, or write two functions"
 )
 SHARES_A_NAME = (
     "its axis {name}, whose name is a variable in some function, is split otherwise in the xmap at {where}, and one "
@@ -71,7 +66,7 @@ NOT_VERIFIED = "not verified: {}"
 ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"
 WHILE_JAX_TRACES = (
-    "A mesh is entered at {} while JAX traces, where jax.set_mesh cannot be: enter it around jax.grad, jax.jit, ..."
+    "A mesh is entered at {} while JAX traces, and jax.set_mesh cannot be: enter it around jax.grad, jax.jit"
 )
 NOT_BY_WITH = "A mesh is entered at {} without `with`, which is not edited: write `with mesh:`, or jax.set_mesh(mesh)"
 TOO_FEW = "of its recorded calls, {agreed} of {recorded} were found again"

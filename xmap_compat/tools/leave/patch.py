@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from xmap_compat.tools.leave import messages
 
@@ -68,16 +68,14 @@ def _copy(path: str, target: str, is_own: bool) -> None:
 
 def diff(changes: Changes) -> str:
     """A patch that ``git apply`` takes at the top of the tree."""
-    return "".join(line for path, change in sorted(changes.items()) for line in _diff(path, *change))
-
-
-def _diff(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
-    top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
-    name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
-    texts = (text.decode("utf-8", "surrogateescape") for text in (before or b"", after))
-    old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in texts)
-    for line in difflib.unified_diff(old, new, f"a/{name}" if before is not None else "/dev/null", f"b/{name}"):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+    lines: list[str] = []
+    for path, (before, after) in sorted(changes.items()):
+        top = _git(path, "rev-parse", "--show-toplevel") or os.getcwd()
+        name = os.path.relpath(os.path.realpath(path), os.path.realpath(top)).replace(os.sep, "/")
+        texts = (text.decode("utf-8", "surrogateescape") for text in (before or b"", after))
+        old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in texts)
+        lines += difflib.unified_diff(old, new, f"a/{name}" if before is not None else "/dev/null", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _git(path: str, *args: str) -> str:
@@ -88,8 +86,8 @@ def _git(path: str, *args: str) -> str:
     return ""
 
 
-def check_writable(changes: Changes, force: bool) -> None:
-    """Refuse what cannot be written, or should not."""
+def write(changes: Changes, force: bool = False) -> None:
+    """Write all files or none; refuse what cannot be written, or should not."""
     for path, (before, _) in changes.items():
         if (contents(path) if os.path.lexists(path) else None) != before:
             raise Refused(messages.CHANGED.format(path=path))
@@ -97,11 +95,6 @@ def check_writable(changes: Changes, force: bool) -> None:
             raise Refused(messages.READ_ONLY.format(path=path))
         if before is not None and not force and _git(path, "status", "--porcelain", "--", path):
             raise Refused(messages.UNCOMMITTED.format(path=path))
-
-
-def write(changes: Changes, force: bool = False) -> None:
-    """Write all files or none."""
-    check_writable(changes, force)
     ready: dict[str, str] = {}
     try:
         for path, (_, after) in changes.items():

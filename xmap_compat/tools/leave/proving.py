@@ -20,7 +20,7 @@ import jax
 from xmap_compat.tools.check import fix
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited
-from xmap_compat.tools.leave.places import Reached
+from xmap_compat.tools.leave.places import Reached, Site
 from xmap_compat.tools.source import beside, proof
 from xmap_compat.tools.source.program import axis_names
 from xmap_compat.tools.source.table import STAND_INS
@@ -37,8 +37,8 @@ class EditedFile:
         held = file_at(path, path)
         self.globals: dict[int, dict[str, Any]] = {}
         inner = [c.site for c in found.constructions if c.site and c.is_nested and c.site.piece.file == path]
-        stays = lambda e: any(_part(e, s.call) and not _part(e, s.given.get("fun", s.call)) for s in inner)  # noqa: E731
-        edits = [edit for c in found.constructions for edit in c.edits if not stays(edit[1])]
+        every = (edit for c in found.constructions for edit in c.edits)
+        edits = [(file, e) for file, e in every if not any(_is_around(e, site) for site in inner)]
         edits += [edit for edit in found.shared if "sharding.get_" not in edit[1].text]
         self.trees = held.tree, ast.parse(fix.edited(held.text, [e for file, e in edits if file == path]))
 
@@ -67,10 +67,11 @@ class EditedFile:
         return code
 
 
-def _part(edit: fix.Edit, node: ast.expr) -> bool:
-    """Whether an edit is of a part of an expression, and not of the whole."""
-    own = fix.replacing(node, edit.text)
-    return own.start <= edit.start and edit.end <= own.end and own != edit
+def _is_around(edit: fix.Edit, site: Site) -> bool:
+    """Whether an edit is in a call of xmap, and not in its function."""
+    call, fun = (fix.replacing(node, "") for node in (site.call, site.given.get("fun", site.call)))
+    is_apart = "fun" not in site.given or edit.end <= fun.start or fun.end <= edit.start
+    return is_apart and call.start <= edit.start and edit.end <= call.end
 
 
 def _alike(tree: ast.Module, node: Any) -> list[Any]:

@@ -204,7 +204,8 @@ class Recorder:
 
     def keep(self, c: Construction, call: RecordedCall) -> None:
         with self.lock:
-            if self.fits([leaf.value for leaf in (*call.leaves, *(leaf for _, leaf in call.results))]):
+            own = () if call.traced else call.leaves  # of a traced one, they are counted when they are noted
+            if self.fits([leaf.value for leaf in (*own, *(leaf for _, leaf in call.results))]):
                 self.records.append(call)
                 c.recorded += 1
             else:

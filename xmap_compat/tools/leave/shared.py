@@ -27,6 +27,7 @@ from xmap_compat.tools.source.text import Names
 from xmap_compat.tools.source.user_code import Piece
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
+_OLD = tuple(f"{home}." for home in _HOMES)
 _MESHES = [f"{home}.{name}" for home in _HOMES for name in ("Mesh", "mesh")]
 _CONTEXTS = ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
 _LOOPS = [f"{home}.serial_loop" for home in _HOMES]
@@ -38,7 +39,7 @@ _READS = {
 _IMPORTS = (ast.Import, ast.ImportFrom)
 # What an edit may name, with where it comes from.
 MODULES = {name: module.__name__ for name, module in IMPORTED.items()}
-MODULES |= {"contextlib": "contextlib", "P": "jax.sharding.PartitionSpec"}
+MODULES |= {"contextlib": "contextlib", "P": "jax.sharding.PartitionSpec", "partial": "functools.partial"}
 
 
 class FileNames:
@@ -51,6 +52,7 @@ class FileNames:
         top = {name for node in _imports(tree.body) for name in bound_by(node)}
         meant = {name: bindings.of_name(name) or "" for name in sorted(top - _own_names(tree))}
         self._known = {RENAMED.get(home, home): name for name, home in meant.items()}  # as they are imported then
+        self._known |= {f"{home}.partial": f"{own}.partial" for home, own in self._known.items() if home == "functools"}
         self._fresh = Names({*bound_anywhere(tree), *(n.id for n in nodes if isinstance(n, ast.Name))})
 
     def name(self, wanted: str) -> str:
@@ -103,11 +105,6 @@ class Shared(ScopedVisitor):
     def _replace(self, node: ast.expr | ast.stmt, text: str) -> None:
         self.edits.append(replacing(node, text.replace("jax.", f"{self.names.name('jax')}.")))
 
-    def _around(self, node: ast.AST, inner: ast.AST, before: str, after: str) -> None:
-        """Replace what is before and after a part of a node."""
-        outer, part = replacing(node, before), replacing(inner, after)  # type: ignore[arg-type]
-        self.edits += [Edit(outer.start, part.start, before), Edit(part.end, outer.end, after)]
-
     def visit_With(self, node: ast.With) -> None:
         for k, item in enumerate(node.items):
             context, bound = item.context_expr, item.optional_vars
@@ -119,8 +116,8 @@ class Shared(ScopedVisitor):
                 or {(node.lineno, node.col_offset, k), (context.lineno, context.col_offset, 0)} & self._entered
             ):
                 (start, end), own = _bounds(context), f"{bound.id} := " if bound is not None else ""
-                self.edits.append(Edit(start, start, f"{self.names.name('jax')}.set_mesh({own}"))
-                self.edits.append(Edit(end, _bounds(bound)[1] if bound is not None else end, ")"))
+                last = _bounds(bound)[1] if bound is not None else end
+                self.edits += [Edit(start, start, f"{self.names.name('jax')}.set_mesh({own}"), Edit(end, last, ")")]
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -134,7 +131,8 @@ class Shared(ScopedVisitor):
         if not (isinstance(value, ast.Call) and (value.args or value.keywords)):
             return self.generic_visit(node)
         mesh = value.args[0] if value.args else value.keywords[0].value
-        self._around(node, mesh, f"{self.names.name('jax')}.set_mesh(", ")")
+        (start, end), (first, last) = _bounds(node), _bounds(mesh)
+        self.edits += [Edit(start, first, f"{self.names.name('jax')}.set_mesh("), Edit(last, end, ")")]
         return self.visit(mesh)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -161,39 +159,45 @@ class Shared(ScopedVisitor):
     def _without(self, node: ast.stmt) -> Edit:
         """The edit that removes a statement."""
         ((first, left), (last, right)), lines = _bounds(node), self.text.split("\n")
-        apart = lines[first - 1].encode()[:left] + lines[last - 1].encode()[right:]
+        apart = (lines[first - 1].encode()[:left] + lines[last - 1].encode()[right:]).partition(b"#")[0]
         only = any(block == [node] for n in ast.walk(self.tree) for _, block in ast.iter_fields(n))
         return replacing(node, "pass") if apart.strip() or only else Edit((first, 0), (last + 1, 0), "")
 
     # ---- imports
 
-    def finished(self, others: Sequence[Edit]) -> list[Edit]:
-        """The edits, with those of imports, and of names that JAX has renamed.
-
-        Args:
-          others: the edits of the file's xmaps.
-        """
+    def edit(self, others: Sequence[Edit]) -> None:
+        """Note the edits beside those of xmaps and imports, and the names that the file then reads."""
         apart = lambda e, taken: all(e.end <= t.start or t.end <= e.start for t in taken)  # noqa: E731
         own = [e for e in self.edits if apart(e, others)]
         renamed = map(_without_us, fix.edits_of(self._program))
-        fixes = [e for e in renamed if "xmap_compat" not in e.text and apart(e, [*others, *own])]
-        tree = ast.parse(fix.edited(self.text, [*others, *own, *fixes]))
+        self._fixes = [e for e in renamed if "xmap_compat" not in e.text and apart(e, [*others, *own])]
+        self.edits, tree = own, ast.parse(fix.edited(self.text, [*others, *own, *self._fixes]))
         exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
-        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        used |= {constant_text(c) for n in exported for c in ast.walk(n)}
+        nodes = list(ast.walk(tree))
+        self.used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        self.used |= {constant_text(c) for n in exported for c in ast.walk(n)}
+        imported = {name for n in nodes if isinstance(n, _IMPORTS) for name in bound_by(n)}
+        froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and not f"{n.module}.".startswith(_OLD)]
+        of_names = (n for n in nodes if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") in imported)
+        taken = {a.name for n in froms for a in n.names} | {n.attr for n in of_names}
+        self.taken = taken | (self.used if "*" in taken else set())
+
+    def finished(self, elsewhere: Set[str]) -> list[Edit]:
+        """These edits and those of imports, of which names stay that other files take, perhaps of this one."""
+        used = self.used | elsewhere
         imports = [n for n in ast.walk(self.tree) if isinstance(n, _IMPORTS)]
         within = lambda e: any(start <= e.start and e.end <= end for start, end in map(_bounds, imports))  # noqa: E731
-        edits = [e for e in [*own, *fixes] if not within(e)]
+        edits = [e for e in [*self.edits, *self._fixes] if not within(e)]
         for statement in imports:
-            edits += self._import(statement, used, fixes)
-        return list(dict.fromkeys([*edits, *self._added(used)]))
+            edits += self._import(statement, used, self._fixes)
+        return list(dict.fromkeys([*edits, *self._added(self.used)]))
 
     def _import(self, node: ast.Import | ast.ImportFrom, used: set[str], fixes: Sequence[Edit]) -> list[Edit]:
         """The edits of an import: without the old names that nothing reads any more."""
         start, end = _bounds(node)
         module = node.module if isinstance(node, ast.ImportFrom) else None
         home = f"{module}." if module else ""
-        old = [a for a in node.names if f"{home}{a.name}.".startswith(tuple(f"{h}." for h in _HOMES))]
+        old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
         if (isinstance(node, ast.ImportFrom) and node.level) or not old:
             return [e for e in fixes if start <= e.start and e.end <= end]
         of_star = (used & {*MAPS_NAMES}) - {"Mesh"} - self._own

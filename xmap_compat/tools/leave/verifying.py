@@ -320,7 +320,8 @@ class Verifier:
             other = record.mesh if record.mesh != placed(jax.sharding.get_mesh()) else None
             with jax.set_mesh(mesh_of(other)) if other else contextlib.nullcontext():
                 given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
-                apart = difference(evaluated(made, given, record.differentiated), record.results)
+                function = made if hasattr(made, "lower") else jax.jit(made)  # as it is called in the program
+                apart = difference(evaluated(function, given, record.differentiated), record.results)
         except Exception as error:
             traceback.print_exc()
             apart = f"it raises {in_a_line(error)}"

@@ -66,14 +66,14 @@ def check(plan: CallPlan, typed: bool) -> None:
             if mesh_of([name]) & mesh_of(NONE.union(*names) - {name}):
                 raise NotWritable(f"{eqn.primitive.name} over {name} of a value that does not vary over it")
         if isinstance(found, _jax.Cond) and mesh_of(names[0]) and any(map(collectives_in, found.branches)):
-            raise NotWritable("a collective in a branch that not all devices take")
+            raise NotWritable("a collective in a branch that not all devices take: compute it before the branch")
         if isinstance(found, _jax.Cond) and (over := sorted(map(str, names[0] & _summed_names(found)))):
             # Cotangents of elements that take another branch are lost under a vmap of JAX (to 0.12.0).
-            raise NotWritable(f"a collective over {over[0]} in a branch that not all elements along {over[0]} take")
+            raise NotWritable(f"a collective over {over[0]} in a branch that not all elements take: compute it before")
         if isinstance(found, _jax.While):
             _, decided = while_names(Checker(placements, plan.function), found, names)
             if mesh_of(decided) and any(map(collectives_in, (found.condition, found.body))):
-                raise NotWritable("a collective in a loop that not all devices leave together")
+                raise NotWritable("a collective in a loop that not all devices leave together: end it by a lax.pmax")
 
 
 def _summed_names(found: _jax.Cond) -> frozenset[Any]:
@@ -131,7 +131,7 @@ def axes_of_generators(plan: CallPlan) -> list[Any]:
     """Axes along which keys of XLA's generator differ: ``jax.vmap`` would draw one stream for all elements."""
     jaxpr = plan.staged.placed.program.jaxpr
     if any(_draws_from_rbg(eqn) and marks.marked(stack) for eqn, stack, _ in operations(jaxpr)):
-        raise NotWritable("keys of impl 'rbg' in a nested call of xmap")
+        raise NotWritable("keys of impl 'rbg' in a nested call of xmap: take keys of 'threefry2x32'")
     recorder = _Recorder(plan.staged.placed.placements, plan.function)
     recorder.results(jaxpr, [frozenset(a.axes) - {None} for a in plan.arguments])
     held = NONE.union(*(names for eqn, inputs in recorder.found if _draws_from_rbg(eqn) for names in inputs))
@@ -334,7 +334,7 @@ def wrapped(module: Rewriting, file: str, nodes: Sequence[Any]) -> Wrapped:
         return Wrapped()
     names, own = list(dict.fromkeys(rule.names for rule in inside)), [a.arg for a in nodes[1].args.args[:-2]]
     if len({(rule.results, rule.operands) for rule in inside}) > 1 or (len(names) > 1 and len(own) != 1):
-        raise NotWritable("a backward rule with collectives that is used in several ways")
+        raise NotWritable("a backward rule with collectives that is used in several ways: write a function for each")
     axes = literal(tuple(p for n in names[0] for p in module.names.parts(n)))
     if len(names) > 1:
         axes = f"lambda {own[0]}: {module.helper('axes_of')}({own[0]})"

@@ -312,7 +312,7 @@ def check_all_found(jaxpr: Any, names: AxisNames, handled: Mapping[Any, Any]) ->
     for eqn, stack, spans in user_code.collectives(jaxpr):
         primitive, over = eqn.primitive.name, mentioned_names(eqn.params)
         if eqn.params.get("axis_index_groups") is not None:
-            raise NotWritable("axis_index_groups")
+            raise NotWritable("axis_index_groups: make two axes of the axis, and use one of them")
         called = f"{primitive} over {', '.join(map(str, over))} at {_jax.where_in_user_code(eqn)}"
         parts = [part for n in over for part in names.parts(n)]
         # JAX locates rules of derivatives where their function is called, so the proof checks them.
@@ -320,7 +320,7 @@ def check_all_found(jaxpr: Any, names: AxisNames, handled: Mapping[Any, Any]) ->
         if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
             continue
         if handled.keys().isdisjoint([*spans, over]):
-            raise NotWritable(f"{called}, which is not called by its name there")
+            raise NotWritable(f"{called}, which is not called by its name there: write `lax.{primitive}(...)` there")
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ def vmaps(module: Rewriting, function: str, in_axes: Any, out_axes: Any, axis_re
     for name in axes_inside:
         is_outer = name in module.names.order or name in module.names.local.values()
         if not isinstance(name, str) or (is_outer and name not in module.names.inner):
-            raise NotWritable(f"the axis {name} of a nested call of xmap, which has the name of another")
+            raise NotWritable(f"the axis {name} of a nested call of xmap, which has the name of another: rename it")
     module.nested.append((in_axes, out_axes, axis_resources))
     if module.proving:
         return f"nested_xmap_{len(module.nested)}({function})"
@@ -43,7 +43,7 @@ def vmaps(module: Rewriting, function: str, in_axes: Any, out_axes: Any, axis_re
         else:
             function = f"{module.alias('jax', jax)}.vmap({function}, {places}, axis_name={literal(name)})"
         if mesh_axes:
-            function = f"{module.helper('on_devices')}({function}, {literal(mesh_axes)}, {places})"
+            function = f"{module.helper('on_devices')}({function}, axes={literal(mesh_axes)}, {places})"
     return function
 
 

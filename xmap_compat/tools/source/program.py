@@ -103,7 +103,7 @@ def axis_names(plan: CallPlan) -> AxisNames:
     for axis in (a for call in plan.nested for a in call.axes):
         own = (axis.mesh_axes, math.prod(axis.loop_sizes))
         if inner.setdefault(axis.name, own) != own:
-            raise NotWritable(f"the axis {axis.name} of nested calls of xmap, which place it differently")
+            raise NotWritable(f"the axis {axis.name} of nested calls of xmap, which place it differently: rename one")
     inner = {name: own for name, own in inner.items() if own != ((), 1)}
     if inner and hazards.differentiates(plan.staged.placed.program.jaxpr):
         raise NotWritable("a nested call of xmap with resources, and a gradient that is taken inside")

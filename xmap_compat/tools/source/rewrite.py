@@ -77,12 +77,12 @@ class Rewriting:
       one_by_one: axes whose elements are computed one at a time.
       calls: the collectives of each innermost call of the user.
       handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
-      outermost: calls of xmap that are in no body.
+      made_here: calls of xmap that are replaced elsewhere.
       nested: in_axes, out_axes and axis_resources of the xmaps inside.  They are vmaps, or, in the module for the
         proof (``proving``), calls of ``nested_xmap_1(function)``, ``nested_xmap_2(function)``, ...
     """
 
-    outermost: frozenset[Span] = frozenset()
+    made_here: frozenset[Span] = frozenset()
     proving = False
 
     def __init__(self, plan: CallPlan, names: AxisNames, rules: Sequence[RuleOver], typed: bool, keeps_rules=False):
@@ -229,7 +229,7 @@ class Rewriter:
     def _call(self, node: ast.Call) -> None:
         callee, function = self.callee(node.func), node.func
         if is_xmap(callee):
-            return None if self.piece.span(node) in self.module.outermost else self._xmap_inside(node)
+            return None if self.piece.span(node) in self.module.made_here else self._xmap_inside(node)
         if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
             return self._over_axes(node, inner, node.args[0], node.args[1:])
         if old_names.of_jax(callee) is not callee and self.piece.span(node) in self.module.calls:
@@ -305,7 +305,7 @@ class Rewriter:
         keywords = {str(k.arg): k.value for k in node.keywords}
         if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
             if needed:
-                raise NotWritable(f"unpacked arguments: {ast.unparse(node)}")
+                raise NotWritable(f"unpacked arguments: {ast.unparse(node)}: write them out")
             return {}
         try:
             return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
@@ -321,30 +321,36 @@ class Rewriter:
           at: the axes.
         """
         helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
-        parameters = list(inspect.signature(getattr(helpers, helper)).parameters)
-        count = len(node.args) + len(node.keywords)
-        if self.callee(function) is None and count == 1:  # a method
+        parameters, own = (inspect.signature(f).parameters for f in (getattr(helpers, helper), row.function))
+        default = {name: repr(own[name].default) for name in own.keys() - parameters.keys()}
+        useless = [k for k in node.keywords if ast.unparse(k.value) == default.get(str(k.arg))]
+        if self.callee(function) is None and len(node.args) + len(node.keywords) - len(useless) == 1:  # a method
             return self._around(node, function.value, f"{OURS}{helper}(", f", {text})")
-        if self.callee(function) is None or count > len(parameters) + (function is not node.func):
-            raise NotWritable(f"too many arguments of {ast.unparse(function)}")
+        if self.callee(function) is None or len(node.args) > len(parameters) + (function is not node.func):
+            raise NotWritable(f"too many arguments of {ast.unparse(function)}: write what they do as a step of its own")
         self._replace(function, OURS + helper)
         self._replace(at, text)
-        called = {given: parameters[0], at: "axes"}
+        called = {given: next(iter(parameters)), at: "axes"}
         for k in node.keywords:
-            start, _ = self.piece.bounds(k)
-            if k.value in called and k.arg not in parameters:
+            start, end = self.piece.bounds(k)
+            if k in useless and node.args:
+                self._put(self.piece.text.rindex(",", 0, start), end, "")
+            elif k.value in called and k.arg not in parameters:
                 self._put(start, start + len(str(k.arg)), called[k.value])
             elif k.arg not in parameters:
-                raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}")
+                raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
 
     def _index_over(self, function: Any, names: Sequence[Any]) -> str:
         """The index over several axes, the major one first.  The axes that execute one named axis stay together.
 
         The terms are added from the minor axis on, as JAX does.
         """
-        texts = [f"{self._source(function)}({axes(self.names.parts(n))})" for n in names]
-        sizes = [self.names.size(names[k + 1 :]) for k in range(len(names))]
-        return f"({' + '.join(f'{t} * {size}' if size != 1 else t for t, size in [*zip(texts, sizes)][::-1])})"
+        if others := [name for name in names if name not in self.names.mesh]:
+            raise NotWritable(f"an index over several axes, of which the call does not map {others[0]}: split it")
+        parts = [self.names.parts(n) for n in names]
+        sizes = [f" * {OURS}lax.axis_size({axes(sum(parts[k:], ()))})" for k in range(1, len(parts))]
+        terms = [f"{self._source(function)}({axes(own)}){size}" for own, size in zip(parts, [*sizes, ""])]
+        return f"({' + '.join(reversed(terms))})"
 
     def _einsum(self, node: ast.Call) -> None:
         """Contracted names that are vmapped become letters.  For those that devices hold, the result is summed."""
@@ -376,12 +382,12 @@ class Rewriter:
         given = dict(zip(("fun", "in_axes", "out_axes"), node.args))
         given.update({str(k.arg): k.value for k in node.keywords})
         if not {"fun", "in_axes", "out_axes"} <= set(given) <= {"fun", "in_axes", "out_axes", "axis_resources"}:
-            raise NotWritable("a nested call of xmap with other options")
+            raise NotWritable("a nested call of xmap with other options: give it axes and axis_resources only")
         function = given.pop("fun")
         try:
             options = {name: self._evaluated(x) for name, x in given.items()}
         except ValueError:
-            raise NotWritable("a nested call of xmap whose axes are not known before it runs") from None
+            raise NotWritable("a nested call of xmap whose axes are not known before it runs: write them") from None
         before, after = ours(vmaps(self.module, "function", **options)).split(f"{OURS}function")
         self._around(node, function, before, after)
 

@@ -28,8 +28,7 @@ def _permuted(call: CallOverAxes) -> bool:
     in_order = list(call.across) == [m for m in call.names.order if m in call.across]
     permutations = [e.params["perm"] for e in call.traced if e.primitive.name == "ppermute"]
     # Under vmap, an element to which no element sends gets element 0 in JAX.
-    known = bool(permutations) and all(n in call.names.sizes for n in call.over)
-    partial = bool(call.local) and not (known and all(len(p) == call.names.size(call.over) for p in permutations))
+    partial = bool(call.local) and {*map(len, permutations)} != {call.names.sizes.get(n) for n in call.over}
     return _mixed(call) or partial or not in_order
 
 

@@ -97,12 +97,12 @@ def prefix(tree: Any, text: Callable[[Any], str], named: Any = None) -> str:
         return repr({Text(literal(key.key)): part for ((key,), _), part in zip(children, parts)})
     if tree is None:
         return "None"
-    if named is not None and (known := field_names(type(tree))):
-        fields = {getattr(key, "name", ""): part for ((key,), _), part in zip(children, parts)}
-        if fields.keys() <= {*known}:
-            given = (f"{f}={fields[f] if f in fields else literal(getattr(tree, f))}" for f in known)
-            return f"{named(type(tree))}({', '.join(given)})"
-    raise NotWritable(f"a pytree with a node of type {type(tree).__name__}")
+    held = {f: getattr(tree, f, None) for f in field_names(type(tree))}
+    by_child = {id(child): part for (_, child), part in zip(children, parts)}
+    if named is not None and held and by_child.keys() <= {*map(id, held.values())}:
+        given = (f"{f}={by_child[id(x)] if id(x) in by_child else literal(x)}" for f, x in held.items())
+        return f"{named(type(tree))}({', '.join(given)})"
+    raise NotWritable(f"a pytree with a node of type {type(tree).__name__}: use a tuple, a dictionary or a dataclass")
 
 
 def field_names(kind: Any) -> list[str]:

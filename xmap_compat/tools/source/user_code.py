@@ -8,7 +8,6 @@ import dis
 import functools
 import inspect
 import linecache
-import math
 import os
 import sys
 import types
@@ -48,11 +47,6 @@ class AxisNames:
         mesh = {**self.mesh, **{name: mesh_axes for name, (mesh_axes, _) in self.inner.items()}}
         return dataclasses.replace(self, mesh=mesh, local={**self.local, **{name: name for name in self.inner}})
 
-    def size(self, names: Sequence[Any]) -> int:
-        if others := [name for name in names if name not in self.sizes]:
-            raise NotWritable(f"an index over several axes, of which the call does not map {others[0]}")
-        return math.prod(self.sizes[n] for n in names)
-
     def parts(self, name: Any) -> tuple[Any, ...]:
         if name not in self.mesh:
             return (name,)  # an axis of the user's own vmap
@@ -62,7 +56,7 @@ class AxisNames:
     def check_distinct(self, names: Sequence[Any]) -> None:
         parts = [p for n in names for p in self.parts(n)]
         if len(set(parts)) != len(parts):
-            raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes")
+            raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes: write one for each")
 
     @property
     def all(self) -> dict[Any, tuple[Any, ...]]:
