@@ -94,7 +94,7 @@ def pdot(
 
 
 def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
-    """The smallest index over a named axis at which ``x`` is largest; int32, without that axis.
+    """The smallest index over a named axis at which ``x`` is largest, or NaN; int32, without that axis.
 
     >>> import numpy as np
     >>> from xmap_compat import pargmax, xmap
@@ -107,7 +107,7 @@ def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
 
 
 def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
-    """The smallest index over a named axis at which ``x`` is smallest; int32, without that axis.
+    """The smallest index over a named axis at which ``x`` is smallest, or NaN; int32, without that axis.
 
     >>> import numpy as np
     >>> from xmap_compat import pargmin, xmap
@@ -121,9 +121,10 @@ def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
 
 def _index_of_extremum(x, axis_name, extremum):
     x = lax.stop_gradient(jnp.asarray(x))
-    size = lax.psum(1, axis_name)
-    candidates = jnp.where(x == extremum(x, axis_name), lax.axis_index(axis_name), size)
-    return lax.pmin(candidates, axis_name)
+    size, index = lax.psum(1, axis_name), lax.axis_index(axis_name)
+    found = jnp.where(x == extremum(x, axis_name), index, size)
+    # NaN comes first, whether or not the extremum keeps it.
+    return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size
 
 
 def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> jax.Array:

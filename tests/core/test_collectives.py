@@ -183,6 +183,7 @@ SHAPES: dict[str, tuple[str, Callable[[int, int], tuple[int, ...]]]] = {
     "only_b_half": ("b", lambda A, B: (len(halves(A)[0]), 2)),
     "pair": ("ab", lambda A, B: (len(pairs(A)[0]), 2)),
     **{dtype: ("ab", lambda A, B: (A,)) for dtype in DTYPES},
+    "nans": ("ab", lambda A, B: (5,)),
 }
 
 
@@ -204,6 +205,8 @@ def _draw(rng, name, shape):
         return rng.integers(0, 5, size=shape, dtype=np.int32)
     if name == "bool":
         return few > 1
+    if name == "nans":
+        return np.where(few == 2, np.nan, few).astype(np.float32)
     if name == "complex64":
         return (few + 1j * rng.integers(-2, 3, size=shape)).astype(name)
     if name in DTYPES:
@@ -293,7 +296,7 @@ def reductions():
 def indices():
     for axis in AXES:
         yield case("axis_index", "", axis)
-    for name, operand, axis in itertools.product(["pargmax", "pargmin"], ["x", "ties", "only_b"], "ab"):
+    for name, operand, axis in itertools.product(["pargmax", "pargmin"], ["x", "ties", "nans", "only_b"], "ab"):
         yield case(name, operand, axis)
     for source, axis in itertools.product([lambda n: 0, lambda n: n // 2, lambda n: n - 1], "ab"):
         yield case("pbroadcast", "matrix", axis, source=source)

@@ -520,6 +520,10 @@ COLLECTIVES = {
     ),
     "pswapaxes": (lambda x: lax.pswapaxes(x[:8], "i", 0), lambda x: x[:, :8].T),
     "pargmax": (lambda x: pargmax(x, "i"), over_rows(lambda r: [np.argmax(r, 0)] * 8)),
+    "pargmax of NaN": (
+        lambda x: pargmax(jnp.where(x > 1, jnp.nan, x), "i"),
+        over_rows(lambda r: [np.argmax(np.where(np.stack(r) > 1, np.nan, r), 0)] * 8),
+    ),
     "pdot": (lambda x: pdot(x, x[0], "i"), over_rows(lambda r: [np.stack(r).T @ np.stack(r)[:, 0]] * 8)),
     "pdot, positions": (
         lambda x: pdot(x, x, "i", pos_contract=((0,), (0,))),
@@ -541,7 +545,7 @@ def test_each_collective_in_each_place(name, place):
     check(body, ["i", ...], ["i", ...], resources_of("i", place), (x,), oracle(x))
 
 
-NOT_DIFFERENTIABLE = ("pargmax",)
+NOT_DIFFERENTIABLE = ("pargmax", "pargmax of NaN")
 
 
 @pytest.mark.sampled(6)

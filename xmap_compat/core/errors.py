@@ -57,6 +57,10 @@ def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
 LEGACY = "\nLegacy's words: "
+OF_IN_AXES = (
+    " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
+    "argument list."
+)
 _FEWER = "Name fewer dimensions, or pass an array that has them"
 
 
@@ -176,13 +180,9 @@ def not_a_prefix(
     ours = f"{_result(place)} is {found}, but {where} has {asked} for it.{advice}"
     if argument:
         return ValueError(f"{ours} (The {where} of global_array is {show(specs)}.)")
-    hint = (
-        " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing "
-        "the argument list."
-    ) * (where == "in_axes")
     return ValueError(
         f"{ours}{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, got specification "
-        f"{show(specs)} for value tree {tree}.{hint}"
+        f"{show(specs)} for value tree {tree}.{OF_IN_AXES if where == 'in_axes' else ''}"
     )
 
 

@@ -28,8 +28,8 @@ def index_of(view: DeviceView, names: AxisNames) -> NamedValue:
     first, *rest = names
     index = _single_index(view, first)
     for name in rest:
-        joined = lambda major, minor, size=view.place(name).size: major * np.int32(size) + minor  # noqa: E731
-        index = apply_positional(view, joined, index, _single_index(view, name))
+        inner, size = _single_index(view, name), np.int32(view.place(name).size)
+        index = apply_positional(view, lambda major, minor, size=size: major * size + minor, index, inner)
     return index
 
 

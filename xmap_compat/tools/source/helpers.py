@@ -147,13 +147,14 @@ def pbroadcast(x, axis_name, source):
 
 
 def pargmax(x, axis_name, extremum=lax.pmax):
-    """The smallest index over axes at which x is largest."""
-    is_there = x == extremum(lax.stop_gradient(x), axis_name)
-    return lax.pmin(jnp.where(is_there, lax.axis_index(axis_name), lax.axis_size(axis_name)), axis_name)
+    """The smallest index over axes at which x is largest, or NaN."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    found = jnp.where(x == extremum(lax.stop_gradient(x), axis_name), index, size)
+    return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size
 
 
 def pargmin(x, axis_name):
-    """The smallest index over axes at which x is smallest."""
+    """The smallest index over axes at which x is smallest, or NaN."""
     return pargmax(x, axis_name, lax.pmin)
 
 
