@@ -24,11 +24,12 @@ def bind_named(
     levels = view.local_names(names)
     operands = vary_alike(view, operands)
     data = [vary_over(view, v, names).data for v in operands]
+    if not levels:
+        outs = _jax.bind(primitive, data, params)
+        return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
     try:
         outs = _jax.bind_batched(primitive, data, params, _levels(view, operands, levels))
     except NotImplementedError:  # JAX (to 0.12) maps no initial value of lax.reduce, for one
-        if not levels:
-            raise
         return bind_per_element(view, primitive, operands, params)
     return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -144,8 +143,8 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     placements = _placements(declared, sizes, scope)
     checker = Checker(placements, declared.name)
     for names, path in zip(input_names, arguments.paths):
-        place = functools.partial("an input to an xmapped function {} ({})".format, declared.name, path)
-        checker.check_distinct_resources(names, place)
+        place = f"an input to an xmapped function {declared.name} ({path})"
+        checker.check_distinct_resources(names, place.__str__)
     nested = bool(enclosing_bodies())
     body = Body({name: sizes[name] for name in placements}, scope, axes.offered(scope))
     program = trace_program(declared.fun, arguments.types(), input_names, body)

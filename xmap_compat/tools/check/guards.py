@@ -104,11 +104,11 @@ class Guards:
         self.optional: dict[str, str] = {}
         self._flags: dict[str, Conditions] = {}  # local names that are True after successful imports
         self._since: dict[str, int] = {}  # the lines where those are set
-        tries = [node for node in ast.walk(tree) if isinstance(node, TRIES)]
+        parts = list(ast.walk(tree))
+        tries = [node for node in parts if isinstance(node, TRIES)]
         for node in tries:
             if caught_by(node, bindings) & {"import", "module"}:
                 self._learn(node)
-        parts = list(ast.walk(tree))
         made = [(local, value, bindings.of_getattr(value) or "") for n in parts for local, value in assignments(n)]
         self.optional.update((local, name) for local, _, name in made if is_of_jax(name))
         empty = Counter(local for local, value, name in made if _is_falsy(value) or is_of_jax(name))
