@@ -57,17 +57,6 @@ def test_the_tutorial_shows_what_its_notebook_stores():
 
 
 @pytest.mark.slow
-def test_the_search_trains_under_what_it_has_found():
-    done = run_example("search", "--steps", "80")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "25 assignments, best first" in done.stdout
-    (score,) = re.findall(r"held-out digits: ([\d.]+)%", done.stdout)
-    assert float(score) > 95
-    (resources,) = re.findall(r"training under axis_resources=(.*)", done.stdout)
-    assert {"inputs", "classes"} <= eval(resources).keys()
-
-
-@pytest.mark.slow
 def test_digits_fails_when_it_has_not_learnt():
     done = run_digits("--steps", "1")
     assert done.returncode == 1

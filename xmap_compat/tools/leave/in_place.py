@@ -12,6 +12,7 @@ from typing import Any
 
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.places import Reached
+from xmap_compat.tools.source import source
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
@@ -101,7 +102,7 @@ def _is_typed(plan: Any, names: AxisNames, rules: Sequence[RuleOver]) -> bool:
     if why_unchecked(plan, names, rules) is not None or any(plan.staged.placed.undeclared):
         return False
     try:
-        return "check_vma=False" not in plan.source(run=False)
+        return "check_vma=False" not in source(plan, run=False)
     except NotImplementedError:
         return False
 
