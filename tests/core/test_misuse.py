@@ -26,6 +26,8 @@ from xmap_compat.legacy import maps
 from xmap_compat.random import NamedShape
 from xmap_compat.testing import assignments
 
+LEGACY = "\nLegacy's words: "
+
 I = ["i", ...]  # noqa: E741
 J, BATCH = ["j", ...], ["batch", ...]
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -795,9 +797,11 @@ MISUSES = {
     ),
     "resources of an axis that the call lacks": (
         lambda: xmap(identity, I, I, axis_resources={"i": "x", "b": "y"}),
-        UserWarning,
-        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the "
-        "following are missing: {'b'}. Their axis_resources are ignored",
+        ValueError,
+        "axis_resources has entries for `b`, which neither in_axes nor axis_sizes name: the axes of this xmap are `i`. "
+        "Name one of these, or leave the entry out"
+        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        "missing: {'b'}",
     ),
     "a size that two mesh axes do not divide": (
         lambda: on_grid(identity, I, I, ones(12), axis_resources={"i": ("x", "y")}),
@@ -2078,17 +2082,22 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
 @pytest.mark.parametrize(
     ("resources", "advice"),
     [
-        ({"bacth": "x"}, "{'bacth'}. Their axis_resources are ignored. Did you mean `batch`?"),
-        ({"x": "batch"}, "{'x'}. Their axis_resources are ignored. Did you mean the other way round, {'batch': 'x'}?"),
-        ({"zz": "x"}, "{'zz'}. Their axis_resources are ignored"),
+        ({"bacth": "x"}, "Did you mean `batch`?"),
+        ({"x": "batch"}, "Did you mean the other way round, {'batch': 'x'}?"),
+        ({"zz": "x"}, "Name one of these, or leave the entry out"),
+        ({"zz": ()}, "Name one of these, or leave the entry out"),
     ],
-    ids=["a typing error", "the other way round", "another name"],
+    ids=["a typing error", "the other way round", "another name", "without resources"],
 )
 def test_resources_of_an_axis_that_is_not_there(resources, advice):
-    with pytest.warns(UserWarning) as caught:
+    """An error; only programs that run unmodified, as older releases took them, are warned."""
+    with pytest.raises(ValueError, match=re.escape(f"are `batch`. {advice}{LEGACY}All axes that")) as raised:
         xmap(identity, BATCH, BATCH, axis_resources=resources)
+    with pytest.warns(UserWarning) as caught:
+        fun = maps.xmap(identity, BATCH, BATCH, axis_resources=resources)
     (warning,) = caught
-    assert (str(warning.message).partition("missing: ")[2], warning.filename) == (advice, __file__)
+    assert (str(warning.message), warning.filename) == (f"Ignored: {raised.value}", __file__)
+    np.testing.assert_array_equal(fun(np.arange(3.0)), np.arange(3.0))
 
 
 # -------------------------------------------------------------------------------- numbers that are none

@@ -324,13 +324,15 @@ def _loop_meant(resource: Any) -> str:
     return f". To compute an axis in {resource} chunks write SerialLoop({resource})" if type(resource) is int else ""
 
 
-def unused_resources_text(unused: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> str:
-    """``unused``: axes that the call does not have, and the resources that they are given."""
-    turned = {r: name for name, entries in unused.items() for r in entries if r in known}
-    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unused, known)
-    return (
-        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
-        f"missing: {as_set(unused)}. Their axis_resources are ignored{meant}"
+def unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> ValueError:
+    """``unknown``: axes that the call does not have, and the resources that they are given."""
+    turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
+    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    return ValueError(
+        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
+        f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
+        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        f"missing: {as_set(unknown)}"
     )
 
 
