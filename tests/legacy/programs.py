@@ -119,7 +119,7 @@ add(
 )
 EmptyState = namedtuple("EmptyState", "")
 PAIR = lambda *args: (args[0] * 2, args[1])
-# ``()`` is read as ``[]``, a scalar without names, below the whole of a specification: in_axes, out_axes, arguments, body.
+# ``()`` is ``[]``, a scalar without names, anywhere below the whole of in_axes and out_axes.
 EMPTY_TUPLES = {
     "one_of_several_results": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32()), PAIR),
     "the_only_result": ((BY_I, {}), ((),), (f32(8, 3), f32()), lambda x, s: (s * 2,)),

@@ -209,7 +209,7 @@ def is_spec(entry):
         return not any(_is_container(value) for value in entry.values() if value is not None)
     if isinstance(entry, list):
         return _is_list_spec(entry)
-    return isinstance(entry, tuple) and (not entry or type(entry) is tuple and _is_list_spec(entry))
+    return isinstance(entry, tuple) and (not entry or (type(entry) is tuple and _is_list_spec(entry)))
 
 
 def _is_list_spec(entry):
