@@ -625,7 +625,7 @@ MISUSES = {
     "two sizes in two arguments": (
         lambda: xmap(add, I, I)(ones(5), ones(6)),
         ValueError,
-        "Axis `i` has size 5 in args[0], but size 6 in args[1]. One in_axes applies to all arguments. To tell them "
+        "Axis `i` has size 5 in args[0], but size 6 in args[1]. One in_axes is for all arguments. To tell them "
         "apart, write a tuple, with {} for what is not mapped\n"
         "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
         "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
@@ -633,7 +633,7 @@ MISUSES = {
     "a size of one does not broadcast": (
         lambda: xmap(add, I, I)(ones(1), ones(6)),
         ValueError,
-        "Axis `i` has size 1 in args[0], but size 6 in args[1]. One in_axes applies to all arguments. To tell them "
+        "Axis `i` has size 1 in args[0], but size 6 in args[1]. One in_axes is for all arguments. To tell them "
         "apart, write a tuple, with {} for what is not mapped\n"
         "Legacy's words: The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
         "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1",
@@ -1839,7 +1839,7 @@ MISUSES = {
     "an axis for the compiler that the mesh does not have": (
         lambda: beside("z"),
         ValueError,
-        "compiler_axes leaves mesh axes {'z'} to the compiler, but the mesh in scope at the call has the axes {'x', "
+        "compiler_axes leaves {'z'} to the compiler, but the mesh in scope at the call has the axes {'x', "
         "'y'}. Name some of these, and enter compiler_axes around calls under that mesh only",
     ),
     "an axis of the compiler as a resource": (
