@@ -139,8 +139,8 @@ def matrix(f):
 def expected(structure, communicates):
     """What :func:`derivatives` returns.
 
-    JAX traces the transpose of ``pulled_inside`` and the transposed solve in the body, where the transpose of a psum is a
-    psum: these are what ``jax.vmap`` makes of them.  (Its derivatives of a branch are not: it cuts them before a psum.)
+    JAX traces the transpose of ``pulled_inside`` and the transposed solve in the body, where the transpose of a psum is
+    a psum: these are what ``jax.vmap`` says.  (Its derivatives of a branch are not: it cuts them before a psum.)
     """
     m = dense(structure, communicates)
     op = functools.partial(STRUCTURES[structure], InJax(communicates))

@@ -129,7 +129,7 @@ def define_named_primitive(
     def effectful_abstract_eval(*operands, **params):
         for axis in params["axes"]:
             jax.lax.axis_size(axis)
-        shape, dtype = abstract_eval(*map(_plain_type, operands), **params)
+        shape, dtype = abstract_eval(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), **params)
         return jax.core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
 
     primitive.def_effectful_abstract_eval(effectful_abstract_eval)
@@ -162,18 +162,11 @@ def define_named_primitive(
     return primitive
 
 
-def _plain_type(aval):
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
 def define_attached_tangent(name: str, tangent: Callable[..., Any], of: int = 1) -> Any:
-    """A primitive ``(out, *others) -> out`` with a derivative: ``tangent(tangent of one operand, out, *others, **params)``.
+    """A primitive ``(out, *others) -> out`` with a derivative ``tangent(that of operand k, out, *others, **params)``.
 
-    Args:
-      of: which operand.  If it is ``out`` itself (0), the tangent must equal its own transpose.
-
-    Other operands must have been computed without derivatives.  A parameter ``reduced`` holds the dimensions of the
-    others that ``out`` does not have.
+    The number k is ``of``; if it is 0, the tangent must be its own transpose.  The other operands must have been
+    computed without derivatives.  A parameter ``reduced`` holds those of their dimensions that ``out`` does not have.
     """
     primitive = Primitive(name)
     primitive.def_impl(lambda out, *others, **params: out)
