@@ -454,6 +454,8 @@ def arrows_of_tools(sources):
 
 
 def tool_of(name):
+    if in_folder(name, "tools.leave.old_check"):  # until leave and source stand on the new check
+        return "tools.leave.old_check"
     return ".".join(name.split(".")[:2])
 
 
@@ -541,13 +543,15 @@ MOST_LINES_OF_FOLDERS = {
     # plans, the search, views, messages
     "tools": 4_653,
     # which removed names an old program uses, and edits of them
-    "tools.check": 2_796,
+    "tools.check": 1_321,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 2_166,
+    "tools.leave": 2_344,
+    # what leave and source read of the old check, until they stand on the new one
+    "tools.leave.old_check": 1_483,
     # programs for plain JAX: read, rewritten, mapped, proved and run
     "tools.source": 3_708,
 }
-MOST_LINES_OF_ALL = 27_852
+MOST_LINES_OF_ALL = 28_030
 
 
 def lines_by_folder(sources):
