@@ -381,7 +381,6 @@ FACE = [
     "numpy",
     "random",
     "braces",
-    "annotations",
     "testing",
     "processes",
     "__main__",
@@ -455,6 +454,8 @@ def arrows_of_tools(sources):
 
 
 def tool_of(name):
+    if in_folder(name, "tools.leave.old_check"):  # until leave and source stand on the new check
+        return "tools.leave.old_check"
     return ".".join(name.split(".")[:2])
 
 
@@ -528,7 +529,7 @@ def test_files_are_short():
 # thing adds, another of the same folder gives back.
 MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
-    "": 2_953,
+    "": 2_514,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
     "_jax": 2_525,
     # the way of a call, and its messages
@@ -538,17 +539,19 @@ MOST_LINES_OF_FOLDERS = {
     # one row for each collective, one rule for each structured equation
     "core.rules": 2_169,
     # what old programs find again; the table of removed names; its messages
-    "legacy": 1_642,
+    "legacy": 1_580,
     # plans, the search, views, messages
     "tools": 4_653,
     # which removed names an old program uses, and edits of them
-    "tools.check": 2_796,
+    "tools.check": 1_321,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 2_166,
+    "tools.leave": 2_344,
+    # what leave and source read of the old check, until they stand on the new one
+    "tools.leave.old_check": 1_483,
     # programs for plain JAX: read, rewritten, mapped, proved and run
     "tools.source": 3_708,
 }
-MOST_LINES_OF_ALL = 27_852
+MOST_LINES_OF_ALL = 28_030
 
 
 def lines_by_folder(sources):
@@ -597,7 +600,7 @@ def test_functions_are_short():
 
 
 def test_what_must_wait_for_the_program_does_not_import_jax():
-    parts = ("__main__", "tools.check", "legacy.removed", "legacy.import_hook", "pytest_plugin")
+    parts = ("__main__", "tools.check", "legacy.removed", "legacy.import_hook")
     imported = ", ".join(f"xmap_compat.{part}" for part in parts)
     program = f"import sys, {imported}; print('jax' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -7,8 +7,8 @@ import pytest
 
 from xmap_compat.legacy import removed
 from xmap_compat.legacy.not_restored import REASONS, why_not_restored
-from xmap_compat.tools.check.advice import FAMILY, MAPS
 from xmap_compat.tools.check.report import check_files
+from xmap_compat.tools.leave.old_check.advice import FAMILY, MAPS
 
 GONE = json.loads((Path(__file__).parent / "gone.json").read_text())
 MOVED = {row.name for row in removed.TABLE if row.kind == removed.MODULE}

@@ -14,8 +14,8 @@ import forks
 import numpy as np
 import pytest
 
-from xmap_compat.tools.check.advice import BY_HAND
 from xmap_compat.tools.check.report import check_files
+from xmap_compat.tools.leave.old_check.advice import BY_HAND
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "zoo").glob("*.py"))

@@ -117,6 +117,46 @@ add(
     Pair(f32(8, 3), f32(3, 8)),
     on=ONE,
 )
+EmptyState = namedtuple("EmptyState", "")
+PAIR = lambda *args: (args[0] * 2, args[1])
+# ``()`` is ``[]``, a scalar without names, anywhere below the whole of in_axes and out_axes.
+EMPTY_TUPLES = {
+    "one_of_several_results": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32()), PAIR),
+    "the_only_result": ((BY_I, {}), ((),), (f32(8, 3), f32()), lambda x, s: (s * 2,)),
+    "in_a_dict_of_results": ((BY_I, {}), {"x": BY_I, "s": ()}, (f32(8, 3), f32()), lambda x, s: {"x": x, "s": s + 1}),
+    "in_a_list_of_results": ((BY_I, {}), [BY_I, ()], (f32(8, 3), f32()), lambda x, s: [x, s]),
+    "below_a_tuple_of_results": ((BY_I, {}), ((BY_I, ()), ()), (f32(8, 3), f32()), lambda x, s: ((x, s), s)),
+    "a_prefix_of_results": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32()), lambda x, s: (x, {"a": s, "b": (s, 1.0)})),
+    "an_argument": ((BY_I, ()), BY_I, (f32(8, 3), f32()), lambda x, s: x * s),
+    "the_only_argument": (((),), BY_I, (f32(),), lambda s: s + lax.axis_index("i")),
+    "an_argument_of_a_list": ([BY_I, ()], BY_I, (f32(8, 3), f32()), lambda x, s: x * s),
+    "in_a_dict_of_arguments": (
+        ({"x": BY_I, "s": ()},),
+        BY_I,
+        ({"x": f32(8, 3), "s": f32()},),
+        lambda t: t["x"] * t["s"],
+    ),
+    "a_prefix_of_arguments": (
+        (BY_I, ()),
+        BY_I,
+        (f32(8, 3), {"a": f32(), "b": f32()}),
+        lambda x, t: x * t["a"] + t["b"],
+    ),
+    "in_a_named_tuple": ((Pair(BY_I, ()),), Pair((), BY_I), (Pair(f32(8, 3), f32()),), lambda p: Pair(p.right, p.left)),
+    "an_argument_of_rank_one": ((BY_I, ()), BY_I, (f32(8, 3), f32(3)), lambda x, s: x * s),
+    "a_result_of_rank_one": ((BY_I, {}), (BY_I, ()), (f32(8, 3), f32(3)), PAIR),
+    "an_empty_tuple": ((BY_I, ()), (BY_I, ()), (f32(8, 3), ()), PAIR),
+    "an_empty_dict": ((BY_I, ()), (BY_I, ()), (f32(8, 3), {}), PAIR),
+    "a_tree_without_arrays": ((BY_I, ()), (BY_I, ()), (f32(8, 3), {"a": (), "b": None}), PAIR),
+    "an_empty_state": ((BY_I, ()), (BY_I, ()), (f32(8, 3), EmptyState()), PAIR),
+    "an_empty_state_as_its_own_spec": ((BY_I, EmptyState()), (BY_I, EmptyState()), (f32(8, 3), EmptyState()), PAIR),
+    "an_empty_state_as_the_spec_of_a_scalar": ((BY_I, EmptyState()), (BY_I, EmptyState()), (f32(8, 3), f32()), PAIR),
+    "all_of_no_arguments": ((), BY_I, (), lambda: lax.axis_index("i")),
+    "all_of_one_argument": ((), BY_I, (f32(),), lambda s: s),
+    "all_of_the_results": ((BY_I,), (), (f32(8, 3),), lambda x: ()),
+}
+for where, (in_axes, out_axes, args, body) in EMPTY_TUPLES.items():
+    add(f"empty_tuple:{where}", body, in_axes, out_axes, *args, axis_sizes={"i": 8}, on=PART)
 add("argument_twice_in_the_results", lambda x: (x, x), BY_I, (BY_I, {1: "i"}), f32(8, 3), on=ONE)
 add("constant_results", lambda x: (1, 2.5, jnp.arange(3)), BY_I, ({}, {}, {}), f32(8, 3), on=ONE)
 
@@ -1136,11 +1176,4 @@ add(
     BY_I,
     f32(8),
     on={"b:x": {"b": "x"}},
-    differs={
-        "all": Differs(
-            "legacy 0.4.30: a ValueError, older releases ignored it; ours warns",
-            lambda x: 2 * x,
-            warning="have to appear in in_axes or axis_sizes, but the following are missing: {'b'}",
-        )
-    },
 )

@@ -13,9 +13,10 @@ from subprocesses import run
 
 from xmap_compat import install
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check import advice, fix, judge, reader, report, resolve
-from xmap_compat.tools.check.advice import CHANGE, DIFFERS, WORKS
+from xmap_compat.tools.check import judge, reader, report, resolve
 from xmap_compat.tools.check.report import check_files
+from xmap_compat.tools.leave.old_check import advice, fix
+from xmap_compat.tools.leave.old_check.advice import CHANGE, DIFFERS, WORKS
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import forks
 import pytest
 
-from xmap_compat.tools.check import fix, resolve
-from xmap_compat.tools.check.advice import BY_HAND, UNSEEN
+from xmap_compat.tools.check import resolve
 from xmap_compat.tools.check.judge import needing_install
 from xmap_compat.tools.check.report import check_files
+from xmap_compat.tools.leave.old_check import fix
+from xmap_compat.tools.leave.old_check.advice import BY_HAND, UNSEEN
 
 TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text()
 PROGRAMS = dict(re.findall(r"(?ms)^### (\w+)\n(.*?)(?=^### |\Z)", TEXT))

@@ -21,11 +21,11 @@ import pytest
 
 from xmap_compat import xmap
 from xmap_compat.core import placement
-from xmap_compat.tools.check import fix
-from xmap_compat.tools.check.sources import decoded, python_of
 from xmap_compat.tools.leave import command, edits, patch, verifying
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
+from xmap_compat.tools.leave.old_check import fix
+from xmap_compat.tools.leave.old_check.sources import decoded, python_of
 from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import Recorder, note_entered
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier

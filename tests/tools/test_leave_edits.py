@@ -21,11 +21,11 @@ import pytest
 import xmap_compat
 from xmap_compat import api
 from xmap_compat.tools import plan as plans
-from xmap_compat.tools.check import fix
 from xmap_compat.tools.leave import edits
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.in_place import laid_out
+from xmap_compat.tools.leave.old_check import fix
 from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.proving import prove
 from xmap_compat.tools.leave.recording import note_entered

@@ -12,10 +12,10 @@ import pytest
 import test_leave_edits
 from test_leave_edits import Left, assert_close, x
 
-from xmap_compat.tools.check import fix
 from xmap_compat.tools.leave import command
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.edits import edits_of
+from xmap_compat.tools.leave.old_check import fix
 from xmap_compat.tools.leave.proving import EditedFile, prove
 
 BRANCHES = """

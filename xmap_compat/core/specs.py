@@ -54,9 +54,13 @@ def parse_specs(where: str, tree: Any) -> Any:
     Raises:
       TypeError, ValueError: a malformed specification.
     """
+    if isinstance(tree, tuple) and not tree:
+        return ()  # there are no arguments; below the whole, ``()`` is a scalar, like ``[]``
     if where == "in_axes" and isinstance(tree, dict) and not is_spec(tree):
         # The arguments are a tuple: a dictionary can only be one specification for all of them.
-        _check_dict_names(where, tree)
+        for position, name in tree.items():
+            if isinstance(position, int) and isinstance(name, tuple):
+                raise errors.bad_axis_name(where, name, where, tree)
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_spec)
     except ValueError:
@@ -68,8 +72,7 @@ def parse_specs(where: str, tree: Any) -> Any:
 
 def spec_names(specs: Any) -> list[AxisName]:
     """The axis names of parsed specs, each once, in the order of their appearance."""
-    leaves = jax.tree.leaves(specs)
-    return list(dict.fromkeys(name for spec in leaves for _, name in spec.names))
+    return list(dict.fromkeys(name for spec in jax.tree.leaves(specs) for _, name in spec.names))
 
 
 def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
@@ -205,13 +208,13 @@ def is_spec(entry):
         return not any(_is_container(value) for value in entry.values() if value is not None)
     if isinstance(entry, list):
         return _is_list_spec(entry)
-    return type(entry) is tuple and bool(entry) and _is_list_spec(entry)
+    return isinstance(entry, tuple) and (not entry or (type(entry) is tuple and _is_list_spec(entry)))
 
 
 def _is_list_spec(entry):
-    if any(x is ... or isinstance(x, str) for x in entry):
-        return True
-    return not any(_is_container(x) for x in entry if x is not None)
+    return any(x is ... or isinstance(x, str) for x in entry) or not any(
+        _is_container(x) for x in entry if x is not None
+    )
 
 
 def _parse_spec(where, spec, path):
@@ -230,12 +233,6 @@ def _parse_dict(where, spec, path):
     if any(k < 0 for k in spec):
         raise errors.negative_axis(where, spec, path)
     return _make_spec(where, [(int(k), spec[k]) for k in sorted(spec)], None, spec, path)
-
-
-def _check_dict_names(where, tree):
-    for position, name in tree.items():
-        if isinstance(position, int) and isinstance(name, tuple):
-            raise errors.bad_axis_name(where, name, where, tree)
 
 
 def _parse_list(where, spec, path):

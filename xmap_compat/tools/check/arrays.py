@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xmap_compat.tools.check.advice import Advice, written
+from xmap_compat.tools.leave.old_check.advice import Advice, written
 
 ATTRIBUTES = {
     "device_buffer": "x.addressable_data(0)",

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.check.names import Bindings, assignments, bound_by, imported_names, own_nodes
-from xmap_compat.tools.check.uses import is_of_jax
+from xmap_compat.tools.leave.old_check.names import Bindings, assignments, bound_by, imported_names, own_nodes
+from xmap_compat.tools.leave.old_check.uses import is_of_jax
 
 
 class VersionTest(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check import advice as known
-from xmap_compat.tools.check.advice import Advice
 from xmap_compat.tools.check.guards import Conditions, VersionTest
 from xmap_compat.tools.check.resolve import Facts
-from xmap_compat.tools.check.uses import Reading, Reference, Use
+from xmap_compat.tools.leave.old_check import advice as known
+from xmap_compat.tools.leave.old_check.advice import Advice
+from xmap_compat.tools.leave.old_check.uses import Reading, Reference, Use
 
 
 def judged(reading: Reading, facts: Facts) -> list[Use]:

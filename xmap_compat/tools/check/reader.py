@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check import advice as known
 from xmap_compat.tools.check import arrays
-from xmap_compat.tools.check.advice import MAPS, Advice
 from xmap_compat.tools.check.guards import (
     NEVER,
     OTHERWISE,
@@ -22,7 +20,10 @@ from xmap_compat.tools.check.guards import (
     caught_names,
     gives_up,
 )
-from xmap_compat.tools.check.names import (
+from xmap_compat.tools.check.through_xmap import DERIVATIVES, XMAP_KEYWORDS, XMAPS, ThroughXmap, unused_resources
+from xmap_compat.tools.leave.old_check import advice as known
+from xmap_compat.tools.leave.old_check.advice import MAPS, Advice
+from xmap_compat.tools.leave.old_check.names import (
     Bindings,
     ScopedVisitor,
     assigned,
@@ -30,10 +31,9 @@ from xmap_compat.tools.check.names import (
     file_names,
     text_of,
 )
-from xmap_compat.tools.check.neighbours import NamesOf, Neighbours
-from xmap_compat.tools.check.sources import Place, Program, deep_recursion, program_of
-from xmap_compat.tools.check.through_xmap import DERIVATIVES, XMAP_KEYWORDS, XMAPS, ThroughXmap, unused_resources
-from xmap_compat.tools.check.uses import Reading, Reference, Use, family_advice, is_of_jax, unreadable
+from xmap_compat.tools.leave.old_check.neighbours import NamesOf, Neighbours
+from xmap_compat.tools.leave.old_check.sources import Place, Program, deep_recursion, program_of
+from xmap_compat.tools.leave.old_check.uses import Reading, Reference, Use, family_advice, is_of_jax, unreadable
 
 LOOKING = ("hasattr", "print", "repr", "str", "type", "id", "dir", "help", "bool", "callable")
 TYPES_OF = ("jax.core.get_aval", "jax.typeof")

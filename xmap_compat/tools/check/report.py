@@ -31,13 +31,13 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from xmap_compat.tools.check import fix, resolve
-from xmap_compat.tools.check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
+from xmap_compat.tools.check import resolve
 from xmap_compat.tools.check.judge import judged, needing_install
-from xmap_compat.tools.check.names import file_names
 from xmap_compat.tools.check.reader import read
-from xmap_compat.tools.check.sources import Place, source_files
-from xmap_compat.tools.check.uses import Reading, Use, is_of_jax, unreadable
+from xmap_compat.tools.leave.old_check import fix, names
+from xmap_compat.tools.leave.old_check.advice import BY_HAND, CHANGE, DIFFERS, UNDER, UNKNOWN, UNSEEN, WORKS
+from xmap_compat.tools.leave.old_check.sources import Place, source_files
+from xmap_compat.tools.leave.old_check.uses import Reading, Use, is_of_jax, unreadable
 
 # Printed after a rewrite, if programs still need install().
 INSTALL_CODE, NEEDS_INSTALL = 3, "needs xmap_compat.install()"
@@ -110,7 +110,7 @@ def _contents(path: str) -> bytes | None:
 
 def check_files(files: Iterable[str], texts: Mapping[str, bytes] = {}) -> Checked:
     """Read programs, and look up their names.  ``texts`` replace the contents of some files."""
-    readings, names_of = [], file_names(texts)
+    readings, names_of = [], names.file_names(texts)
     for path in files:
         try:
             with open(path, "rb") as file:

@@ -25,17 +25,7 @@ Answer = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The facts about a JAX.
-
-    Attributes:
-      jax: its release; empty if importing it fails, with the reason in ``error``.
-      names: for each name, ``"plain"`` if JAX has it, ``"installed"`` if it exists only under ``install()``,
-        ``"import"`` if another import must come first, or ``""``.
-      modules: the names that are modules.
-      refused: pairs of a function and a keyword that the function does not take.
-      options: the options that ``jax.config`` does not know, even under ``install()``.
-      installed: whether programs are judged as they run under ``install()``.
-    """
+    """The facts about a JAX; ``error`` says why there is none."""
 
     jax: str
     error: str = ""

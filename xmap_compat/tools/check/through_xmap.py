@@ -6,8 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from xmap_compat.tools.check.advice import MAPS
-from xmap_compat.tools.check.names import FUNCTIONS, Bindings, assignments, bound_by, is_literal, text_of
+from xmap_compat.tools.leave.old_check.advice import MAPS
+from xmap_compat.tools.leave.old_check.names import FUNCTIONS, Bindings, assignments, bound_by, is_literal, text_of
 
 XMAPS = (f"{MAPS}.xmap", "xmap_compat.xmap", "xmap_compat.api.xmap")
 XMAP_KEYWORDS = {"fun", "in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"}

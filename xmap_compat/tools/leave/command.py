@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from xmap_compat.tools.check import fix
-from xmap_compat.tools.check.sources import NOTEBOOK, python_of
 from xmap_compat.tools.leave import messages, patch
 from xmap_compat.tools.leave.construction import Construction, Edited, FileEdit
+from xmap_compat.tools.leave.old_check import fix
+from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.verifying import moved
 from xmap_compat.tools.text import plural, table

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.check.fix import Edit
+from xmap_compat.tools.leave.old_check.fix import Edit
 
 FileEdit = tuple[str, Edit]  # the path of a file, and an edit of it
 # Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,

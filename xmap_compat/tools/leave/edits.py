@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from xmap_compat.tools.check.fix import Edit
-from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited, Entered
 from xmap_compat.tools.leave.in_place import TOKENS, InPlace, decorators, laid_out
+from xmap_compat.tools.leave.old_check.fix import Edit
+from xmap_compat.tools.leave.old_check.names import first_line
 from xmap_compat.tools.leave.places import Reached, Site, check_dropped, is_under, site_of
 from xmap_compat.tools.leave.shared import FileNames, Shared
 from xmap_compat.tools.leave.verifying import in_a_line

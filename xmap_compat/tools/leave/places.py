@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import jax
 
 import xmap_compat
-from xmap_compat.tools.check.names import first_line
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction
+from xmap_compat.tools.leave.old_check.names import first_line
 from xmap_compat.tools.source.imports import file_of, is_library, is_ours, is_xmapped
 from xmap_compat.tools.source.nested import is_xmap
 from xmap_compat.tools.source.text import NotWritable

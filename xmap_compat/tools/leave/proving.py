@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-from xmap_compat.tools.check import fix
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Construction, Edited
+from xmap_compat.tools.leave.old_check import fix
 from xmap_compat.tools.leave.places import Reached, Site
 from xmap_compat.tools.source import beside, proof
 from xmap_compat.tools.source.program import axis_names

@@ -8,19 +8,19 @@ import os
 import re
 from collections.abc import Iterable, Sequence, Set
 
-from xmap_compat.tools.check import fix
-from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
-from xmap_compat.tools.check.fix import Edit, replacing
-from xmap_compat.tools.check.names import (
+from xmap_compat.tools.leave.construction import Entered
+from xmap_compat.tools.leave.old_check import fix
+from xmap_compat.tools.leave.old_check.advice import MAPS, MAPS_NAMES
+from xmap_compat.tools.leave.old_check.fix import Edit, replacing
+from xmap_compat.tools.leave.old_check.names import (
     Bindings,
     ScopedVisitor,
     bound_anywhere,
     bound_by,
     constant_text,
 )
-from xmap_compat.tools.check.renamed import RENAMED
-from xmap_compat.tools.check.sources import NOTEBOOK, program_of
-from xmap_compat.tools.leave.construction import Entered
+from xmap_compat.tools.leave.old_check.renamed import RENAMED
+from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, program_of
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.imports import IMPORTED
 from xmap_compat.tools.source.text import Names

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat.tools.check.names import Bindings, first_line, own_names
+from xmap_compat.tools.leave.old_check.names import Bindings, first_line, own_names
 from xmap_compat.tools.source import old_names
 from xmap_compat.tools.source.text import NotWritable
 from xmap_compat.tools.source.user_code import Piece, file_at, imported_as

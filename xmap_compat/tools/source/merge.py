@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xmap_compat.tools.check.names import first_line
+from xmap_compat.tools.leave.old_check.names import first_line
 from xmap_compat.tools.source.text import EDITED, Names, NotWritable, module_text
 from xmap_compat.tools.source.user_code import renamed
 

@@ -18,7 +18,7 @@ from jax import lax
 
 from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.tools.check.names import assigned_once, bound_by, first_line, imported_names, own_nodes
+from xmap_compat.tools.leave.old_check.names import assigned_once, bound_by, first_line, imported_names, own_nodes
 from xmap_compat.tools.source.text import NotWritable, literal
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from xmap_compat.tools.check.advice import MAPS, MAPS_NAMES
-from xmap_compat.tools.check.neighbours import ALL, OWN, NamesOf, Neighbours, leads_on
-from xmap_compat.tools.check.sources import program_of
+from xmap_compat.tools.leave.old_check.advice import MAPS, MAPS_NAMES
+from xmap_compat.tools.leave.old_check.neighbours import ALL, OWN, NamesOf, Neighbours, leads_on
+from xmap_compat.tools.leave.old_check.sources import program_of
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from xmap_compat.tools.check.names import is_literal, text_of
+from xmap_compat.tools.leave.old_check.names import is_literal, text_of
 
 REDUCTIONS = {"psum", "pmean", "pmax", "pmin", "pdot", "xeinsum", "all_gather", "pargmax", "pargmin"}
 

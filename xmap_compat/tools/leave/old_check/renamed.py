@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check.advice import HASHABLE, HASHABLES, LAX_NAMES, MAPS, OURS
-from xmap_compat.tools.check.names import Bindings, ScopedVisitor, constant_text
-from xmap_compat.tools.check.undeclared import may_be_undeclared
-from xmap_compat.tools.check.uses import is_of_jax
+from xmap_compat.tools.leave.old_check.advice import HASHABLE, HASHABLES, LAX_NAMES, MAPS, OURS
+from xmap_compat.tools.leave.old_check.names import Bindings, ScopedVisitor, constant_text
+from xmap_compat.tools.leave.old_check.undeclared import may_be_undeclared
+from xmap_compat.tools.leave.old_check.uses import is_of_jax
 
 PACKAGE, SPEC, CONSTRAINT = "xmap_compat", removed.SPEC, "jax.experimental.pjit.with_sharding_constraint"
 MESH, SHARDING = "jax.sharding.Mesh", removed.SHARDING

@@ -16,7 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from xmap_compat.legacy import removed
-from xmap_compat.tools.check.names import (
+from xmap_compat.tools.leave.old_check.names import (
     Bindings,
     ScopedVisitor,
     bound_anywhere,
@@ -25,9 +25,18 @@ from xmap_compat.tools.check.names import (
     imported_names,
     text_of,
 )
-from xmap_compat.tools.check.neighbours import Neighbours
-from xmap_compat.tools.check.renamed import CONSTRAINT, GONE, PACKAGE, RENAMED, SPEC, Others, Renaming, others_of
-from xmap_compat.tools.check.sources import NOTEBOOK, Program, cells_of, program_of
+from xmap_compat.tools.leave.old_check.neighbours import Neighbours
+from xmap_compat.tools.leave.old_check.renamed import (
+    CONSTRAINT,
+    GONE,
+    PACKAGE,
+    RENAMED,
+    SPEC,
+    Others,
+    Renaming,
+    others_of,
+)
+from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, Program, cells_of, program_of
 
 PJIT = "jax.experimental.pjit.pjit"
 _OF_FUNCTIONS = [row for row in removed.KEYWORDS if row.function in (PJIT, CONSTRAINT, "jax.numpy.clip")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from xmap_compat.tools.check import advice as known
-from xmap_compat.tools.check.advice import Advice
-from xmap_compat.tools.check.sources import Place
+from xmap_compat.tools.leave.old_check import advice as known
+from xmap_compat.tools.leave.old_check.advice import Advice
+from xmap_compat.tools.leave.old_check.sources import Place
 
 
 @dataclasses.dataclass(frozen=True, order=True)
