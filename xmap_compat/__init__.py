@@ -48,7 +48,8 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
 
-__version__ = "1.0.0rc1"
+
+__version__: str = importlib.import_module("xmap_compat._version").__version__
 
 # Where the public names live, for dir(), completion, and the import at first use.
 _MODULES = ["lax", "numpy", "random", "testing"]

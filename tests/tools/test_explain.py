@@ -66,7 +66,7 @@ def program(tmp_path):
     return write
 
 
-TITLE = r"^---- plan (\d+), called at \S+?(\w+\.py):(\d+) \(([\w<>]+)\) -*$"
+TITLE = r"^---- plan (\d+), called at \S*?(\w+\.py):(\d+) \(([\w<>]+)\) -*$"
 
 
 def own_output(text):

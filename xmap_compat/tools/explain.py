@@ -136,7 +136,9 @@ class Report:
                 self._print("\n".join(view("text").table(rows)))
             for k, call in enumerate(self._calls, 1):
                 if call.plan:
-                    rule = f"---- plan {k}, called at {call.where} ".ljust(view("text").WIDTH, "-")
+                    rule = f"---- plan {k}, called at {call.where.removeprefix(self.folder)} ".ljust(
+                        view("text").WIDTH, "-"
+                    )
                     self._print(f"\n{rule}\n{call.plan}\n")
 
     def _print(self, text: str) -> None:

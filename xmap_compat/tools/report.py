@@ -13,6 +13,7 @@ from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.tools.plan import Array, CallPlan
 from xmap_compat.tools.search import Candidate, Candidates
+from xmap_compat.tools.shown import axes_name
 from xmap_compat.tools.steps import Compiled, StepPlan
 from xmap_compat.tools.text import (
     WIDTH,
@@ -131,7 +132,7 @@ def _total(plan: CallPlan | StepPlan) -> str:
 
 def _sent_over(sent: Mapping[Any, int]) -> str:
     """``1.5 KiB over x, 96 B over y``"""
-    return listed(f"{show_bytes(count)} over {axis}" for axis, count in sent.items() if count) or "nothing"
+    return listed(f"{show_bytes(count)} over {axes_name(axis)}" for axis, count in sent.items() if count) or "nothing"
 
 
 def _lines(lines: Iterable[str]) -> str:
@@ -190,7 +191,7 @@ def _search_lines(found: Candidates) -> list[str]:
     order = "the fastest first" if any(c.seconds for c in usable) else "the order is no judgement"
     lines = [f"{plural(len(usable), 'assignment')} to {show_mesh(found.mesh)}; {order}"]
     lines.append("devices: those that do different work. held: arguments and results of the calls on a device, exactly")
-    lines[-1] += "; not the peak. sent: by a device"
+    lines[-1] += "; not the peak. sent: by a device, over each axis"
     if any(c.dominated for c in usable):
         lines.append("-: dominated: another one keeps as many devices busy, and has no larger figure and a smaller one")
     if found.memory is not None:
@@ -202,14 +203,14 @@ def _search_lines(found: Candidates) -> list[str]:
 def _usable_rows(found: Candidates) -> Rows:
     """The first candidates of a search, dominated ones last."""
     usable = [c for c in found if c.refused is None]
-    axes = list(usable[0].bytes_sent) if usable else []
+    axes = list(dict.fromkeys(axes for c in usable for axes in c.bytes_sent))
     is_run = any(c.seconds is not None for c in usable)
     compiled = ("flops", "peak") if found.compiled else ()
-    titles = "", "axis_resources", "devices", *compiled, "held", *(f"sent over {a}" for a in axes)
+    titles = "", "axis_resources", "devices", *compiled, "held", *(f"sent {axes_name(a)}" for a in axes)
     rows: Rows = [(*titles, *["median"] * is_run)]
     for c in usable[:MAX_CANDIDATES]:
         figures = [str(c.devices), *([show_count(c.flops or 0), show_bytes(c.peak)] if found.compiled else [])]
-        sent = [show_bytes(n) if n else "-" for n in c.bytes_sent.values()]
+        sent = [show_bytes(n) if (n := c.bytes_sent.get(a)) else "-" for a in axes]
         measured = [show_seconds(c.seconds) if c.seconds is not None else ""] * is_run
         rows.append(("-" * c.dominated, c.name, *figures, show_bytes(c.bytes_held), *sent, *measured))
     if (hidden := len(usable) - MAX_CANDIDATES) > 0:

@@ -14,7 +14,6 @@ import math
 import numbers
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, steps
-from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.shown import Shown, axes_name
 from xmap_compat.tools.text import listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
 
@@ -45,11 +44,12 @@ class Candidate:
       devices: how many devices do different work; the others do the same as one of these.
       bytes_held: bytes of the arguments and results of the xmapped calls on each device, exactly.  Not the peak:
         temporary values, and arrays outside of the calls, are not among them.  None if it was refused.
-      bytes_sent: bytes that each device sends over each mesh axis; a transfer over several counts for each of them.
+      bytes_sent: bytes that each device sends over each mesh axis, and over tuples of them at once.
       flops, peak: XLA's figures for one device; None unless it was compiled.
       seconds: the median of the measured seconds; None unless it was run.
       noise: half the distance of the quartiles of these seconds.
-      dominated: whether another one keeps as many devices busy, and has no larger and some smaller of these figures.
+      dominated: whether another one is as good in each of these figures and better in one: devices, FLOPs, peak, bytes
+        held, all bytes sent; and sends no more over any mesh axis, however a transfer over several is routed.
       refused: the reason why you cannot use it; else None.
       alike: the assignments that differ from this one only by an exchange of equal mesh axes.
     """
@@ -74,14 +74,14 @@ class Candidate:
 
     @property
     def facts(self) -> tuple[float, ...]:
-        """The figures that are compared, the less the better: idle devices, XLA's figures, bytes held and sent."""
+        """The figures that are compared, the less the better."""
         compiled = () if self.flops is None else (self.flops, self.peak or 0)
-        return (-self.devices, *compiled, self.bytes_held or 0, *self.bytes_sent.values())
+        return (-self.devices, *compiled, self.bytes_held or 0, sum(self.bytes_sent.values()))
 
 
 def _name_of(resources: Mapping[Any, Any]) -> str:
     axes = {n: r if isinstance(r, (tuple, list)) else (r,) for n, r in resources.items() if r != ()}
-    return listed(f"{n}: {'+'.join(map(str, rs))}" for n, rs in axes.items()) or "one device"
+    return listed(f"{n}: {axes_name(tuple(rs))}" for n, rs in axes.items()) or "one device"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -175,11 +175,10 @@ def search(
         raise no_devices(asked, scope)
     if measure and any(device.process_index != jax.process_index() for device in devices_of(scope)):
         raise errors.measured_by_each_process(asked)
-    with entered(None if is_abstract and mesh is None else scope), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about resources for axes that only some of the calls have
+    with entered(None if is_abstract and mesh is None else scope):
         task = _Task(f_or_make, args, dict(fixed or {}), memory, compiled)
-        found = _ranked(task.found())
-        found = _ranked(task.measured(found, measure)) if measure else found
+        found = _ranked(task.found(), scope)
+        found = _ranked(task.measured(found, measure), scope) if measure else found
     return Candidates(scope, tuple(found), memory, compiled)
 
 
@@ -211,13 +210,26 @@ def _maker(f_or_make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Ma
     return f_or_make
 
 
-def _ranked(found: Iterable[Candidate]) -> list[Candidate]:
+def _ranked(found: Iterable[Candidate], mesh: Any) -> list[Candidate]:
     """The candidates in order, with a mark on the dominated ones."""
     every = list(found)
-    facts = {c.facts for c in every if c.refused is None}
-    beaten = {f for f in facts if any(g != f and all(a <= b for a, b in zip(g, f)) for g in facts)}
-    marked = [dataclasses.replace(c, dominated=c.refused is None and c.facts in beaten) for c in every]
+    usable = [c for c in every if c.refused is None]
+    marked = [
+        dataclasses.replace(c, dominated=c.refused is None and any(_beats(other, c, mesh.shape) for other in usable))
+        for c in every
+    ]
     return sorted(marked, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts))
+
+
+def _beats(a: Candidate, b: Candidate, mesh_shape: Mapping[Any, int]) -> bool:
+    if a.facts == b.facts or any(ours > theirs for ours, theirs in zip(a.facts, b.facts)):
+        return False
+    spare = {axis: float(b.bytes_sent[axis] - a.bytes_sent[axis]) for axis in mesh_shape}
+    for axes in (key for key in {**a.bytes_sent, **b.bytes_sent} if key not in mesh_shape):
+        more, devices = a.bytes_sent.get(axes, 0) - b.bytes_sent.get(axes, 0), math.prod(mesh_shape[k] for k in axes)
+        for axis in axes:  # of all its bytes, b sends at least this share over the axis, if it comes first
+            spare[axis] -= more if more > 0 else more * (mesh_shape[axis] - 1) / (devices - 1)
+    return min(spare.values()) >= 0
 
 
 class _Task:
@@ -254,9 +266,10 @@ class _Task:
         for resources, *alike in _progress(self._choices(), "search"):
             c = dataclasses.replace(self._looked_at(resources), alike=tuple(alike))
             unordered = repr({n: sorted(map(str, rs)) for n, rs in parse_axis_resources(resources).items() if rs})
-            first = kept.setdefault((unordered, c.facts) if c.refused is None else len(kept), c)
+            key = unordered, c.facts, *c.bytes_sent.items(), c.refused and len(kept)
+            first = kept.setdefault(key, c)
             if first is not c:  # the order of mesh axes in a tuple changes the facts of few collectives
-                kept[unordered, c.facts] = dataclasses.replace(first, alike=(*first.alike, resources, *alike))
+                kept[key] = dataclasses.replace(first, alike=(*first.alike, resources, *alike))
         yield from kept.values()
 
     def _choices(self) -> list[list[dict[Any, Any]]]:
@@ -278,7 +291,8 @@ class _Task:
         """The choices without those that are dominated where their axis alone is split, by one plan of each."""
         kept, spread = dict[Any, list[Any]](), dict[Any, int]()
         for name, choices in possible.items():
-            found = [c for c in _ranked(self._looked_at({**self.fixed, name: c}) for c in choices) if c.refused is None]
+            looked = _ranked((self._looked_at({**self.fixed, name: c}) for c in choices), self.mesh)
+            found = [c for c in looked if c.refused is None]
             kept[name] = [c.axis_resources[name] for c in found if not c.dominated]
             sent = [sum(c.bytes_sent.values()) for c in found] or [0]
             spread[name] = max(sent) - min(sent)

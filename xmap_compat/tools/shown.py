@@ -40,18 +40,21 @@ class Shown:
         return plain(self)
 
 
+def axes_name(axes: Any) -> str:
+    """``x``, or ``x+y`` for a tuple."""
+    return "+".join(map(str, axes)) if isinstance(axes, tuple) else str(axes)
+
+
 def plain(value: Any) -> Any:
     """A value as dictionaries, lists, numbers and strings; a mesh as the sizes of its axes."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {axes_name(key): plain(entry) for key, entry in value.items()}
     if dataclasses.is_dataclass(value):
         fields = [field.name for field in dataclasses.fields(value) if field.compare]
         computed = [name for name, found in vars(type(value)).items() if isinstance(found, property)]
         return {name: plain(getattr(value, name)) for name in (*fields, *computed) if not name.startswith("_")}
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
     if isinstance(value, Iterable):
         return [plain(entry) for entry in value]
     return plain(dict(value.shape)) if hasattr(value, "axis_names") else str(value)

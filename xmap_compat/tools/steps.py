@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -41,7 +41,8 @@ from xmap_compat.tools.transfers import (
 )
 
 
-class Difference(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Difference:
     """Collectives of one kind over the same mesh axes: the bytes that each device sends, planned and compiled."""
 
     kind: str

@@ -100,14 +100,16 @@ def total_bytes(transfers: Iterable[Transfer]) -> int | None:
 
 
 def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[Any, int]:
-    """The bytes that each device sends over each axis of a mesh.
+    """The bytes that each device sends over each axis of a mesh; a while loop counts as one iteration.
 
-    A transfer over several axes counts for each of them, and a while loop as one iteration.
+    A transfer over several axes at once counts for the tuple of these, in the order of the mesh.
     """
-    sent = dict.fromkeys(() if mesh is None else mesh.axis_names, 0)
+    axes = () if mesh is None else mesh.axis_names
+    sent: dict[Any, int] = dict.fromkeys(axes, 0)
     for transfer in transfers:
-        for axis in transfer.mesh_axes:
-            sent[axis] = sent.get(axis, 0) + transfer.counted
+        first, *others = sorted(transfer.mesh_axes, key=lambda axis: axes.index(axis) if axis in axes else len(axes))
+        key = (first, *others) if others else first
+        sent[key] = sent.get(key, 0) + transfer.counted
     return sent
 
 

@@ -1,0 +1,3 @@
+"""The version, without an import of anything."""
+
+__version__ = "0.9.0"
