@@ -19,6 +19,7 @@ from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
     DeviceAxis,
+    OwnElement,
     Placement,
     Resources,
     Scope,
@@ -159,12 +160,25 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
         checker = Checker({**placements, **mesh_axes}, declared.name)
         placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
-    results = checker.results(program.jaxpr, input_names)
+    own = _own_elements(declared, checker, program, input_names, mesh_axes_used(program, placements))
+    placements = placements | own
+    checker = dataclasses.replace(checker, placements=checker.placements | own)
+    results = checker.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, placements))
     may_be_undeclared = declared.undeclared and not nested
     extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
     specs = (arguments.specs, tuple(out_specs))
     named = tuple(results)
     return PlacedCall(declared.name, scope, placements, *specs, program, named, extra, body, nested, compiler)
+
+
+def _own_elements(declared, checker, program, input_names, mesh_axes):
+    """The mesh axes along which arguments may be undeclared results, if a collective depends on it."""
+    if not (declared.undeclared and undeclared.exist.value):
+        return {}
+    own = undeclared.own_elements(mesh_axes, current_scope().mesh)
+    found = Checker(checker.placements | own, declared.name)
+    found.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, found.placements))
+    return {name: place for name, place in own.items() if name in found.met}
 
 
 def _check_outer_names(program, placements):
@@ -294,10 +308,10 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     for spec, names, path in zip(out_specs, results, result_paths(program)):
         wanted = frozenset(spec.position_of())
         extra = tuple(n for n in checker.placements if n in names - wanted)
-        if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
-            raise errors.undeclared_output(path, spec.source, extra)
-        if extra:
-            undeclared.warn(path, extra)
+        if own := [n for n in extra if not isinstance(n, OwnElement)]:
+            if not (may_be_undeclared and undeclared.can_stay(own, checker.placements)):
+                raise errors.undeclared_output(path, spec.source, own)
+            undeclared.warn(path, own)
         undeclared_axes.append(extra)
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
