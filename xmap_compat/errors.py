@@ -30,10 +30,9 @@ def missing_specs(names: Sequence[str]) -> TypeError:
 
 
 def keyword_arguments(names: Iterable[str]) -> TypeError:
-    listed = ", ".join(names)
     return TypeError(
-        f"xmapped functions take positional arguments only, but got the keyword arguments: {listed}. "
-        "Pass them by position, or bind them with functools.partial before xmap"
+        f"xmapped functions take positional arguments only, but got the keyword arguments: {', '.join(names)}. Pass "
+        "them by position, or bind them with functools.partial before xmap"
     )
 
 
@@ -224,9 +223,7 @@ def initializer_of_named_shape(dtype: Any) -> TypeError:
 
 
 def no_part_here(path: str, process: int) -> ValueError:
-    return ValueError(
-        f"{path} has no part on devices of process {process}. Ask for it only in the processes of its mesh"
-    )
+    return ValueError(f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only")
 
 
 def parts_are_no_block(path: str, sharding: Any) -> ValueError:

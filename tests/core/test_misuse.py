@@ -26,6 +26,8 @@ from xmap_compat.legacy import maps
 from xmap_compat.random import NamedShape
 from xmap_compat.testing import assignments
 
+LEGACY = "\nLegacy's words: "
+
 I = ["i", ...]  # noqa: E741
 J, BATCH = ["j", ...], ["batch", ...]
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -623,7 +625,7 @@ MISUSES = {
     "two sizes in two arguments": (
         lambda: xmap(add, I, I)(ones(5), ones(6)),
         ValueError,
-        "Axis `i` has size 5 in args[0], but size 6 in args[1]. One in_axes applies to all arguments. To tell them "
+        "Axis `i` has size 5 in args[0], but size 6 in args[1]. One in_axes is for all arguments. To tell them "
         "apart, write a tuple, with {} for what is not mapped\n"
         "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
         "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
@@ -631,7 +633,7 @@ MISUSES = {
     "a size of one does not broadcast": (
         lambda: xmap(add, I, I)(ones(1), ones(6)),
         ValueError,
-        "Axis `i` has size 1 in args[0], but size 6 in args[1]. One in_axes applies to all arguments. To tell them "
+        "Axis `i` has size 1 in args[0], but size 6 in args[1]. One in_axes is for all arguments. To tell them "
         "apart, write a tuple, with {} for what is not mapped\n"
         "Legacy's words: The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
         "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1",
@@ -795,9 +797,11 @@ MISUSES = {
     ),
     "resources of an axis that the call lacks": (
         lambda: xmap(identity, I, I, axis_resources={"i": "x", "b": "y"}),
-        UserWarning,
-        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the "
-        "following are missing: {'b'}. Their axis_resources are ignored",
+        ValueError,
+        "axis_resources has entries for `b`, which neither in_axes nor axis_sizes name: the axes of this xmap are `i`. "
+        "Name one of these, or leave the entry out"
+        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        "missing: {'b'}",
     ),
     "a size that two mesh axes do not divide": (
         lambda: on_grid(identity, I, I, ones(12), axis_resources={"i": ("x", "y")}),
@@ -1835,7 +1839,7 @@ MISUSES = {
     "an axis for the compiler that the mesh does not have": (
         lambda: beside("z"),
         ValueError,
-        "compiler_axes leaves mesh axes {'z'} to the compiler, but the mesh in scope at the call has the axes {'x', "
+        "compiler_axes leaves {'z'} to the compiler, but the mesh in scope at the call has the axes {'x', "
         "'y'}. Name some of these, and enter compiler_axes around calls under that mesh only",
     ),
     "an axis of the compiler as a resource": (
@@ -2078,17 +2082,22 @@ def test_a_source_that_cannot_be_read_does_not_hide_the_note():
 @pytest.mark.parametrize(
     ("resources", "advice"),
     [
-        ({"bacth": "x"}, "{'bacth'}. Their axis_resources are ignored. Did you mean `batch`?"),
-        ({"x": "batch"}, "{'x'}. Their axis_resources are ignored. Did you mean the other way round, {'batch': 'x'}?"),
-        ({"zz": "x"}, "{'zz'}. Their axis_resources are ignored"),
+        ({"bacth": "x"}, "Did you mean `batch`?"),
+        ({"x": "batch"}, "Did you mean the other way round, {'batch': 'x'}?"),
+        ({"zz": "x"}, "Name one of these, or leave the entry out"),
+        ({"zz": ()}, "Name one of these, or leave the entry out"),
     ],
-    ids=["a typing error", "the other way round", "another name"],
+    ids=["a typing error", "the other way round", "another name", "without resources"],
 )
 def test_resources_of_an_axis_that_is_not_there(resources, advice):
-    with pytest.warns(UserWarning) as caught:
+    """An error; only programs that run unmodified, as older releases took them, are warned."""
+    with pytest.raises(ValueError, match=re.escape(f"are `batch`. {advice}{LEGACY}All axes that")) as raised:
         xmap(identity, BATCH, BATCH, axis_resources=resources)
+    with pytest.warns(UserWarning) as caught:
+        fun = maps.xmap(identity, BATCH, BATCH, axis_resources=resources)
     (warning,) = caught
-    assert (str(warning.message).partition("missing: ")[2], warning.filename) == (advice, __file__)
+    assert (str(warning.message), warning.filename) == (f"Ignored: {raised.value}", __file__)
+    np.testing.assert_array_equal(fun(np.arange(3.0)), np.arange(3.0))
 
 
 # -------------------------------------------------------------------------------- numbers that are none
