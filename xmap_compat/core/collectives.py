@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
@@ -22,7 +22,7 @@ from xmap_compat.core.parameters import (
     mentioned_names,
     positions,
 )
-from xmap_compat.core.placement import OwnElement, Placement, is_of_devices
+from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.specs import AxisName
 
 
@@ -94,16 +94,6 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
 
 def has_groups(params: Params) -> bool:
     return params.get("axis_index_groups") is not None
-
-
-def operand_names(names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]) -> Names:
-    """The names of a collective's operand: with the collective's axes in the place of ``OwnElement`` of theirs."""
-    own = {n for n in names if isinstance(n, OwnElement)}
-    if not own:
-        return names
-    mesh_axes = {m for a in axes if a in placements for m in placements[a].mesh_axes}
-    met = {n for n in own if not mesh_axes.isdisjoint(placements[n].mesh_axes)}
-    return (names - met).union(a for a in axes if a in placements) if met else names
 
 
 def result_names(primitive: str, params: Params, operands: Sequence[Names], own: Names) -> Names:

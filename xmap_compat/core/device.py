@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.collectives import operand_names
 from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
+from xmap_compat.core.undeclared import operand_names
 from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
 
 

@@ -16,18 +16,12 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.collectives import (
-    COLLECTIVES,
-    check_parameters,
-    collectives_in,
-    names_used,
-    operand_names,
-    result_names,
-)
+from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
 from xmap_compat.core.parameters import Names, mentioned_names
-from xmap_compat.core.placement import DeviceAxis, OwnElement, Placement, is_of_devices
+from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.undeclared import decides_alone, operand_names
 from xmap_compat.core.values import is_smooth
 
 NONE: Names = frozenset()
@@ -164,14 +158,13 @@ class Checker:
 
     def _operand(self, names, axes):
         operand = operand_names(names, axes, self.placements)
-        self.met.update(names - operand)
+        self.met.update(names - operand if operand - names else ())
         return operand
 
     def together(self, predicate: Names, *bodies: Any) -> None:
-        """Note that devices may take different branches, or iterate differently often, around collectives."""
-        own = {n for n in predicate if isinstance(n, OwnElement)}
-        if own and any(collectives_in(body) for body in bodies):
-            self.met.update(own)
+        """Note what decides alone on a device which branch it takes, or how often it iterates, around collectives."""
+        if any(map(collectives_in, bodies)):
+            self.met.update(decides_alone(predicate, self.placements))
 
     def _check_mentions(self, eqn, inputs):
         mentions = eqn.params["mentions"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -71,8 +70,23 @@ def names_at_entry(
         split = {m for n in names for m in placements[n].mesh_axes}
         return names.union(n for n in own if n.mesh_axis not in split)
 
-    alike = [isinstance(x, np.ndarray) for x in consts]
+    alike = [not isinstance(x, jax.core.Tracer) and len(getattr(x, "devices", set)()) < 2 for x in consts]
     return [*(frozenset() if same else entering(frozenset()) for same in alike), *map(entering, inputs)]
+
+
+def operand_names(names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]) -> Names:
+    """The names of a collective's operand: it varies over those of its axes on which it has an ``OwnElement``."""
+    if not (own := own_elements_of(names)):
+        return names
+    split = {m: a for a in axes if a in placements for m in placements[a].mesh_axes}
+    met = [n for n in own if not split.keys().isdisjoint(placements[n].mesh_axes)]
+    return names.difference(met).union(split[m] for n in met for m in placements[n].mesh_axes)
+
+
+def decides_alone(predicate: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
+    """The mesh axes along which devices may take different branches although no named axis says so."""
+    split = {m for n in predicate if not isinstance(n, OwnElement) for m in placements[n].mesh_axes}
+    return [n for n in own_elements_of(predicate) if split.isdisjoint(placements[n].mesh_axes)]
 
 
 def of_first_device(leaves: Sequence[Any], mesh: Any) -> Sequence[Any]:
@@ -89,7 +103,13 @@ def of_first_device(leaves: Sequence[Any], mesh: Any) -> Sequence[Any]:
 
     @jax.custom_jvp
     def taken(leaves):
-        mapped = jax.shard_map(lambda leaves: list(map(first, leaves)), mesh=staged, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+        mapped = jax.shard_map(
+            lambda leaves: list(map(first, leaves)),
+            mesh=staged,
+            in_specs=everywhere,
+            out_specs=everywhere,
+            check_vma=False,
+        )
         with _jax.context_of(mesh):
             return mapped(_jax.resharded(leaves, [everywhere] * len(leaves), staged, frozenset()))
 
