@@ -279,10 +279,10 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             raise errors.keyword_arguments(kwargs)
         arguments = calls.bind_arguments(declared, args)
         made = calls.place_arguments(declared, arguments)
-        leaves = arguments.leaves
-        if declared.undeclared and not (made.uses_mesh or made.nested or declared.backend):
-            leaves = undeclared.of_first_device(leaves, made.scope.mesh)
-        uses_mesh |= made.uses_mesh or leaves is not arguments.leaves
+        alone = declared.undeclared and not (made.uses_mesh or made.nested or declared.backend)
+        mesh = undeclared.mesh_of_results(made.scope.mesh) if alone else None
+        leaves = undeclared.of_first_device(arguments.leaves, mesh) if mesh else arguments.leaves
+        uses_mesh |= made.uses_mesh or mesh is not None
         for observer in _observers:
             observer(declared, made, args)
         compared.traced(declared, made, args)

@@ -144,14 +144,6 @@ def mixed_axes(fun: str, axis: Any) -> Exception:
     return should_be(f"The axis of {fun}", "one named axis, or one positional axis", axis)
 
 
-def bad_weights(weights: Sequence[int], shape: Sequence[int], positions: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"average got weights of the positional shape {tuple(weights)} for an array of the positional shape "
-        f"{tuple(shape)}. Give weights of that shape, or of the shape {tuple(shape[p] for p in positions)}, the sizes "
-        "of the positional axes to average over"
-    )
-
-
 def axis_name_type(fun: str, name: Any) -> Exception:
     return should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
 
@@ -187,21 +179,6 @@ def dot_overlap(operand: str, dim: int) -> TypeError:
     return TypeError(
         f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name it once"
     )
-
-
-def bad_array_type(key: Any) -> TypeError:
-    return TypeError(
-        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, but got the "
-        f"brackets [{key!r}]"
-    )
-
-
-def type_of_no_array(what: str, expected: Any, x: Any) -> TypeError:
-    return TypeError(f"{what} should have the type {expected}, but is a {type(x).__name__}, not an array")
-
-
-def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:
-    return TypeError(f"{what} should have the type {expected}, but has the type {found}")
 
 
 def wrong_named_size(name: str, size: int, actual: int) -> ValueError:

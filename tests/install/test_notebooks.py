@@ -10,7 +10,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import forks
 import numpy as np
 import pytest
 from subprocesses import run
@@ -206,18 +205,6 @@ def test_compare(tmp_path):
     assert done.stdout.endswith("6 cells, 2 with a difference\n")
 
 
-def test_pytest_collects_its_cells(tmp_path):
-    name = book(tmp_path / "book.ipynb", *CELLS, ("print(value)", "[2]"))
-    book(tmp_path / "other.ipynb", ("1 / 0", None))
-    command = ["-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin"]
-    done = python(*command, name, cwd=tmp_path)
-    assert (done.returncode, "1 failed, 4 passed" in done.stdout) == (1, True), done.stdout + done.stderr
-    assert "cell 5, line 1 of its output:" in done.stdout and "+[1]" in done.stdout
-    alone = python(*command, f"{name}::cell 2", cwd=tmp_path)
-    assert "1 passed" in alone.stdout, alone.stdout
-    assert "no tests ran" in forks.run(*command, cwd=tmp_path, plain=True).stdout  # only what is named
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["absent.ipynb"], "can't open file"), (["book.ipynb", "--rtol"], "usage: "), (["book.ipynb", "-x"], "usage: ")],
@@ -234,12 +221,6 @@ def test_what_is_no_notebook_is_said_to_be_none(tmp_path, text, capsys):
     path.write_text(text)
     assert notebook.main([str(path)]) == 2
     assert "cannot be read as a notebook: Notebook " in capsys.readouterr().err
-    done = python("-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin", path.name, cwd=tmp_path)
-    assert (done.returncode, "cannot be read as a notebook" in done.stdout, "Traceback" in done.stdout) == (
-        2,
-        True,
-        False,
-    )
 
 
 def test_a_kernel_that_dies_is_said_to_be_dead(tmp_path):
@@ -248,8 +229,6 @@ def test_a_kernel_that_dies_is_said_to_be_dead(tmp_path):
         done = python("-m", "xmap_compat", name, *options, cwd=tmp_path)
         assert (done.returncode, "Traceback" in done.stderr) == (1, False)
         assert done.stderr == "book.ipynb: cell 2: the kernel has died, and cells after it cannot be run\n"
-    done = python("-m", "pytest", "-q", "-p", "xmap_compat.pytest_plugin", name, cwd=tmp_path)
-    assert "2 failed, 1 passed" in done.stdout and "the kernel has died" in done.stdout, done.stdout
 
 
 def test_without_nbclient_it_says_what_to_install(tmp_path, monkeypatch, capsys):

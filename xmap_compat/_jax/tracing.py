@@ -50,7 +50,3 @@ def is_staging() -> bool:
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
     return tuple(trace_state.unsafe_get_axis_names_DO_NOT_USE())
-
-
-TRACER_TYPE = jax.core.Tracer
-ARRAY_TYPE = jax.core.ShapedArray

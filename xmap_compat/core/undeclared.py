@@ -89,10 +89,14 @@ def decides_alone(predicate: Names, placements: Mapping[AxisName, Placement]) ->
     return [n for n in own_elements_of(predicate) if split.isdisjoint(placements[n].mesh_axes)]
 
 
-def of_first_device(leaves: Sequence[Any], mesh: Any) -> Sequence[Any]:
+def mesh_of_results(mesh: Any) -> Any:
+    """The mesh in scope, if such results may lie on it when a call without mesh resources gets them."""
+    here = exist.value and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1
+    return mesh if here and not _jax.in_manual_region() else None
+
+
+def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
     """What a call without mesh resources gets: legacy ran it on one device, and its results were equal everywhere."""
-    if not (exist.value and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1) or _jax.in_manual_region():
-        return leaves
     everywhere, staged = PartitionSpec(), _jax.mesh_to_stage(mesh)
 
     def first(x):

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import braces as named_einsum
-from xmap_compat.annotations import check_type
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.source import hazards, helpers, old_names, user_code
 from xmap_compat.tools.source.hazards import RuleOver, wrapped
@@ -244,8 +243,6 @@ class Rewriter:
             return self._attached(node, function.value, node.args[1])
         if any(einsum in (callee, getattr(callee, "__wrapped__", None)) for einsum in EINSUMS):  # also once installed
             return self._einsum(node)
-        if callee is check_type:
-            return self._around(node, node.args[0], "(", ")")
         for k in node.keywords:
             if (name := old_names.new_keyword(callee, k.arg)) is not None:
                 start, _ = self.piece.bounds(k)
