@@ -16,7 +16,7 @@ import jax
 from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
 from xmap_compat.core import call as calls
 from xmap_compat.core import errors as core_errors
-from xmap_compat.core import execute, undeclared
+from xmap_compat.core import execute
 from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
@@ -279,15 +279,12 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             raise errors.keyword_arguments(kwargs)
         arguments = calls.bind_arguments(declared, args)
         made = calls.place_arguments(declared, arguments)
-        alone = declared.undeclared and not (made.uses_mesh or made.nested or declared.backend)
-        mesh = undeclared.mesh_of_results(made.scope.mesh) if alone else None
-        leaves = undeclared.of_first_device(arguments.leaves, mesh) if mesh else arguments.leaves
-        uses_mesh |= made.uses_mesh or mesh is not None
+        uses_mesh |= made.uses_mesh or made.first_device_of is not None
         for observer in _observers:
             observer(declared, made, args)
         compared.traced(declared, made, args)
         try:
-            return execute.run(made, leaves)
+            return execute.run(made, arguments.leaves)
         # Under jax_debug_nans, jit calls this function to find where NaNs come from.
         except FloatingPointError as error:
             errors.name_function(error, declared.name)

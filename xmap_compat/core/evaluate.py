@@ -21,7 +21,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named, bind_over_names
 from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of, names_used
-from xmap_compat.core.device import DeviceView, conform_to_names
+from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
@@ -138,7 +138,10 @@ class Evaluator:
             if self.moves_nothing(eqn):
                 return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            return translate(self.view, primitive, params, [_as_array(v) for v in operands])
+            axes = axis_names(params)
+            return translate(
+                self.view, primitive, params, [as_operand(self.view, _as_array(v), axes) for v in operands]
+            )
         if primitive in _CALLBACKS and self.view.compiler:
             raise errors.callback_beside_compiler(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
         if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):

@@ -38,6 +38,8 @@ _on_mesh_p = _jax.define_device_check("on_mesh", errors.lowered_for_others)
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
     """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
+    if placed.first_device_of is not None:
+        leaves = undeclared.of_first_device(leaves, placed.first_device_of)
     outs = (executor.value or execute)(placed, leaves)
     mesh = placed.scope.mesh
     if isinstance(mesh, jax.sharding.AbstractMesh) and placed.uses_mesh and not (placed.nested or executor.value):
@@ -78,10 +80,7 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         raise errors.spmd_vmap_over_compiler_axis(both)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
-    own_axes = [
-        tuple(axis for axis in view.mesh_axes_of(names) if axis not in view.mesh_axes_of(spec.position_of()))
-        for names, spec in zip(placed.undeclared, placed.out_specs)
-    ]
+    own_axes = [view.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     def on_device(consts, args):

@@ -21,7 +21,7 @@ from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.undeclared import decides_alone, operand_names
+from xmap_compat.core.undeclared import alone, operand_names
 from xmap_compat.core.values import is_smooth
 
 NONE: Names = frozenset()
@@ -164,7 +164,7 @@ class Checker:
     def together(self, predicate: Names, *bodies: Any) -> None:
         """Note what decides alone on a device which branch it takes, or how often it iterates, around collectives."""
         if any(map(collectives_in, bodies)):
-            self.met.update(decides_alone(predicate, self.placements))
+            self.met.update(alone(predicate, self.placements))
 
     def _check_mentions(self, eqn, inputs):
         mentions = eqn.params["mentions"]

@@ -83,16 +83,16 @@ def operand_names(names: Names, axes: Iterable[AxisName], placements: Mapping[Ax
     return names.difference(met).union(split[m] for n in met for m in placements[n].mesh_axes)
 
 
-def decides_alone(predicate: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
-    """The mesh axes along which devices may take different branches although no named axis says so."""
-    split = {m for n in predicate if not isinstance(n, OwnElement) for m in placements[n].mesh_axes}
-    return [n for n in own_elements_of(predicate) if split.isdisjoint(placements[n].mesh_axes)]
+def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
+    """The mesh axes along which a value may differ between devices although no named axis of it lies there."""
+    split = {m for n in names if not isinstance(n, OwnElement) for m in placements[n].mesh_axes}
+    return [n for n in own_elements_of(names) if split.isdisjoint(placements[n].mesh_axes)]
 
 
-def mesh_of_results(mesh: Any) -> Any:
+def mesh_of_results(declared: Any, mesh: Any) -> Any:
     """The mesh in scope, if such results may lie on it when a call without mesh resources gets them."""
-    here = exist.value and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1
-    return mesh if here and not _jax.in_manual_region() else None
+    may = declared.undeclared and declared.backend is None and exist.value and not _jax.in_manual_region()
+    return mesh if may and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
 
 
 def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:

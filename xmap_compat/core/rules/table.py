@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from xmap_compat.core.collectives import COLLECTIVES, has_groups
-from xmap_compat.core.device import as_operand
 from xmap_compat.core.nested import rules as nested
-from xmap_compat.core.parameters import Params, axis_names
+from xmap_compat.core.parameters import Params
 from xmap_compat.core.rules import contraction, exchanges, gathers, reductions
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import NamedValue
@@ -27,7 +26,6 @@ def translate(view: Any, primitive: str, params: Params, operands: Sequence[Name
     translation = TRANSLATIONS[primitive]
     apply = translation.in_groups if has_groups(params) else translation.apply
     assert apply is not None, "the type check refuses other groups"
-    operands = [as_operand(view, operand, axis_names(params)) for operand in operands]
     if COLLECTIVES[primitive].joint or not operands:
         return [apply(view, params, *operands)]
     return [apply(view, params, operand) for operand in operands]
