@@ -99,7 +99,6 @@ from xmap_compat._jax.tracing import (
     TRACER_TYPE,
     bound_axis_names,
     current_trace,
-    is_staging,
     jit,
     plain_context,
 )
