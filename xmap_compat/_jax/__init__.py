@@ -95,8 +95,6 @@ from xmap_compat._jax.primitives import (
     names_after_batching,
 )
 from xmap_compat._jax.tracing import (
-    ARRAY_TYPE,
-    TRACER_TYPE,
     bound_axis_names,
     current_trace,
     jit,

@@ -44,7 +44,3 @@ def current_trace() -> Any:
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
     return tuple(trace_state.unsafe_get_axis_names_DO_NOT_USE())
-
-
-TRACER_TYPE = jax.core.Tracer
-ARRAY_TYPE = jax.core.ShapedArray
