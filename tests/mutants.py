@@ -318,9 +318,7 @@ found_by(
 )
 found_by(
     "test_processes::test_programs_and_faults_on_two_processes",
-    edits={
-        "    if missing:\n        raise errors.processes_missing": "    if False:\n        raise errors.processes_missing"
-    },
+    edits={"if missing:\n        raise": "if False:\n        raise"},
 )
 
 # ------------------------------------------------------------------ named values, evaluation
