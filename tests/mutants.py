@@ -717,11 +717,16 @@ found_by(
 found_by(
     "test_check",
     edits={
-        "elif isinstance(node, ast.ImportFrom) and not node.level:\n        for alias in node.names:": (
-            "elif isinstance(node, ast.ImportFrom):\n        for alias in node.names:"
-        ),
-        "advice = None if node.level else family_advice(name)": "advice = family_advice(name)",
-        "while before != len(self._known):": "for _ in range(1):",
+        'held &= not has_failed if part in ("body", "else") else has_failed or not _only_imports_jax(node)': "pass",
+        "return held and not c.place.lazy": "return held",
+        "return not leaves and not any(isinstance(n, ast.Raise) for n in nodes)": "return True",
+    },
+)
+found_by(
+    "test_check_fix",
+    edits={
+        "return local in self._exported": "return True",
+        "finding.gone.kind != table.GONE and (not finding.guarded or finding.caught)": "False",
     },
 )
 
