@@ -469,6 +469,13 @@ def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
     )
 
 
+def callback_where_elements_part(axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The io_callback at {where} is in a branch or loop, but elements of {as_set(axes)} take different branches, or "
+        "leave the loop at different iterations. Call it outside, and give it the predicate as an argument"
+    )
+
+
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "

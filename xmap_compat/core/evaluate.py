@@ -26,6 +26,7 @@ from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
 from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
+from xmap_compat.core.rules.callbacks import CALLBACKS
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import translate
@@ -33,12 +34,6 @@ from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
-
-# Primitives that call Python and wait for the result: JAX refuses them in a shard_map over a part of the mesh.
-_CALLBACKS = ("pure_callback", "io_callback")
-
-# Primitives that call Python and do not wait: without operands, XLA refuses them there.
-_DEBUGGING = ("debug_callback", "debug_print")
 
 
 class RepeatedCalls:
@@ -51,14 +46,14 @@ class RepeatedCalls:
         found = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
         counts = collections.Counter(id(c.body) for c in found if isinstance(c, _jax.Call) and c.name is not None)
         self._repeated = {key for key, count in counts.items() if count > 1}
-        self._functions: dict[tuple[int, int, frozenset[Any]], Any] = {}
+        self._functions: dict[tuple[Any, ...], Any] = {}
 
     def __contains__(self, jaxpr: Any) -> bool:
         return id(jaxpr) in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
-        key = (id(jaxpr), id(ev.view), ev.gathers)
+        key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart)
         if key not in self._functions:
 
             def fun(*operands):
@@ -80,6 +75,7 @@ class Evaluator:
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       taken: in a branch, which elements take it; None where all do.
+      apart: axes along which not every element gets here, as they take another branch or have left the loop.
       rules: the axis names found in the custom rules of equations.
       gathers: equations of the program whose results vary in their type.
     """
@@ -89,6 +85,7 @@ class Evaluator:
     trace: Tracer
     calls: RepeatedCalls
     taken: NamedValue | None = None
+    apart: Names = frozenset()
     rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
 
@@ -138,13 +135,8 @@ class Evaluator:
                 return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
             return translate(self.view, primitive, params, [_as_array(v) for v in operands])
-        if primitive in _CALLBACKS and self.view.compiler:
-            raise errors.callback_beside_compiler(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
-        if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):
-            axes = frozenset().union(*(v.names for v in operands))
-            raise errors.ordered_callback(axes, _jax.where_in_user_code(eqn))
-        if primitive in _DEBUGGING and self.view.compiler and not operands:
-            raise errors.debugging_without_operands(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
+        if primitive in CALLBACKS:
+            return CALLBACKS[primitive](self, operands, eqn)
         found = _jax.read(eqn)
         if found is not None:
             return _STRUCTURED[type(found)](self, found, list(operands), eqn)

@@ -89,6 +89,7 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
     """
     condition_consts, body_consts, init = split(operands, loop.num_condition_consts, loop.num_body_consts)
     names, varying = while_names(ev.checker, loop, [v.names for v in operands])
+    ev = dataclasses.replace(ev, apart=ev.apart | varying)
     condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
     step = lambda carry: ev.conformed(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.conformed(init, names)
@@ -168,6 +169,7 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
     index, *operands = operands
     branches = cond.branches
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
+    ev = dataclasses.replace(ev, apart=ev.apart | index.names)
     if ev.view.local_names(index.names) or (index.names and ev.communicates(*branches)):
         return _cond_select(ev, branches, index, operands)
     ev = dataclasses.replace(ev, taken=None)
