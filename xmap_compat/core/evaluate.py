@@ -1,8 +1,7 @@
 """Stage 5: evaluate a named program on one device.
 
-Ordinary primitives are batched over the local dimensions of their operands; collectives go through
-the table; control flow and calls are rebuilt around the evaluation of their bodies, so that a
-collective is found at any depth and every value keeps exact named axes.
+Ordinary primitives are batched over local dimensions; collectives go through the table; control flow and calls are
+rebuilt around the evaluation of their bodies: collectives are found at any depth, and values keep exact named axes.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collective
 from xmap_compat.core.device import DeviceView, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
-from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
+from xmap_compat.core.rules import control_flow, custom_derivatives
 from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
-from xmap_compat.core.rules.callbacks import CALLBACKS
+from xmap_compat.core.rules.callbacks import CALLBACKS, call_python
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import translate
@@ -136,7 +135,7 @@ class Evaluator:
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
             return translate(self.view, primitive, params, [_as_array(v) for v in operands])
         if primitive in CALLBACKS:
-            return CALLBACKS[primitive](self, operands, eqn)
+            return call_python(self, operands, eqn)
         found = _jax.read(eqn)
         if found is not None:
             return _STRUCTURED[type(found)](self, found, list(operands), eqn)
@@ -232,9 +231,9 @@ _STRUCTURED: dict[type, Rule] = {
     _jax.Cond: control_flow.cond,
     _jax.CustomJvp: custom_derivatives.custom_jvp,
     _jax.CustomVjp: custom_derivatives.custom_vjp,
-    _jax.CustomVmap: custom_batching.custom_vmap,
-    _jax.LinearSolve: solvers.linear_solve,
-    _jax.HijaxOperation: solvers.operation,
+    _jax.CustomVmap: custom_derivatives.custom_vmap,
+    _jax.LinearSolve: custom_derivatives.linear_solve,
+    _jax.HijaxOperation: custom_derivatives.operation,
     _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
 }
@@ -245,12 +244,10 @@ _STRUCTURED: dict[type, Rule] = {
 
 def _sharding_constraint(ev: Evaluator, operands, eqn):
     """Inside our shard_map each device already holds its part: a constraint applies to the compiler's axes only."""
-    if ev.view.typed and not ev.view.compiler:
-        return list(operands)
-    if ev.view.typed:
-        (value,) = operands
-        return [_constrained(ev.view, value, eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
-    return bind_named(ev.view, eqn.primitive, operands, eqn.params)
+    if not ev.view.typed:
+        return bind_named(ev.view, eqn.primitive, operands, eqn.params)
+    sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
+    return [_constrained(ev.view, v, sharding) if ev.view.compiler else v for v in operands]
 
 
 def _constrained(view: DeviceView, value: NamedValue, sharding: Any) -> NamedValue:

@@ -280,10 +280,10 @@ def _cut(ev: Evaluator, over: Names, value: NamedValue) -> NamedValue:
     dims = [n for n in value.dims if n is not None]
     taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
     local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
-    return dataclasses.replace(value, data=cut_p.bind(value.data, local, reduced=(), mesh_axes=axes))
+    return dataclasses.replace(value, data=cut_p.bind(value.data, local, mesh_axes=axes))
 
 
-def _cut_tangent(t, x, taken, *, reduced, mesh_axes):
+def _cut_tangent(t, taken, *, mesh_axes):
     reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken
     if missing := tuple(sorted(_jax.varying_axes(t) - _jax.varying_axes(reached))):
         reached = lax.pcast(reached, missing, to="varying")
@@ -292,4 +292,4 @@ def _cut_tangent(t, x, taken, *, reduced, mesh_axes):
 
 
 # Only the derivative needs other devices, so values are computed without them.
-cut_p = _jax.define_attached_tangent("cut", _cut_tangent, of=0)
+cut_p = _jax.define_cut("cut", _cut_tangent)

@@ -32,16 +32,12 @@ def evaluate_primitive(
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
         return bind_per_element(view, primitive, operands, params)
     rule = DIRECT.get(primitive.name)
-    if rule is not None:
-        results = rule(view, primitive, operands, params)
-        if results is not None:
-            return results
-    return bind_named(view, primitive, operands, params)
+    results = None if rule is None else rule(view, primitive, operands, params)
+    return bind_named(view, primitive, operands, params) if results is None else results
 
 
 def _bind(view, primitive, data, params, dims, names):
-    (out,) = _jax.bind(primitive, data, params)
-    return [NamedValue(out, dims, names)]
+    return [NamedValue(*_jax.bind(primitive, data, params), dims, names)]
 
 
 # ---------------------------------------------------------------------- elementwise
@@ -62,14 +58,7 @@ def _elementwise(view, primitive, operands, params):
         x if scalars_broadcast and not v.dims else _aligned(view, x, v.dims, dims, shape)
         for v, x in ((v, vary_over(view, v, names).data) for v in operands)
     ]
-    if view.foreign and primitive.name in _NO_SCALARS:
-        data = [_staged(x) if not np.ndim(x) else x for x in data]
     return _bind(view, primitive, data, params, dims, names)
-
-
-def _staged(scalar):
-    """Not a literal: JAX (to 0.12) cannot map ``select_n`` of literals by ``vmap(spmd_axis_name=...)``."""
-    return lax.squeeze(lax.broadcast_in_dim(scalar, (1,), ()), (0,))
 
 
 def _clamp(view, primitive, operands, params):
