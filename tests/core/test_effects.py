@@ -5,6 +5,7 @@ The oracle is a Python loop over the elements.
 
 import collections
 import itertools
+import pathlib
 import re
 
 import jax
@@ -228,7 +229,7 @@ def test_a_check_in_the_body_is_that_of_each_element(name):
             error, out = xmap(checked, ["i"], ["i", ...], axis_resources=resources)(X)
         failed = [int(k) for k in re.findall(r"at mapped index (\d+):", error.get() or "")]
         assert sorted(failed) == np.flatnonzero(FAILS.get(name, X < 0)).tolist()
-        want = [checked(v)[1] for v in X]
+        want = [checked(jnp.float32(v))[1] for v in X]
         np.testing.assert_allclose(out, want, rtol=1e-5)
 
 
@@ -272,3 +273,71 @@ def test_io_callbacks_under_transformations_around(around, resources):
     assert collections.Counter(host.told) == {(v,): times for v in X}
     expected = use(lambda v, w: jnp.sin(v * w))
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), found, expected)
+
+
+# ------------------------------------------------------------------------- the table of the guide
+
+GUIDE = pathlib.Path(__file__).parents[2] / "migration_guide.md"
+SECTION = GUIDE.read_text().partition("### Effects")[2].partition("\n### ")[0]
+ROW = re.compile(r"^\| (`(?:io_callback|jax\.|checkify).*?) \| (.*?) \| (.*?) \|$", re.M)
+
+
+def counted(effect, resources, body_of):
+    """How often Python is called, and the results."""
+    host = Host()
+
+    def call(v):
+        if effect == "`io_callback`":
+            return io_callback(host, SCALAR, v)
+        if effect == "`jax.pure_callback`":
+            return jax.pure_callback(lambda v: (host(v), np.float32(v))[1], SCALAR, v)
+        jax.debug.callback(host, v)
+        return v
+
+    with mesh42():
+        jax.block_until_ready(xmap(body_of(call), ["i"], ["i"], axis_resources=resources)(X))
+        jax.effects_barrier()
+    return len(host.told)
+
+
+def in_half(call):
+    return lambda v: lax.cond(v > 4, call, lambda v: v, v)
+
+
+def written(v):
+    ref = jax.new_ref(v)
+
+    def write():
+        ref[...] = 10 * v
+
+    lax.cond(v > 4, write, lambda: None)
+    return ref[...]
+
+
+@pytest.mark.parametrize(("effect", "copies", "apart"), ROW.findall(SECTION), ids=lambda cell: cell[:24])
+def test_the_table_of_effects_says_what_happens(effect, copies, apart):
+    if "checkify" in effect:
+        if "around" in effect:
+            test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment("in a branch")
+            assert (copies, apart) == ("refused", "refused")
+        else:
+            test_a_check_in_the_body_is_that_of_each_element("in a branch")
+            assert (copies, apart) == ("each device has its own", "checked for elements that reach it")
+    elif "new_ref" in effect:
+        for resources in ({}, {"i": "x"}):
+            with mesh42():
+                np.testing.assert_array_equal(
+                    xmap(written, ["i"], ["i"], axis_resources=resources)(X), np.where(X > 4, 10 * X, X)
+                )
+        assert (copies, apart) == ("each device has its own", "written by elements that reach it")
+    else:
+        said = {8: "one device calls, and all receive its result", 16: "each device calls"}
+        assert copies == said[counted(effect, {"i": "x"}, lambda call: call)]
+        try:
+            assert apart == {8: "may call for all elements"}[counted(effect, {}, in_half)]
+        except NotImplementedError:
+            assert apart == "refused"
+
+
+def test_the_table_has_all_rows():
+    assert len(ROW.findall(SECTION)) == 6

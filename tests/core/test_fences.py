@@ -516,7 +516,7 @@ def test_xmap_loads_no_tool_until_it_is_asked_for_a_plan():
 
 # ------------------------------------------------------------------------------ sizes
 
-LONG_FILES = {"core.errors": 665}  # one function for each message
+LONG_FILES = {"core.errors": 677}  # one function for each message
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 50
 
 

@@ -1775,7 +1775,7 @@ MISUSES = {
     ),
     "spmd_axis_name": (
         lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
-        ValueError,
+        NotImplementedError,
         "A vmap with spmd_axis_name={'y'} is around an xmapped function with mesh resources. Leave spmd_axis_name "
         "out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources",
     ),

@@ -205,9 +205,7 @@ def _call(ev: Evaluator, call: _jax.Call, operands, eqn):
 
 
 def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
-    def body(*values):
-        return ev.evaluate(call.body, values)
-
+    body = lambda *values: ev.evaluate(call.body, values)  # noqa: E731
     return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)(*operands)
 
 
