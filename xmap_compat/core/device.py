@@ -16,6 +16,7 @@ from xmap_compat import _jax
 from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
+from xmap_compat.core.undeclared import operand_names
 from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
 
 
@@ -38,7 +39,7 @@ class DeviceView:
       mesh_sizes: their sizes.
       nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that one.
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
-        around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not show these.
+        around the xmap.  Names do not show these.
       compiler: the mesh axes that are left to the compiler.
       widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
@@ -250,6 +251,14 @@ def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[Ax
     if value.dims != dims:
         value = transposed(value, dims)
     return value
+
+
+def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
+    """The operand of a collective over axes: each device's own value is one of its elements of these."""
+    names = operand_names(value.names, axes, view.placements)
+    if names == value.names:
+        return value
+    return conform_to_names(view, dataclasses.replace(value, names=value.names & names), names)
 
 
 def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
