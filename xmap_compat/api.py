@@ -299,6 +299,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
     def recovery(error, args, kwargs):
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
+        calls.add_note_on_captured(declared, args, error)
         if isinstance(error, TypeError):
             if kwargs:
                 raise errors.keyword_arguments(kwargs) from None

@@ -92,7 +92,7 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
     mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
-    with _jax.context_of(mesh), _noted(lambda: _explicit_axes_note(mesh, compiler)):
+    with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
         outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
         paths = result_paths(placed.program)
@@ -122,13 +122,6 @@ def _sharded_axis_note(placed: PlacedCall, leaves: Sequence[Any]) -> str | None:
     specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
     sharded = ((n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k])
     return next((errors.sharded_axis_note(*found) for found in sharded), None)
-
-
-def _explicit_axes_note(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> str | None:
-    """Over Explicit axes that are left to the compiler, JAX must know from types where every value lies."""
-    kinds = zip(mesh.axis_names, mesh.axis_types)
-    explicit = [name for name, kind in kinds if name in compiler and kind == jax.sharding.AxisType.Explicit]
-    return errors.explicit_compiler_axes_note(explicit) if explicit else None
 
 
 def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
