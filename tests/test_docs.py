@@ -278,6 +278,27 @@ def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
     assert run_section(section, dict(given)).keys() >= given.keys()
 
 
+def run_readme():
+    """Every block of README, on the devices of this process: it runs, or ends in our sentence about eight devices."""
+    names = {"__name__": "__main__"}
+    for section in (section for section in WITH_CODE if section.document == "README.md"):
+        for block, shown in section.pairs():
+            try:
+                run_block(section, block, shown, names)
+            except Exception as error:
+                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error), (block, error)
+                assert type(error) is ValueError and "\n" not in str(error), (block, error)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_readme_on_few_devices(devices):
+    flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
+    program = "import jax, test_docs; test_docs.run_readme(); print(jax.device_count())"
+    env = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{devices}\n", done.stderr
+
+
 # --------------------------------------------------------------------------- what is promised
 
 
