@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -239,12 +238,6 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception
     shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(s, placements)) for s in arguments.specs]
     moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
     return jax.tree.unflatten(arguments.tree, moved)
-
-
-def add_note_on_captured(declared: Declaration, args: tuple[Any, ...], error: Exception) -> None:
-    if isinstance(error, ValueError) or "Sharding" in type(error).__name__:
-        notes = importlib.import_module("xmap_compat.core.notes")
-        notes.add_note_on_captured(error, declared.fun, declared.name, args)
 
 
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,9 +60,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
 
 def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
     if not placed.uses_mesh:
-        view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
-        with _noted(lambda: _sharded_axis_note(placed, leaves)):
-            return _on_device(placed, view, placed.program.consts, leaves, evaluator)
+        return _without_mesh(placed, leaves, evaluator)
     if placed.nested:
         view = boundary.device_view(placed.placements, placed.body.device_axes)
         sides = boundary.take_part, boundary.gather_parts
@@ -111,22 +109,15 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return _jax.resharded(outs, declared, staged, compiler)
 
 
-@contextlib.contextmanager
-def _noted(note: Callable[[], str | None]) -> Iterator[None]:
-    """Add a note to any error, if there is one to add."""
+def _without_mesh(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
+    view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
     try:
-        yield
-    except Exception as error:
-        if text := note():
-            errors.note_once(error, text)
+        return _on_device(placed, view, placed.program.consts, leaves, evaluator)
+    except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
+        specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
+        for name, mesh_axes in [(n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]][:1]:
+            errors.note_once(error, errors.sharded_axis_note(name, mesh_axes))
         raise
-
-
-def _sharded_axis_note(placed: PlacedCall, leaves: Sequence[Any]) -> str | None:
-    """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
-    specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
-    sharded = ((n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k])
-    return next((errors.sharded_axis_note(*found) for found in sharded), None)
 
 
 def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:

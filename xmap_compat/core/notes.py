@@ -31,14 +31,14 @@ def add_note(error: Exception) -> None:
             errors.note_once(error, note)
 
 
-def add_note_on_captured(error: Exception, fun: Any, name: str, args: tuple[Any, ...]) -> None:
+def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...]) -> None:
     """Name the captured arrays whose types let JAX infer shardings in a body, if it could not."""
     with contextlib.suppress(Exception):
         certain = "Sharding" in type(error).__name__ and not any(map(_is_explicit, jax.tree.leaves(args)))
-        leaves = jax.tree_util.tree_leaves_with_path(_held(fun))
+        leaves = jax.tree_util.tree_leaves_with_path(_held(declared.fun))
         captured = [argument_path(path[1:], path[0].key) for path, leaf in leaves if _is_explicit(leaf)]
         if certain or (captured and re.search("shard|mesh|replicated", str(error))):
-            errors.note_once(error, errors.captured_explicit_note(name, captured))
+            errors.note_once(error, errors.captured_explicit_note(declared.name, captured))
 
 
 def _held(fun: Any) -> dict[str, Any]:
