@@ -90,14 +90,12 @@ def pytest_report_header(config):
 
 # Tests that older releases of JAX cannot pass, by parts of their ids: the release that can, and the reason.
 NEEDS = {
-    "test_misuse[spmd_axis_name over an axis of the compiler]": ((0, 10), "JAX 0.9 refuses any spmd_axis_name"),
     "test_gradients_of_sparse_products": ((0, 10, 2), "jax.grad of a jax.vmap of them fails"),
     "[remat_not_concrete]": ((0, 10), "JAX 0.9 takes concrete="),
     "test_every_name_keyword_and_option_is_looked_up": ((0, 10), "JAX 0.9 takes a_min="),
     "test_what_the_table_calls_removed_is_gone_from_the_newest_releases": ((0, 10), "JAX 0.9 still has some of them"),
     "installed[from jax.ad_checkpoint import checkpoint, remat": ((0, 10), "JAX 0.9 still has them"),
     "says[docs/architecture.md]": ((0, 10, 2), "shard_map has other parameters, which are shown"),
-    "says[docs/reference/costs.md]": ((0, 10, 2), "the gradient of a square is another program"),
     "an_example_that_runs[xmap_compat.plan]": ((0, 10, 2), "the gradient of a square is another program"),
 }
 

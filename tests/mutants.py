@@ -53,62 +53,6 @@ def found_by(*tests, edits):
     MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
 
 
-# -------------------------------------------------------------- what a search runs, and measured hardware
-
-found_by(
-    "test_search_runs",
-    edits={
-        "functools.partial(jax.device_put, may_alias=False) if donates": "jax.device_put if donates",
-        "if 0 < left <= len(missing) < measure else []": "if False else []",
-        "measure = (0 if unrun else 3) if measure is None else measure": "measure = 3 if measure is None else measure",
-    },
-)
-found_by(
-    "test_search_runs",
-    edits={"pending = [key for key in pending if": "pending = [key for key in timers if"},
-)
-found_by(
-    "test_hardware",
-    edits={
-        "slope = (long - short) / (most - least)": "slope = long / most",
-        'groups = params["feature_group_count"] * params["batch_group_count"]': "groups = 1",
-    },
-)
-found_by(
-    "test_search",
-    edits={
-        "max(pair) <= ratio * min(pair)": "max(pair) <= min(pair)",
-        "best, other = sorted((first, c), key=_rank)": "best, other = first, c",
-    },
-)
-found_by(
-    "test_cost",
-    edits={"begins = begins[begins % spread == 0] // spread": "begins = begins // spread"},
-)
-
-# -------------------------------------------------------------- written programs, run
-
-found_by(
-    "test_source_running",
-    edits={
-        "allowed = (rounding * scale if": "allowed = (scale if",
-        'return True, difference(expected, of(function, sample), sample) or ""': 'return True, ""',
-        "if taken_from(ast.parse(module.text)) != plan.staged.configuration:": "if False:",
-        "return _worst(wanted, got, sample.rounding, apart) and worst": "return None",
-    },
-)
-found_by(
-    "test_source_configuration",
-    edits={
-        "return {name: value for name, value in present.items() if value != _DEFAULTS[name]}": "return {}",
-        '"jax_threefry_partitionable": True, "jax_default': '"jax_threefry_partitionable": False, "jax_default',
-    },
-)
-found_by(
-    "test_source_functions",
-    edits={'stays = parts == list(over) or "jvp(" in stack or': "stays = parts == list(over) or"},
-)
-
 # -------------------------------------------------------------- leave: what the second run compares
 
 found_by(
@@ -171,30 +115,6 @@ found_by(
         "return None  # the call itself is wrong": "pass",
     },
 )
-found_by(
-    "test_hardware",
-    edits={
-        "part = held / within * (size - 1) / size": "part = held * (size - 1) / size",
-        "levels += [(devices // hosts, inside), (hosts, between)]": "levels += [(devices, inside)]",
-        "left = max(left // size, 1)": "left = 1",
-    },
-)
-found_by(
-    "test_combined",
-    edits={
-        "if run and (is_full or needs[operation] & sum(bits[o] for o in run)):": "if run and is_full:",
-        "needs.update((o, needs[o] | every) for o in bits if needs[o] & together)": "pass",
-        "if _size(o) <= limit]": "]",
-        "found.setdefault((t.combined, 0 if t.combined else k), []).append(t)": "found.setdefault(k, []).append(t)",
-    },
-)
-found_by(
-    "test_search",
-    edits={
-        "same = _exchanged(c.axis_resources, equal) if c.refused is None else": "same = '' if c.refused is None else",
-        "c.time > (1 + margin) * first.time": "c.time > margin * first.time",
-    },
-)
 
 # ----------------------------------------------------------------- specs, sizes, placements
 
@@ -219,9 +139,9 @@ found_by(
     "test_callbacks",
     "test_execution",
     edits={
-        'method = params["vmap_method"] or "sequential"': 'method = params["vmap_method"]',
+        'method = eqn.params["vmap_method"] or "sequential"': 'method = eqn.params["vmap_method"]',
         "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
-        "operands = [conform_to_names(view, v, names) if v.names else v for v in operands]": (
+        "operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]": (
             "operands = list(operands)"
         ),
     },
@@ -277,7 +197,7 @@ found_by(
         "if axis.mesh_axis not in compiler}": "}",
         "if enclosing and enclosing[-1].scope.compiler != scope.compiler:": "if False:",
         "if late := [m for m in placement.mesh_axes if m not in known]:": "if late := []:",
-        "if primitive in _CALLBACKS and self.view.compiler:": "if False:",
+        "if compiler and name in _WAITING:": "if False:",
         "wanted = [next(entries) if name is None else": "wanted = [next(entries) if True else",
         "restoration.at_exit(functools.partial(heard[name], default))": "pass",
         'return platform == "cpu"': "return False",
@@ -598,9 +518,21 @@ found_by(
     "test_transposed_branches",
     edits={
         "reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken": "reached = taken",
-        "return [ct if type(ct) is ad.Zero else tangent(ct, *operands, **params), *": "return [ct, *",
-        'define_attached_tangent("cut", _cut_tangent, of=0)': 'define_attached_tangent("cut", _cut_tangent)',
+        "return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]": "return [ct, None]",
         "taken = max_over(ev.view, taken, sorted(over, key=str))": "pass",
+    },
+)
+found_by(
+    "test_effects",
+    edits={
+        "return self.callback(*operands) if is_first else": "return self.callback(*operands) if True else",
+        "if not (copies and view.typed):": "if True:",
+        "bits = lax.bitcast_convert_type(data, np.dtype(f": "bits = lax.convert_element_type(data, np.dtype(f",
+        "    ev = dataclasses.replace(ev, apart=ev.apart | index.names)\n": "\n",
+        "    ev = dataclasses.replace(ev, apart=ev.apart | varying)\n": "\n",
+        "ev.view), ev.gathers, ev.apart)": "ev.view), ev.gathers)",
+        "if v in wanted or _jax.has_side_effect(e)]": "if v in wanted]",
+        'if name == "check" and not eqn.params["debug"]:': "if False:",
     },
 )
 found_by(
@@ -688,7 +620,7 @@ found_by(
         '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
         "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
-        "key = (id(jaxpr), id(ev.view), ev.gathers)": "key = (id(jaxpr), 0, ev.gathers)",
+        "key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart)": "key = (id(jaxpr), 0, ev.gathers, ev.apart)",
         "self._repeated = {key for key, count in counts.items() if count > 1}": "self._repeated = set()",
     },
 )
@@ -699,8 +631,8 @@ found_by(
     "test_plan",
     edits={
         '(" (in a branch)" if transfer.conditional else "")': '""',
-        "while value >= 999.5 and": "while value >= 1000 and",
-        'return f"{value:.3g} {units[k]}"': 'return f"{value:.4g} {units[k]}"',
+        "while value >= step - 0.5 and": "while value >= 1000 and",
+        'return f"{value:.3g} {units[k]}" if': 'return f"{value:.4g} {units[k]}" if',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
         "turns = None if times is None or operation.turns is None else times * operation.turns": "turns = times",
         '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
@@ -737,8 +669,8 @@ found_by(
             "carry = advance(pending, carry)\n        left, again = condition(carry)\n"
             "        return left, dataclasses.replace(again, data=pending.data & again.data), carry"
         ),
-        "ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)": "ties = jnp.ones_like(x)",
-        "return shared(t * ties) / shared(ties)": "return shared(t * ties)",
+        "ties = (x == spread(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": "ties = jnp.ones_like(x)",
+        "return out, shared(t * ties) / shared(ties)": "return out, shared(t * ties)",
     },
 )
 found_by(
@@ -747,7 +679,6 @@ found_by(
         'sum_of_known(getattr(t, "times", 1) for t in some)': "getattr(some[-1], 'times', 1)",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
-        "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",
         'return f"times {int(np.real(factors[0]))}" if factors else "local product"': 'return "local product"',
     },
 )

@@ -1773,11 +1773,11 @@ MISUSES = {
         "JAX then supports only callbacks that return nothing. Call it outside of compiler_axes (or without the "
         "option experimental_xmap_spmd_lowering), or use jax.debug.callback",
     ),
-    "spmd_axis_name over an axis of the compiler": (
+    "spmd_axis_name": (
         lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
-        ValueError,
-        "A vmap with spmd_axis_name={'y'} is around an xmapped function, but compiler_axes leaves {'y'} to the "
-        "compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself",
+        NotImplementedError,
+        "A vmap with spmd_axis_name={'y'} is around an xmapped function with mesh resources. Leave spmd_axis_name "
+        "out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources",
     ),
     # ----------------------------------------------------------------------------------- donation, backends, helpers
     "a name in donate_argnums": (

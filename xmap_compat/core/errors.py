@@ -461,6 +461,20 @@ def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
     )
 
 
+def callback_not_reached(axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different branches, or leave "
+        "a loop earlier. Call it outside of these, and give it the predicate as an argument"
+    )
+
+
+def check_from_outside(where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The check at {where} is in an xmapped function. Apply checkify inside, and map its error like any result: "
+        "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
+    )
+
+
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
@@ -476,10 +490,10 @@ def captured_explicit_note(fun: str, captured: Sequence[str]) -> str:
     )
 
 
-def spmd_vmap_over_compiler_axis(axes: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function, but compiler_axes leaves "
-        f"{as_set(axes)} to the compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself"
+def spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh resources. Leave "
+        "spmd_axis_name out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources"
     )
 
 
