@@ -292,13 +292,13 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
     functools.update_wrapper(xmapped, declared.fun, updated=())
     # With a mesh, the call runs on its devices, and checks them against the backend.
-    entries = [r for resources in declared.resources.values() for r in resources]
-    backend = declared.backend if all(isinstance(r, SerialLoop) for r in entries) else None
+    on_mesh = any(not isinstance(r, SerialLoop) for resources in declared.resources.values() for r in resources)
     # jit drops unused arguments without freeing them, which donation promises.
-    jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
+    jitted = _jax.jit(xmapped, None if on_mesh else declared.backend, donate_argnums=donated, keep_unused=bool(donated))
 
     def recovery(error, args, kwargs):
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
+        importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, declared, args)
         if isinstance(error, TypeError):
             if kwargs:
                 raise errors.keyword_arguments(kwargs) from None

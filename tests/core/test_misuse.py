@@ -2180,21 +2180,6 @@ def test_results_that_are_no_arrays_are_refused_as_by_jit(result):
     assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
 
 
-pbroadcast = functools.partial(lax.pbroadcast, source=0)
-pbroadcast.__name__ = "pbroadcast"
-
-
-@pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.all_gather, pbroadcast], ids=lambda f: f.__name__)
-def test_collectives_that_do_not_find_an_axis_with_an_integer_for_a_name(collective):
-    with pytest.raises((TypeError, ValueError), match=r"out.of.bounds|'int' object is not iterable") as raised:
-        xmap(lambda v: collective(v, 0), {0: 0}, {0: 0})(np.ones(8))
-    note = (
-        "This xmap has axes that are named by integers (0). Collectives read an integer as a position (dimension), "
-        "never as a name: name an axis by a string if the function has a collective over it"
-    )
-    assert note in raised.value.__notes__
-
-
 def test_integers_name_axes_without_collectives_and_are_positions_in_them():
     x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(xmap(lambda v: lax.psum(v, 0) + v.sum(axis=0), {0: 0}, {0: 0})(x), 2 * x.sum(1))

@@ -402,14 +402,6 @@ def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
     )
 
 
-def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
-    """Say why a collective does not find an axis whose name is an integer."""
-    error.add_note(
-        f"This xmap has axes that are named by integers ({', '.join(map(str, names))}). Collectives read an integer as "
-        "a position (dimension), never as a name: name an axis by a string if the function has a collective over it"
-    )
-
-
 def mesh_changed() -> RuntimeError:
     return RuntimeError(
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
@@ -491,11 +483,10 @@ def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: 
     )
 
 
-def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
+def captured_explicit_note(fun: str, captured: Sequence[str]) -> str:
     return (
-        f"Mesh axes {as_set(axes)} are left to the compiler and have the type Explicit, so JAX must infer how each "
-        "value is sharded over them. Where it cannot, pass out_sharding=jax.sharding.NamedSharding(mesh, spec) to the "
-        "operation in the body, or make the axes Auto: axis_types=(jax.sharding.AxisType.Auto, ...) of the mesh"
+        f"{fun} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh with Explicit axes. "
+        "Pass it to the xmapped function as an argument, with {} in in_axes"
     )
 
 

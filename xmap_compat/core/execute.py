@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,9 +60,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., 
 
 def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
     if not placed.uses_mesh:
-        view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
-        with _noted(lambda: _sharded_axis_note(placed, leaves)):
-            return _on_device(placed, view, placed.program.consts, leaves, evaluator)
+        return _without_mesh(placed, leaves, evaluator)
     if placed.nested:
         view = boundary.device_view(placed.placements, placed.body.device_axes)
         sides = boundary.take_part, boundary.gather_parts
@@ -95,7 +93,7 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
     mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
-    with _jax.context_of(mesh), _noted(lambda: _explicit_axes_note(mesh, compiler)):
+    with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
         outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
         paths = result_paths(placed.program)
@@ -109,29 +107,15 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return _jax.resharded(outs, declared, staged, compiler)
 
 
-@contextlib.contextmanager
-def _noted(note: Callable[[], str | None]) -> Iterator[None]:
-    """Add a note to any error, if there is one to add."""
+def _without_mesh(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
+    view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
     try:
-        yield
-    except Exception as error:
-        if text := note():
-            errors.note_once(error, text)
+        return _on_device(placed, view, placed.program.consts, leaves, evaluator)
+    except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
+        specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
+        for name, mesh_axes in [(n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]][:1]:
+            errors.note_once(error, errors.sharded_axis_note(name, mesh_axes))
         raise
-
-
-def _sharded_axis_note(placed: PlacedCall, leaves: Sequence[Any]) -> str | None:
-    """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
-    specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
-    sharded = ((n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k])
-    return next((errors.sharded_axis_note(*found) for found in sharded), None)
-
-
-def _explicit_axes_note(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> str | None:
-    """Over Explicit axes that are left to the compiler, JAX must know from types where every value lies."""
-    kinds = zip(mesh.axis_names, mesh.axis_types)
-    explicit = [name for name, kind in kinds if name in compiler and kind == jax.sharding.AxisType.Explicit]
-    return errors.explicit_compiler_axes_note(explicit) if explicit else None
 
 
 def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
