@@ -138,10 +138,8 @@ class Evaluator:
             if self.moves_nothing(eqn):
                 return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            axes = axis_names(params)
-            return translate(
-                self.view, primitive, params, [as_operand(self.view, _as_array(v), axes) for v in operands]
-            )
+            operands = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
+            return translate(self.view, primitive, params, operands)
         if primitive in _CALLBACKS and self.view.compiler:
             raise errors.callback_beside_compiler(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
         if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):
