@@ -187,10 +187,3 @@ def test_a_nested_one_is_refused_as_it_was(maps):
     outer = maps.xmap(lambda v: inner(v), ["i", ...], ["i", ...], axis_resources=ON_X)
     with MESH, pytest.raises(TypeError, match="actually mapped along more axes"):
         outer(jnp.ones((4, 2)))
-
-
-def test_its_plan_has_no_source(maps, quiet):
-    with MESH:
-        plan = maps.xmap(lambda v: v, ["i"], {}, axis_resources=ON_X).plan(V)
-    with pytest.raises(NotImplementedError, match="varies over an axis that its out_axes do not name"):
-        plan.source()
