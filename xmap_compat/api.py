@@ -289,6 +289,7 @@ class _XmappedCall:
 
     def recover(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
+        importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, self.declared, args)
         if isinstance(error, TypeError):
             if kwargs:
                 raise errors.keyword_arguments(kwargs) from None
@@ -312,10 +313,9 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
         return call.trace(*args, **kwargs)
 
     # With a mesh, the call runs on its devices, and checks them against the backend.
-    entries = [r for resources in declared.resources.values() for r in resources]
-    backend = declared.backend if all(isinstance(r, SerialLoop) for r in entries) else None
+    on_mesh = any(not isinstance(r, SerialLoop) for resources in declared.resources.values() for r in resources)
     # jit drops unused arguments without freeing them, which donation promises.
-    jitted = _jax.jit(xmapped, backend, donate_argnums=donated, keep_unused=bool(donated))
+    jitted = _jax.jit(xmapped, None if on_mesh else declared.backend, donate_argnums=donated, keep_unused=bool(donated))
     jitted = _jax.recovering(jitted, call.recover, call.compared.calling)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)

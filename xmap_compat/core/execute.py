@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -89,12 +89,10 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     with watching.value.around(placed), mark(call) if placed.nested else contextlib.nullcontext():
         if placed.uses_mesh and not placed.nested:
             return _on_mesh(placed, leaves)
-        if placed.uses_mesh:
-            view = boundary.device_view(placed.placements, placed.body.device_axes)
-            return Execution(placed, view).on_device(placed.program.consts, leaves)
-        view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
-        with _noted(lambda: _sharded_axis_note(placed, leaves)):
-            return Execution(placed, view).on_device(placed.program.consts, leaves)
+        if not placed.uses_mesh:
+            return _without_mesh(placed, leaves)
+        view = boundary.device_view(placed.placements, placed.body.device_axes)
+        return Execution(placed, view).on_device(placed.program.consts, leaves)
 
 
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
@@ -107,17 +105,15 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
     view = DeviceView(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
-    if both := compiler & _jax.axes_of_spmd_vmap():
-        raise errors.spmd_vmap_over_compiler_axis(both)
+    if axes_of_vmap := _jax.axes_of_spmd_vmap():
+        raise errors.spmd_vmap(axes_of_vmap)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
     own_axes = [view.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     def on_device(consts, args):
-        around = dataclasses.replace(view, foreign=bool(_jax.axes_of_spmd_vmap()))
-        with _jax.no_spmd_names():
-            outs = Execution(placed, around).on_device(consts, args)
+        outs = Execution(placed, view).on_device(consts, args)
         if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
             raise errors.ordered_effect(placed.fun_name, mesh.size)
         return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
@@ -128,7 +124,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
     mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
-    with _jax.context_of(mesh), _noted(lambda: _explicit_axes_note(mesh, compiler)):
+    with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
         outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
         paths = result_paths(placed.program)
@@ -142,29 +138,15 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
         return _jax.resharded(outs, declared, staged, compiler)
 
 
-@contextlib.contextmanager
-def _noted(note: Callable[[], str | None]) -> Iterator[None]:
-    """Add a note to any error, if there is one to add."""
+def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
+    view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
     try:
-        yield
-    except Exception as error:
-        if text := note():
-            errors.note_once(error, text)
+        return Execution(placed, view).on_device(placed.program.consts, leaves)
+    except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
+        specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
+        for name, mesh_axes in [(n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]][:1]:
+            errors.note_once(error, errors.sharded_axis_note(name, mesh_axes))
         raise
-
-
-def _sharded_axis_note(placed: PlacedCall, leaves: Sequence[Any]) -> str | None:
-    """On Explicit meshes JAX refuses some operations along a sharded dimension; say which axis that is."""
-    specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
-    sharded = ((n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k])
-    return next((errors.sharded_axis_note(*found) for found in sharded), None)
-
-
-def _explicit_axes_note(mesh: _jax.AnyMesh, compiler: frozenset[Any]) -> str | None:
-    """Over Explicit axes that are left to the compiler, JAX must know from types where every value lies."""
-    kinds = zip(mesh.axis_names, mesh.axis_types)
-    explicit = [name for name, kind in kinds if name in compiler and kind == jax.sharding.AxisType.Explicit]
-    return errors.explicit_compiler_axes_note(explicit) if explicit else None
 
 
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
@@ -83,10 +82,6 @@ def _trace(fun, types, body, return_shape):
             error.args = errors.unbound_name(str(error), sizes_in_scope(), _mesh_axes(body)).args
             raise
         except (TypeError, ValueError) as error:
-            integers = [name for name in body.sizes if isinstance(name, (int, np.integer))]
-            read_as_position = ("out of bounds", "out-of-bounds", "'int' object is not iterable")
-            if integers and any(words in str(error) for words in read_as_position):
-                errors.note_on_integer_names(error, integers)
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
             raise
