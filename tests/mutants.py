@@ -604,9 +604,7 @@ found_by(
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
-        "return [(leave or _leave)(outside, out, spec, t.weak_type)": (
-            "return [(leave or _leave)(outside, out, spec, False)"
-        ),
+        "return [leave(outside, out, spec, aval.weak_type)": ("return [leave(outside, out, spec, False)"),
     },
 )
 

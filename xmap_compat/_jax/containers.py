@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,11 +21,10 @@ def held_by(fun: Any) -> dict[str, Any]:
     return {**held, **seen.globals, **seen.nonlocals, **{f"self.{key}": value for key, value in own.items()}}
 
 
-def explicit_arrays(values: Mapping[str, Any]) -> list[Any]:
+def explicit_arrays(values: dict[str, Any]) -> list[Any]:
     """The paths of arrays over a mesh with Explicit axes."""
-    arrays = [(path, x) for path, x in jax.tree_util.tree_leaves_with_path(values) if isinstance(x, jax.Array)]
-    types = [getattr(getattr(x.sharding, "mesh", None), "axis_types", ()) for _, x in arrays]
-    return [path for (path, _), kinds in zip(arrays, types) if jax.sharding.AxisType.Explicit in kinds]
+    is_explicit = lambda x: jax.sharding.AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types  # noqa: E731
+    return [p for p, x in jax.tree_util.tree_leaves_with_path(values) if isinstance(x, jax.Array) and is_explicit(x)]
 
 
 def shaped_containers(tree: Any) -> Iterator[tuple[Any, Any, slice]]:

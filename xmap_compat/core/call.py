@@ -274,7 +274,7 @@ def _placements(declared, sizes, scope):
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
     placements = place_axes(ordered, declared.resources, scope)
     _check_backend(declared.backend, scope, placements)
-    if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
+    if axes.mesh_is_offered():
         axes.check_offered(placements)
         return placements
     # No mesh axis is available here (inside the user's shard_map): each device computes everything.

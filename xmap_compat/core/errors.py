@@ -487,7 +487,7 @@ def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeErr
     of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
     return TypeError(
         f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
-        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} of them where it is used"
+        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
     )
 
 
