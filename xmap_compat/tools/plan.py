@@ -18,11 +18,12 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
-from xmap_compat.core import execute
+from xmap_compat.core.execute import execute
 from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
+from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.shown import Shown
@@ -186,7 +187,8 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     def call(*args):
         nonlocal placed
         placed = calls.place_call(declared, args) if made is None else made
-        return execute.execute(placed, jax.tree.leaves(args), functools.partial(MarkingEvaluator, marks=marks))
+        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks))):
+            return execute(placed, jax.tree.leaves(args))
 
     jaxpr = jax.make_jaxpr(call)(*args)
     assert placed is not None
