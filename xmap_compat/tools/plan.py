@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
+from xmap_compat.tools.staged import Position, bytes_of, position_of, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
@@ -81,7 +80,7 @@ class Array:
     @property
     def device_bytes(self) -> int:
         """Bytes on each device."""
-        return math.prod(self.device_shape) * itemsize(self.dtype)
+        return bytes_of(jax.ShapeDtypeStruct(self.device_shape, self.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
