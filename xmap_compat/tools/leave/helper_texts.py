@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xmap_compat.tools.source import helpers
-from xmap_compat.tools.source.text import literal
+from xmap_compat.tools.leave import collectives
+from xmap_compat.tools.leave.text import literal
 
-_OURS = {name: made for name, made in vars(helpers).items() if getattr(made, "__module__", "") == helpers.__name__}
+_OURS = {name: made for name, made in vars(collectives).items() if getattr(made, "__module__", "") == collectives.__name__}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
 _READS = {
     name: {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
