@@ -546,13 +546,13 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 1_321,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 2_166,
+    "tools.leave": 2_344,
     # what leave and source read of the old check, until they stand on the new one
     "tools.leave.old_check": 1_483,
     # programs for plain JAX: read, rewritten, mapped, proved and run
     "tools.source": 3_708,
 }
-MOST_LINES_OF_ALL = 27_852
+MOST_LINES_OF_ALL = 28_030
 
 
 def lines_by_folder(sources):

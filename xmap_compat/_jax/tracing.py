@@ -44,7 +44,7 @@ def current_trace() -> Any:
 def is_staging() -> bool:
     """Whether what is called now is traced for an outer function, and runs later or never."""
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # under an Explicit one nothing is executed
-        return isinstance(jax.lax.full((), 0), jax.core.Tracer)
+        return isinstance(jax.lax.iota("int32", 1), jax.core.Tracer)  # of no value of the host: jax.transfer_guard
 
 
 def bound_axis_names() -> tuple[Hashable, ...]:

@@ -112,8 +112,8 @@ class ComparedCalls:
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """The context around a call that jit has not compiled before."""
-        staged = _jax.is_staging()
+        """The context around a call that jit has not compiled before, or whose first call was an error."""
+        staged = jax.process_count() > 1 and _jax.is_staging()
         key = _key(args) if self._deferred else None
         if found := self._deferred.get(key):
             self._compare(found, args, staged)

@@ -1,0 +1,178 @@
+"""xmap in plain JAX: `mapped(fun, in_axes, out_axes, ...)` is a `jax.jit` of a `jax.shard_map` of nested `jax.vmap`s.
+
+Each call takes the mesh of `jax.set_mesh(mesh)` or `with mesh:`.  In `fun`, a collective over an axis `a` names what
+executes it:
+
+    resources of a    name
+    none              "a"
+    "x"               ("x", "a_local"): the mesh axis, then the elements that a device has along `a`
+    ("x", "y")        ("x", "y", "a_local")
+    SerialLoop(n)     none: a collective over it is an unbound name
+
+"x" alone means the same where a device has one element; where it has several, "x" reduces a part of them, silently.
+
+What JAX does not tell you:
+
+- JAX's types (check_vma=True) refuse most collectives over a pair, and `pmean(grad(loss)(w), "x")` of a `w` that is not
+  mapped is n times too large with them.  Without them, gradients taken *outside* of the mapped function are wrong where
+  a `custom_vjp` has a collective in a rule: take it out of the rule.
+- A branch or loop that devices take or leave apart, with a collective over their axis inside, hangs.
+- Two axes on one mesh axis: a collective over the one that a value lacks reduces the other, silently.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+class SerialLoop(NamedTuple):  # a resource: a device computes an axis in `length` turns, one after the other
+    length: int
+
+
+class Spec(dict):
+    """{name of an axis: its dimension} of an array.  For JAX a dict is a pytree, and this class is a leaf of one."""
+
+
+class Axis(NamedTuple):
+    """A named axis, the mesh axes that split it, and in how many turns a device computes its part."""
+
+    name: object
+    across: tuple
+    turns: int
+
+
+def mapped(
+    fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, donate_argnums=(), backend=None, check_vma=False
+):
+    """A function of whole arrays from `fun`, which computes one element along each named axis.
+
+      fun: takes and returns pytrees of arrays, without the named dimensions.
+      in_axes, out_axes: pytrees of specs, prefixes of the arguments and results.  A spec names dimensions: `["a", ...]`
+        or `{0: "a"}`.  All elements share an array with the spec `[...]` or `{}`.
+      axis_sizes, axis_resources: {name: size} of axes that no argument has; {name: mesh axis, SerialLoop, or both}.
+      donate_argnums, backend, check_vma: as for `jax.jit` and `jax.shard_map`.
+
+    The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there.
+    """
+    given, gives, sizes, axes = specs_of(in_axes), specs_of(out_axes), dict(axis_sizes or {}), []
+    for name in dict.fromkeys([*(name for spec in jax.tree.leaves(given) for name in spec), *sizes]):
+        entries = (axis_resources or {}).get(name, ())
+        entries = entries if type(entries) in (tuple, list) else (entries,)
+        turns = math.prod(entry.length for entry in entries if hasattr(entry, "length"))
+        axes.append(Axis(name, tuple(entry for entry in entries if not hasattr(entry, "length")), turns))
+    axes.sort(key=lambda axis: axis.turns == 1)  # outermost first: those with turns are around the others
+    element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
+    device = functools.partial(on_device, element, given, gives, axes, sizes)
+    in_specs, out_specs = (jax.tree.map(functools.partial(partition, axes), specs) for specs in (given, gives))
+
+    @functools.partial(jax.jit, donate_argnums=donate_argnums, backend=backend)
+    @functools.wraps(fun, updated=())
+    def call(*args):
+        across = tuple(dict.fromkeys(name for axis in axes for name in axis.across))
+        if not across:
+            return device(*args)
+        mesh = context_mesh()
+        args = at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
+        results = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)(*args)
+        check_declared(device, axes, {name: mesh.shape[name] for name in across}, given, gives, args)
+        return results
+
+    return call
+
+
+def partition(axes, spec):
+    """The PartitionSpec of an array."""
+    split = {spec[axis.name]: axis.across or None for axis in axes if axis.name in spec}
+    return P(*(split.get(k) for k in range(max(split, default=-1) + 1)))
+
+
+def on_device(fun, given, gives, axes, axis_sizes, *args):
+    """What a device computes of its blocks of the arguments: `fun` over the elements that it has along each axis."""
+
+    def dimensions(spec):
+        return [spec[axis.name] for axis in axes if axis.name in spec], range(len(spec))
+
+    sizes = {axis.name: axis_sizes.get(axis.name, 0) // lax.axis_size(axis.across) for axis in axes}
+    at_arrays(lambda spec, x: sizes.update((name, jnp.shape(x)[k]) for name, k in spec.items()), given, args)
+    for axis in reversed(axes):
+        fun = over_axis(fun, axis, sizes[axis.name], given, gives)
+    args = at_arrays(lambda spec, x: jnp.moveaxis(x, *dimensions(spec)), given, args)
+    return at_arrays(lambda spec, x: jnp.moveaxis(x, *reversed(dimensions(spec))), gives, fun(*args))
+
+
+def over_axis(fun, axis, size, given, gives):
+    """`fun` over one more axis, which is the first dimension of the arrays that have it."""
+    name, turns, local = axis.name, axis.turns, f"{axis.name}_local" if axis.across else axis.name
+    first = [jax.tree.map(lambda spec: 0 if name in spec else None, specs) for specs in (given, gives)]
+    vmapped = jax.vmap(fun, *first, axis_name=local if turns == 1 else None, axis_size=size // turns)
+
+    def one_element(*args):
+        args = at_arrays(lambda spec, x: jnp.squeeze(x, 0) if name in spec else x, given, args)
+        results = jax.vmap(lambda: fun(*args), axis_name=local, axis_size=1)()
+        return at_arrays(lambda spec, x: x if name in spec else x[0], gives, results)
+
+    def in_turns(*args):
+        def part(spec, x):
+            return x.reshape(turns, size // turns, *x.shape[1:]) if name in spec else jnp.arange(turns)
+
+        def turn(parts):
+            return vmapped(*at_arrays(lambda spec, part, x: part if name in spec else x, given, parts, args))
+
+        results = lax.map(turn, at_arrays(part, given, args))
+        return at_arrays(lambda spec, x: x.reshape(size, *x.shape[2:]) if name in spec else x[0], gives, results)
+
+    return in_turns if turns > 1 else one_element if axis.across and size == 1 else vmapped
+
+
+def check_declared(device, axes, sizes, given, gives, args):
+    """Refuse a result that differs between devices where its spec says that it does not: `jax.vmap` of blocks tells."""
+
+    def blocks(spec, x):
+        shape, split = list(jnp.shape(x)), [axis for axis in axes if axis.name in spec]
+        for axis in split:
+            shape[spec[axis.name]] //= math.prod(sizes[name] for name in axis.across)
+        devices = [size for name, size in sizes.items() if any(name in axis.across for axis in split)]
+        return jax.ShapeDtypeStruct((*devices, *shape), jnp.result_type(x))
+
+    for name in reversed(sizes):
+        there = {axis.name for axis in axes if name in axis.across}
+        first = [jax.tree.map(lambda spec, there=there: 0 if there & {*spec} else None, s) for s in (given, gives)]
+        device = jax.vmap(device, *first, axis_name=name, axis_size=sizes[name])
+    try:
+        jax.eval_shape(device, *at_arrays(blocks, given, args))
+    except Exception as error:  # others are of what jax.vmap cannot do, and shard_map can
+        if "mapped output" in str(error):
+            words = f"a result varies over {(*sizes,)}: name the axis in out_axes, or reduce over it"
+            raise ValueError(words) from error
+
+
+def specs_of(axes):
+    """The pytree `axes`, with a `Spec` in the place of each list or dictionary that stands for arrays."""
+
+    def is_spec(x):
+        entries = x.values() if isinstance(x, dict) else x
+        return type(x) in (dict, list, tuple) and jax.tree_util.all_leaves(e for e in entries if e is not None)
+
+    def spec_of(x):
+        named = x.items() if isinstance(x, dict) else enumerate(x)
+        return Spec({name: k for k, name in named if name is not None and name is not ...})
+
+    specs = jax.tree.map(spec_of, axes, is_leaf=is_spec)
+    return tuple(specs) if type(specs) is list else specs
+
+
+def at_arrays(function, specs, *trees):
+    """`function(spec, array, ...)` of each array of pytrees, of which `specs` is a prefix."""
+    return jax.tree.map(lambda spec, *parts: jax.tree.map(functools.partial(function, spec), *parts), specs, *trees)
+
+
+def context_mesh():
+    """The mesh of `jax.set_mesh(mesh)`, or of `with mesh:`, which `jax.sharding.get_mesh()` does not see."""
+    with jax.ensure_compile_time_eval():
+        return lax.with_sharding_constraint(jnp.zeros(()), P()).sharding.mesh
