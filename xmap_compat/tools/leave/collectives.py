@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xmap_compat.tools.leave.mapped import is_bound
+
 # In an edited program: for each named axis, the ways in which xmaps split it.
 AXES: dict = {}
 
@@ -24,21 +26,13 @@ def axes_of(names):
     return tuple(axis for name in names for axis in next(filter(is_bound, AXES.get(name, ())), (name,)))
 
 
-def is_bound(axes):
-    """Whether the program that JAX traces now is mapped over axes."""
-    try:
-        return lax.axis_size(axes) > 0
-    except NameError:
-        return False
-
-
 def split_axes(axes):
     """The axes of the mesh, in its order, and those of jax.vmap."""
     axes, across = axes if isinstance(axes, tuple) else (axes,), jax.sharding.get_abstract_mesh().axis_names
     return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
-def gathered(x, local):
+def with_all(x, local):
     """An array with a dimension for each axis of jax.vmap: gathering over one moves a dimension and nothing else."""
     for name in reversed(local):
         x = lax.all_gather(x, name)
@@ -47,7 +41,7 @@ def gathered(x, local):
 
 def slots(x, local):
     """An array with one dimension for all axes of jax.vmap."""
-    return jnp.asarray(gathered(x, local)).reshape(lax.axis_size(local), *jnp.shape(x))
+    return jnp.asarray(with_all(x, local)).reshape(lax.axis_size(local), *jnp.shape(x))
 
 
 def by_place(x, axes, back=False):
@@ -170,7 +164,7 @@ def pgather(src, idx, axes):
     """Elements of src at indices that count row-major through axes and positions; those out of range clip."""
     axes = [a % jnp.ndim(src) if isinstance(a, int) else a for a in (axes if isinstance(axes, tuple) else (axes,))]
     order = [*(a for a in axes if not isinstance(a, int)), *range(jnp.ndim(src))]
-    table = gathered(src, order[: len(order) - jnp.ndim(src)])
+    table = with_all(src, order[: len(order) - jnp.ndim(src)])
     table = jnp.moveaxis(table, [order.index(a) for a in axes], range(len(axes)))
     return jnp.take(table.reshape(-1, *table.shape[len(axes) :]), idx, axis=0, mode="clip")
 
@@ -184,7 +178,7 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
     n = len(local)
     contract = [(*range(n), *(d % z.ndim + n for d in dims)) for dims, z in zip(pos_contract, (x, y))]
     batch = [[d % z.ndim + n for d in dims] for dims, z in zip(pos_batch, (x, y))]
-    x, y = gathered(x, local), gathered(y, local)
+    x, y = with_all(x, local), with_all(y, local)
     product = lax.dot_general(x, y, (contract, batch), precision, preferred_element_type)
     return lax.psum(product, across) if across else product
 
@@ -192,7 +186,7 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
 def einsum_over(subscripts, *operands, local=(), across=(), **options):
     """jnp.einsum whose terms start with letters for axes of jax.vmap, and a sum over axes of the mesh at the end."""
     terms = subscripts.split("->")[0].split(",")
-    arrays = [gathered(x, [local[k] for k in term if k in local]) for term, x in zip(terms, operands, strict=True)]
+    arrays = [with_all(x, [local[k] for k in term if k in local]) for term, x in zip(terms, operands, strict=True)]
     result = jnp.einsum(subscripts, *arrays, **options)
     return lax.psum(result, across) if across else result
 

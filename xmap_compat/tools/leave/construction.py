@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Place = tuple[str, int]  # a file and a line
+# Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
+# line and column of the item, and 0.
+Entered = tuple[str, int, int, int]
 
 
 class Change(NamedTuple):
@@ -80,8 +83,8 @@ class Edited(NamedTuple):
       files: what the program has read of its own, whose texts may be changed.
       helpers: the text of the helper file; empty if nothing is patched.
       ended: the exception that ended it, or "".
-      otherwise: where meshes stay as they are entered, in words.
-      unread: files that files of the program import, and that did not run.
+      entered: where ``with`` entered meshes.
+      keeps_meshes: whether a mesh was entered as ``jax.set_mesh`` cannot be, so that all stay as they are.
     """
 
     constructions: list[Construction]
@@ -90,5 +93,9 @@ class Edited(NamedTuple):
     helpers: str = ""
     helper_file: str = ""
     ended: str = ""
-    otherwise: Sequence[str] = ()
-    unread: Sequence[str] = ()
+    entered: frozenset[Entered] = frozenset()
+    keeps_meshes: bool = False
+
+    def places_of(self, c: Construction, among: frozenset[int] | None = None) -> set[Place]:
+        """The edited places in the functions that a construction reaches, or those among some."""
+        return {self.places[k] for k in c.places if among is None or k in among}

@@ -15,7 +15,7 @@ from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, xmap_at
-from xmap_compat.tools.leave.recipe import recipe
+from xmap_compat.tools.leave.recipe import recipe_of
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import OURS, AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import Names, NotWritable
@@ -71,7 +71,10 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
         own = [f for f in functions if c in f.reached_by]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
-        c.recipe = recipe(c, _choices(c))
+        declared = c.functions[-1].plan.declared
+        c.recipe = recipe_of(declared, c.placed[-1] if c.placed else None)
+        c.change = c.change and c.change._replace(file=os.path.realpath(c.file))
+        c.changes = [change._replace(file=os.path.realpath(change.file)) for change in c.changes]
     folder = beside or root
     module = Names(name.partition(".")[0] for name in os.listdir(folder)).like("named_axes")
     kept = [change.text for c in cs if not c.refused for change in c.changes]
@@ -101,7 +104,7 @@ def _find(c: Construction, root: str) -> None:
         raise NotWritable(messages.OF_ANOTHER_PACKAGE.format(file=c.file))
     if c.problem and not c.placed:
         raise NotWritable(c.problem)
-    c.change = xmap_at(c)
+    c.change = xmap_at(c, any(any(placed.undeclared) for placed in c.placed))
     for placed in c.placed:
         if named := [loop for p in placed.placements.values() for loop in p.loops if not isinstance(loop, tuple)]:
             raise NotWritable(messages.NAMED_LOOP.format(name=named[0]))

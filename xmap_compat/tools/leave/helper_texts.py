@@ -1,17 +1,18 @@
-"""The helpers that a generated module defines: their texts, and the helpers that each one needs."""
+"""The helper file of an edited program: ``mapped``, and the collectives that JAX lacks, where they are used."""
 
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from xmap_compat.tools.leave import collectives
+from xmap_compat.tools.leave import collectives, mapped
 from xmap_compat.tools.leave.text import literal
 
-_OURS = {name: made for name, made in vars(collectives).items() if getattr(made, "__module__", "") == collectives.__name__}
+_OURS = {
+    name: made for name, made in vars(collectives).items() if getattr(made, "__module__", "") == collectives.__name__
+}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
 _READS = {
     name: {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
@@ -29,18 +30,18 @@ def with_needs(names: Iterable[str]) -> set[str]:
     return needed
 
 
-def names_of(helpers_: Iterable[str]) -> set[str]:
-    """Names that must keep their meaning for helpers: their own, and those of the Python builtins that they call."""
-    return {*helpers_}.union(*(_READS[name] & vars(builtins).keys() for name in helpers_))
-
-
-def helper_lines(helpers_: Iterable[str], parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
-    """The helpers, and the helpers that they need.
+def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, ...]]]) -> str:
+    """The text of the file.
 
     Args:
-      parts: the axes that execute each named axis.
+      choices: for each axis, the ways in which xmaps split it.
     """
-    needed = [name for name in HELPERS if name in with_needs(helpers_)]
-    table = ", ".join(f"{literal(n)}: {literal(axes)}" for n, axes in parts.items())
-    lines = [f"AXES = {{{table}}}"] * ("axes_of" in needed)
-    return [*lines, *(line for name in needed for line in ("", "", *HELPERS[name]))]
+    needed = [name for name in HELPERS if name in with_needs(names)]
+    text = inspect.getsource(mapped)
+    if needed:
+        table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items())
+        lines = [line for name in needed for line in ("", "", *HELPERS[name])]
+        text = text.replace("import jax.numpy as jnp\n", "import jax.numpy as jnp\nimport numpy as np\n", 1)
+        text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n" * ("axes_of" in needed)
+        text += "\n".join([*lines, ""])
+    return text

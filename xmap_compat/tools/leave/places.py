@@ -53,8 +53,12 @@ def is_under(file: str, root: str) -> bool:
     return path.startswith(folder) and not (path.startswith(_OWN) or is_library(path)) and os.path.exists(path)
 
 
-def xmap_at(c: Construction) -> Change:
-    """The edit that puts ``mapped`` in the place of ``xmap`` in the call of a construction."""
+def xmap_at(c: Construction, undeclared: bool) -> Change:
+    """The edit that puts ``mapped`` in the place of ``xmap`` in the call of a construction.
+
+    Args:
+      undeclared: whether devices keep elements of results that its out_axes do not declare: the edit says so.
+    """
     whole, found = dataclasses.replace(file_at(c.file, "a call of xmap"), globals=c.globals), []
     for statement in whole.tree.body:
         if first_line(statement) <= c.line <= (statement.end_lineno or 0):
@@ -66,7 +70,8 @@ def xmap_at(c: Construction) -> Change:
                     found.append(callee)
     if len(found) != 1:
         raise NotWritable(messages.SEVERAL if found else messages.NO_XMAP_HERE)
-    return Change(c.file, *whole.bounds(found[0]), f"{OURS}mapped")
+    name = f"{OURS}partial({OURS}mapped, undeclared=True)" if undeclared else f"{OURS}mapped"
+    return Change(c.file, *whole.bounds(found[0]), name)
 
 
 def _xmap_of(piece: Piece, node: ast.Call) -> ast.expr | None:

@@ -168,7 +168,7 @@ class Piece:
 
     def assigned_inside(self, name: str) -> ast.expr | None:
         """The expression that the function assigns to a variable, if it does so once."""
-        return assigned_once(ast.walk(self.node), lambda own, value: own == name).get(name)
+        return assigned_once(ast.walk(self.node), name)
 
 
 def imported_as(name: str, node: ast.AST) -> str:
