@@ -233,7 +233,7 @@ found_by(
 found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
-        'nanmax = _nan_extremum("nanmax", -math.inf': 'nanmax = _nan_extremum("nanmax", 0.0',
+        "(jnp.max, -jnp.inf)": "(jnp.max, 0.0)",
         "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
             "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
         ),
@@ -303,23 +303,22 @@ found_by(
 found_by(
     "test_comparison",
     edits={
-        '"axis_resources": _resources(declared),': '"axis_resources": "",',
-        '"arguments": ", ".join(_type(jax.typeof(leaf)) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        "sorted(map(self.text, value))": "map(self.text, value)",
+        '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
+        '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
+        'sorted(found[1].split(", "))': 'found[1].split(", ")',
         "_jax.CustomVmap: _under_vmap,": "",
         "ORDERS = 2  #": "ORDERS = 1  #",
-        'OWN = ("callback", "fmt", "logging_record")': "OWN = ()",
+        "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
-        "if not here or value.size * value.dtype.itemsize > LARGEST_CONSTANT:": "if not here:",
-        "if own not in self.numbers:": "if True:",
+        "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
-        "return number and value > 0 and math.isfinite(value)": "return number and value > 0",
+        "0 < seconds < math.inf": "0 < seconds",
         "next(parting, min(len(own), len(other))) - 60)": "next(parting, 0) + 60)",
     },
 )
 found_by(
     "test_processes::test_programs_and_faults_on_two_processes",
-    edits={"if outcome[0]:": "if False:"},
+    edits={"if missing:\n        raise": "if False:\n        raise"},
 )
 
 # ------------------------------------------------------------------ named values, evaluation
@@ -593,7 +592,20 @@ found_by(
 
 found_by(
     "test_control_flow",
-    edits={"value.names | (taken.names - over))": "value.names | taken.names)"},
+    edits={"names = ev.taken.names - over\n": "names = ev.taken.names\n"},
+)
+found_by(
+    "test_transposed_branches",
+    edits={
+        "reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken": "reached = taken",
+        "return [ct if type(ct) is ad.Zero else tangent(ct, *operands, **params), *": "return [ct, *",
+        'define_attached_tangent("cut", _cut_tangent, of=0)': 'define_attached_tangent("cut", _cut_tangent)',
+        "taken = max_over(ev.view, taken, sorted(over, key=str))": "pass",
+    },
+)
+found_by(
+    "test_gradients::test_a_reduction_of_operands_that_vary_over_different_axes",
+    edits={"return bool(mesh_axes)  # its derivative": "return False  # its derivative"},
 )
 found_by(
     "test_branches",

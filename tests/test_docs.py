@@ -12,9 +12,12 @@ A fence says what its code is:
 ``...`` in what is shown stands for anything, and white space does not count.  A page of docs/ is one program, from
 its top to its end.  Of the documents in which readers look things up, each section begins with the names that the
 first section and the beginning of its chapter leave.
+
+Each block is typed into Python's console, as readers do: line by line, and one empty line at its end.
 """
 
 import ast
+import code
 import contextlib
 import dataclasses
 import functools
@@ -148,18 +151,41 @@ def show_code_to_readers_of_sources(document):
     linecache.cache[str(path)] = (len(lines), None, [f"{line}\n" for line in lines], str(path))
 
 
-def run_code(section, block, names):
-    """Run a block and compare the values that it shows.
+class Console(code.InteractiveConsole):
+    """Python's console, which compares the values that are shown, and lets errors pass.
 
     Frames are those of the document itself, so that messages point into it, and its functions have sources.
     """
+
+    line = 1  # of the document, at which what is typed begins
+
+    def type(self, block):
+        for number, line in enumerate([*block.text.splitlines(), ""], start=block.line):
+            self.line = self.line if self.buffer else number
+            more = self.push(line)
+        assert not more, "the console waits for more after one empty line"
+
+    def runsource(self, source, filename="<input>", symbol="single"):
+        if self.compile(source, filename, symbol) is None:
+            return True
+        if any(line and not line.isspace() and not line.lstrip().startswith("#") for line in source.splitlines()):
+            comparisons = Comparisons(source)
+            tree = comparisons.visit(ast.parse(source, mode=symbol))
+            assert not comparisons.shown, f"these are no values of expressions: {comparisons.shown}"
+            ast.increment_lineno(tree, self.line - 1)
+            exec(compile(tree, filename, symbol), self.locals)
+        return False
+
+
+def run_code(section, block, names):
+    """Type a block into a console, which compares the values that it shows."""
     show_code_to_readers_of_sources(section.document)
-    comparisons = Comparisons(block.text)
-    tree = comparisons.visit(ast.parse(block.text))
-    assert not comparisons.shown, f"these are no values of expressions: {comparisons.shown}"
-    ast.increment_lineno(tree, block.line - 1)
     names["compare_with_shown"] = compare_with_shown
-    exec(compile(tree, str(ROOT / section.document), "exec"), names)
+    hook, sys.displayhook = sys.displayhook, lambda value: None
+    try:
+        Console(names, str(ROOT / section.document)).type(block)
+    finally:
+        sys.displayhook = hook
 
 
 def run_block(section, block, shown, names):
@@ -250,6 +276,27 @@ def test_the_code_of_a_page_runs_and_shows_what_it_says(page, tmp_path, monkeypa
 def test_the_code_of_a_section_runs_and_shows_what_it_says(section):
     given = names_after(*(other for other in before(section) if other != section))
     assert run_section(section, dict(given)).keys() >= given.keys()
+
+
+def run_readme():
+    """Every block of README, on the devices of this process: it runs, or ends in our sentence about eight devices."""
+    names = {"__name__": "__main__"}
+    for section in (section for section in WITH_CODE if section.document == "README.md"):
+        for block, shown in section.pairs():
+            try:
+                run_block(section, block, shown, names)
+            except Exception as error:
+                assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in str(error), (block, error)
+                assert type(error) is ValueError and "\n" not in str(error), (block, error)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_readme_on_few_devices(devices):
+    flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
+    program = "import jax, test_docs; test_docs.run_readme(); print(jax.device_count())"
+    env = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{devices}\n", done.stderr
 
 
 # --------------------------------------------------------------------------- what is promised

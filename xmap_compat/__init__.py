@@ -21,6 +21,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from xmap_compat._version import __version__ as __version__
+
 if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat import lax as lax
     from xmap_compat import numpy as numpy
@@ -51,7 +53,6 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
 
-__version__ = "1.0.0rc1"
 
 # Where the public names live, for dir(), completion, and the import at first use.
 _MODULES = ["lax", "numpy", "random", "testing"]

@@ -189,8 +189,8 @@ def make(
     if not callable(fun):
         raise errors.not_callable(fun)
     check_backend(backend)
-    declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend)
-    return _jit(dataclasses.replace(declared, undeclared=undeclared), _positions(donate_argnums))
+    declared = declare(fun, in_axes, out_axes, axis_sizes, axis_resources, backend, undeclared)
+    return _jit(declared, _positions(donate_argnums))
 
 
 def with_resources(declared: calls.Declaration, axis_resources: Mapping[AxisName, Any]) -> Any:
@@ -387,6 +387,7 @@ def declare(
     axis_sizes: Mapping[AxisName, int] | None = None,
     axis_resources: Mapping[AxisName, Any] | None = None,
     backend: str | None = None,
+    undeclared: bool = False,
 ) -> calls.Declaration:
     """The arguments that the user gave to :func:`xmap`, parsed; raises the same errors."""
     if isinstance(in_axes, list) and not is_spec(in_axes):
@@ -400,7 +401,8 @@ def declare(
     missing = [n for n in spec_names(out_specs) if n not in names]
     if missing:
         raise errors.names_missing_from_inputs(missing, names)
-    resources = known_axes(parse_axis_resources(axis_resources), names)
+    resources = known_axes(parse_axis_resources(axis_resources), names, undeclared)
+    name = name_of(fun)
     return calls.Declaration(
-        fun, name_of(fun), in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend
+        fun, name, in_specs, out_specs, in_axes, out_axes, sizes, resources, tuple(names), backend, undeclared
     )

@@ -30,10 +30,9 @@ def missing_specs(names: Sequence[str]) -> TypeError:
 
 
 def keyword_arguments(names: Iterable[str]) -> TypeError:
-    listed = ", ".join(names)
     return TypeError(
-        f"xmapped functions take positional arguments only, but got the keyword arguments: {listed}. "
-        "Pass them by position, or bind them with functools.partial before xmap"
+        f"xmapped functions take positional arguments only, but got the keyword arguments: {', '.join(names)}. Pass "
+        "them by position, or bind them with functools.partial before xmap"
     )
 
 
@@ -145,14 +144,6 @@ def mixed_axes(fun: str, axis: Any) -> Exception:
     return should_be(f"The axis of {fun}", "one named axis, or one positional axis", axis)
 
 
-def bad_weights(weights: Sequence[int], shape: Sequence[int], positions: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"average got weights of the positional shape {tuple(weights)} for an array of the positional shape "
-        f"{tuple(shape)}. Give weights of that shape, or of the shape {tuple(shape[p] for p in positions)}, the sizes "
-        "of the positional axes to average over"
-    )
-
-
 def axis_name_type(fun: str, name: Any) -> Exception:
     return should_be(f"An axis name of {fun}", "hashable, and not None", name, advice="Use a string")
 
@@ -190,21 +181,6 @@ def dot_overlap(operand: str, dim: int) -> TypeError:
     )
 
 
-def bad_array_type(key: Any) -> TypeError:
-    return TypeError(
-        "An array type is written like f32[(5,)], or f32[(5,), {'batch': 20}] with a named shape, but got the "
-        f"brackets [{key!r}]"
-    )
-
-
-def type_of_no_array(what: str, expected: Any, x: Any) -> TypeError:
-    return TypeError(f"{what} should have the type {expected}, but is a {type(x).__name__}, not an array")
-
-
-def type_mismatch(what: str, expected: Any, found: Any) -> TypeError:
-    return TypeError(f"{what} should have the type {expected}, but has the type {found}")
-
-
 def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
     return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
 
@@ -224,9 +200,7 @@ def initializer_of_named_shape(dtype: Any) -> TypeError:
 
 
 def no_part_here(path: str, process: int) -> ValueError:
-    return ValueError(
-        f"{path} has no part on devices of process {process}. Ask for it only in the processes of its mesh"
-    )
+    return ValueError(f"{path} has no part on devices of process {process}. Ask for it in processes of its mesh only")
 
 
 def parts_are_no_block(path: str, sharding: Any) -> ValueError:

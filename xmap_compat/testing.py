@@ -17,8 +17,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,8 +48,6 @@ def check_assignments(
     only: Sequence[Mapping[AxisName, Any]] | None = None,
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
-    atol: float | None = None,
-    progress: bool | None = None,
 ) -> list[Resources]:
     """Run an xmapped function under many assignments of its axes to the mesh, and compare the results.
 
@@ -70,9 +66,7 @@ def check_assignments(
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example the positional
         function; by default the xmapped function without resources.
-      rtol, atol: tolerances as in ``numpy.testing.assert_allclose``; by default a few hundred roundings of the dtype,
-        on the scale of the largest element.  Integers and bools must be equal.
-      progress: whether to print each assignment to stderr when it is tried; by default if that is a terminal.
+      rtol: the relative tolerance; by default some hundred roundings at the largest element.  Integers must be equal.
 
     Returns:
       The assignments that were checked, as ``axis_resources``.
@@ -93,9 +87,6 @@ def check_assignments(
       >>> with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
       ...     testing.check_assignments(loss, np.ones(2), np.ones((8, 2)), derivatives=True, limit=2)
       [{'batch': 'x'}, {'batch': 'y'}]
-
-    In a test, the fixture of this name (``pytest_plugins = ["xmap_compat.fixtures"]`` in ``conftest.py``) does the
-    same, and pytest shows its progress if the test fails.
     """
     declared = declaration_of(xmapped)
     if declared is None:
@@ -105,45 +96,29 @@ def check_assignments(
         axes = loopable if loops else ()
         tried = assignments(sizes, free, loops=axes, limit=limit) if only is None else [dict(r) for r in only]
         if not tried and only is None:
-            raise ValueError(_nothing_to_compare(sizes, free))
+            raise ValueError(
+                "There is no assignment to try: no mesh axis divides a named axis. Named axes: "
+                f"{axes_text(sizes) or 'none'}. Mesh axes that are free: {axes_text(free) or 'none'}. "
+                "Pass arguments of other sizes, or another mesh"
+            )
         compute = _value_and_derivatives if derivatives else _value
-        aloud = sys.stderr.isatty() if progress is None else progress
-        say = functools.partial(print, end="", file=sys.stderr, flush=True) if aloud else lambda text: None
-        say(f"check_assignments of {declared.name} on the mesh {_mesh_text(mesh)}\n")
         expected = compute(reference or with_resources(declared, {}), args)
-        allowed = functools.partial(_allowed, rtol, atol)
+        allowed = functools.partial(_allowed, rtol)
         for k, resources in enumerate(tried):
-            with _reported(tried, k, say):
-                what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
-                try:
-                    actual = jax.block_until_ready(compute(with_resources(declared, resources), args))
-                except Exception as error:
-                    raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
-                _compare(what, actual, expected, allowed)
+            what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
+            try:
+                _compare(what, _computed(what, compute, with_resources(declared, resources), args), expected, allowed)
+            except AssertionError as error:
+                error.add_note(f"{k + 1} of {len(tried)} were tried. Without a difference: {tried[:k] or 'none'}")
+                raise
     return tried
 
 
-@contextlib.contextmanager
-def _reported(tried, k, say):
-    """Say which assignment is tried and how that ends; an error lists those that were tried before."""
-    say(f"  {k + 1} of {len(tried)}: {tried[k]} ")  # before it is run, which can take long
-    start = time.perf_counter()
+def _computed(what, compute, function, args):
     try:
-        yield
-    except AssertionError as error:
-        say("differs\n")
-        before = ", ".join(map(str, tried[:k])) or "none"
-        error.add_note(f"This is assignment {k + 1} of {len(tried)}. Tried before, and without a difference: {before}")
-        raise
-    say(f"gives the same ({time.perf_counter() - start:.1f} s)\n")
-
-
-def _nothing_to_compare(sizes, free):
-    return (
-        "There is no assignment to try: no mesh axis divides a named axis. "
-        f"Named axes: {axes_text(sizes) or 'none'}. Mesh axes that are free: {axes_text(free) or 'none'}. "
-        "Pass arguments of other sizes, or another mesh"
-    )
+        return jax.block_until_ready(compute(function, args))
+    except Exception as error:
+        raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
 
 
 def assignments(
@@ -173,9 +148,6 @@ def assignments(
     shape = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
     every = [a for a in _all_assignments(list(sizes.items()), shape, frozenset(loops)) if a]
     return every if limit is None else _diverse(every, limit)
-
-
-# ------------------------------------------------------------------------- assignments
 
 
 def _all_assignments(axes, mesh_shape, loops) -> Iterator[Resources]:
@@ -213,21 +185,16 @@ def _diverse(every, limit):
     """A selection in which each axis, and then each pair of axes, gets as many different resources as possible."""
     chosen: list[Resources] = []
     covered: set[Any] = set()
-    remaining = list(every)
-    while remaining and len(chosen) < limit:
-        best = max(remaining, key=lambda a: len(_features(a) - covered))
-        remaining.remove(best)
+    while len(chosen) < min(limit, len(every)):
+        best = max((a for a in every if a not in chosen), key=lambda a: len(_features(a) - covered))
         chosen.append(best)
         covered |= _features(best)
     return [a for a in every if a in chosen]
 
 
 def _features(assignment):
-    single = [(name, entry if isinstance(entry, tuple) else (entry,)) for name, entry in assignment.items()]
-    return {*single, *itertools.combinations(single, 2), ("alone", single[0]) if len(single) == 1 else None} - {None}
-
-
-# -------------------------------------------------------------------- about the function
+    single = list(assignment.items())
+    return {*single, *itertools.combinations(single, 2), *(("alone", entry) for entry in single if len(single) == 1)}
 
 
 def _choices(declared, args, mesh):
@@ -250,29 +217,23 @@ def _choices(declared, args, mesh):
 @contextlib.contextmanager
 def _mesh_context(mesh):
     """Enter the given mesh, or the one in scope again, or a mesh of all devices."""
-    mesh = mesh if mesh is not None else _jax.ambient_mesh() or _mesh_of_all_devices()
+    mesh = mesh if mesh is not None else _jax.ambient_mesh()
     if isinstance(mesh, jax.sharding.AbstractMesh):
         raise errors.no_devices("check_assignments", mesh)
-    with Mesh(mesh.devices, mesh.axis_names) as entered:
-        yield entered
-
-
-def _mesh_of_all_devices():
-    devices = np.array(jax.devices())
-    if len(devices) == 1:
+    devices = np.array(jax.devices()) if mesh is None else mesh.devices
+    if devices.size == 1:
         raise ValueError(
             "There is only one device, so all assignments would be the same. Set "
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a mesh"
         )
-    columns = 2 if len(devices) % 2 == 0 else 1
-    return Mesh(devices.reshape(-1, columns), ("x", "y"))
+    if mesh is None:
+        devices = devices.reshape(-1, 2 if len(devices) % 2 == 0 else 1)
+    with Mesh(devices, ("x", "y") if mesh is None else mesh.axis_names) as entered:
+        yield entered
 
 
 def _mesh_text(mesh):
     return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-
-
-# --------------------------------------------------------------------------- comparison
 
 
 def _value(function, args):
@@ -282,13 +243,10 @@ def _value(function, args):
 def _value_and_derivatives(function, args):
     """The results, and the derivatives of a random linear functional of them."""
     leaves, tree = jax.tree.flatten(args)
-    places = [k for k, leaf in enumerate(leaves) if _is_floating(jnp.result_type(leaf))]
+    floats = {k: jnp.asarray(leaf) for k, leaf in enumerate(leaves) if _is_floating(jnp.result_type(leaf))}
 
     def loss(floats):
-        filled = list(leaves)
-        for k, value in zip(places, floats):
-            filled[k] = value
-        results = function(*jax.tree.unflatten(tree, filled))
+        results = function(*jax.tree.unflatten(tree, [floats.get(k, leaf) for k, leaf in enumerate(leaves)]))
         rng = np.random.default_rng(_SEED)
         weighted = [
             jnp.sum(jnp.real(leaf * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)))
@@ -297,10 +255,9 @@ def _value_and_derivatives(function, args):
         ]
         return sum(weighted, jnp.float32(0)).astype(jnp.float32), results
 
-    floats = [jnp.asarray(leaves[k]) for k in places]
     gradients, results = jax.grad(loss, has_aux=True)(floats)
     paths = [argument_path(path, "args") for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    return {"result": results, "derivative": {paths[k]: g for k, g in zip(places, gradients)}}
+    return {"result": results, "derivative": {paths[k]: gradient for k, gradient in gradients.items()}}
 
 
 # Users do not take this seed: if the weights equal the user's data, a derivative may be zero except for rounding.
@@ -311,13 +268,11 @@ def _is_floating(dtype):
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _allowed(rtol, atol, dtype, expected):
+def _allowed(rtol, dtype, expected):
     """How far each element of a floating-point result may be from the expected one."""
     magnitude = np.abs(np.where(np.isfinite(expected), expected, 0))
     usual = min(500 * float(jnp.finfo(dtype).eps), 0.05)
-    if rtol is None and atol is None:
-        return usual * magnitude + usual * magnitude.max(initial=0)
-    return (atol or 0) + (usual if rtol is None else rtol) * magnitude
+    return usual * (magnitude + magnitude.max(initial=0)) if rtol is None else rtol * magnitude
 
 
 def _compare(what, actual, expected, allowed):
@@ -336,26 +291,19 @@ def _compare_leaf(what, actual, expected, allowed):
     if a_type != e_type:
         raise AssertionError(f"{what}: {a_type} instead of {e_type}")
     dtype = jnp.result_type(expected)
-    a, e = _as_numpy(actual), _as_numpy(expected)
-    same = a == e
-    a, e = _widened(a), _widened(e)
+    a, e = (
+        np.asarray(jax.random.key_data(v) if jnp.issubdtype(dtype, jax.dtypes.prng_key) else v)
+        for v in (actual, expected)
+    )
+    same, wide = a == e, np.complex128 if np.iscomplexobj(e) else np.float64
+    a, e = a.astype(wide), e.astype(wide)
     with np.errstate(invalid="ignore"):
         difference = np.where(same | (np.isnan(a) & np.isnan(e)), 0, np.abs(a - e))
     wrong = ~(difference <= allowed(dtype, e)) if _is_floating(dtype) else ~same
-    if not wrong.any():
-        return
-    worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(difference, nan=np.inf), -1)), e.shape)
-    at = f" at index {tuple(map(int, worst))}" if worst else ""
-    raise AssertionError(
-        f"{what}: the largest difference is {difference[worst]:.6g}{at}, {a[worst]} instead of {e[worst]} "
-        f"({wrong.sum()} of {wrong.size} elements differ by more than rounding)"
-    )
-
-
-def _as_numpy(x):
-    """An array as a NumPy array; keys become their data."""
-    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-
-
-def _widened(array):
-    return array.astype(np.complex128 if np.issubdtype(array.dtype, np.complexfloating) else np.float64)
+    if wrong.any():
+        worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(difference, nan=np.inf), -1)), e.shape)
+        at = f" at index {tuple(map(int, worst))}" if worst else ""
+        raise AssertionError(
+            f"{what}: the largest difference is {difference[worst]:.6g}{at}, {a[worst]} instead of {e[worst]} "
+            f"({wrong.sum()} of {wrong.size} elements differ by more than rounding)"
+        )

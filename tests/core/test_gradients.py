@@ -1281,3 +1281,23 @@ def test_bounds_that_are_scalars_on_each_device(resources):
         slopes = jax.grad(lambda low, high: mapped(low, high).sum(), (0, 1))(low, high)
     for got, want in zip(slopes, jax.grad(clipped, (0, 1))(low, high)):
         np.testing.assert_allclose(got, want)
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"j": "y"}, {"i": ("x", "y")}, {"i": "x", "j": "y"}], ids=str)
+def test_a_reduction_of_operands_that_vary_over_different_axes(resources):
+    """The product of complex numbers whose real parts vary over i, and whose imaginary parts vary over j."""
+    u, v = (np.cos(np.arange(3 * n, dtype=np.float32)).reshape(n, 3) for n in (8, 4))
+    times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[1] * y[0] + x[0] * y[1])
+    weights = np.sin(np.arange(32, dtype=np.float32)).reshape(8, 4)
+
+    def body(u, v):
+        real, imaginary = lax.reduce((u, v), (jnp.float32(1), jnp.float32(0)), times, (0,))
+        return real + 2 * imaginary
+
+    mapped = xmap(body, (["i", ...], ["j", ...]), ["i", "j"], axis_resources=resources)
+    with mesh42():
+        slopes = jax.grad(lambda u, v: (weights * mapped(u, v)).sum(), (0, 1))(u, v)
+    product = lambda u, v: jnp.prod(u[:, None] + 1j * v, -1)
+    by_hand = lambda u, v: (weights * (product(u, v).real + 2 * product(u, v).imag)).sum()
+    for got, want in zip(slopes, jax.grad(by_hand, (0, 1))(u, v)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -285,7 +285,7 @@ def test_an_extremum_over_devices_keeps_nan(extremum):
     assert np.isnan(on_devices(lambda v: extremum(v, ("x", "y")), P(("x", "y")), P())(x)).all()
 
 
-@bug("nothing; docs/support.md says so", raises=AssertionError)
+@bug("nothing; docs/questions.md says so", raises=AssertionError)
 def test_an_extremum_of_many_numbers_keeps_nan():
     x = np.where(np.arange(4096) == 3, np.nan, numbers(4096))
     assert np.isnan(jax.jit(jnp.max)(x))

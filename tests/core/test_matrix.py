@@ -372,12 +372,6 @@ NAMED_NUMPY = {
         dtypes="fb",
         axes="one",
     ),
-    "xnp.norm of a matrix": Operation(
-        lambda x, axis, n: xnp.norm(x, 1, (0, axis)),
-        lambda xp, r: xp.linalg.norm(r, 1, (1, 0)),
-        dtypes="fb",
-        axes="one",
-    ),
     "xnp.average": Operation(
         lambda x, axis, n: xnp.average(x, both(axis), mate(x)),
         lambda xp, r: xp.average(r, (0, 1), mate(r)),

@@ -351,7 +351,7 @@ def test_the_list_gets_no_longer():
     needed, *nice_ones = [[releases for releases, _ in NEEDED.values()], *(part.values() for part in NICE.values())]
     still = [sum(releases.endswith(" on") for releases in part) for part in (needed, *nice_ones)]
     assert (still[0], sum(still)) == (MOST_NEEDED, MOST)
-    assert f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "support.md").read_text()
+    assert f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "questions.md").read_text()
     assert set(NICE) == set(nice.PARTS)
 
 

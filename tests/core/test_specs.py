@@ -725,18 +725,6 @@ def test_keyword_arguments_are_refused(call):
         call(fun)
 
 
-def test_resources_of_an_unknown_axis_are_ignored_with_a_warning(mesh42):
-    resources = {"i": "x", "b": "nowhere"}
-    legacy = (
-        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are missing"
-    )
-    with pytest.warns(UserWarning, match=re.escape(legacy + ": {'b'}")) as caught:
-        fun = xmap(lambda x: lax.psum(x, "i"), ["i"], {}, axis_resources=resources)
-    assert [w.filename for w in caught] == [__file__]
-    with mesh42:
-        assert fun(np.arange(8.0)) == np.arange(8.0).sum()
-
-
 # ------------------------------------------------------------------------------- types
 
 MAPPED = {

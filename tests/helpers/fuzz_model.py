@@ -182,7 +182,7 @@ class Call:
     loop: int | None = None
 
     def expected(self):
-        """The results as NumPy arrays, and whether resources of unknown axes are ignored with a warning."""
+        """The results as NumPy arrays."""
         specs = read_tree(tuple(self.in_axes) if is_list_of_specs(self.in_axes) else self.in_axes)
         require(not (type(self.out_axes) is tuple and not self.out_axes), "there are results")
         out_specs = read_tree(self.out_axes)
@@ -190,6 +190,7 @@ class Call:
         names = list(dict.fromkeys([*names_in(specs), *given]))
         require(set(names_in(out_specs)) <= set(names), "names of out_axes are known")
         resources = read_resources(self.axis_resources)
+        require(set(resources) <= set(names), "names of axis_resources are known")
         pairs = broadcast(specs, self.args, lambda x: not is_container(x) and x is not None)
         sizes = infer_sizes(pairs, given)
         require(set(names) <= set(sizes), "every size is known")
@@ -201,7 +202,7 @@ class Call:
         outs = iter(
             [model.leave(s, model.compute(e, leaves)) for s, e in broadcast(out_specs, self.results, is_expression)]
         )
-        return jax.tree.map(lambda _: next(outs), self.results), any(name not in sizes for name in resources)
+        return jax.tree.map(lambda _: next(outs), self.results)
 
     def _placed(self, resources, sizes):
         """The resources of each axis, each once in scope and dividing its size."""

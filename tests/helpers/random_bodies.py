@@ -53,6 +53,22 @@ def root(v, w):
     return lax.custom_root(equation, v, solve, lambda g, y: y / g(jnp.ones(3))) * w
 
 
+# JAX (to 0.12) fails in the derivative of a reduction if one operand has none: all depend on v.
+def reduce_pairs(v, w):
+    """A product of complex numbers, by a computation of two operands."""
+    times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[1] * y[0] + x[0] * y[1])
+    real, imaginary = lax.reduce((jnp.tanh(v), v * w), (jnp.float32(1), jnp.float32(0)), times, (0,))
+    return v * real - imaginary * w / 2
+
+
+def reduce_triples(v, w):
+    """Two sums and a product, by a computation of three operands."""
+    add = lambda x, y: (x[0] + y[0], x[1] * y[1], x[2] + y[2] + 0.5)
+    init = jnp.float32(0), jnp.float32(1), jnp.float32(-0.5)
+    parts = lax.reduce((v, jnp.sin(v - w), v * w), init, add, (0,))
+    return v + parts[0] * parts[1] - parts[2] / 8
+
+
 ELEMENTWISE = {
     "tanh": lambda v, w, key: jnp.tanh(v * w),
     "relu": lambda v, w, key: jax.nn.relu(v) - v * w,
@@ -73,6 +89,9 @@ ALGEBRA = {
     "linear_solve": wide(linear_solve),
     "cg": wide(lambda v, w: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]),
     "root": wide(root),
+    "reduce_pairs": wide(reduce_pairs),
+    "reduce_triples": wide(reduce_triples),
+    "reduce_with": wide(lambda v, w: v * lax.reduce(v * w, jnp.float32(0), lambda x, y: x + y + x * y, (0,)) / 8),
 }
 
 

@@ -76,13 +76,11 @@ class Differs:
       why: the reason.
       expected: how to compute the result without xmap, from the arguments; or the type of an exception and a part of
         its message; or None: what legacy did under "none".
-      warning: a part of the warning that comes with the result.
       hangs: whether legacy waits forever, so that nothing can be recorded.
     """
 
     why: str
     expected: Callable[..., Any] | tuple[type, str] | None = None
-    warning: str | None = None
     hangs: bool = False
 
 

@@ -1176,11 +1176,4 @@ add(
     BY_I,
     f32(8),
     on={"b:x": {"b": "x"}},
-    differs={
-        "all": Differs(
-            "legacy 0.4.30: a ValueError, older releases ignored it; ours warns",
-            lambda x: 2 * x,
-            warning="have to appear in in_axes or axis_sizes, but the following are missing: {'b'}",
-        )
-    },
 )

@@ -5,7 +5,6 @@ marked there, with its reason and with what to expect instead (computed without 
 program behaves as recorded fails too.
 """
 
-import contextlib
 import json
 import pathlib
 import re
@@ -129,8 +128,7 @@ def test_as_recorded_beside_axes_of_the_compiler(name, assignment):
 def test_differs_as_meant(name, assignment):
     program = PROGRAMS[name]
     difference = program.difference(assignment)
-    with expected_warning(difference):
-        outcome, values = outcome_of(program, assignment)
+    outcome, values = outcome_of(program, assignment)
     if isinstance(difference.expected, tuple):
         error, text = difference.expected
         assert_error(outcome, [error.__name__], text)
@@ -139,12 +137,6 @@ def test_differs_as_meant(name, assignment):
     assert "error" not in outcome, outcome
     assert_values(values, expected_values(program, difference), outcome["leaves"])
     assert not behaves_as_recorded(name, assignment, values), "the mark is stale: legacy did the same"
-
-
-def expected_warning(difference):
-    if difference.warning is None:
-        return contextlib.nullcontext()
-    return pytest.warns(UserWarning, match=re.escape(difference.warning))
 
 
 def expected_values(program, difference):

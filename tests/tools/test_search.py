@@ -149,8 +149,9 @@ def test_an_xmapped_function_can_be_searched_itself(mesh22):
 
 def test_axes_that_never_meet_may_share_a_mesh_axis(mesh22):
     def make(resources):
-        rows = xmap(lambda v: v * 2, ["i"], ["i"], axis_resources=resources)
-        columns = xmap(lambda v: v * 3, ["j"], ["j"], axis_resources=resources)
+        of = lambda axis: {name: resources[name] for name in resources if name == axis}
+        rows = xmap(lambda v: v * 2, ["i"], ["i"], axis_resources=of("i"))
+        columns = xmap(lambda v: v * 3, ["j"], ["j"], axis_resources=of("j"))
         return lambda a, b: (rows(a), columns(b))
 
     with warnings.catch_warnings():
@@ -361,7 +362,7 @@ def test_an_error_of_make_says_that_search_called_it(mesh22):
 
 def test_an_axis_that_is_not_there_cannot_be_pinned(mesh22):
     with pytest.raises(ValueError, match=r"fixed has resources for axes \{'bacth'\}.*the axes \{'i', 'j', 'k'\}"):
-        search(product, *ARGS, mesh=mesh22, fixed={"bacth": "x"})
+        search(lambda resources: product({}), *ARGS, mesh=mesh22, fixed={"bacth": "x"})
 
 
 def test_resources_that_the_step_ignores_have_no_price(mesh22):

@@ -21,7 +21,6 @@ from jax.ad_checkpoint import checkpoint_name
 from test_source import assert_close, check, grid, normal, plan_of, refused, resources_of, run, source_of
 
 from xmap_compat import Mesh, SerialLoop, install, named_shape, xeinsum, xmap
-from xmap_compat.annotations import check_type, f32
 from xmap_compat.core.placement import Body, current_scope
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.tools.source import module, proof, rewrite
@@ -701,10 +700,8 @@ def of_the_sum(x, name):
 
 by_call = jax.custom_vjp(of_the_sum, nondiff_argnums=(1,))
 by_call.defvjp(lambda x, name: (of_the_sum(x, name), None), lambda name, _, ct: (2 * ct,))
-WHOLE = f32[(3,), {"i": 8}]
 
 CALLS = {
-    "a type that is checked": (lambda x: check_type(x, WHOLE, "x") - lax.psum(x, "i"), lambda x: x - x.sum(0)),
     "a method": (lambda x: x - x.max(axis="i"), lambda x: x - x.max(0)),
     "a method, by position": (lambda x: x - x.sum("i"), lambda x: x - x.sum(0)),
     "a star elsewhere": (lambda x: jnp.maximum(*[x, lax.psum(x, "i")]), lambda x: np.maximum(x, x.sum(0))),

@@ -6,7 +6,6 @@ The enumeration of assignments is compared with one written out by hand, and wit
 
 import itertools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +170,7 @@ def test_tolerances():
     f = xmap(lambda x: x * 1.001, ROWS, ROWS)
     reference = lambda x: x * 1.0
     assert testing.check_assignments(f, X, mesh=MESH42, limit=1, reference=reference, rtol=1e-2)
-    for options in [{}, {"rtol": 1e-4}, {"atol": 1e-5, "rtol": 0}]:
+    for options in [{}, {"rtol": 1e-4}, {"rtol": 0}]:
         with pytest.raises(AssertionError, match="differ by more than rounding"):
             testing.check_assignments(f, X, mesh=MESH42, limit=1, reference=reference, **options)
 
@@ -272,32 +271,9 @@ def test_a_check_that_would_try_nothing_is_refused():
     )
 
 
-# ------------------------------------------------------------------------ what it says meanwhile
-
-pytest_plugins = ["xmap_compat.fixtures"]
-
-
-def test_the_fixture_shows_what_is_tried(check_assignments, capsys):
-    f = xmap(centred, ["i", "j", ...], {"rows": ["i", "j", ...], "total": ROWS})
-    tried = check_assignments(f, X, mesh=MESH42, limit=2)
-    title, *lines = capsys.readouterr().err.splitlines()
-    assert title == "check_assignments of centred on the mesh x=4, y=2"
-    assert [re.sub(r"\d+\.\d s", "TIME", line) for line in lines] == [
-        f"  {k} of 2: {resources} gives the same (TIME)" for k, resources in enumerate(tried, 1)
-    ]
-
-
-def test_an_error_says_what_was_tried_before(wrong_on_devices, capsys):
+def test_an_error_says_what_was_tried_before(wrong_on_devices):
     wrong_on_devices("psum", lambda x: 2 * x)
     f = xmap(lambda x: lax.psum(x, "i"), ROWS, [...])
     with pytest.raises(AssertionError) as caught:
-        testing.check_assignments(f, X, mesh=MESH42, only=[{}, {"i": "y"}, {"i": "x"}], progress=True)
-    note = "This is assignment 2 of 3. Tried before, and without a difference: {}"
-    assert [n for n in caught.value.__notes__ if "assignment" in n] == [note]
-    _, first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("  1 of 3: {} gives the same (") and second == "  2 of 3: {'i': 'y'} differs"
-
-
-def test_nothing_is_said_where_no_terminal_is(capsys):
-    testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), X, mesh=MESH42, limit=1)
-    assert capsys.readouterr() == ("", "")
+        testing.check_assignments(f, X, mesh=MESH42, only=[{}, {"i": "y"}, {"i": "x"}])
+    assert "2 of 3 were tried. Without a difference: [{}]" in caught.value.__notes__

@@ -8,16 +8,15 @@ comes from NumPy: there every axis is positional, named ones first, with one ele
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
+from array_types import bool_, check_type, f32, i32, typed
 from jax.scipy.linalg import expm_frechet
 from tutorial_helpers import Assignment, assert_close, normal, run, under
 
 from xmap_compat import named_shape
-from xmap_compat.annotations import ArrayType, bool_, check_type, f32, i32, type_of, typed
 
 
 def type_by_numpy(array, names, element=f32):
@@ -269,33 +268,3 @@ def test_wrong_annotations_are_refused(wrong, where):
     with pytest.raises(TypeError) as caught:
         run(Assignment({}, None), typed(program), {0: "batch"}, {0: "batch"}, x)
     assert str(caught.value) == f"{what} should have the type {wrong}, but has the type {RIGHT}"
-
-
-def test_types_are_shown_as_they_are_written():
-    assert str(f32[(5,), {"batch": 20}]) == "f32[(5,), {'batch': 20}]"
-    assert str(i32[()]) == "i32[()]"
-    assert str(ArrayType(jnp.bfloat16)[(2, 3), {"a": 1, "b": 2}]) == "bf16[(2, 3), {'a': 1, 'b': 2}]"
-    assert str(type_of(jax.random.key(0))) == "key<fry>[()]"
-    assert str(type_of(np.ones(3, np.uint8))) == "u8[(3,)]"
-
-
-def test_types_without_a_shape_take_any():
-    seen = []
-    run(
-        Assignment({}, None),
-        lambda v: seen.append(check_type(v, f32)) or v,
-        ["i", ...],
-        ["i", ...],
-        np.ones((4, 2), "f"),
-    )
-    assert len(seen) == 1
-    with pytest.raises(TypeError, match=r"the value should have the type i32, but has the type f32\[\(2,\)\]"):
-        check_type(np.ones(2, np.float32), i32)
-
-
-def test_types_without_an_element_type_take_any():
-    any_type = ArrayType(None)
-    for x in (np.ones(3, np.int8), jnp.ones(3)):
-        assert check_type(x, any_type[(3,)]) is x
-    with pytest.raises(TypeError, match=r"the value should have the type any\[\(4,\)\], but has the type"):
-        check_type(np.ones(3), any_type[(4,)])

@@ -95,11 +95,8 @@ from xmap_compat._jax.primitives import (
     names_after_batching,
 )
 from xmap_compat._jax.tracing import (
-    ARRAY_TYPE,
-    TRACER_TYPE,
     bound_axis_names,
     current_trace,
-    is_staging,
     jit,
     plain_context,
 )

@@ -43,6 +43,8 @@ def _needs_plain_types(eqn, params, mesh_axes):
     primitive = eqn.primitive
     if primitive.name == "pallas_call":
         return params["interpret"]
+    if primitive.name == "reduce":
+        return bool(mesh_axes)  # its derivative evaluates the user's computation, whose literals do not vary
     if primitive.name == "pure_callback":
         return False  # it has no derivative, and is mapped as the program says
     if primitive.name == "regularized_incomplete_beta":

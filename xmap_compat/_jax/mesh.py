@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -127,10 +128,7 @@ def _pop_mesh():
 def context_of(mesh: AnyMesh) -> Iterator[None]:
     """Let a shard_map over ``mesh`` be traced although ``jax.set_mesh`` has set another one."""
     current = jax.sharding.get_abstract_mesh()
-    if current.empty or current == mesh.abstract_mesh:
-        yield
-        return
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with jax.sharding.use_abstract_mesh(current if current.empty else mesh.abstract_mesh):
         yield
 
 
@@ -191,9 +189,9 @@ def restore_mesh_context(restoration: Restoration) -> None:
         _push_mesh(self)
         return self
 
-    def exit(self, *exc_info):
-        _pop_mesh()
-        return False
+    def exit(self, *exc_info, exiting=sys.is_finalizing):
+        if not exiting():  # the names of modules are gone then
+            _pop_mesh()
 
     restoration.attribute(jax.sharding.Mesh, "__enter__", enter)
     restoration.attribute(jax.sharding.Mesh, "__exit__", exit)

@@ -129,7 +129,7 @@ def define_named_primitive(
     def effectful_abstract_eval(*operands, **params):
         for axis in params["axes"]:
             jax.lax.axis_size(axis)
-        shape, dtype = abstract_eval(*map(_plain_type, operands), **params)
+        shape, dtype = abstract_eval(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), **params)
         return jax.core.ShapedArray(shape, dtype), {NamedAxisEffect(axis) for axis in params["axes"]}
 
     primitive.def_effectful_abstract_eval(effectful_abstract_eval)
@@ -162,27 +162,26 @@ def define_named_primitive(
     return primitive
 
 
-def _plain_type(aval):
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+def define_attached_tangent(name: str, tangent: Callable[..., Any], of: int = 1) -> Any:
+    """A primitive ``(out, *others) -> out`` with a derivative ``tangent(that of operand k, out, *others, **params)``.
 
-
-def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
-    """A primitive ``(out, x, *others) -> out`` with a derivative: ``tangent(tangent of x, out, x, *others, **params)``.
-
-    ``out`` and the others must have been computed without derivatives.  A parameter ``reduced`` holds the dimensions of
-    ``x`` that ``out`` does not have.
+    The number k is ``of``; if it is 0, the tangent must be its own transpose.  The other operands must have been
+    computed without derivatives.  A parameter ``reduced`` holds those of their dimensions that ``out`` does not have.
     """
     primitive = Primitive(name)
-    primitive.def_impl(lambda out, *operands, **params: out)
-    primitive.def_abstract_eval(lambda out, *operands, **params: out)
-    mlir.register_lowering(primitive, lambda ctx, out, *operands, **params: [out])
+    primitive.def_impl(lambda out, *others, **params: out)
+    primitive.def_abstract_eval(lambda out, *others, **params: out)
+    mlir.register_lowering(primitive, lambda ctx, out, *others, **params: [out])
 
     def jvp(primals, tangents, **params):
-        t = tangents[1]
+        t = tangents[of]
         result = primitive.bind(*primals, **params)
         if type(t) is ad.Zero:
             return result, ad.Zero(jax.typeof(result).to_tangent_aval())
         return result, tangent(t, *primals, **params)
+
+    def transpose(ct, *operands, **params):
+        return [ct if type(ct) is ad.Zero else tangent(ct, *operands, **params), *(None for _ in operands[1:])]
 
     def batch(operands, positions, *, reduced, **params):
         (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
@@ -190,6 +189,8 @@ def define_attached_tangent(name: str, tangent: Callable[..., Any]) -> Any:
         return primitive.bind(*operands, reduced=tuple(d + 1 for d in reduced), **params), 0
 
     ad.primitive_jvps[primitive] = jvp
+    if of == 0:
+        ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = batch
     return primitive
 

@@ -234,9 +234,7 @@ def size_conflict(
 ) -> ValueError:
     advice = "If these are different axes, give them different names"
     if is_for_all:
-        advice = (
-            "One in_axes applies to all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
-        )
+        advice = "One in_axes is for all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
     return ValueError(
         f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}. {advice}"
         f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
@@ -324,13 +322,15 @@ def _loop_meant(resource: Any) -> str:
     return f". To compute an axis in {resource} chunks write SerialLoop({resource})" if type(resource) is int else ""
 
 
-def unused_resources_text(unused: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> str:
-    """``unused``: axes that the call does not have, and the resources that they are given."""
-    turned = {r: name for name, entries in unused.items() for r in entries if r in known}
-    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unused, known)
-    return (
-        "All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
-        f"missing: {as_set(unused)}. Their axis_resources are ignored{meant}"
+def unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hashable]) -> ValueError:
+    """``unknown``: axes that the call does not have, and the resources that they are given."""
+    turned = {r: name for name, entries in unknown.items() for r in entries if r in known}
+    meant = f". Did you mean the other way round, {turned}?" if turned else did_you_mean(unknown, known)
+    return ValueError(
+        f"axis_resources has entries for {quoted(unknown)}, which neither in_axes nor axis_sizes name: the axes of "
+        f"this xmap are {quoted(known) or 'none'}{meant or '. Name one of these, or leave the entry out'}"
+        f"{LEGACY}All axes that were assigned resources have to appear in in_axes or axis_sizes, but the following are "
+        f"missing: {as_set(unknown)}"
     )
 
 
@@ -427,8 +427,8 @@ def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) 
 
 def unknown_compiler_axes(names: Iterable[Hashable], mesh_axes: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        f"compiler_axes leaves mesh axes {as_set(names)} to the compiler, but the mesh in scope at the call has the "
-        f"axes {as_set(mesh_axes)}. Name some of these, and enter compiler_axes around calls under that mesh only"
+        f"compiler_axes leaves {as_set(names)} to the compiler, but the mesh in scope at the call has the axes "
+        f"{as_set(mesh_axes)}. Name some of these, and enter compiler_axes around calls under that mesh only"
     )
 
 
@@ -481,8 +481,7 @@ def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
     return (
         f"Mesh axes {as_set(axes)} are left to the compiler and have the type Explicit, so JAX must infer how each "
         "value is sharded over them. Where it cannot, pass out_sharding=jax.sharding.NamedSharding(mesh, spec) to the "
-        "operation in the body, jax.sharding.reshard its operands, or make the axes Auto: "
-        "axis_types=jax.sharding.AxisType.Auto for each when the mesh is made"
+        "operation in the body, or make the axes Auto: axis_types=(jax.sharding.AxisType.Auto, ...) of the mesh"
     )
 
 

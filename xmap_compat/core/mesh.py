@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -72,8 +73,9 @@ class Mesh(jax.sharding.Mesh):
         _jax.enter_mesh(self.physical_mesh)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        _jax.exit_mesh(self.physical_mesh)
+    def __exit__(self, *exc_info: Any, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not exiting():  # the names of modules are gone then
+            _jax.exit_mesh(self.physical_mesh)
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, jax.sharding.Mesh) and self.physical_mesh is mesh_of_jax(other)

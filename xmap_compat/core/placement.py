@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -132,12 +132,14 @@ def _check_resource(name, resource):
         raise errors.bad_resource(name, resource) from None
 
 
-def known_axes(resources: Resources, names: Iterable[AxisName]) -> dict[AxisName, tuple[Any, ...]]:
-    """The resources of axes that the call has; warn about others and ignore them, because they have no effect."""
-    names = list(names)
-    unused = {name: entries for name, entries in resources.items() if name not in names}
-    if unused:
-        _jax.warn_user(errors.unused_resources_text(unused, names))
+def known_axes(resources: Resources, names: Sequence[AxisName], undeclared: bool) -> dict[AxisName, tuple[Any, ...]]:
+    """The resources, of axes that the call has; unmodified programs are warned of others, which have no effect."""
+    unknown = {name: entries for name, entries in resources.items() if name not in names}
+    if unknown:
+        error = errors.unknown_axes(unknown, names)
+        if not undeclared:
+            raise error
+        _jax.warn_user(f"Ignored: {error}")
     return {name: entries for name, entries in resources.items() if name in names}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax import lax
+from jax import core, lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
@@ -60,8 +60,8 @@ def _extremum_tangent(x, tangent, out, axes, axis_index_groups):
 
 def _make_restoration() -> _jax.Restoration:
     restoration = _jax.Restoration()
-    restoration.attribute(_jax.TRACER_TYPE, "named_shape", property(named_shape))
-    restoration.attribute(_jax.ARRAY_TYPE, "named_shape", property(_named_shape_of_type))
+    restoration.attribute(core.Tracer, "named_shape", property(named_shape))
+    restoration.attribute(core.ShapedArray, "named_shape", property(_named_shape_of_type))
     _jax.restore_named_reductions(restoration, is_name)
     _jax.restore_collective_transposes(restoration)
     _jax.mend_collective_batching(restoration)

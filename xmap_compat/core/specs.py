@@ -72,8 +72,7 @@ def parse_specs(where: str, tree: Any) -> Any:
 
 def spec_names(specs: Any) -> list[AxisName]:
     """The axis names of parsed specs, each once, in the order of their appearance."""
-    leaves = jax.tree.leaves(specs)
-    return list(dict.fromkeys(name for spec in leaves for _, name in spec.names))
+    return list(dict.fromkeys(name for spec in jax.tree.leaves(specs) for _, name in spec.names))
 
 
 def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = "") -> list[AxisSpec]:
@@ -213,9 +212,9 @@ def is_spec(entry):
 
 
 def _is_list_spec(entry):
-    if any(x is ... or isinstance(x, str) for x in entry):
-        return True
-    return not any(_is_container(x) for x in entry if x is not None)
+    return any(x is ... or isinstance(x, str) for x in entry) or not any(
+        _is_container(x) for x in entry if x is not None
+    )
 
 
 def _parse_spec(where, spec, path):

@@ -23,8 +23,7 @@ UNSET: Any = object()
 
 def _specs(axis_resources: Any) -> Any:
     """Shardings of today: None meant "whole on every device", and now means "as it comes"."""
-    is_leaf = lambda x: x is None or isinstance(x, P)  # noqa: E731
-    return jax.tree.map(lambda x: P() if x is None else x, axis_resources, is_leaf=is_leaf)
+    return jax.tree.map(lambda x: P() if x is None else x, axis_resources, is_leaf=lambda x: x is None)
 
 
 def pjit(

@@ -76,11 +76,12 @@ class Installed(contextlib.AbstractContextManager):
                 Installed._over = _installation
         return self
 
-    def __exit__(self, *exc_info) -> None:
-        with _lock:
-            Installed._open -= 1
-            if not Installed._open and Installed._over is _installation:
-                _put_back()
+    def __exit__(self, *exc_info, exiting=sys.is_finalizing) -> None:
+        if not exiting():  # the names of modules are gone then
+            with _lock:
+                Installed._open -= 1
+                if not Installed._open and Installed._over is _installation:
+                    _put_back()
 
 
 def install(removed: bool = True) -> Installed:

@@ -231,8 +231,8 @@ def run_where_taken(ev: Evaluator, eqns: Sequence[Any], env: dict[Any, NamedValu
     kinds = [None if flows else _jax.read(eqn) for eqn, flows in zip(eqns, flowing)]
     divided = [isinstance(kind, (_jax.Call, _jax.Checkpoint, _jax.Cond)) for kind in kinds]
     whole = any(flowing) or any(axes and kind and not parts for axes, kind, parts in zip(met, kinds, divided))
-    shared = _Cut(functools.partial(_cut_unreached, ev, frozenset().union(*met)), env) if whole else env
-    own = _Cut(functools.partial(_cut, ev, ev.taken), shared)
+    shared = _Cut(functools.partial(_cut, ev, frozenset().union(*met)), env) if whole else env
+    own = _Cut(functools.partial(_cut, ev, frozenset()), shared)
     for eqn, axes, flows, parts in zip(eqns, met, flowing, divided):
         (ev if axes and parts else plain).run([eqn], shared if axes or flows else own)
     return own
@@ -260,34 +260,34 @@ class _Cut(dict):
         return self.setdefault(variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value)
 
 
-def _cut(ev, taken, value):
-    return _select(ev, taken, [dataclasses.replace(value, data=lax.stop_gradient(value.data)), value])
+def _cut(ev: Evaluator, over: Names, value: NamedValue) -> NamedValue:
+    """Cut the gradient of an element if neither it nor any element along the axes ``over`` takes the branch.
 
-
-def _cut_unreached(ev, over, value):
-    """Cut the gradient of an element if no element along the axes ``over`` takes the branch."""
-    names = sorted(over, key=str)
-    taken = dataclasses.replace(ev.taken, data=ev.taken.data.astype(np.int32))
-    axes = ev.view.mesh_axes_of(over)
-    if not (axes and ev.view.typed):
-        found = max_over(ev.view, taken, names)
-        return _cut(ev, dataclasses.replace(found, data=found.data > 0), value)
+    It stays a linear function of the value, since JAX transposes the operators of solvers.
+    """
+    assert ev.taken is not None
     # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
-    value = conform_to_names(ev.view, value, value.names | (taken.names - over))
+    names = ev.taken.names - over
+    value = conform_to_names(ev.view, value, value.names | names)
+    taken = dataclasses.replace(ev.taken, data=ev.taken.data.astype(np.int32)) if over else ev.taken
+    axes = ev.view.mesh_axes_of(over) if ev.view.typed else ()
+    if axes:
+        taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
+    elif over:
+        taken = max_over(ev.view, taken, sorted(over, key=str))
     dims = [n for n in value.dims if n is not None]
-    taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
     taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
     local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
-    data = cut_tangent_p.bind(lax.stop_gradient(value.data), value.data, local, reduced=(), mesh_axes=axes)
-    return dataclasses.replace(value, data=data)
+    return dataclasses.replace(value, data=cut_p.bind(value.data, local, reduced=(), mesh_axes=axes))
 
 
-def _cut_tangent(t, out, x, taken, *, reduced, mesh_axes):
-    reached = lax.pmax(taken, mesh_axes) > 0
-    if varying := tuple(m for m in mesh_axes if m in _jax.varying_axes(t)):
-        reached = lax.pcast(reached, varying, to="varying")
-    return lax.select(lax.broadcast_in_dim(reached, t.shape, range(reached.ndim)), t, lax.full_like(t, 0))
+def _cut_tangent(t, x, taken, *, reduced, mesh_axes):
+    reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken
+    if missing := tuple(sorted(_jax.varying_axes(t) - _jax.varying_axes(reached))):
+        reached = lax.pcast(reached, missing, to="varying")
+    reached = lax.broadcast_in_dim(reached.astype(np.bool_), t.shape, range(reached.ndim))
+    return lax.select(reached, t, lax.full_like(t, 0))
 
 
 # Only the derivative needs other devices, so values are computed without them.
-cut_tangent_p = _jax.define_attached_tangent("cut_tangent", _cut_tangent)
+cut_p = _jax.define_attached_tangent("cut", _cut_tangent, of=0)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import errors
 from xmap_compat.core.named_shape import is_array, named_shape
 
 
@@ -35,7 +34,7 @@ class ArrayType:
         shape, named = key if has_named else (key, {})
         sizes = (*shape, *named.values()) if isinstance(shape, (tuple, list)) else (None,)
         if not all(isinstance(size, (int, np.integer)) for size in sizes):
-            raise errors.bad_array_type(key)
+            raise TypeError(f"An array type is written like f32[(5,), {{'batch': 20}}], but got [{key!r}]")
         return ArrayType(self.dtype, tuple(shape), tuple(sorted(named.items(), key=str)))
 
     def __str__(self) -> str:
@@ -47,11 +46,7 @@ class ArrayType:
 
 
 f32 = ArrayType(jnp.float32)
-f64 = ArrayType(jnp.float64)
-bf16 = ArrayType(jnp.bfloat16)
-f16 = ArrayType(jnp.float16)
 i32 = ArrayType(jnp.int32)
-u8 = ArrayType(jnp.uint8)
 bool_ = ArrayType(jnp.bool_)
 
 
@@ -68,12 +63,12 @@ def check_type(x: Any, expected: ArrayType, what: str = "the value") -> Any:
       TypeError: ``x`` has another type; the message shows both types.
     """
     if not is_array(x):
-        raise errors.type_of_no_array(what, expected, x)
+        raise TypeError(f"{what} should have the type {expected}, but is a {type(x).__name__}, not an array")
     found = type_of(x)
     same_element = expected.dtype is None or expected.dtype == found.dtype
     same_shape = expected.shape is None or (expected.shape, expected.named) == (found.shape, found.named)
     if not (same_element and same_shape):
-        raise errors.type_mismatch(what, expected, found)
+        raise TypeError(f"{what} should have the type {expected}, but has the type {found}")
     return x
 
 
