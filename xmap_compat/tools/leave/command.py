@@ -18,7 +18,7 @@ from typing import Any
 
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
-from xmap_compat.tools.leave.files import edited_files, others_that_need
+from xmap_compat.tools.leave.files import OURS, edited_files, others_that_need
 from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import counted, plain
@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)")
     words = "write files although git has changes of them that are not committed"
     parser.add_argument("--force", action="store_true", help=words)
-    words = "SCRIPT [ARGS...], NOTEBOOK.ipynb, or -m MODULE [ARGS...]; it runs in copies of its folders"
+    parser.add_argument("-m", metavar="MODULE", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
+    words = "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders"
     parser.add_argument("program", nargs=argparse.REMAINDER, help=words)
 
 
@@ -64,13 +65,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    program = options.program = options.program[options.program[:1] == ["--"] :]
+    program = options.program if options.module is None else ["-m", *options.module]
+    program = options.program = program[program[:1] == ["--"] :]
     if not program or program == ["-m"]:
         raise Refused(messages.NO_PROGRAM)
     number = options.stop_after.removesuffix("s")
     if options.stop_after and not (number.isdecimal() and int(number)):
         raise Refused(messages.STOP_AFTER.format(value=options.stop_after))
-    own = {f"--{name.replace('_', '-')}" for name in vars(options)} - {"--program"}
+    own = {f"--{name.replace('_', '-')}" for name in vars(options)} - {"--program", "--module"}
     for arg in program[1 + (program[0] == "-m") :]:
         if (name := arg.partition("=")[0]) in own:
             print(messages.GIVEN_TO_THE_PROGRAM.format(option=name), file=sys.stderr)
@@ -278,7 +280,8 @@ class Leaving:
         for c in patched:
             own = c.change
             assert own is not None
-            text = f"__leave_mapped__({c.number}, {own.text})" if probed else own.text
+            probe = f"__leave_mapped__({c.number}, {OURS}mapped)"
+            text = own.text.replace(f"{OURS}mapped", probe) if probed else own.text
             edits += [own._replace(text=text)]
             edits += [e._replace(text=(counted if probed else plain)(e.text)) for e in c.changes]
         if not edits:

@@ -65,14 +65,15 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
         c.refused = c.refused or next((f.why_not for f in functions if f.why_not and c in f.reached_by), "")
-        _or_refuse(c, _check, rewriting, names)
+        by_table = any("axes_of(" in change.text for f in functions if c in f.reached_by for change in f.changes)
+        _or_refuse(c, _check, rewriting, names, by_table)
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
-        declared = c.functions[-1].plan.declared
-        c.recipe = recipe_of(declared, c.placed[-1] if c.placed else None)
+        of_last = [f.plan.declared for f in c.functions[-1:]]
+        c.recipe = [line for declared in of_last for line in recipe_of(declared, c.placed[-1] if c.placed else None)]
         c.change = c.change and c.change._replace(file=os.path.realpath(c.file))
         c.changes = [change._replace(file=os.path.realpath(change.file)) for change in c.changes]
     folder = beside or root
@@ -196,13 +197,17 @@ def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
     rewriting.names = names
 
 
-def _check(c: Construction, rewriting: Rewriting, names: AxisNames) -> None:
-    """Refuse a construction whose collectives are not all found, or whose names mean others' axes."""
+def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bool) -> None:
+    """Refuse a construction whose collectives are not all found, or whose names mean others' axes.
+
+    Args:
+      by_table: whether ``axes_of`` looks up names in its functions.
+    """
     own = _choices(c)
     meshes = {m for p in c.placed if p.scope.mesh is not None for m in p.scope.mesh.axis_names}
     bound = {*(meshes or names.mesh_axes), *(parts[-1] for parts in own.values())}
     for name, parts in own.items():
-        if name not in names.choices:
+        if not by_table or name not in names.choices:
             continue
         first = next((choice for choice in names.choices[name] if {*choice} <= bound), parts)
         if len(names.choices[name]) > 1 and first != parts:

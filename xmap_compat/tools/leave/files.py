@@ -39,7 +39,8 @@ class FileNames:
         top = [name for node in _at_top(tree.body) for name, _ in imported_names(node)]
         self._known = {home: name for name in reversed(top) if (home := bindings.of(ast.Name(name, ast.Load())))}
         names = (n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
-        self._fresh = Names({*bound_anywhere(tree), *names})
+        old = {name for name in top if bindings.of(ast.Name(name, ast.Load())).startswith(_OLD)}  # which go
+        self._fresh = Names({*bound_anywhere(tree), *names} - old)
 
     def name(self, wanted: str) -> str:
         home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
@@ -111,7 +112,7 @@ def edited_files(
     taken = [names_taken(file.tree()) for file in files]
     for k, file in enumerate(files):
         elsewhere = set().union(*(t for j, t in enumerate(taken) if j != k))
-        edits = _Imports(file, elsewhere).edits
+        edits = _Imports(file, elsewhere, names[file.path].added).edits
         file.data = fix.applied(file.data, file.path, edits) if edits else file.data
     left = [name for file in files for name in file.left]
     for file in files:
@@ -122,7 +123,7 @@ def edited_files(
         file.data = fix.applied(file.data, file.path, edits) if edits else file.data
     if not (left or keeps_install):
         for file in files:  # the import of the package, which only `install` has read
-            edits = _Imports(file, set()).edits
+            edits = _Imports(file, set(), names[file.path].added).edits
             file.data = fix.applied(file.data, file.path, edits) if edits else file.data
     return {file.path: file.data for file in files if file.data != contents[file.path]}, left
 
@@ -244,8 +245,8 @@ def _is_old(node: ast.AST) -> bool:
 class _Imports:
     """The edits that remove old imports which nothing reads any more; notes in ``file.left`` those that stay."""
 
-    def __init__(self, file: File, elsewhere: Collection[str]):
-        self.file, self.tree, self.edits = file, file.tree(), list[Edit]()
+    def __init__(self, file: File, elsewhere: Collection[str], added: Collection[str]):
+        self.file, self.tree, self.edits, self.added = file, file.tree(), list[Edit](), added
         self.text, file.left = python_of(file.data, file.path), []
         installs = {id(n) for node in _installs(self.tree) for n in ast.walk(node)}
         loads = [n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
@@ -260,7 +261,8 @@ class _Imports:
         home = f"{module}." if module else ""
         old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
         of_star = self.read & {"xmap", "mesh", "SerialLoop", "thread_resources"} - Bindings(self.tree).own
-        is_read = lambda a: of_star if a.name == "*" else (a.asname or a.name.split(".")[0]) in self.read  # noqa: E731
+        local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
+        is_read = lambda a: of_star if a.name == "*" else local(a) in self.read and local(a) not in self.added  # noqa: E731
         moved = [a for a in old if home and a.name == "Mesh" and is_read(a)]
         moved += [ast.alias("Mesh") for a in old if a.name == "*" and "Mesh" in self.read]
         kept = [a for a in node.names if a not in moved and (a not in old or is_read(a))]

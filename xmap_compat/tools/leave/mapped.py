@@ -202,5 +202,8 @@ def at_arrays(function, specs, *trees):
 
 def context_mesh():
     """The mesh of `jax.set_mesh(mesh)`, or of `with mesh:`, which `jax.sharding.get_mesh()` does not see."""
+    inside = jax.sharding.get_abstract_mesh()  # of a function that is mapped
+    if inside.axis_names and is_bound(inside.axis_names):
+        return inside
     with jax.ensure_compile_time_eval():
         return lax.with_sharding_constraint(jnp.zeros(()), P()).sharding.mesh

@@ -70,8 +70,13 @@ def xmap_at(c: Construction, undeclared: bool) -> Change:
                     found.append(callee)
     if len(found) != 1:
         raise NotWritable(messages.SEVERAL if found else messages.NO_XMAP_HERE)
-    name = f"{OURS}partial({OURS}mapped, undeclared=True)" if undeclared else f"{OURS}mapped"
-    return Change(c.file, *whole.bounds(found[0]), name)
+    start, end = whole.bounds(found[0])
+    text = f"{OURS}partial({OURS}mapped, undeclared=True)" if undeclared else f"{OURS}mapped"
+    call = next((n for n in ast.walk(whole.tree) if isinstance(n, ast.Call) and n.func is found[0]), None)
+    if call is not None and not call.args and all(k.arg not in ("fun", None) for k in call.keywords):
+        end = whole.text.index("(", end) + 1  # a decorator that takes the function later
+        text = f"{OURS}partial({OURS}mapped, " + "undeclared=True, " * undeclared
+    return Change(c.file, start, end, text)
 
 
 def _xmap_of(piece: Piece, node: ast.Call) -> ast.expr | None:
