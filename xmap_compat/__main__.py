@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "check": Command(
-        "xmap_compat.tools.check.command",
+        "xmap_compat.tools.check.report",
         "list what a program uses that JAX removed, and rewrite what is safe",
         "python -m xmap_compat check --fix train.py",
     ),
@@ -62,11 +62,14 @@ def main(args: Sequence[str]) -> int | None:
     args = list(args)
     if args[:1] and args[0] in COMMANDS:
         name, command = args[0], COMMANDS[args[0]]
+        if not hasattr(importlib.import_module(command.module), "add_arguments"):
+            return importlib.import_module(command.module).main(args[1:])
         parser = argparse.ArgumentParser(
             f"python -m xmap_compat {name}", description=command.about, epilog=f"example: {command.example}"
         )
         module = importlib.import_module(command.module)
         module.add_arguments(parser)
+        parser.set_defaults(error=parser.error)
         return module.main(parser.parse_args(args[1:]))
     if args[:1] == ["run"]:
         args = args[1:]

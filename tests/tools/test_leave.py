@@ -726,7 +726,7 @@ import sys
 def branches(flag):
     def body(v):
         taken = lax.cond(flag > 0, lambda v: lax.psum(v, 'rows'), lambda v: lax.pmin(v, 'rows'), v)
-        own = lax.switch((v[0] > 1).astype(int), [lambda v: v, lambda v: 2 * v, lambda v: v + lax.axis_index('rows')], v)
+        own = lax.switch((v[0] > 1).astype(int), [abs, lambda v: 2 * v, lambda v: v + lax.axis_index('rows')], v)
         looped = lax.fori_loop(0, 0 * flag, lambda k, v: v * lax.axis_index('rows'), v)
         if '--never' in sys.argv:
             v = v + lax.pmean(v, 'rows')
@@ -745,8 +745,15 @@ def test_edited_places_that_no_recorded_call_executes_are_named(tmp_path):
     (tmp_path / "prog.py").write_text(HEAD + BRANCHES)
     done = leave("prog.py", cwd=tmp_path)
     lines = (HEAD + BRANCHES).splitlines()
-    at = {words: k for k, line in enumerate(lines, 1) for words in ("cond", "switch", "fori_loop", "pmean") if words in line}
-    named = {int(line.rpartition(":")[2]) for line in done.stdout.splitlines() if line.startswith("edited, not reached")}
+    at = {
+        words: k
+        for k, line in enumerate(lines, 1)
+        for words in ("cond", "switch", "fori_loop", "pmean")
+        if words in line
+    }
+    named = {
+        int(line.rpartition(":")[2]) for line in done.stdout.splitlines() if line.startswith("edited, not reached")
+    }
     assert "verified on 1, except" in " ".join(done.stdout.split()), done.stdout + done.stderr
     assert {at["switch"], at["fori_loop"], at["pmean"]} <= named
 
@@ -756,7 +763,10 @@ PLACES = {
     "one that is not": (lambda c, x: jax.lax.cond(x[0] < 0, c, lambda v: v, x), 0),
     "no element takes it": (lambda c, x: jax.vmap(lambda v: jax.lax.cond(v < 0, c, lambda v: v, v))(x), 0),
     "one element takes it": (lambda c, x: jax.vmap(lambda v: jax.lax.cond(v > 1.3, c, lambda v: v, v))(x), 1),
-    "a function that is jitted": (lambda c, x: jax.vmap(lambda v: jax.lax.cond(v < 0, jax.jit(c), lambda v: v, v))(x), 0),
+    "a function that is jitted": (
+        lambda c, x: jax.vmap(lambda v: jax.lax.cond(v < 0, jax.jit(c), lambda v: v, v))(x),
+        0,
+    ),
     "a switch": (lambda c, x: jax.vmap(lambda v: jax.lax.switch(1, [c, lambda v: v], v))(x), 0),
     "a loop without iterations": (lambda c, x: jax.lax.fori_loop(0, 0, lambda k, v: c(v), x), 0),
     "a loop that no element enters": (

@@ -4,12 +4,10 @@ Each program runs once as it is, to see which xmaps it makes and calls, and once
 NumPy, which knows no axes.
 """
 
-import ast
 import builtins
 import contextlib
 import importlib
 import os
-import re
 import sys
 import textwrap
 import types
@@ -23,7 +21,6 @@ from xmap_compat import api
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.files import edited_files
-from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import note_entered
 from xmap_compat.tools.leave.text import plain
 
@@ -100,13 +97,13 @@ class Left:
             (before / name).write_bytes(textwrap.dedent(text).replace("\n", newline).encode())
         for module, found, entered, keeps in observed(before, files, monkeypatch):
             self.module, self.before = module, getattr(module, "results", None)
-            made = edits_of(found, root=str(before))
+            made, meshes = edits_of(found, root=str(before)), (entered, keeps)
         self.edited, self.refused = made, [c.refused or None for c in made.constructions]
         kept = [c for c in made.constructions if not c.refused]
         changes = [e._replace(text=plain(e.text)) for c in kept for e in (c.change, *c.changes)]
         helpers = os.path.basename(made.helper_file).removesuffix(".py")
         contents = {os.path.realpath(before / name): (before / name).read_bytes() for name in files}
-        new, self.left = edited_files(contents, changes, helpers, entered, keeps)
+        new, self.left = edited_files(contents, changes, helpers, *meshes)
         self.texts = {name: {**contents, **new}[os.path.realpath(before / name)].decode() for name in files}
         self.texts[f"{helpers}.py"] = made.helpers
         self.text = self.texts["program.py"]

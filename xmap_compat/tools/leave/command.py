@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from xmap_compat.legacy import runner
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import OURS, edited_files, others_that_need
@@ -43,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)")
     words = "write files although git has changes of them that are not committed"
     parser.add_argument("--force", action="store_true", help=words)
-    parser.add_argument("-m", metavar="MODULE", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
-    words = "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders"
-    parser.add_argument("program", nargs=argparse.REMAINDER, help=words)
+    runner.add_program(parser, "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -65,9 +64,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    program = options.program if options.module is None else ["-m", *options.module]
-    program = options.program = program[program[:1] == ["--"] :]
-    if not program or program == ["-m"]:
+    program = options.program = runner.program_of(options)
+    if not program:
         raise Refused(messages.NO_PROGRAM)
     number = options.stop_after.removesuffix("s")
     if options.stop_after and not (number.isdecimal() and int(number)):

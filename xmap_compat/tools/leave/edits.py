@@ -79,7 +79,9 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     folder = beside or root
     module = Names(name.partition(".")[0] for name in os.listdir(folder)).like("named_axes")
     kept = [change.text for c in cs if not c.refused for change in c.changes]
-    files = {os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)}
+    files = {
+        os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
+    }
     files |= {os.path.realpath(c.file) for c in cs if not c.refused}
     files |= {os.path.realpath(change.file) for c in cs if not c.refused for change in c.changes}
     return Edited(

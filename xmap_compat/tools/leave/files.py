@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, bound_by, imported_names
+from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
 from xmap_compat.tools.leave.construction import Change, Entered
 from xmap_compat.tools.leave.old_check import fix
 from xmap_compat.tools.leave.old_check.fix import Edit, replacing
@@ -117,7 +117,11 @@ def edited_files(
     left = [name for file in files for name in file.left]
     for file in files:
         tree = file.tree()
-        edits = [] if left or keeps_install else [_without(tree, node, python_of(file.data, file.path)) for node in _installs(tree)]
+        edits = (
+            []
+            if left or keeps_install
+            else [_without(tree, node, python_of(file.data, file.path)) for node in _installs(tree)]
+        )
         used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         edits += _added(tree, {own: home for own, home in names[file.path].added.items() if own in used})
         file.data = fix.applied(file.data, file.path, edits) if edits else file.data
@@ -182,16 +186,18 @@ def _environment(data: bytes, path: str) -> list[Edit]:
                 text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
                 edits.append(replacing(node, text))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
-            if name.endswith((f"{_ENVIRONMENT}.physical_mesh", f"{_ENVIRONMENT}.shape")):
-                text = f"{OURS}context_mesh()" + ".shape" * name.endswith(".shape")
-                edits.append(replacing(node, text))
+            for end, text in ((".physical_mesh", ""), (".shape", ".shape")):
+                if name.endswith(_ENVIRONMENT + end):
+                    edits.append(replacing(node, f"{OURS}context_mesh(){text}"))
     return edits
 
 
 def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
-    """Names of the old modules beside xmap; ``pjit`` takes specs in a mesh that ``with`` enters, and ``jit`` in others."""
+    """Other names of the old modules; ``pjit`` takes specs in a mesh that ``with`` enters, and ``jit`` in others."""
     bindings, nodes = Bindings(tree), list(ast.walk(tree))
-    read = {bindings.of(n): n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)}
+    read = {
+        bindings.of(n): n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)
+    }
     new = dict.fromkeys(_MESHES, "jax.sharding.Mesh")
     new |= {} if any(f"{home}.xmap" in read for home in _HOMES) else dict.fromkeys(_LOOPS, "SerialLoop")
     new |= {} if keeps_meshes else {_PJIT: "jax.jit"}
@@ -212,9 +218,9 @@ def _removed(file: File) -> list[Edit]:
     edits = [e for e in edits if not any(start <= e.start and e.end <= end for start, end in imports)]
     for node in ast.walk(program.tree):
         called = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-        if called is not None and called.args and isinstance(called.args[0], ast.Constant):
-            if str(called.args[0].value).removeprefix("jax_").startswith("experimental_xmap"):
-                edits.append(_without(program.tree, node, text))
+        option = called.args[0] if called is not None and called.args else None
+        if isinstance(option, ast.Constant) and str(option.value).removeprefix("jax_").startswith("experimental_xmap"):
+            edits.append(_without(program.tree, node, text))
     return list(dict.fromkeys(edits))
 
 

@@ -59,8 +59,8 @@ def mapped(
       axis_sizes, axis_resources: {name: size} of axes that no argument has; {name: mesh axis, SerialLoop, or both}.
       donate_argnums, backend, check_vma: as for `jax.jit` and `jax.shard_map`.
 
-    The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there, unless
-    `undeclared`: each device then keeps its own element.  In the body of another one, each device computes its part.
+    The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there; with
+    `undeclared`, each device keeps its own element.  In the body of another one, each device computes its part.
     """
     given, gives, sizes, axes = specs_of(in_axes), specs_of(out_axes), dict(axis_sizes or {}), []
     for name in dict.fromkeys([*(name for spec in jax.tree.leaves(given) for name in spec), *sizes]):

@@ -35,8 +35,8 @@ GROUPS = "axis_index_groups: make two axes of the axis, and use one of them"
 TAKEN = "the edited program needs the name {name} for a part of an axis, and it has one of that name: rename yours"
 NOT_BY_NAME = "{called}, which is not called by its name there: write `lax.{primitive}(...)` there"
 TWO_TEXTS = (
-    "its axis {name} is {second}, and {first} for another xmap that shares a function: both names have a meaning there, "
-    "so write a function for each"
+    "its axis {name} is {second}, and {first} for another xmap that shares a function; both names have a meaning "
+    "there: write a function for each"
 )
 SHARES_WITH_ONE_THAT_STAYS = "it shares an edited function with the xmap at {where}, which stays: write one for each"
 

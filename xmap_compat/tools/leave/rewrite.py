@@ -25,7 +25,7 @@ from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives
 from xmap_compat.tools.leave.rewriting import OURS, CallOverAxes, Rewriting
 from xmap_compat.tools.leave.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
-from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark, spliced
+from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark
 from xmap_compat.tools.leave.user_code import Piece, is_xmap
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 # Relative differences that an order of additions makes, by the size of the numbers' mantissas; others must be equal.
 TOLERANCES = {52: 1e-9, 23: 1e-4, 10: 1e-2, 7: 5e-2}
-# What differs no more than so many times the noise of the program is equal, but never more than this part of the largest.
+# What differs by at most so many times the noise of the program is equal, if it is at most this part of the largest.
 NOISE, MOST_NOISE = 4, 1e-2
 TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
