@@ -12,73 +12,40 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from xmap_compat import __version__
 from xmap_compat.legacy import import_hook, notebook, runner
 
-
-class Command(NamedTuple):
-    """A subcommand: a module with ``add_arguments(parser)`` and ``main(options)``, which returns the exit code."""
-
-    module: str
-    about: str
-    example: str
-
-
+# The modules of the subcommands, which have `add_arguments(parser)` and `main(options)`: it returns the exit code.
 COMMANDS = {
-    "check": Command(
-        "xmap_compat.tools.check.report",
-        "list what a program uses that JAX removed, and rewrite what is safe",
-        "python -m xmap_compat check --fix train.py",
-    ),
-    "explain": Command(
-        "xmap_compat.tools.explain",
-        "run a program, list its calls of xmapped functions, and print their plans",
-        "python -m xmap_compat explain --brief train.py",
-    ),
-    "leave": Command(
-        "xmap_compat.tools.leave.command",
-        "edit a program into plain JAX, and verify the edits by running it",
-        "python -m xmap_compat leave --write train.py",
-    ),
+    "check": ("xmap_compat.tools.check.report", "list what a program uses that JAX removed", "--fix train.py"),
+    "explain": ("xmap_compat.tools.explain", "run a program, and print the plans of its xmaps", "--brief train.py"),
+    "leave": ("xmap_compat.tools.leave.command", "edit a program into plain JAX, verified by runs", "--write train.py"),
 }
-RUN = "run a script, a module or a notebook under xmap_compat.install(); the word `run` may be left out"
 USAGE = """python -m xmap_compat [run] SCRIPT [ARGS...]      (or -m MODULE, or NOTEBOOK.ipynb [--compare])
        python -m xmap_compat {check,explain,leave} [-h] ..."""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m xmap_compat", USAGE, __doc__.partition("\n\n")[2])
-    parser.add_argument("--version", action="version", version=_versions())
-    commands = parser.add_subparsers(title="commands")
-    commands.add_parser("run", help=RUN)
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.about)
-    return parser
 
 
 def main(args: Sequence[str]) -> int | None:
     args = list(args)
     if args[:1] and args[0] in COMMANDS:
-        name, command = args[0], COMMANDS[args[0]]
-        if not hasattr(importlib.import_module(command.module), "add_arguments"):
-            return importlib.import_module(command.module).main(args[1:])
-        parser = argparse.ArgumentParser(
-            f"python -m xmap_compat {name}", description=command.about, epilog=f"example: {command.example}"
-        )
-        module = importlib.import_module(command.module)
-        module.add_arguments(parser)
+        home, about, example = COMMANDS[args[0]]
+        module, name = importlib.import_module(home), f"python -m xmap_compat {args[0]}"
+        if not hasattr(module, "add_arguments"):
+            return module.main(args[1:])
+        parser = argparse.ArgumentParser(name, description=about, epilog=f"example: {name} {example}")
         parser.set_defaults(error=parser.error)
+        module.add_arguments(parser)
         return module.main(parser.parse_args(args[1:]))
-    if args[:1] == ["run"]:
-        args = args[1:]
-        if args[:1] in (["-h"], ["--help"]):
-            print(f"usage: {USAGE}\n\n{RUN}\n\nexample: python -m xmap_compat run train.py --steps 2")
-            return 0
+    args = args[args[:1] == ["run"] :]
     if not args or args == ["-m"] or (args[0] != "-m" and args[0].startswith("-")):
-        _parser().parse_args(args[:1] or ["--no-program"])  # prints the help or the version, or says what is wrong
-        _parser().error("no program is given")
+        commands = "".join(f"{name:10}{about}\n" for name, (_, about, _) in COMMANDS.items())
+        example = f"{commands}\nexample: python -m xmap_compat run train.py --steps 2"
+        formatter = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(usage=USAGE, description=__doc__, epilog=example, formatter_class=formatter)
+        parser.add_argument("--version", action="version", version=_versions())
+        parser.parse_args(args[: args != ["-m"]])  # prints the help or the version, or says what is wrong
+        parser.error("no program is given")
     if (meant := difflib.get_close_matches(args[0], [*COMMANDS, "run"], n=1)) and not os.path.exists(args[0]):
         print(f"{args[0]} is taken for a program; the command is {meant[0]}", file=sys.stderr)
     if args[0].endswith(".ipynb"):

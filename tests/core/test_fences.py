@@ -544,7 +544,7 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 1_321,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 2_344,
+    "tools.leave": 3_700,
     # what leave and source read of the old check, until they stand on the new one
     "tools.leave.old_check": 1_483,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import importlib.machinery
 import io
@@ -13,20 +12,6 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-
-def add_program(parser: argparse.ArgumentParser, words: str) -> None:
-    """The program of a command: ``SCRIPT [ARGS...]`` or ``-m MODULE [ARGS...]``, which ends the command's options."""
-    about = "a module, and its arguments"
-    parser.add_argument("-m", metavar="MODULE", dest="module", nargs=argparse.REMAINDER, help=about)
-    parser.add_argument("program", nargs=argparse.REMAINDER, help=words)
-
-
-def program_of(options: argparse.Namespace) -> list[str]:
-    """The arguments of :func:`run_program`; empty if no program is given."""
-    if options.module is not None:
-        return ["-m", *options.module] if options.module else []
-    return options.program[options.program[:1] == ["--"] :]
 
 
 def run_program(args: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from xmap_compat.legacy import runner
 from xmap_compat.legacy.import_hook import install_with_jax
+from xmap_compat.tools.programs import add_program, program_of
 from xmap_compat.tools.shown import view
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ WRONG_MESH = "--mesh takes a name and a size for each axis, x=64,y=64, but got {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--brief", action="store_true", help="one line for each call, without its plan")
     parser.add_argument("--mesh", metavar="SIZES", help=ABOUT_MESH)
-    runner.add_program(parser, "SCRIPT [ARGS...]")
+    add_program(parser, "SCRIPT [ARGS...]")
 
 
 def main(options: argparse.Namespace) -> int | None:
-    program, mesh = runner.program_of(options), _mesh_sizes(options.mesh)
+    program, mesh = program_of(options), _mesh_sizes(options.mesh)
     if not program or mesh == {}:
         options.error(WRONG_MESH.format(options.mesh) if mesh == {} else "no program is given")
     report = Report(sys.stdout, options.brief, mesh)  # the program may change its sys.stdout

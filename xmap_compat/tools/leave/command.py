@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xmap_compat.legacy import runner
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import OURS, edited_files, others_that_need
@@ -24,13 +23,13 @@ from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import counted, plain
 from xmap_compat.tools.leave.verifying import moved
+from xmap_compat.tools.programs import add_program, program_of
 
 MOST_LINES = 20  # of the output of a run that ends otherwise
 ROUNDS = 6  # what differs when it is run is left out, and the rest is verified again
 _FIRST = "import sys; from xmap_compat.tools.leave import recording; recording.main(sys.argv[1])"
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-EXAMPLE = "python -m xmap_compat leave --write train.py --steps 2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)")
     words = "write files although git has changes of them that are not committed"
     parser.add_argument("--force", action="store_true", help=words)
-    runner.add_program(parser, "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders")
+    add_program(parser, "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -64,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    program = options.program = runner.program_of(options)
+    program = options.program = program_of(options)
     if not program:
         raise Refused(messages.NO_PROGRAM)
     number = options.stop_after.removesuffix("s")

@@ -61,11 +61,12 @@ class Counter:
         own = {name: getattr(lax, name) for name in ("cond", "switch", "while_loop", "fori_loop")}
         watching = {name: functools.partial(getattr(self, f"_{name}"), function) for name, function in own.items()}
         held = [  # also by `from jax.lax import cond`
-            (vars(module), name, value, watching[value.__name__])
+            (vars(module), name, value, watching[name_of])
             for home, module in list(sys.modules.items())
             if not home.startswith("jax._src") and isinstance(module, types.ModuleType)
             for name, value in list(vars(module).items())
-            if isinstance(value, types.FunctionType) and own.get(value.__name__) is value
+            for name_of, function in own.items()
+            if value is function
         ]
         self.on = True
         for names, name, _, watched in held:
@@ -92,8 +93,8 @@ class Counter:
 
         return functools.wraps(function)(traced) if hasattr(function, "__name__") else traced
 
-    def _cond(self, cond, pred, *args, **kwargs):
-        args, names = list(args), ("true_fun", "false_fun")
+    def _cond(self, cond, pred, *given, **kwargs):
+        args, names = list(given), ("true_fun", "false_fun")
         for k, name in enumerate(names):
             function = args[k] if k < len(args) else kwargs.get(name)
             if not callable(function):

@@ -186,9 +186,9 @@ def _environment(data: bytes, path: str) -> list[Edit]:
                 text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
                 edits.append(replacing(node, text))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
-            for end, text in ((".physical_mesh", ""), (".shape", ".shape")):
-                if name.endswith(_ENVIRONMENT + end):
-                    edits.append(replacing(node, f"{OURS}context_mesh(){text}"))
+            for last, then in ((".physical_mesh", ""), (".shape", ".shape")):
+                if name.endswith(_ENVIRONMENT + last):
+                    edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
     return edits
 
 
@@ -216,8 +216,8 @@ def _removed(file: File) -> list[Edit]:
             edits.append(dataclasses.replace(edit, text=new))
     imports = [_bounds(n) for n in ast.walk(program.tree) if isinstance(n, IMPORTS) and _is_old(n)]
     edits = [e for e in edits if not any(start <= e.start and e.end <= end for start, end in imports)]
-    for node in ast.walk(program.tree):
-        called = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    for node in (n for n in ast.walk(program.tree) if isinstance(n, ast.Expr)):
+        called = node.value if isinstance(node.value, ast.Call) else None
         option = called.args[0] if called is not None and called.args else None
         if isinstance(option, ast.Constant) and str(option.value).removeprefix("jax_").startswith("experimental_xmap"):
             edits.append(_without(program.tree, node, text))

@@ -10,9 +10,7 @@ from typing import Any
 from xmap_compat.tools.leave import collectives, mapped
 from xmap_compat.tools.leave.text import literal
 
-_OURS = {
-    name: made for name, made in vars(collectives).items() if getattr(made, "__module__", "") == collectives.__name__
-}
+_OURS = {n: made for n, made in vars(collectives).items() if getattr(made, "__module__", "") == collectives.__name__}
 HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
 _READS = {
     name: {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}

@@ -19,7 +19,6 @@ READ_ONLY = "{path} is read-only. Nothing is written: make it writable, or save 
 UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written: commit them, or give --force"
 NOT_WRITTEN = "Nothing is written: {error}"
 DOES_NOT_COMPILE = "{path} would not be valid Python: {error}. Nothing is written: please report the program"
-DOES_NOT_START = "the patched program ended with {}, and the one with xmap with {}. Nothing is written"
 
 LEFT = "The program still needs xmap_compat, for {}"
 

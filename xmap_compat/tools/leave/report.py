@@ -56,7 +56,7 @@ class Report:
         if len(cs) > 1 and len({*words}) == 1 and cs[0].refused:
             print(f"all constructions: {words[0]}")
             words = [""] * len(cs)
-        lines = [("", "construction", "function", "calls", "")]
+        lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(c.number + 1), c.where, c.function, str(c.calls), own) for c, own in zip(cs, words)]
         print("\n".join(table(lines)))
         for place in self.unreached():

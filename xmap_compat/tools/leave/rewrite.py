@@ -186,8 +186,8 @@ class Rewriter:
         default = {name: repr(own[name].default) for name in own.keys() - parameters.keys()}
         useless = [k for k in node.keywords if ast.unparse(k.value) == default.get(str(k.arg))]
         if self.callee(function) is None and len(node.args) + len(node.keywords) - len(useless) == 1:  # a method
-            called = self._counted(node, OURS + helper)
-            return self._around(node, function.value, f"{called}(", f", {text})")
+            text_of_helper = self._counted(node, OURS + helper)
+            return self._around(node, function.value, f"{text_of_helper}(", f", {text})")
         if self.callee(function) is None or len(node.args) > len(parameters) + (function is not node.func):
             raise NotWritable(f"too many arguments of {ast.unparse(function)}: write what they do as a step of its own")
         self._replace(function, OURS + helper)
