@@ -18,7 +18,7 @@ from xmap_compat.legacy import import_hook, notebook, runner
 
 # The modules of the subcommands, which have `add_arguments(parser)` and `main(options)`: it returns the exit code.
 COMMANDS = {
-    "check": ("xmap_compat.tools.check.report", "list what a program uses that JAX removed", "--fix train.py"),
+    "check": ("xmap_compat.tools.check.command", "list what a program uses that JAX removed", "--fix train.py"),
     "explain": ("xmap_compat.tools.explain", "run a program, and print the plans of its xmaps", "--brief train.py"),
     "leave": ("xmap_compat.tools.leave.command", "edit a program into plain JAX, verified by runs", "--write train.py"),
 }
@@ -31,8 +31,6 @@ def main(args: Sequence[str]) -> int | None:
     if args[:1] and args[0] in COMMANDS:
         home, about, example = COMMANDS[args[0]]
         module, name = importlib.import_module(home), f"python -m xmap_compat {args[0]}"
-        if not hasattr(module, "add_arguments"):
-            return module.main(args[1:])
         parser = argparse.ArgumentParser(name, description=about, epilog=f"example: {name} {example}")
         parser.set_defaults(error=parser.error)
         module.add_arguments(parser)
