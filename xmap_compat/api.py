@@ -110,6 +110,7 @@ def xmap(
     axis_resources: Mapping[AxisName, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Vectorize a function over named axes of its arguments, or distribute it over a mesh, or both.
 
@@ -165,6 +166,8 @@ def xmap(
 
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
+    if unknown:
+        raise errors.unknown_keywords(unknown)
     missing = [name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN]
     if missing and (fun is NOT_GIVEN or callable(fun)):
         raise errors.missing_specs(missing)
@@ -299,6 +302,8 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
     def recovery(error, args, kwargs):
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
+        if isinstance(error, RuntimeError):
+            _check_donated(args, donated)
         if isinstance(error, TypeError):
             if kwargs:
                 raise errors.keyword_arguments(kwargs) from None
@@ -324,6 +329,13 @@ def _check_values(args: tuple[Any, ...]) -> None:
     for path, value in jax.tree_util.tree_leaves_with_path(args):
         if not is_array(value):
             raise errors.no_array_argument(argument_path(path, "args"), value) from None
+
+
+def _check_donated(args: tuple[Any, ...], donated: tuple[int, ...]) -> None:
+    """Raise for arguments that an earlier call has taken, of which JAX says only that they are deleted."""
+    for path, value in jax.tree_util.tree_leaves_with_path(args):
+        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted():
+            raise errors.donated_argument(argument_path(path, "args"), donated) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, axes_text, did_you_mean, should_be
+from xmap_compat.core.errors import LEGACY, axes_text, did_you_mean, quoted, should_be
 
 
 def described(value: Any) -> str:
-    dtype = getattr(value, "dtype", None)
+    dtype = None if isinstance(value, type) else getattr(value, "dtype", None)
     return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
 
 
@@ -36,6 +36,19 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
     )
 
 
+def unknown_keywords(names: Iterable[str]) -> TypeError:
+    known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
+    advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
+    return TypeError(f"xmap() got the unexpected keyword arguments {', '.join(names)}{advice}")
+
+
+def donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
+    return RuntimeError(
+        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has deleted it. Pass the "
+        "result of that call, or leave donate_argnums out"
+    )
+
+
 def no_array_argument(path: str, value: Any) -> TypeError:
     return TypeError(
         f"{path} is {described(value)}, but the arguments of xmapped functions are arrays, scalars, or pytrees of "
@@ -45,9 +58,9 @@ def no_array_argument(path: str, value: Any) -> TypeError:
 
 def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
-        f"missing: {as_set(names)}"
+        f"out_axes name {quoted(names)}, which neither in_axes nor axis_sizes do"
         f"{did_you_mean(names, known) or '. Give an axis that no argument has its size in axis_sizes'}"
+        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes"
     )
 
 
