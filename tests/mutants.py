@@ -53,62 +53,6 @@ def found_by(*tests, edits):
     MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
 
 
-# -------------------------------------------------------------- what a search runs, and measured hardware
-
-found_by(
-    "test_search_runs",
-    edits={
-        "functools.partial(jax.device_put, may_alias=False) if donates": "jax.device_put if donates",
-        "if 0 < left <= len(missing) < measure else []": "if False else []",
-        "measure = (0 if unrun else 3) if measure is None else measure": "measure = 3 if measure is None else measure",
-    },
-)
-found_by(
-    "test_search_runs",
-    edits={"pending = [key for key in pending if": "pending = [key for key in timers if"},
-)
-found_by(
-    "test_hardware",
-    edits={
-        "slope = (long - short) / (most - least)": "slope = long / most",
-        'groups = params["feature_group_count"] * params["batch_group_count"]': "groups = 1",
-    },
-)
-found_by(
-    "test_search",
-    edits={
-        "max(pair) <= ratio * min(pair)": "max(pair) <= min(pair)",
-        "best, other = sorted((first, c), key=_rank)": "best, other = first, c",
-    },
-)
-found_by(
-    "test_cost",
-    edits={"begins = begins[begins % spread == 0] // spread": "begins = begins // spread"},
-)
-
-# -------------------------------------------------------------- written programs, run
-
-found_by(
-    "test_source_running",
-    edits={
-        "allowed = (rounding * scale if": "allowed = (scale if",
-        'return True, difference(expected, of(function, sample), sample) or ""': 'return True, ""',
-        "if taken_from(ast.parse(module.text)) != plan.staged.configuration:": "if False:",
-        "return _worst(wanted, got, sample.rounding, apart) and worst": "return None",
-    },
-)
-found_by(
-    "test_source_configuration",
-    edits={
-        "return {name: value for name, value in present.items() if value != _DEFAULTS[name]}": "return {}",
-        '"jax_threefry_partitionable": True, "jax_default': '"jax_threefry_partitionable": False, "jax_default',
-    },
-)
-found_by(
-    "test_source_functions",
-    edits={'stays = parts == list(over) or "jvp(" in stack or': "stays = parts == list(over) or"},
-)
-
 # -------------------------------------------------------------- leave: what the second run compares
 
 found_by(
@@ -171,30 +115,6 @@ found_by(
         "return None  # the call itself is wrong": "pass",
     },
 )
-found_by(
-    "test_hardware",
-    edits={
-        "part = held / within * (size - 1) / size": "part = held * (size - 1) / size",
-        "levels += [(devices // hosts, inside), (hosts, between)]": "levels += [(devices, inside)]",
-        "left = max(left // size, 1)": "left = 1",
-    },
-)
-found_by(
-    "test_combined",
-    edits={
-        "if run and (is_full or needs[operation] & sum(bits[o] for o in run)):": "if run and is_full:",
-        "needs.update((o, needs[o] | every) for o in bits if needs[o] & together)": "pass",
-        "if _size(o) <= limit]": "]",
-        "found.setdefault((t.combined, 0 if t.combined else k), []).append(t)": "found.setdefault(k, []).append(t)",
-    },
-)
-found_by(
-    "test_search",
-    edits={
-        "same = _exchanged(c.axis_resources, equal) if c.refused is None else": "same = '' if c.refused is None else",
-        "c.time > (1 + margin) * first.time": "c.time > margin * first.time",
-    },
-)
 
 # ----------------------------------------------------------------- specs, sizes, placements
 
@@ -233,7 +153,7 @@ found_by(
 found_by(
     "test_named_numpy::test_values_and_gradients_equal_those_of_jax_numpy_at_ties_and_zeros",
     edits={
-        'nanmax = _nan_extremum("nanmax", -math.inf': 'nanmax = _nan_extremum("nanmax", 0.0',
+        "(jnp.max, -jnp.inf)": "(jnp.max, 0.0)",
         "where = tuple(a + len(names) if isinstance(a, int) else names.index(a) for a in axes)": (
             "where = tuple(sorted(a + len(names) if isinstance(a, int) else names.index(a) for a in axes))"
         ),
@@ -303,23 +223,22 @@ found_by(
 found_by(
     "test_comparison",
     edits={
-        '"axis_resources": _resources(declared),': '"axis_resources": "",',
-        '"arguments": ", ".join(_type(jax.typeof(leaf)) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
-        "sorted(map(self.text, value))": "map(self.text, value)",
+        '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
+        '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
+        'sorted(found[1].split(", "))': 'found[1].split(", ")',
         "_jax.CustomVmap: _under_vmap,": "",
         "ORDERS = 2  #": "ORDERS = 1  #",
-        'OWN = ("callback", "fmt", "logging_record")': "OWN = ()",
+        "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
-        "if not here or value.size * value.dtype.itemsize > LARGEST_CONSTANT:": "if not here:",
-        "if own not in self.numbers:": "if True:",
+        "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
-        "return number and value > 0 and math.isfinite(value)": "return number and value > 0",
+        "0 < seconds < math.inf": "0 < seconds",
         "next(parting, min(len(own), len(other))) - 60)": "next(parting, 0) + 60)",
     },
 )
 found_by(
     "test_processes::test_programs_and_faults_on_two_processes",
-    edits={"if outcome[0]:": "if False:"},
+    edits={"if missing:\n        raise": "if False:\n        raise"},
 )
 
 # ------------------------------------------------------------------ named values, evaluation
@@ -700,8 +619,8 @@ found_by(
     "test_plan",
     edits={
         '(" (in a branch)" if transfer.conditional else "")': '""',
-        "while value >= 999.5 and": "while value >= 1000 and",
-        'return f"{value:.3g} {units[k]}"': 'return f"{value:.4g} {units[k]}"',
+        "while value >= step - 0.5 and": "while value >= 1000 and",
+        'return f"{value:.3g} {units[k]}" if': 'return f"{value:.4g} {units[k]}" if',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
         "turns = None if times is None or operation.turns is None else times * operation.turns": "turns = times",
         '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
@@ -748,7 +667,6 @@ found_by(
         'sum_of_known(getattr(t, "times", 1) for t in some)': "getattr(some[-1], 'times', 1)",
         '", ".join(told) or "nothing to do"': '", ".join(told)',
         "conditional or isinstance(operation.found, _jax.Cond)": "conditional",
-        "self.entered[id(jaxpr)] = inputs": "self.entered.setdefault(id(jaxpr), inputs)",
         'return f"times {int(np.real(factors[0]))}" if factors else "local product"': 'return "local product"',
     },
 )

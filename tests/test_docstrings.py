@@ -37,8 +37,7 @@ def examples_of(name):
 @pytest.fixture
 def settings(monkeypatch):
     """As they were, after an example has changed them."""
-    for name, value in vars(comparison._setting).items():
-        monkeypatch.setattr(comparison._setting, name, value)
+    monkeypatch.setattr(comparison, "_setting", [*comparison._setting])
 
 
 @pytest.mark.usefixtures("settings")

@@ -143,22 +143,22 @@ def assert_programs(wrote, devices, quickly):
 
 # What every process says of a fault, where the last is numbered N.
 DIFFERENCES = {
-    "another_body": "process N: program of `<lambda>` (process_faults.py:*): v2:* = div *, others v2:* = sub ",
+    "another_body": "process N: program of `<lambda>` (process_faults.py:*): ?:* = div *, others ?:* = sub ",
     "other_resources": "process N: axis_resources {'i': 'y'}, others {'i': 'x'}. ",
     "another_function": "process N calls `loss` (process_faults.py:*) where the others call `step` (process_faults.py:",
     "other_axes": "process N: in_axes {1: 'i'}, others {0: 'i'}; axis sizes {'i': 2}, others {'i': 32}. ",
     "no_resources": "process N: axis_resources {}, others {'i': 'x'}. ",
     "other_sizes": "process N: axis sizes {'i': 64}, others {'i': 32}; arguments float32[64,2], others float32[32,2]. ",
-    "another_constant": "process N: program of `<lambda>` (*): * constants (float32[2] *), others * (float32[2] *). ",
-    "another_key": "process N: program of `<lambda>` (*): * (key<fry>[] of *), others * (key<fry>[] of *). ",
-    "another_backward_rule": "process N: program of `<lambda>` (*): v*:* = mul * 3.0 *, others v*:* = mul * 2.0 ",
-    "other_loops": "process N: axis_resources {'i': ('x', SerialLoop(4))}, others {'i': ('x', SerialLoop(2))}. ",
-    "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of processes *, others * devices 0 ",
+    "another_constant": "process N: program of `<lambda>` (*): with constants float32[2] of *, others with constants f",
+    "another_key": "process N: program of `<lambda>` (*): with constants key<fry>[] of *, others with constants k",
+    "another_backward_rule": "process N: program of `<lambda>` (*): ?:* = mul *3.0*, others ?:* = mul *2.0",
+    "other_loops": "process N: axis_resources {'i': ('x', *(length=4))}, others {'i': ('x', *(length=2))}. ",
+    "another_order_of_devices": "process N: mesh {'x': *, 'y': *} of cpu devices * of *, others * devices [0, ",
     "other_names_of_the_mesh": "process N: mesh {'x': *, 'z': *} of *, others {'x': *, 'y': *} of ",
     "other_axes_of_the_compiler": "process N: axes of the compiler 'y', others none. ",
     "another_version": "process N: versions jax *, xmap_compat 0.0.1, others jax *, xmap_compat ",
     "one_call_more": "process N: program of `<lambda>` (*): * 4.0*, others * 5.0",
-    "a_gradient_of_another_body": "process N: program of `<lambda>` (*): * y=3, others * y=2. ",
+    "a_gradient_of_another_body": "process N: program of `<lambda>` (*): *[y=3]*, others *[y=2]*",
     "traced_by_one_and_called_otherwise": "process N: program of `<lambda>` (*): * 2.0*, others * 3.0",
 }
 X_OF_FAULTS = process_faults.X
@@ -172,11 +172,8 @@ RESULTS = {
     "compiled_is_not_compared": X_OF_FAULTS * 11,
     "without_a_client": X_OF_FAULTS * 14,
     "in_time_again": X_OF_FAULTS * 15,
-    "late_under_an_outer_jit": X_OF_FAULTS * 16 + 1,
 }
-ALONE = "Without the mesh, process N has called `<lambda>` (process_faults.py:*) with axis_resources {}. "
 TOO_LATE = ["late", "no_resources_for_arguments_of_its_own", "too_late_under_an_outer_jit"]
-WARNED = ["late_under_an_outer_jit", "too_late_under_an_outer_jit"]
 
 
 def assert_faults(reports):
@@ -198,23 +195,15 @@ def assert_faults(reports):
             seconds = f"{len(reports) / 2:g}"
             text = f"Process {last} did not arrive within {seconds} s: the others wait at process_faults.py:*. *"
             assert fnmatch.fnmatchcase(report.error, text), (name, report.error)
-            alone = f"*{ALONE.replace('N', str(last))}*"
-            assert fnmatch.fnmatchcase(report.error, alone) == name.startswith("no_resources"), report.error
             assert ("This process arrived later, at process_faults.py:" in report.error) == (process == last)
     assert [bool(report["switched_off"].error) for report in reports] == [False] * len(reports)
-    assert_warnings(reports, last)
+    assert_warnings(reports)
 
 
-def assert_warnings(reports, last):
+def assert_warnings(reports):
     for name in process_faults.FAULTS:
         of_processes = [report[name].warnings for report in reports]
-        if name in WARNED:
-            assert all(len(of_process) == 1 for of_process in of_processes[:last]), of_processes
-            late = f"Process {last} did not arrive within * s at the call that is traced at process_faults.py:*. "
-            late += "Waiting * s more. *"
-            assert all(fnmatch.fnmatchcase(text, late) for of_process in of_processes for text in of_process)
-            assert of_processes[last] == []
-        elif name == "without_a_client":
+        if name == "without_a_client":
             assert all(len(of_process) == 1 for of_process in of_processes), of_processes
             assert "finds no client of jax.distributed" in of_processes[0][0]
         else:

@@ -21,6 +21,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from xmap_compat._version import __version__ as __version__
+
 if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat import lax as lax
     from xmap_compat import numpy as numpy
@@ -45,13 +47,9 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.numpy import einsum as einsum
     from xmap_compat.processes import global_array as global_array
     from xmap_compat.processes import process_array as process_array
-    from xmap_compat.tools.hardware import Hardware as Hardware
-    from xmap_compat.tools.hardware import Link as Link
-    from xmap_compat.tools.hardware import Rates as Rates
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
 
-__version__ = "1.0.0rc1"
 
 # Where the public names live, for dir(), completion, and the import at first use.
 _MODULES = ["lax", "numpy", "random", "testing"]
@@ -65,7 +63,6 @@ _NAMES = {
     "legacy.restore": ["install", "uninstall"],
     "numpy": ["einsum"],
     "processes": ["global_array", "process_array"],
-    "tools.hardware": ["Hardware", "Link", "Rates"],
     "tools.search": ["search"],
     "tools.steps": ["plan"],
 }

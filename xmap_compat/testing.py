@@ -66,8 +66,7 @@ def check_assignments(
       only: the assignments to check, instead of chosen ones.
       reference: a function of the same arguments that computes the expected results, for example the positional
         function; by default the xmapped function without resources.
-      rtol: the relative tolerance; by default a few hundred roundings of the dtype, on the scale of the largest
-        element too.  Integers and bools must be equal.
+      rtol: the relative tolerance; by default some hundred roundings at the largest element.  Integers must be equal.
 
     Returns:
       The assignments that were checked, as ``axis_resources``.

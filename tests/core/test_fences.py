@@ -531,17 +531,17 @@ MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
     "": 2_514,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
-    "_jax": 2_525,
+    "_jax": 2_518,
     # the way of a call, and its messages
-    "core": 4_603,
+    "core": 4_766,
     # the same call in every process, or an error in each, and its messages
-    "core.processes": 637,
+    "core.processes": 414,
     # one row for each collective, one rule for each structured equation
     "core.rules": 2_169,
     # what old programs find again; the table of removed names; its messages
-    "legacy": 1_580,
+    "legacy": 1_420,
     # plans, the search, views, messages
-    "tools": 4_653,
+    "tools": 3_193,
     # which removed names an old program uses, and edits of them
     "tools.check": 1_321,
     # edits of a program's own files, the two runs that verify them, and files written all or none
@@ -574,17 +574,6 @@ def test_the_fence_around_folders_counts_each_file_once():
     sources = {"api": "\n", "core": "\n\n", "core.call": "\n", "core.rules.row": "\n\n\n", "tools.check.names": "\n"}
     lines = lines_by_folder(sources)
     assert (lines[""], lines["core"], lines["core.rules"], lines["tools.check"]) == (1, 3, 3, 1)
-
-
-@pytest.mark.parametrize(
-    ("parts", "most"),
-    # 900 until networks had levels (links), and a search its ties and what is alike; 1 140 until it ran some (runs);
-    # what XLA combines is a file beside; 1 349 until sums over rows had a rate; 1 050 until a plan kept its source
-    [(("cost", "hardware", "links", "runs", "search", "work"), 1367), (("plan", "grid", "picture", "text"), 983)],
-    ids=str,
-)
-def test_tools_stay_thin(parts, most):
-    assert sum(SOURCES[f"tools.{part}"].count("\n") for part in parts) <= most
 
 
 def test_functions_are_short():
@@ -630,7 +619,7 @@ def test_all_lists_what_a_namespace_offers(namespace):
 
 
 def test_the_lazy_namespace_agrees_with_what_type_checkers_see():
-    seen = {name for name in imported_modules(TREES["__init__"]) if name.startswith("xmap_compat.")}
+    seen = {name for name in imported_modules(TREES["__init__"]) if re.match(r"xmap_compat\.[a-z]", name)}
     homes = [f"{home}.{name}" for name, home in xmap_compat._HOMES.items()]
     assert seen == {f"xmap_compat.{name}" for name in [*homes, *xmap_compat._MODULES]}
     with pytest.raises(AttributeError, match="module 'xmap_compat' has no attribute 'nonsense'") as caught:

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-import xmap_compat
-from xmap_compat import SerialLoop, _jax, compare_processes, compiler_axes, mesh, process_array, xmap
+from xmap_compat import SerialLoop, _jax, _version, compare_processes, compiler_axes, mesh, process_array, xmap
 from xmap_compat.core.processes import exchange
 
 TIMEOUT = 100.0  # seconds, on a busy machine, for what is not about time
@@ -177,12 +176,12 @@ def other_axes_of_the_compiler(m):
 
 @fault
 def another_version(m):
-    version = xmap_compat.__version__
+    version = _version.__version__
     try:
-        xmap_compat.__version__ = "0.0.1" if m.strays else version
+        _version.__version__ = "0.0.1" if m.strays else version
         return m.call()
     finally:
-        xmap_compat.__version__ = version
+        _version.__version__ = version
 
 
 @fault
@@ -217,7 +216,7 @@ def traced_by_one(m):
         with pytest.raises(TypeError, match="the arguments of xmapped functions are arrays"):
             f("no array")
         for other in (f, never_called):
-            assert "xmap" not in other.plan(X).source()
+            assert other.plan(X).transfers
             other.lower(X)
             other.trace(X)
             other.eval_shape(X)
@@ -288,7 +287,7 @@ def compiled_is_not_compared(m):
 
 
 def comparisons_made():
-    return sum(history.count for history in exchange.histories.values())
+    return exchange.counts.total()
 
 
 @fault
@@ -345,18 +344,6 @@ def no_resources_for_arguments_of_its_own(m):
 @fault
 def in_time_again(m):
     return m.call(lambda v: v * 15)
-
-
-@fault
-def late_under_an_outer_jit(m):
-    """The others warn, and have what they wait for in time."""
-    if m.strays:
-        m.wait_for_the_others("late in jit: I have warned")
-    else:
-        compare_processes(TIMEOUT / 5)
-        show = warnings.showwarning
-        warnings.showwarning = lambda *args, **kw: (m.tell("late in jit: I have warned"), show(*args, **kw))
-    return jax.jit(lambda x: m.call(lambda v: v * 16, args=(x,)) + 1)(X)
 
 
 @fault

@@ -97,7 +97,6 @@ from xmap_compat._jax.primitives import (
 from xmap_compat._jax.tracing import (
     bound_axis_names,
     current_trace,
-    is_staging,
     jit,
     plain_context,
 )

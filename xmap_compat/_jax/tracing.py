@@ -41,12 +41,6 @@ def current_trace() -> Any:
     return trace_state.get_opaque_trace_state()
 
 
-def is_staging() -> bool:
-    """Whether what is called now is traced for an outer function, and runs later or never."""
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # under an Explicit one nothing is executed
-        return isinstance(jax.lax.iota("int32", 1), jax.core.Tracer)  # of no value of the host: jax.transfer_guard
-
-
 def bound_axis_names() -> tuple[Hashable, ...]:
     """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
     return tuple(trace_state.unsafe_get_axis_names_DO_NOT_USE())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib
 import math
 import os
-import threading
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from xmap_compat import _jax
 from xmap_compat.core.call import Declaration, PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import devices_of
-from xmap_compat.core.placement import Scope, current_scope
+from xmap_compat.core.placement import current_scope
 from xmap_compat.core.processes.errors import nothing_to_compare_by_text
 
 if TYPE_CHECKING:
@@ -25,17 +25,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_VARIABLE = "XMAP_COMPAT_PROCESS_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
-
-
-# ------------------------------------------------------------------------------- the setting
-
-
-class _Setting:
-    timeout: float | None = None
-    is_set = False
-
-
-_setting = _Setting()
+_setting: list[float | None] = []  # what the program has set last
 
 
 def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
@@ -59,70 +49,56 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
       >>> import xmap_compat
       >>> xmap_compat.compare_processes(timeout=600)
     """
-    if timeout is not None and not _is_timeout(timeout):
-        raise _bad_timeout("The timeout of compare_processes", "None", timeout)
-    _setting.timeout, _setting.is_set = timeout, True
+    if timeout is not None:
+        timeout = _checked(timeout, timeout, "The timeout of compare_processes", "None")
+    _setting[:] = [timeout]
 
 
 def _timeout() -> float | None:
-    if _setting.is_set:
-        return _setting.timeout
-    text = os.environ.get(TIMEOUT_VARIABLE, "").strip()
+    if _setting:
+        return _setting[0]
+    text = os.environ.get(TIMEOUT_VARIABLE, "").strip() or str(DEFAULT_TIMEOUT)
     if text.lower() == "off":
         return None
     try:
-        seconds = float(text or DEFAULT_TIMEOUT)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not _is_timeout(seconds):
-        raise _bad_timeout(TIMEOUT_VARIABLE, "`off`", text)
-    return seconds
+    return _checked(seconds, text, TIMEOUT_VARIABLE, "`off`")
 
 
-def _bad_timeout(where: str, off: str, timeout: Any) -> Exception:
-    return should_be(where, f"a positive number of seconds, or {off} for no comparison", timeout, ValueError)
+def _checked(seconds: Any, shown: Any, where: str, off: str) -> float:
+    if type(seconds) in (int, float) and 0 < seconds < math.inf:
+        return seconds
+    raise should_be(where, f"a positive number of seconds, or {off} for no comparison", shown, ValueError)
 
 
-def _is_timeout(value):
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and value > 0 and math.isfinite(value)
-
-
-# ------------------------------------------------------------------- which calls are compared
-
-
-class _Active(threading.local):
-    def __init__(self):
-        self.calls: list[tuple[ComparedCalls, tuple[Any, ...], bool]] = []
-
-
-_active = _Active()
+# The function that is being called, and with which arguments; ``lower``, ``trace`` and ``eval_shape`` call none.
+_called: contextvars.ContextVar[tuple[Any, tuple[Any, ...]]] = contextvars.ContextVar("called", default=(None, ()))
 
 
 class ComparedCalls:
-    """The calls of one jitted function: each is compared when it is traced, or else before it runs.
+    """The calls of one jitted function: each is compared when it is traced, or, if traced before, when it is called.
 
-    ``lower``, ``trace`` and ``eval_shape`` trace without a call: what they have traced is compared when it is called.
     A call that the processes have agreed on is not compared again, although one of them may trace it again alone.
     """
 
     def __init__(self):
-        self._deferred: dict[Hashable, Fingerprint] = {}
+        self._not_called: dict[Hashable, Fingerprint] = {}
         self._agreed: set[Hashable] = set()
 
     @contextlib.contextmanager
     def calling(self, args: tuple[Any, ...]) -> Iterator[None]:
         """The context around a call that jit has not compiled before, or whose first call was an error."""
-        staged = jax.process_count() > 1 and _jax.is_staging()
-        key = _key(args) if self._deferred else None
-        if found := self._deferred.get(key):
-            self._compare(found, args, staged)
-            self._deferred.pop(key, None)
-        _active.calls.append((self, args, staged))
+        key = _key(args) if self._not_called else None
+        if key in self._not_called:
+            self._compare(self._not_called[key], args)
+            del self._not_called[key]
+        token = _called.set((self, args))
         try:
             yield
         finally:
-            _active.calls.pop()
+            _called.reset(token)
 
     def traced(self, declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]) -> None:
         """Called from within jit's trace, when the call has been placed."""
@@ -131,34 +107,26 @@ class ComparedCalls:
             return
         # What follows is not loaded on one process.
         made = importlib.import_module("xmap_compat.core.processes.fingerprint").fingerprint(declared, placed, args)
-        caller, own_args, staged = _active.calls[-1] if _active.calls else (None, (), False)
+        caller, own_args = _called.get()
         if caller is self:
-            self._compare(made, own_args, staged)
+            self._compare(made, own_args)
         else:
-            self._deferred[_key(args)] = made
+            self._not_called[_key(args)] = made
 
-    def _compare(self, made: Fingerprint, args: tuple[Any, ...], staged: bool) -> None:
-        """Compare with the other processes of the mesh, if the call needs them.
-
-        ``staged``: in the trace of an outer function, which may never be called.
-        """
-        timeout = _timeout()
-        if timeout is None:
+    def _compare(self, made: Fingerprint, args: tuple[Any, ...]) -> None:
+        """Compare with the other processes of the mesh, if the call needs them."""
+        timeout, store = _timeout(), _jax.process_store()
+        if timeout is None or not (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
             return
-        store = _jax.process_store()
         if store is None:
-            _warn_once_that_nothing_is_compared()
-            return
-        exchange = importlib.import_module("xmap_compat.core.processes.exchange")
-        history = exchange.history_of(store, made.processes)
-        if not (made.uses_mesh or any(map(_is_shared, jax.tree.leaves(args)))):
-            history.tell(made)
-        elif (history, made.digest) not in self._agreed:
-            history.compare(made, timeout, staged)
-            self._agreed.add((history, made.digest))
+            return _warn_once_that_nothing_is_compared()
+        key = store.client, made.processes, made.digest
+        if key not in self._agreed:
+            importlib.import_module("xmap_compat.core.processes.exchange").compare(store, made, timeout)
+            self._agreed.add(key)
 
 
-def _key(args) -> tuple[Any, Any, Scope] | None:
+def _key(args: tuple[Any, ...]) -> Hashable:
     """A key of a call's arguments, traced or not, and of the scope; None if some are not arrays."""
     leaves, tree = jax.tree.flatten(args)
     try:

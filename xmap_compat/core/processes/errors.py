@@ -20,22 +20,12 @@ def processes_differ(differences: Sequence[str], me: int, fun: str, place: str) 
     )
 
 
-def processes_missing(
-    missing: Sequence[int], me: int, seconds: float, waiting_at: str, place: str, alone: Sequence[str]
-) -> RuntimeError:
+def processes_missing(missing: Sequence[int], me: int, seconds: float, waiting_at: str, place: str) -> RuntimeError:
     late = f" This process arrived later, at {place}." if me in missing else ""
-    instead = f" Without the mesh, {'; '.join(alone)}." if alone else ""
     return RuntimeError(
         f"{process_list(missing).capitalize()} did not arrive within {seconds:g} s: the others wait at {waiting_at}."
-        f"{late}{instead} {_SAME_CALLS} If a process only needs more time, allow it in every process: "
+        f"{late} {_SAME_CALLS} If a process only needs more time, allow it in every process: "
         "xmap_compat.compare_processes(timeout=600), or None for no comparison."
-    )
-
-
-def processes_late_text(missing: Sequence[int], waited: float, left: float, place: str) -> str:
-    return (
-        f"{process_list(missing).capitalize()} did not arrive within {waited:.3g} s at the call that is traced at "
-        f"{place}. Waiting {left:.3g} s more. All processes must trace the code that calls an xmapped function"
     )
 
 

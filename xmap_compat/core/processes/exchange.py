@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import jax
 
@@ -17,120 +17,44 @@ from xmap_compat import _jax
 from xmap_compat.core.processes import errors
 from xmap_compat.core.processes.fingerprint import Fingerprint
 
-WARNING_AFTER = 0.25  # of the time to wait, while it is unknown whether the call will be made
-SECONDS_TO_TELL = 2.0  # for late processes, after two differ: their digests show which one is the odd one
 MOST_LINES, LONGEST_LINE = 2_000, 500  # of programs that differ, to find where; digests are of whole programs
 LONGEST_SHOWN = 200  # characters of each side of a difference
 
 
-class History:
-    """The number of calls that this process has compared with the same other processes."""
-
-    def __init__(self, store: _jax.ProcessStore, processes: tuple[int, ...]):
-        self.store = store
-        self.processes = processes
-        self.count = 0
-        self.lock = threading.Lock()
-
-    def compare(self, made: Fingerprint, timeout: float, staged: bool) -> None:
-        with self.lock:
-            number = self.count
-            self.count += 1
-        _Comparison(self, number, made, timeout, staged).run()
-
-    def tell(self, made: Fingerprint) -> None:
-        """Post a call that needs no other process: if others wait for this process meanwhile, they can say why."""
-        text = f"`{made.parts['function']}` ({_place()}) with axis_resources {made.parts['axis_resources']}"
-        self.store.put(f"{self.folder(self.count)}/alone/{jax.process_index()}", text)
-
-    def folder(self, number: int) -> str:
-        of_processes = hashlib.sha256(json.dumps(self.processes).encode()).hexdigest()[:16]
-        return f"xmap_compat/{of_processes}/{number}"
+# How many calls this process has compared with the same processes; all of them must count alike.
+counts: Counter[Hashable] = Counter()
+_lock = threading.Lock()
 
 
-histories: dict[tuple[int, ...], History] = {}
+def compare(store: _jax.ProcessStore, made: Fingerprint, timeout: float) -> None:
+    """Return when all processes have posted the same digest; raise on every process if one has not."""
+    with _lock:
+        number = counts[store.client, made.processes]
+        counts[store.client, made.processes] += 1
+    name = hashlib.sha256(json.dumps(made.processes).encode()).hexdigest()[:16]
+    folder, me = f"xmap_compat/{name}/{number}", jax.process_index()
+    place, until = os.path.basename(_jax.where_now().partition(" (")[0]), time.monotonic() + timeout
+    store.put(f"{folder}/digest/{me}", made.digest)
+    posted = {p: store.wait(f"{folder}/digest", str(p), until - time.monotonic()) for p in made.processes}
+    digests = {p: digest for p, digest in posted.items() if digest is not None}
+    if len({*digests.values()}) > 1:
+        lines = [line[:LONGEST_LINE] for line in made.program[:MOST_LINES]]
+        store.put(f"{folder}/details/{me}", json.dumps([place, dict(made.parts), lines]))
+        raise errors.processes_differ(_differences(store, folder, digests), me, made.parts["function"], place)
+    # A process that arrives after others have given up must not go on alone: the first outcome holds for all.
+    missing = [p for p in made.processes if p not in digests]
+    missing, waiting_at = json.loads(store.put(f"{folder}/outcome", json.dumps([missing, place])))
+    if missing:
+        raise errors.processes_missing(missing, me, timeout, waiting_at, place)
 
 
-def history_of(store: _jax.ProcessStore, processes: tuple[int, ...]) -> History:
-    """The history of this process with these others."""
-    found = histories.get(processes)
-    if found is None or found.store.client is not store.client:  # the store of another jax.distributed.initialize()
-        found = histories[processes] = History(store, processes)
-    return found
-
-
-def _place():
-    """The user's line, as ``file:line``."""
-    return os.path.basename(_jax.where_now().partition(" (")[0])
-
-
-class _Comparison:
-    """One call, compared by the processes of a mesh."""
-
-    def __init__(self, history: History, number: int, made: Fingerprint, timeout: float, staged: bool):
-        self.store = history.store
-        self.folder = history.folder(number)
-        self.processes = history.processes
-        self.made = made
-        self.timeout = timeout
-        self.warns = staged
-        self.place = _place()
-        self.me = jax.process_index()
-
-    def run(self) -> None:
-        """Return when all processes have posted the same digest; raise on every process if one has not."""
-        digests = self._collect()
-        if len(digests) < len(self.processes) or len(set(digests.values())) > 1:
-            self.store.put(f"{self.folder}/details/{self.me}", self._details())
-        missing = [p for p in self.processes if p not in digests]
-        if len(set(digests.values())) > 1:
-            raise errors.processes_differ(self._differences(digests), self.me, self.made.parts["function"], self.place)
-        # A process that arrives after others have given up must not go on alone: the first outcome holds for all.
-        outcome = json.loads(self.store.put(f"{self.folder}/outcome", json.dumps([missing, self.place])))
-        if outcome[0]:
-            alone = [f"process {p} has called {text}" for p, text in self.store.under(f"{self.folder}/alone").items()]
-            raise errors.processes_missing(outcome[0], self.me, self.timeout, outcome[1], self.place, alone)
-
-    def _collect(self) -> dict[int, str]:
-        """The digests of all processes, or of those that posted in time, or soon after two differed."""
-        self.store.put(f"{self.folder}/digest/{self.me}", self.made.digest)
-        began = time.monotonic()
-        differs, until = False, began + self.timeout
-        while True:
-            found = self.store.under(f"{self.folder}/digest")
-            digests = {int(process): digest for process, digest in found.items()}
-            missing = [p for p in self.processes if p not in digests]
-            now = time.monotonic()
-            if len(set(digests.values())) > 1 and not differs:
-                differs, until = True, min(until, now + SECONDS_TO_TELL)
-            if not missing or now >= until:
-                return digests
-            if self.warns and now > began + self.timeout * WARNING_AFTER:
-                self.warns = False
-                _jax.warn_user(errors.processes_late_text(missing, now - began, until - now, self.place))
-            self.store.wait(
-                f"{self.folder}/digest", str(missing[0]), min(until - now, self.timeout * WARNING_AFTER, 1.0)
-            )
-
-    def _differences(self, digests: Mapping[int, str]) -> list[str]:
-        """For each digest that most processes do not have, how its call differs from theirs."""
-        counts = Counter(digests[p] for p in sorted(digests))
-        usual, *unusual = (digest for digest, _ in counts.most_common())
-        first_of = {digest: min(p for p in digests if digests[p] == digest) for digest in counts}
-        details = {digest: self._details_of(process) for digest, process in first_of.items()}
-        return [
-            _difference([p for p in sorted(digests) if digests[p] == digest], details[digest], details[usual])
-            for digest in unusual
-        ]
-
-    def _details(self):
-        """The call of this process as text; the end of a large program is left out."""
-        lines = [line[:LONGEST_LINE] for line in self.made.program[:MOST_LINES]]
-        return json.dumps([self.place, dict(self.made.parts), lines])
-
-    def _details_of(self, process):
-        found = self.store.wait(f"{self.folder}/details", str(process), min(self.timeout, 10.0))
-        return json.loads(found) if found is not None else None
+def _differences(store: _jax.ProcessStore, folder: str, digests: Mapping[int, str]) -> list[str]:
+    """For each digest that most processes do not have, how its call differs from theirs."""
+    usual, *unusual = (digest for digest, _ in Counter(digests.values()).most_common())
+    having = {digest: [p for p in digests if digests[p] == digest] for digest in (usual, *unusual)}
+    texts = {digest: store.wait(f"{folder}/details", str(having[digest][0]), 10.0) for digest in having}
+    details = {digest: json.loads(text) if text else None for digest, text in texts.items()}
+    return [_difference(having[digest], details[digest], details[usual]) for digest in unusual]
 
 
 def _difference(processes, details, others):
@@ -139,16 +63,15 @@ def _difference(processes, details, others):
     if details is None or others is None:
         return f"{who}: a call that differs from the others' (a process has not sent its details)"
     (place, parts, program), (other_place, other_parts, other_program) = details, others
-    if parts["function"] != other_parts["function"]:
-        return (
-            f"{who} call{'s' if len(processes) == 1 else ''} `{parts['function']}` ({place}) where the others call "
-            f"`{other_parts['function']}` ({other_place})"
-        )
+    fun, other_fun = parts["function"], other_parts["function"]
+    if fun != other_fun:
+        call = "calls" if len(processes) == 1 else "call"
+        return f"{who} {call} `{fun}` ({place}) where the others call `{other_fun}` ({other_place})"
     differing = [_shown(key, parts[key], other_parts[key]) for key in parts if parts[key] != other_parts[key]]
     if not differing:
         pairs = itertools.zip_longest(program, other_program, fillvalue="nothing more")
         own, other = next((pair for pair in pairs if pair[0] != pair[1]), ("its end", "another end"))
-        differing = [_shown(f"program of `{parts['function']}` ({place}):", own, other)]
+        differing = [_shown(f"program of `{fun}` ({place}):", own, other)]
     return f"{who}: {'; '.join(differing)}"
 
 
