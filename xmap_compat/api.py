@@ -302,12 +302,9 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
 
     def recovery(error, args, kwargs):
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
-        if isinstance(error, RuntimeError):
-            _check_donated(args, donated)
-        if isinstance(error, TypeError):
-            if kwargs:
-                raise errors.keyword_arguments(kwargs) from None
-            _check_values(args)
+        if isinstance(error, TypeError) and kwargs:
+            raise errors.keyword_arguments(kwargs) from None
+        _check_values(args, error, donated)
         if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
             return None
         if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
@@ -324,17 +321,13 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     return jitted
 
 
-def _check_values(args: tuple[Any, ...]) -> None:
-    """Raise for arguments that are not arrays, because jit's message would advise to make them static."""
+def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages would not help."""
     for path, value in jax.tree_util.tree_leaves_with_path(args):
-        if not is_array(value):
+        if not isinstance(error, (ValueError, RuntimeError)) and not is_array(value):
             raise errors.no_array_argument(argument_path(path, "args"), value) from None
-
-
-def _check_donated(args: tuple[Any, ...], donated: tuple[int, ...]) -> None:
-    """Raise for arguments that an earlier call has taken, of which JAX says only that they are deleted."""
-    for path, value in jax.tree_util.tree_leaves_with_path(args):
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted():
+        is_array_itself = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        if isinstance(error, RuntimeError) and is_array_itself and value.is_deleted():
             raise errors.donated_argument(argument_path(path, "args"), donated) from None
 
 

@@ -23,9 +23,8 @@ def not_callable(fun: Any) -> Exception:
 
 def missing_specs(names: Sequence[str]) -> TypeError:
     return TypeError(
-        f"xmap() is missing {' and '.join(names)}, which name the dimensions of the arguments and of the results. "
-        "Write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
-        "@xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
+        f"xmap() is missing {' and '.join(names)}, which name the dimensions of arguments and results. Write xmap(fun, "
+        "['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
     )
 
 
@@ -72,9 +71,7 @@ def along_a_position(position: int) -> TypeError:
 
 
 def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
-    return ValueError(
-        f"{fun} got the axis {axis!r} of size 0: an extremum of no elements has no value (zero-size array)"
-    )
+    return ValueError(f"{fun} got the axis {axis!r} of size 0: no elements have no extremum (zero-size array)")
 
 
 def name_function(error: FloatingPointError, fun: str) -> None:
@@ -85,9 +82,8 @@ def name_function(error: FloatingPointError, fun: str) -> None:
 
 def process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
-        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds "
-        " no part of a global array. Include devices of all processes in the mesh, or call global_array and the "
-        "functions on that mesh only in the processes that it includes"
+        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds no part of an array. "
+        "Include devices of all processes, or call global_array only in those that the mesh includes"
     )
 
 
@@ -125,24 +121,20 @@ def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> Va
 
 def einsum_path(optimize: Any, count: int) -> ValueError:
     return ValueError(
-        f"optimize={optimize!r} is not a path for {count} operands. A path is a list of steps, each a tuple of "
-        "positions among the remaining operands. The result of a step becomes the last operand, and one operand must "
-        "remain at the end"
+        f"optimize={optimize!r} is not a path for {count} operands: a list of steps, each a tuple of positions among "
+        "the remaining operands. The result of a step becomes the last operand, and one must remain at the end"
     )
 
 
 def einsum_strategy(optimize: Any) -> ValueError:
-    return ValueError(
-        f"optimize={optimize!r} is not a strategy of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'"
-    )
+    return ValueError(f"optimize={optimize!r} is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'")
 
 
 def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
     names = [str(axis) for axis in scope if not hasattr(axis, "mesh_axis")]
-    listed = ", ".join(names) or "none"
     return NameError(
-        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. "
-        f"Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"
+        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {', '.join(names) or 'none'}"
+        f". Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"
     )
 
 
@@ -162,10 +154,8 @@ def axis_name_type(fun: str, name: Any) -> Exception:
 
 
 def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}. Named axes are not "
-        "part of that shape"
-    )
+    ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
+    return ValueError(f"{ours}. Named axes are not part of that shape")
 
 
 def repeated_axis(fun: str, axes: Sequence[Any]) -> ValueError:
@@ -189,9 +179,7 @@ def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[
 
 
 def dot_overlap(operand: str, dim: int) -> TypeError:
-    return TypeError(
-        f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name it once"
-    )
+    return TypeError(f"pos_contract and pos_batch of pdot have dimension {dim} of {operand} twice. Name it once")
 
 
 def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
@@ -199,10 +187,8 @@ def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
 
 
 def no_fan(shape: Any) -> ValueError:
-    return ValueError(
-        f"Can't compute input and output sizes of a {shape.rank}-dimensional weights tensor. Must be at least 2D, "
-        f"named dimensions included, but the shape is {shape}"
-    )
+    ours = f"The shape of weights should have two dimensions, named ones included, or more, but is {shape}"
+    return ValueError(f"{ours}{LEGACY}Can't compute input and output sizes of a {shape.rank}-dimensional weights")
 
 
 def initializer_of_named_shape(dtype: Any) -> TypeError:
@@ -225,7 +211,6 @@ def parts_are_no_block(path: str, sharding: Any) -> ValueError:
 
 def no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
     return ValueError(
-        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one first: "
-        "jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()))(array) is whole in "
-        "every process"
+        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one, by "
+        "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
     )

@@ -265,8 +265,7 @@ def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
 
 def committed_elsewhere_note() -> str:
     return (
-        "xmap moves an array that is committed to one device to the mesh only in a direct call. Under jax.grad, "
-        "jax.jit and the like, or if the array lies on another mesh, move it first: "
+        "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
         "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
     )
 
@@ -359,11 +358,8 @@ def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
 
 
 def bad_mesh_names(names: Any) -> Exception:
-    return should_be("The axis names of a mesh", "strings (or hashable, and not None) in a tuple", names)
-
-
-def swapped_mesh() -> TypeError:
-    return TypeError("The axis names of a mesh contain devices. Swap the arguments: mesh(devices, ('x', 'y'))")
+    wanted, advice = "strings (or hashable, and not None) in a tuple", "Write mesh(devices, ('x', 'y'))"
+    return should_be("The axis names of a mesh", wanted, names, advice=advice)
 
 
 def repeated_mesh_name(names: Sequence[Any]) -> ValueError:
@@ -420,9 +416,8 @@ def mesh_changed() -> RuntimeError:
 def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
     return ValueError(
         f"An xmap over the abstract mesh ({axes_text(dict(zip(axes, sizes)))}) of {math.prod(sizes)} devices is "
-        f"lowered for {devices}. Give the arguments shardings over that mesh, on arrays or types: jax.ShapeDtypeStruct("
-        "shape, dtype, sharding=NamedSharding(mesh, spec)), and call trace(*args).lower(lowering_platforms=('cuda',)). "
-        "To run it, enter a Mesh of devices"
+        f"lowered for {devices}. Give the arguments shardings over that mesh, and call trace(*args).lower("
+        "lowering_platforms=('cuda',)). To run it, enter a Mesh of devices"
     )
 
 
@@ -450,16 +445,14 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
 def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
     return ValueError(
         f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
-        "experimental_xmap_spmd_lowering has left to the compiler, because the function itself does not use it. Use "
-        "xmap_compat.compiler_axes instead of the option, with the other axes of the mesh"
+        "experimental_xmap_spmd_lowering has left to the compiler. Use xmap_compat.compiler_axes instead of the option"
     )
 
 
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        "compiler: JAX then supports only callbacks that return nothing. Call it outside of compiler_axes (or without "
-        "the option experimental_xmap_spmd_lowering), or use jax.debug.callback"
+        "compiler. Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
     )
 
 
@@ -473,8 +466,7 @@ def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
-        "are left to the compiler: XLA cannot tell on which devices to run it. Give it a value of the body, as in "
-        "jax.debug.print('here {}', v), or call the function outside of compiler_axes"
+        "are left to the compiler. Give it a value of the body, as in jax.debug.print('here {}', v)"
     )
 
 
@@ -488,8 +480,8 @@ def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
 
 def spmd_vmap_over_compiler_axis(axes: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function, but compiler_axes leaves "
-        f"{as_set(axes)} to the compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself"
+        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function, but compiler_axes leaves it to the "
+        "compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself"
     )
 
 
@@ -559,17 +551,15 @@ def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterab
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
         f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} for an output that "
-        "does not. Reduce the tangent over these axes in the rule (e.g. with lax.psum), or name them in out_axes of "
-        "every result"
+        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or name them in out_axes of each result"
     )
 
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with the collectives of jax.lax (psum, all_gather, ppermute, ...), "
-        "apply it outside of the xmapped function, or, if it has a batching rule for these axes, leave them without "
-        "mesh resources"
+        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
+        "if it has a batching rule for these axes, leave them without mesh resources"
     )
 
 
@@ -592,9 +582,7 @@ def groups_do_not_cover(primitive: str, groups: Any, size: int, where: str) -> V
 
 
 def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
-    return ValueError(
-        f"The collective {primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once"
-    )
+    return ValueError(f"{primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once")
 
 
 def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
@@ -606,9 +594,8 @@ def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
 
 def foreign_reference(argument: str = "") -> NotImplementedError:
     return NotImplementedError(
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: every element "
-        "of its named axes would write to it. Pass the value as an argument and return the new one, or make the "
-        f"reference inside{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. Pass its value "
+        f"as an argument and return the new one{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
     )
 
 
@@ -621,9 +608,8 @@ def ordered_effect(fun: str, devices: int) -> NotImplementedError:
 
 def shard_map_inside(where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"The shard_map at {where} cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
-        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh axes "
-        "in axis_resources"
+        f"The shard_map at {where} cannot be evaluated inside an xmapped function, which uses the mesh. Name the "
+        "axes of the shard_map in xmap, and assign their mesh axes in axis_resources"
     )
 
 

@@ -137,8 +137,6 @@ def is_empty(devices: np.ndarray, names: tuple[Hashable, ...]) -> bool:
 
 
 def _mesh_names(axis_names):
-    if any(isinstance(device, jax.Device) for device in np.ravel(np.asarray(axis_names, object))):
-        raise errors.swapped_mesh()
     try:
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         distinct = len(set(names)) == len(names)
