@@ -13,6 +13,7 @@ from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, par
 check_release()
 warn_if_untested()
 
+from xmap_compat._jax.containers import explicit_arrays, held_by, shaped_containers
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,
@@ -88,7 +89,7 @@ from xmap_compat._jax.primitives import (
     Level,
     bind,
     bind_batched,
-    define_attached_tangent,
+    define_cut,
     define_device_check,
     define_dual_primitives,
     define_named_primitive,
@@ -111,7 +112,7 @@ from xmap_compat._jax.types import (
 )
 
 recovering = part("recovery").recovering
-axes_of_spmd_vmap, no_spmd_names = spmd.axes_of_spmd_vmap, spmd.no_spmd_names
+axes_of_spmd_vmap = spmd.axes_of_spmd_vmap
 process_store = part("processes").process_store
 tracer_origin = part("origins").tracer_origin
 transformation_of = part("transformations").transformation_of
