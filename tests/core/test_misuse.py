@@ -1775,9 +1775,9 @@ MISUSES = {
     ),
     "spmd_axis_name over an axis of the compiler": (
         lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
-        ValueError,
-        "A vmap with spmd_axis_name={'y'} is around an xmapped function, but compiler_axes leaves {'y'} to the "
-        "compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself",
+        NotImplementedError,
+        "A vmap with spmd_axis_name={'y'} is around an xmapped function that is split over a mesh. Name the mapped "
+        "dimension as an axis of the xmap, and give that its mesh axis in axis_resources",
     ),
     # ----------------------------------------------------------------------------------- donation, backends, helpers
     "a name in donate_argnums": (

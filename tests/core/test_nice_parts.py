@@ -163,7 +163,6 @@ CHANGED = [
     ("contexts", r'"mesh", "x", "name", "api_name"', '"x", "mesh", "name", "api_name"', "_create_sharding_for_array"),
     ("frames", r"made.raw_frames\(\)", "[[None], [0], [0]]", "too many values to unpack"),
     ("origins", r"x\.val\)", "None)", "not in"),
-    ("spmd", r"trace_ctx\.set_axis_env\(", "trace_ctx.set_axis_env(0, ", "set_axis_env"),
     ("transformations", "co_freevars", "co_names", "jax.grad makes"),
 ]
 

@@ -71,12 +71,11 @@ NICE = {
         "jax._src.core.trace_ctx": "0.9 on",
         "jax._src.core.trace_ctx.axis_env": "0.9 on",
         "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 on",
-        "jax._src.core.trace_ctx.set_axis_env": "0.9 on",
     },
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 on"},
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 5, 27
+MOST_NEEDED, MOST = 5, 26
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
@@ -105,7 +104,7 @@ PARAMETERS = re.findall(
     _prim axis_index_groups axis_name
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
     ft_in fwd_jaxpr in_specs in_tree interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
-    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse rule subfuns symbolic_zeros
+    num_consts out_avals out_sharding out_specs out_trees perm policy prevent_cse reverse rule subfuns symbolic_zeros
     unroll
     """,
 )

@@ -1262,97 +1262,16 @@ def test_a_vmap_around_has_a_name_of_its_own(name, placement):
                 refused(stacked, u, w)
 
 
-SPMD_CASES = [("vectorized", "x"), ("a:x", "y"), ("b:y", "x"), ("b:x", "y")]
-
-
-spmd_vmap = pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="needs jax 0.10: JAX 0.9 refuses any spmd_axis_name"
-)
-
-
-def test_an_spmd_vmap_is_refused_with_an_old_jax():
-    mapped = jax.vmap(xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"}), spmd_axis_name="y")
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["called", "jitted"])
+def test_a_vmap_with_spmd_axis_name_around_a_split_xmap_is_refused(outer):
+    x = np.ones((2, 4), np.float32)
+    double = lambda resources: jax.vmap(
+        xmap(lambda v: 2 * v, ["i"], ["i"], axis_resources=resources), spmd_axis_name="y"
+    )
     with mesh42():
-        if jax.__version_info__ < (0, 10):
-            with pytest.raises(NotImplementedError, match=r"needs jax 0\.10, but found"):
-                mapped(np.ones((2, 4), np.float32))
-        else:
-            np.testing.assert_array_equal(mapped(np.ones((2, 4), np.float32)), 1)
-
-
-@spmd_vmap
-@pytest.mark.parametrize("placement,free", SPMD_CASES, ids=str)
-def test_vmap_with_spmd_axis_name_around(placement, free):
-    """The vmapped dimension is spread over a mesh axis that the xmapped function leaves free."""
-    a, b, resources = PLACEMENTS[placement]
-    x, u, w = arguments(a, b)
-    stacked = np.stack([x, -x, x + 1, x - 1])
-    mapped = lambda f, **options: jax.vmap(f, in_axes=(0, None, None), **options)
-    loss = lambda f, **options: jax.grad(lambda *args: jnp.sin(mapped(f, **options)(*args)).sum(), (0, 1, 2))
-    with mesh42():
-        f = xmapped(resources)(mixing)
-        run = jax.jit(lambda *args: (mapped(f, spmd_axis_name=free)(*args), loss(f, spmd_axis_name=free)(*args)))
-        result = run(stacked, u, w)
-    by_hand = jax.jit(lambda *args: (mapped(vmapped(mixing))(*args), loss(vmapped(mixing))(*args)))
-    assert_same(result, by_hand(stacked, u, w))
-
-
-@jax.custom_jvp
-def rectified(v):
-    return lax.max(v, 0.0)
-
-
-@rectified.defjvp
-def _(primals, tangents):
-    (v,), (t,) = primals, tangents
-    return rectified(v), lax.mul(t, lax.max(lax.sign(v), 0.1))
-
-
-@jax.custom_vjp
-def clipped(v):
-    return lax.min(v, 0.5)
-
-
-clipped.defvjp(lambda v: (lax.min(v, 0.5), v), lambda v, ct: (lax.mul(ct, lax.max(lax.sign(v), 0.2)),))
-
-
-# JAX maps custom rules late: there a constant and a value must still vary over the same mesh axes.
-SPMD_BODIES = {
-    "relu": (jax.nn.relu, jax.nn.relu),
-    "silu": (jax.nn.silu, jax.nn.silu),
-    "custom_jvp": (rectified, rectified),
-    "custom_vjp": (clipped, clipped),
-    "both": (
-        lambda v: clipped(rectified(v) * lax.pmean(v, "i")),
-        lambda v: clipped(rectified(v) * v.mean(1, keepdims=True)),
-    ),
-    "softmax": (lambda v: jax.nn.softmax(v, axis="i"), lambda v: jax.nn.softmax(v, axis=1)),
-    "logsumexp": (
-        lambda v: v * jax.nn.logsumexp(v, axis="i"),
-        lambda v: v * jax.nn.logsumexp(v, axis=1, keepdims=True),
-    ),
-    "max": (lambda v: v * jnp.max(v, axis="i"), lambda v: v * v.max(1, keepdims=True)),
-    "pmin": (lambda v: v * lax.pmin(v, "i"), lambda v: v * v.min(1, keepdims=True)),
-    "select": (
-        lambda v: v * lax.select(lax.pmean(v, "i") > 0, lax.pmean(v, "i"), jnp.float32(0.5)),
-        lambda v: v * jnp.where(v.mean(1, keepdims=True) > 0, v.mean(1, keepdims=True), 0.5),
-    ),
-}
-
-
-@spmd_vmap
-@pytest.mark.parametrize("resources", [{"i": "x"}, {}], ids=str)
-def test_gradients_in_vmap_with_spmd_axis_name(resources, rng):
-    x, w = rng.normal(size=(2, 2, 12)).astype(np.float32)
-    together = lambda v: [named(v) for named, _ in SPMD_BODIES.values()]
-    losses = lambda results: sum(jnp.sum(w * r) for r in results)
-    positional = jax.jit(lambda v: [function(v) for _, function in SPMD_BODIES.values()])
-    slope = jax.grad(lambda v: losses(positional(v)))(x)
-    mapped = xmap(together, ["i"], ["i"], axis_resources=resources)
-    with mesh42():
-        for run in (jax.vmap(mapped, spmd_axis_name="y"), jax.jit(jax.vmap(mapped, spmd_axis_name="y"))):
-            assert_same(run(x), positional(x))
-            assert_same(jax.grad(lambda v, run=run: losses(run(v)))(x), slope)
+        np.testing.assert_array_equal(outer(double({}))(x), 2 * x)
+        with pytest.raises(NotImplementedError, match="Name the mapped dimension as an axis of the xmap"):
+            outer(double({"i": "x"}))(x)
 
 
 # ------------------------------------------------------------------------------- modes of JAX

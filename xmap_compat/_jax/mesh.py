@@ -14,12 +14,11 @@ import numpy as np
 from jax._src.mesh import get_concrete_mesh
 
 from xmap_compat._jax.nice import part
-from xmap_compat._jax.patches import Restoration, hold
+from xmap_compat._jax.patches import Restoration
 from xmap_compat._jax.types import explicit_spec
 
 # The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 contexts = part("contexts")
-spmd = part("spmd")
 
 # Part of jit's cache key, as what is in scope decides what bare PartitionSpecs mean.
 _meshes_in_scope = jax.make_user_context(())
@@ -195,7 +194,7 @@ def restore_mesh_context(restoration: Restoration) -> None:
 
     restoration.attribute(jax.sharding.Mesh, "__enter__", enter)
     restoration.attribute(jax.sharding.Mesh, "__exit__", exit)
-    hold(restoration, _bare_specs_in_jit)
+    restoration.hold(_bare_specs_in_jit)
 
 
 def assign_mesh(mesh: jax.sharding.Mesh) -> None:

@@ -485,10 +485,17 @@ def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
     )
 
 
-def spmd_vmap_over_compiler_axis(axes: Iterable[Hashable]) -> ValueError:
-    return ValueError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function, but compiler_axes leaves "
-        f"{as_set(axes)} to the compiler. Leave spmd_axis_name out: the compiler shards the mapped dimension itself"
+def collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
+        "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
+    )
+
+
+def spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function that is split over a mesh. Name the "
+        "mapped dimension as an axis of the xmap, and give that its mesh axis in axis_resources"
     )
 
 

@@ -73,17 +73,15 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
     view = DeviceView(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
-    if both := compiler & _jax.axes_of_spmd_vmap():
-        raise errors.spmd_vmap_over_compiler_axis(both)
+    if spmd := _jax.axes_of_spmd_vmap():
+        raise errors.spmd_vmap(spmd)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
     own_axes = [view.mesh_axes_of(names) for names in placed.undeclared]
     leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     def on_device(consts, args):
-        around = dataclasses.replace(view, foreign=bool(_jax.axes_of_spmd_vmap()))
-        with _jax.no_spmd_names():
-            outs = _on_device(placed, around, consts, args, evaluator)
+        outs = _on_device(placed, view, consts, args, evaluator)
         if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
             raise errors.ordered_effect(placed.fun_name, mesh.size)
         return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]

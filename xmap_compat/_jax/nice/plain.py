@@ -5,7 +5,6 @@ The docstring of a class says what is missing then, in the words of the warning.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
@@ -47,15 +46,11 @@ class contexts:
 
 
 class spmd:
-    """jax.vmap(spmd_axis_name=...) around an xmap with mesh resources may fail"""
+    """jax.vmap(spmd_axis_name=...) around an xmap with mesh resources fails in JAX's words"""
 
     @staticmethod
     def axes_of_spmd_vmap():
         return frozenset()
-
-    @staticmethod
-    def no_spmd_names():
-        return contextlib.nullcontext()
 
 
 class processes:

@@ -63,23 +63,7 @@ def evaluate_callable(
     dynamic = given(jaxpr, dynamic)
     inputs = [v.names for v in dynamic]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
-    return restore(evaluate_whole(ev, jaxpr, dynamic))
-
-
-def evaluate_whole(ev: Evaluator, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-    """Evaluate a custom function's body or rule: under a ``vmap(spmd_axis_name=...)`` as one jitted function.
-
-    JAX (to 0.12) maps a custom rule late, when it has forgotten the axis of that vmap: a constant and a mapped value
-    then meet with different varying mesh axes.  Mapping a jitted function recalls the axis.
-    """
-    if not (ev.view.typed and ev.view.foreign):
-        return ev.evaluate(jaxpr, operands)
-
-    @jax.jit
-    def custom(*values):
-        return ev.evaluate(jaxpr, values)
-
-    return custom(*operands)
+    return restore(ev.evaluate(jaxpr, dynamic))
 
 
 # Collectives are found up to this order of derivatives: many rules call their own function without end.

@@ -14,7 +14,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.device import conform, vary_alike
-from xmap_compat.core.rules.callables import evaluate_callable, evaluate_whole
+from xmap_compat.core.rules.callables import evaluate_callable
 from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
 from xmap_compat.core.values import NamedValue, is_smooth
 
@@ -41,7 +41,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
         return vary_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
 
     def values_of(operands):
-        return conformed(operands, evaluate_whole(ev, call.body, operands))
+        return conformed(operands, ev.evaluate(call.body, operands))
 
     @jax.custom_jvp
     def fun(*values):
@@ -88,7 +88,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     @jax.custom_vjp
     def fun(*values):
-        return ev.conformed(evaluate_whole(ev, call.body, values), names)
+        return ev.conformed(ev.evaluate(call.body, values), names)
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]

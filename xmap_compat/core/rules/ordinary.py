@@ -62,14 +62,7 @@ def _elementwise(view, primitive, operands, params):
         x if scalars_broadcast and not v.dims else _aligned(view, x, v.dims, dims, shape)
         for v, x in ((v, vary_over(view, v, names).data) for v in operands)
     ]
-    if view.foreign and primitive.name in _NO_SCALARS:
-        data = [_staged(x) if not np.ndim(x) else x for x in data]
     return _bind(view, primitive, data, params, dims, names)
-
-
-def _staged(scalar):
-    """Not a literal: JAX (to 0.12) cannot map ``select_n`` of literals by ``vmap(spmd_axis_name=...)``."""
-    return lax.squeeze(lax.broadcast_in_dim(scalar, (1,), ()), (0,))
 
 
 def _clamp(view, primitive, operands, params):
