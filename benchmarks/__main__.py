@@ -12,7 +12,7 @@ import jax
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 from benchmarks.measure import FULL, QUICK
-from benchmarks.sections import LONG, SECTIONS, run
+from benchmarks.sections import SECTIONS, run
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
         "sections",
         nargs="*",
         metavar="SECTION",
-        help=f"some of: {', '.join(SECTIONS)} (default: all but {', '.join(LONG)})",
+        help=f"some of: {', '.join(SECTIONS)} (default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, noisier times")
     parser.add_argument("--only", metavar="NAME", default="", help="only programs whose name contains NAME")
@@ -31,7 +31,7 @@ def main() -> int:
     print(f"jax {jax.__version__}; ratio = xmap_compat / by hand; * = goal missed")
     lines = list(
         run(
-            options.sections or [name for name in SECTIONS if name not in LONG],
+            options.sections or list(SECTIONS),
             options.only,
             QUICK if options.quick else FULL,
         )

@@ -15,7 +15,6 @@ from benchmarks import (
     passes,
     programs,
     report,
-    search,
     sizes,
 )
 from benchmarks.measure import Effort, compare, measure, mesh_in_scope, placed_types
@@ -150,14 +149,7 @@ SECTIONS = {
         lambda: list(meshes.groups()),
         meshes.run_meshes,
     ),
-    "search": Section(
-        "prices of all assignments beside what is compiled and measured",
-        search.groups,
-        search.run_search,
-    ),
 }
-# Minutes, and worth something on a quiet machine only: it runs where it is asked for.
-LONG = ("search",)
 
 
 def run(names: Sequence[str], only: str, effort: Effort) -> Iterator[str]:

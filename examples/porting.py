@@ -2,14 +2,13 @@
 
 The program begins as a causal multi-head attention layer on whole arrays.  In each step one more axis moves from
 positions to names, and each step must have the loss and the gradient of the one before.  When every axis has a name,
-``axis_resources`` runs the same function in several ways; and at the end it is written for plain JAX.
+``axis_resources`` runs the same function in several ways.
 
-    python examples/porting.py [--source FILE]
+    python examples/porting.py
 """
 
 import argparse
 import os
-import re
 import sys
 import time
 
@@ -195,19 +194,9 @@ def error_in_chunks(*args):
     return jnp.mean(errors(*args))
 
 
-def modern_program(plan):
-    """The source of a plan for plain JAX, and the function that it defines, made without xmap_compat."""
-    source = plan.source()
-    assert not re.search(r"xmap_compat|xmap\(", source)
-    names = {"__name__": "modern"}
-    exec(compile(source, "modern.py", "exec"), names)
-    return source, names["mapped_named_loss"]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--source", help="a file for the program in plain JAX")
-    options = parser.parse_args()
+    parser.parse_args()
 
     params = init_params()
     x, target = load_data()
@@ -229,12 +218,6 @@ def main():
         plan = xmap(named_loss, in_axes=NAMED_AXES, out_axes={}, axis_resources=resources).plan(*twice)
 
     print(f"\n{plan}\n")
-    source, modern_loss = modern_program(plan)
-    compare("data and tensor parallel, in plain JAX", modern_loss, twice, expected)
-    if options.source:
-        with open(options.source, "w", encoding="utf-8") as file:
-            file.write(source)
-    print(f"The program in plain JAX has {len(source.splitlines())} lines.")
     return 0
 
 

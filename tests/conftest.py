@@ -97,7 +97,6 @@ NEEDS = {
     "test_what_the_table_calls_removed_is_gone_from_the_newest_releases": ((0, 10), "JAX 0.9 still has some of them"),
     "installed[from jax.ad_checkpoint import checkpoint, remat": ((0, 10), "JAX 0.9 still has them"),
     "says[docs/architecture.md]": ((0, 10, 2), "shard_map has other parameters, which are shown"),
-    "says[docs/reference/costs.md]": ((0, 10, 2), "the gradient of a square is another program"),
     "an_example_that_runs[xmap_compat.plan]": ((0, 10, 2), "the gradient of a square is another program"),
 }
 

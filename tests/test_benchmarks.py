@@ -9,7 +9,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
 
 from benchmarks import (
     collectives,
@@ -32,16 +32,12 @@ from benchmarks import (
     passes,
     programs,
     report,
-    search,
     sections,
     sizes,
 )
 from benchmarks.measure import compare
 from benchmarks.sizes import Growth
-from xmap_compat import Hardware, Link, xmap
-from xmap_compat.tools.hardware import Rates
 from xmap_compat.tools.hlo import parse_groups
-from xmap_compat.tools.transfers import Transfer
 
 BRIEF = measure.Effort(rounds=1, calls=2, traces=1, cold_traces=1, compiles=1)
 
@@ -396,59 +392,3 @@ def test_an_unknown_section_is_refused():
         "no section is called 'nonsense'; there are: programs, contractions, gradients, collectives, compiler, loops, "
         in done.stderr
     )
-
-
-# ---------------------------------------------------------------------------- prices
-
-
-def test_prices_are_compared_with_what_is_compiled_and_measured(capsys):
-    """Two assignments of a small program; the figures are those of nothing, so that no time is looked at."""
-    machine = Hardware("figures of nothing", Rates(1e10, 1e10), Link(1e9, 1e-4))
-    body = lambda v: lax.pmean(jnp.sum(v @ v.T), "i")
-    make = lambda resources: xmap(body, ["i", ...], [...], axis_resources=resources)
-    found = search.examine(search.Priced("small", make, (np.ones((8, 4, 4), np.float32),)), 1, machine, most=2)
-    assert (found.candidates, found.bytes_equal) == (2, 2)
-    assert found.flops < 0.05
-    assert found.memory[0] <= found.memory[1] <= found.memory[2]
-    assert found.lost >= 0 and found.estimated >= 0
-    row = search._row(found.name, search._cells(found), 20)
-    assert columns(row)[:2] == ["small", "2"]
-
-
-FOUND = search.Honesty("p", 3, 0.05, 3, 0.2, (1.0, 1.0, 1.0), (0.9, 0.8), 0.95, 0.05, 0.3, (1.0, 2.0))
-
-
-def test_goals_of_times_count_only_on_a_machine_that_is_quiet():
-    """Two measurements that do not agree with each other tell nothing of the estimates."""
-    goals = {verdict.goal: verdict.met for verdict in search.verdicts(FOUND)}
-    assert [goal for goal, met in goals.items() if not met] == ["flops within 5 % of XLA's", "rank correlation 0.85"]
-    busy = {verdict.goal: verdict.met for verdict in search.verdicts(FOUND._replace(alike=0.5))}
-    assert busy.keys() == goals.keys() - {"rank correlation 0.85", "at most 10 % lost"}
-    assert not busy["a machine that can tell"] and goals["a machine that can tell"]
-
-
-def test_a_row_says_that_the_machine_was_too_busy(capsys, monkeypatch):
-    monkeypatch.setattr(search, "examine", lambda *args, **options: FOUND._replace(alike=0.5))
-    program = search.Priced("p", None, ())
-    goals = list(search.run_search([("p", [program])], types.SimpleNamespace(rounds=1, candidates=1)))
-    assert capsys.readouterr().out.endswith("too busy to tell\n") and goals
-
-
-def test_ten_programs_are_priced_and_run():
-    names = [name for name, _ in search.groups()]
-    assert len(names) == len({*names}) == 10
-
-
-def test_ranks_are_correlated():
-    assert search._rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
-    assert search._rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
-    assert search._rank_correlation([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(0.6)
-    # Scipy's value, where equal values have the mean of their ranks.
-    assert search._rank_correlation([1, 1, 3, 4], [1, 2, 3, 4]) == pytest.approx(0.9486832980505138)
-
-
-def test_bytes_differ_by_rounding_at_most():
-    transfer = Transfer("all-reduce", ("x",), 4, "", None, 100_000, 1, False)
-    assert search.same_bytes({"x": 100_010}, [transfer])
-    assert not search.same_bytes({"x": 100_200}, [transfer])
-    assert not search.same_bytes({"x": 100_000, "y": 100}, [transfer])

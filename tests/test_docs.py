@@ -24,7 +24,6 @@ import functools
 import importlib
 import io
 import linecache
-import math
 import os
 import re
 import subprocess
@@ -40,7 +39,6 @@ import pytest
 
 import xmap_compat
 from xmap_compat import __main__ as command_line
-from xmap_compat.tools import hardware
 
 ROOT = Path(__file__).parent.parent
 LOOKED_UP = ("README.md", "migration_guide.md", "docs/errors.md")
@@ -256,8 +254,6 @@ def names_after(*sections):
 def test_the_code_of_a_page_runs_and_shows_what_it_says(page, tmp_path, monkeypatch):
     """And the pictures that it saves are those that are shown."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hardware, "_TURNS", 2)  # no page shows a time, so none is measured until it is exact
-    monkeypatch.setattr(hardware, "_REPEATS", math.inf)
     names = {"__name__": "__main__"}
     for section in WITH_CODE:
         if section.document == page:

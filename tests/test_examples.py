@@ -57,17 +57,6 @@ def test_the_tutorial_shows_what_its_notebook_stores():
 
 
 @pytest.mark.slow
-def test_the_search_trains_under_what_it_has_found():
-    done = run_example("search", "--steps", "80")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "25 assignments, best first" in done.stdout
-    (score,) = re.findall(r"held-out digits: ([\d.]+)%", done.stdout)
-    assert float(score) > 95
-    (resources,) = re.findall(r"training under axis_resources=(.*)", done.stdout)
-    assert {"inputs", "classes"} <= eval(resources).keys()
-
-
-@pytest.mark.slow
 def test_digits_fails_when_it_has_not_learnt():
     done = run_digits("--steps", "1")
     assert done.returncode == 1
@@ -201,8 +190,8 @@ def attention_by_numpy(params, x, target):
 
 
 @pytest.mark.slow
-def test_porting_reaches_a_modern_program_in_steps_that_agree(load_example, tmp_path):
-    done = run_example("porting", "--source", str(tmp_path / "modern.py"))
+def test_porting_goes_in_steps_that_agree(load_example):
+    done = run_example("porting")
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^(\S.*?) +loss ([\d.]+)  difference (\S+)", done.stdout, re.MULTILINE)
     titles, losses, differences = zip(*found)
@@ -210,13 +199,10 @@ def test_porting_reaches_a_modern_program_in_steps_that_agree(load_example, tmp_
     steps = [title.partition(":")[0] for title in titles if title.startswith("step")]
     assert steps == ["step 1", "step 2", "step 3", "step 4"]
     assert [*porting.ASSIGNMENTS] == [title for title in titles if title in porting.ASSIGNMENTS]
-    assert (len(titles), titles[-1]) == (11, "data and tensor parallel, in plain JAX")
+    assert len(titles) == 10
     expected = attention_by_numpy(porting.init_params(), *porting.load_data())
     assert [float(loss) for loss in losses] == pytest.approx([expected] * len(losses), abs=1e-5)
     assert max(map(float, differences)) <= 1e-5
-    modern = (tmp_path / "modern.py").read_text()
-    assert "def mapped_named_loss(params, x, past, now, then, target):" in modern
-    assert "xmap_compat" not in modern
 
 
 def test_porting_fails_where_a_step_goes_wrong(load_example):

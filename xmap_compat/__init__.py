@@ -47,9 +47,6 @@ if TYPE_CHECKING:  # what type checkers see; each line has its row below
     from xmap_compat.numpy import einsum as einsum
     from xmap_compat.processes import global_array as global_array
     from xmap_compat.processes import process_array as process_array
-    from xmap_compat.tools.hardware import Hardware as Hardware
-    from xmap_compat.tools.hardware import Link as Link
-    from xmap_compat.tools.hardware import Rates as Rates
     from xmap_compat.tools.search import search as search
     from xmap_compat.tools.steps import plan as plan
 
@@ -66,7 +63,6 @@ _NAMES = {
     "legacy.restore": ["install", "uninstall"],
     "numpy": ["einsum"],
     "processes": ["global_array", "process_array"],
-    "tools.hardware": ["Hardware", "Link", "Rates"],
     "tools.search": ["search"],
     "tools.steps": ["plan"],
 }

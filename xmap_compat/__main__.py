@@ -7,9 +7,9 @@ usage:
                                               run the cells of a notebook in order, and write nothing;
                                               or compare what they show with what it stores
   python -m xmap_compat check [--fix] PATH... list what a program uses that JAX removed; rewrite what is safe
-  python -m xmap_compat explain [--brief] [--source DIR] SCRIPT [ARGS...]      (or -m MODULE)
+  python -m xmap_compat explain [--brief] SCRIPT [ARGS...]      (or -m MODULE)
                                               run a program, list its calls of xmapped functions and
-                                              print their plans; write them for plain JAX to DIR
+                                              print their plans
   python -m xmap_compat leave [--write] [--diff FILE] SCRIPT [ARGS...]         (or -m MODULE, or a notebook)
                                               run a program twice in a copy, and edit it into plain JAX
   python -m xmap_compat --version             the versions of xmap_compat, JAX and Python

@@ -279,7 +279,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
             raise errors.keyword_arguments(kwargs)
         arguments = calls.bind_arguments(declared, args)
         made = calls.place_arguments(declared, arguments)
-        uses_mesh |= made.uses_mesh
+        uses_mesh |= made.uses_mesh or made.first_device_of is not None
         for observer in _observers:
             observer(declared, made, args)
         compared.traced(declared, made, args)

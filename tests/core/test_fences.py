@@ -529,11 +529,11 @@ def test_files_are_short():
 # thing adds, another of the same folder gives back.
 MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
-    "": 2_514,
+    "": 2_510,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
     "_jax": 2_428,
     # the way of a call, and its messages
-    "core": 4_604,
+    "core": 4_760,
     # the same call in every process, or an error in each, and its messages
     "core.processes": 414,
     # one row for each collective, one rule for each structured equation
@@ -541,15 +541,15 @@ MOST_LINES_OF_FOLDERS = {
     # what old programs find again; the table of removed names; its messages
     "legacy": 1_420,
     # plans, the search, views, messages
-    "tools": 4_653,
+    "tools": 3_192,
     # which removed names an old program uses, and edits of them
-    "tools.check": 1_321,
+    "tools.check": 1_311,
     # edits of a program's own files, the two runs that verify them, and files written all or none
     "tools.leave": 2_344,
     # what leave and source read of the old check, until they stand on the new one
     "tools.leave.old_check": 1_483,
     # programs for plain JAX: read, rewritten, mapped, proved and run
-    "tools.source": 3_708,
+    "tools.source": 3_703,
 }
 MOST_LINES_OF_ALL = 28_030
 
@@ -574,17 +574,6 @@ def test_the_fence_around_folders_counts_each_file_once():
     sources = {"api": "\n", "core": "\n\n", "core.call": "\n", "core.rules.row": "\n\n\n", "tools.check.names": "\n"}
     lines = lines_by_folder(sources)
     assert (lines[""], lines["core"], lines["core.rules"], lines["tools.check"]) == (1, 3, 3, 1)
-
-
-@pytest.mark.parametrize(
-    ("parts", "most"),
-    # 900 until networks had levels (links), and a search its ties and what is alike; 1 140 until it ran some (runs);
-    # what XLA combines is a file beside; 1 349 until sums over rows had a rate; 1 050 until a plan kept its source
-    [(("cost", "hardware", "links", "runs", "search", "work"), 1367), (("plan", "grid", "picture", "text"), 983)],
-    ids=str,
-)
-def test_tools_stay_thin(parts, most):
-    assert sum(SOURCES[f"tools.{part}"].count("\n") for part in parts) <= most
 
 
 def test_functions_are_short():

@@ -296,7 +296,6 @@ def test_the_usage(tmp_path, arguments, code):
         (["check"], "no PATH is given"),
         (["explain"], "no program is given"),
         (["explain", "--sorce", "d", "x.py"], "unknown option: --sorce"),
-        (["explain", "--source"], "no DIR is given"),
     ],
     ids=str,
 )

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import undeclared_chains
+import undeclared_hostile
 import undeclared_programs
+from jax import lax
 from undeclared_programs import ON_X, PROGRAMS, V
 
 import xmap_compat
@@ -16,6 +19,7 @@ from xmap_compat import install
 from xmap_compat.core import undeclared
 
 RECORDED = json.loads((Path(__file__).parent / "undeclared_0_4_30.json").read_text())
+CHAINS = json.loads((Path(__file__).parent / "undeclared_chains_0_4_30.json").read_text())
 MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 
@@ -41,6 +45,101 @@ def test_under_install_each_device_has_what_it_had(maps, quiet, program):
         assert found == {"refused": "TypeError"}
     else:
         assert found == RECORDED[program]
+
+
+def same_on_each_device(out, recorded):
+    for found, wanted in zip(undeclared_chains.buffers(out), recorded, strict=True):
+        # Legacy's xmap without a mesh gives one buffer, and what is equal everywhere is recorded once.
+        np.testing.assert_allclose(np.stack(found).astype(float), np.stack(wanted * (8 // len(wanted))), 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("name", [n for n in undeclared_chains.CHAINS if not n.startswith("undeclared, named")])
+def test_collectives_combine_what_each_device_has(maps, quiet, name):
+    recorded = {c: value for c, value in CHAINS[name].items() if not isinstance(value, str)}
+    assert len(recorded) >= 7
+    with MESH:
+        out = undeclared_chains.chain(name, maps.xmap, recorded)
+    found = out if isinstance(out, dict) else out[1]
+    for collective, value in recorded.items():
+        alone = found[collective] if isinstance(out, dict) else (out[0], found[collective])
+        same_on_each_device(alone, value)
+
+
+@pytest.mark.parametrize("program", undeclared_hostile.PROGRAMS)
+def test_programs_that_feed_on_undeclared_results_have_legacys_numbers(maps, quiet, program):
+    assert not isinstance(CHAINS[program], str)
+    with MESH:
+        same_on_each_device(undeclared_hostile.PROGRAMS[program](maps.xmap), CHAINS[program])
+
+
+@pytest.mark.parametrize("placement", undeclared_chains.PLACEMENTS)
+def test_named_each_device_takes_its_part_of_its_own(maps, quiet, placement):
+    """Legacy refused every array that is not placed as its spec says: here one is cut on each device."""
+    name = f"undeclared, named, {placement}"
+    assert set(CHAINS[name].values()) == {"ValueError"}
+    if placement == "in part":
+        return
+    sizes = list(undeclared_chains.PLACEMENTS[placement][1].values())
+    with MESH:
+        out = undeclared_chains.chain(name, maps.xmap, ["psum"])
+    np.testing.assert_array_equal(out["psum"], (10 + np.arange(np.prod(sizes))).sum())
+
+
+def own(maps):
+    return maps.xmap(lambda v: v, ["i"], {}, axis_resources=ON_X)(V)
+
+
+def devices_of(out):
+    return [float(s.data) for s in sorted(out.addressable_shards, key=lambda s: s.device.id)][::2]
+
+
+def test_a_clean_argument_a_state_and_a_clean_one_again(maps, quiet):
+    total = maps.xmap(lambda s: lax.psum(s, "i"), {}, {}, axis_sizes={"i": 4}, axis_resources=ON_X)
+    jitted = jax.jit(lambda s: total(s) + 1)
+    with MESH:
+        assert [float(total(3.0)), float(jitted(3.0))] == [12, 13]
+        for _ in range(2):
+            assert devices_of(total(own(maps))) == [46] * 4
+            assert devices_of(jitted(own(maps))) == [47] * 4
+            assert [float(total(3.0)), float(jitted(3.0))] == [12, 13]
+
+
+def test_a_predicate_around_a_collective_gives_results_where_legacy_hung(maps, quiet):
+    def chosen(s):
+        return lax.cond(s > 11, lambda s: lax.psum(s, "i"), lambda s: -s, s)
+
+    def grown(s):
+        return lax.while_loop(lambda c: c < 30, lambda c: c + lax.pmax(c, "i") / 2, s)
+
+    options = {"axis_sizes": {"i": 4}, "axis_resources": ON_X}
+    with MESH:
+        assert devices_of(maps.xmap(chosen, {}, {}, **options)(own(maps))) == [-10, -11, 46, 46]
+        found = devices_of(maps.xmap(grown, {}, {}, **options)(own(maps)))
+    values = np.arange(10.0, 14)
+    while (values < 30).any():
+        values = np.where(values < 30, values + values.max() / 2, values)
+    assert found == values.tolist()
+
+
+def test_only_collectives_that_depend_on_it_have_no_gradient_from_outside(maps, quiet):
+    loss = maps.xmap(lambda w, v: lax.psum((w * v) ** 2, "i"), ({}, ["i"]), {}, axis_resources=ON_X)
+    of_all = maps.xmap(lambda w, v: lax.psum(w * v, "i") + lax.psum(w, "i"), ({}, ["i"]), {}, axis_resources=ON_X)
+    with MESH:
+        own(maps)
+        np.testing.assert_allclose(jax.grad(loss)(2.0, V), 4 * (V**2).sum(), rtol=1e-6)
+        with pytest.raises(NotImplementedError, match=r"has no gradient from outside.*Add the axis to those out_axes"):
+            jax.grad(of_all)(2.0, V)
+
+
+def test_without_a_mesh_it_is_the_value_of_the_first_device(maps, quiet):
+    twice = maps.xmap(lambda s: s * 2, {}, {}, axis_sizes={"k": 3})
+    key = maps.xmap(lambda v: jax.random.wrap_key_data(jnp.full(2, v, jnp.uint32)), ["i"], {}, axis_resources=ON_X)
+    with MESH:
+        assert devices_of(twice(own(maps))) == devices_of(jax.jit(twice)(own(maps))) == [20] * 4
+        assert devices_of(twice(own(maps) > 9).astype(int)) == [2] * 4
+        np.testing.assert_allclose(jax.grad(twice)(3.0), 2)
+        bits = maps.xmap(jax.random.key_data, {}, {}, axis_sizes={"k": 3})(key(V))
+    assert [s.data.tolist() for s in bits.addressable_shards] == [[10, 10]] * 8
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -88,10 +187,3 @@ def test_a_nested_one_is_refused_as_it_was(maps):
     outer = maps.xmap(lambda v: inner(v), ["i", ...], ["i", ...], axis_resources=ON_X)
     with MESH, pytest.raises(TypeError, match="actually mapped along more axes"):
         outer(jnp.ones((4, 2)))
-
-
-def test_its_plan_has_no_source(maps, quiet):
-    with MESH:
-        plan = maps.xmap(lambda v: v, ["i"], {}, axis_resources=ON_X).plan(V)
-    with pytest.raises(NotImplementedError, match="varies over an axis that its out_axes do not name"):
-        plan.source()

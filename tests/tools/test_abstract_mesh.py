@@ -1,6 +1,5 @@
 """Meshes without devices: plans are those of real meshes, byte for byte, and what would run says that it cannot."""
 
-import functools
 import time
 
 import jax
@@ -14,10 +13,8 @@ from placements import shaped
 from subprocesses import run
 
 import xmap_compat
-from xmap_compat import Hardware, Link, Mesh, Rates, compiler_axes, global_array, pdot, search, xmap
+from xmap_compat import Mesh, compiler_axes, global_array, pdot, search, xmap
 from xmap_compat.testing import check_assignments
-
-MACHINE = Hardware("test", Rates(1e9, 1e9), Link(1e8, 1e-6), per_host=8)
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def test_plans_are_those_of_a_real_mesh(case, resources, real):
     ):
         assert str(other) == as_abstract(plan, real)
         assert [t.bytes_sent for t in other.transfers] == [t.bytes_sent for t in plan.transfers]
-        assert other.cost == plan.cost and other.svg() == plan.svg()
+        assert other.to_dict() == plan.to_dict() and other.svg() == plan.svg()
     assert f.plan(*args, mesh=without).picture() == call.picture()
     unnamed = AbstractMesh((4, 2), ("x", "y"))
     with use_abstract_mesh(unnamed):  # types may be Explicit then, and what the devices are is unknown
@@ -99,11 +96,10 @@ def test_compiler_axes_need_no_devices(real):
 
 def test_a_search_is_that_of_a_real_mesh(real):
     make = lambda resources: jax.grad(xmap(*LAYER[:3], axis_resources=resources))
-    found = search(make, *LAYER[-1], mesh=real, hardware=MACHINE)
-    without = search(make, *LAYER[-1], mesh=AbstractMesh((4, 2), ("x", "y")), hardware=MACHINE)
-    reasons = "an argument is a type", "the mesh has no devices"
-    assert str(without).replace(*reasons[::-1]) == str(found) and len(found) > 10
-    assert [c.cost for c in without] == [c.cost for c in found]
+    found = search(make, *LAYER[-1], mesh=real)
+    without = search(make, *LAYER[-1], mesh=AbstractMesh((4, 2), ("x", "y")))
+    assert str(without).replace(" devices)", " cpu devices)") == str(found) and len(found) > 10
+    assert without.found == found.found
 
 
 # ------------------------------------------------------------------------------ what is in scope
@@ -214,8 +210,12 @@ BIG = AbstractMesh((64, 64), ("x", "y"))
             ValueError,
             r"plan\(\.\.\., compiled=True\) is to",
         ),
-        (lambda f, v: search(f, v, mesh=BIG, measure=3), ValueError, r"search\(measure=3\) is to run on .* no devices"),
-        (lambda f, v: search(f, v, mesh=BIG, compile=1), ValueError, r"search\(compile=1\) is to run on"),
+        (
+            lambda f, v: search(f, v, mesh=BIG, measure=3),
+            ValueError,
+            r"search\(measure=3, compiled=False\) is to run on .* no",
+        ),
+        (lambda f, v: search(f, v, mesh=BIG, compiled=True), ValueError, r"search\(measure=0, compiled=True\) is to"),
         (lambda f, v: f.plan(shaped(8), mesh=BIG), ValueError, "Size of axis i .8. is not divisible"),
         (lambda f, v: f.plan((8, 3), mesh=BIG), TypeError, "args.0..0. is a Python scalar"),
         (lambda f, v: f.plan(v, mesh=AbstractMesh((), ())), ValueError, "In-scope resources are insufficient"),
@@ -226,9 +226,6 @@ BIG = AbstractMesh((64, 64), ("x", "y"))
             "but the arguments of a step are arrays, their types",
         ),
         (lambda f, v: f.plan(shaped(32), mesh=BIG), ValueError, "64 in total.*multiple of 64"),
-        (lambda f, v: Hardware("m", Rates(1, 1), None), TypeError, "The argument link of Hardware should be a Link"),
-        (lambda f, v: Hardware("m", Rates(1, 1)), TypeError, "missing 1 required positional argument: 'link'"),
-        (lambda f, v: Hardware.measure(BIG), TypeError, "The argument mesh of Hardware.measure should be a mesh"),
     ],
 )
 def test_bad_input(make, error, message):
@@ -250,46 +247,10 @@ def test_what_places_arrays_needs_devices():
 # ------------------------------------------------------------------------------ names and pictures
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("H100", "H100 SXM"), ("h100", "H100 SXM"), ("NVIDIA H100", "H100 SXM"), ("A100", "A100 SXM 80 GB")]
-    + [
-        ("TPU v5e", "TPU v5e"),
-        ("v5p", "TPU v5p"),
-        ("TPU v5 lite", "TPU v5e"),
-        ("tpu-v6e", "TPU v6e"),
-        ("H200", "H200 SXM"),
-    ],
-)
-def test_hardware_is_known_by_its_names(name, meant):
-    assert Hardware.of(name).name == meant
-
-
-def test_an_abstract_mesh_knows_its_hardware():
-    kind = functools.partial(jax.sharding.AbstractDevice, num_cores=None)
-    try:
-        kind = functools.partial(kind, platform="gpu")
-        kind("any")
-    except TypeError:  # before 0.10
-        kind = functools.partial(jax.sharding.AbstractDevice, num_cores=None)
-    mesh = AbstractMesh((64, 64), ("x", "y"), abstract_device=kind("NVIDIA H100 80GB HBM3"))
-    assert Hardware.of(mesh) == Hardware.of("H100")
-    assert Hardware.of(BIG) is None and Hardware.of(AbstractMesh((2,), "x", abstract_device=kind("abacus"))) is None
-
-
 def test_a_mesh_of_one_device_has_one():
     f = xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"})
     assert "mesh x: 1 (1 cpu device)" in str(f.plan(shaped(8), mesh=Mesh(jax.devices()[:1], "x")))
     assert "mesh x: 1 (1 device)" in str(f.plan(shaped(8), mesh=AbstractMesh((1,), "x")))
-
-
-def test_a_call_has_a_price_on_other_hardware():
-    f = xmap(lambda v: lax.psum(v, "i"), ["i", ...], {}, axis_resources={"i": "x"})
-    plan = f.plan(shaped(8, 1 << 20), mesh=BIG.update(axis_sizes=(4, 2)))
-    assert plan.cost.seconds is None and plan.cost_on(MACHINE).parts["communication"] == pytest.approx(
-        1e-6 + 2 * (3 / 4) * 4 * (1 << 20) / 1e8
-    )
-    assert plan.cost_on(MACHINE) == xmap_compat.plan(f, shaped(8, 1 << 20), mesh=plan.mesh).cost_on(MACHINE)
 
 
 def test_large_meshes_are_drawn_as_a_corner():
@@ -327,7 +288,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P, use_abstract_mesh
 import xmap_compat
-from xmap_compat import Hardware, search, xmap
+from xmap_compat import search, xmap
 
 assert jax.device_count() == 1
 mesh = AbstractMesh((64, 64), ("x", "y"))
@@ -353,17 +314,6 @@ with use_abstract_mesh(mesh):
         assert "num_partitions = 4096" in text and "all_reduce" in text
     names = [c.name for c in search(make, w, v)]
     assert sorted(names) == ["batch: x = batch: y", "batch: x+y = batch: y+x", "one device"], names
-    source = f.plan(w, v).source()
-assert xmap_compat.plan(step, w, v, mesh=mesh).cost_on(None).seconds is None
-assert "def mapped_loss(w, v, *, mesh):" in source and "Mesh(" not in source, source
-module = {}
-exec(source, module)
-given = AbstractMesh((64, 64), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2)
-written = jax.make_jaxpr(lambda w, v: module["mapped_loss"](w, v, mesh=given))(w, v)
-assert "shard_map" in str(written)
-real = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 1), ("x", "y"))
-ones = np.ones((8, 4), np.float32), np.ones((16, 8), np.float32)
-np.testing.assert_allclose(module["mapped_loss"](*ones, mesh=real), make({})(*ones), rtol=1e-6)
 print("done")
 """
 

@@ -6,8 +6,8 @@ the blocks of the SVG by their colours and tips, and the characters of the text 
 """
 
 import dataclasses
-import html.parser
 import inspect
+import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -150,7 +150,14 @@ def test_a_plan_neither_compiles_nor_executes(compilations, mesh42):
     f = xmap(f, ["i"], [...], axis_resources={"i": "x"})
     with mesh42:
         plan = f.plan(shaped(8))
-        for show in (str, repr, lambda p: p.picture(), lambda p: p.svg(), lambda p: p._repr_html_()):
+        for show in (
+            str,
+            repr,
+            lambda p: p.picture(),
+            lambda p: p.svg(),
+            lambda p: p._repr_svg_(),
+            lambda p: p.to_dict(),
+        ):
             assert show(plan)
         assert (calls, compilations) == ([], [])
         jax.block_until_ready(f(np.arange(8.0, dtype=np.float32)))
@@ -172,7 +179,7 @@ def test_arrays_and_their_types_have_the_same_plan(mesh42):
 
 def test_a_plan_cannot_be_changed():
     plan = xmap(jnp.sin, ["i"], ["i"]).plan(shaped(3))
-    for value in (plan, plan.axes[0], plan.arguments[0], plan.program, plan.program.equations[0]):
+    for value in (plan, plan.axes[0], plan.arguments[0]):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, dataclasses.fields(value)[0].name, None)
 
@@ -438,7 +445,7 @@ def test_turns_and_branches_are_counted(case, mesh42):
         assert [t.times for t in in_loop.transfers] == [None]
         assert in_loop.bytes_sent is None
         assert plan.bytes_sent is None
-        assert "in each turn of a while loop" in str(plan)
+        assert "in each turn of a while loop" in " ".join(str(plan).split())
     else:
         assert plan.bytes_sent == sum(t.bytes_sent * t.times for c in plan.collectives for t in c.transfers)
     assert TURN_WORDS.get(case, "all-reduce over x") in by_primitive(plan)["psum"].became.split(", ")
@@ -467,18 +474,6 @@ def test_what_happens_in_a_branch_and_what_does_not_happen_at_all_are_said(mesh4
     (outer,) = (c.became for c in plan.collectives if c.axes == ("i", "j"))
     assert outer == "local max, all-reduce over x"
     assert [c.became for c in idle.collectives] == ["nothing to do"]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (None, "unknown"),
-        *((0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (1236, "1.24 kB"), (96_400, "96.4 kB")),
-        *((999_499, "999 kB"), (999_500, "1 MB"), (12_000_000, "12 MB"), (999_500_000, "1 GB"), (2.5e12, "2.5 TB")),
-    ],
-)
-def test_bytes_are_rounded_to_three_digits(count, text):
-    assert show_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -543,69 +538,6 @@ def test_a_nested_call_moves_over_the_mesh_of_the_outer_one(mesh42):
     assert str(plan)
 
 
-# ------------------------------------------------------------------------- the program
-
-
-def test_the_program_is_listed_with_named_shapes():
-    def body(c, t):
-        return c + lax.psum(t, "i"), t * 2
-
-    def f(x, w):
-        total, ys = lax.scan(body, jnp.zeros(3), x)
-        return jax.nn.relu(total) * w, ys
-
-    plan = xmap(f, (["i", ...], ["j", ...]), (["j", ...], ["i", ...])).plan(shaped(4, 5, 3), shaped(2, 3))
-    program = plan.program
-    assert program.inputs == (("x", "f32[5,3]{i}"), ("w", "f32[3]{j}"))
-    types = {eqn.primitive: [t for _, t in eqn.results] for eqn in program.equations}
-    assert types["scan"] == ["f32[3]", "f32[5,3]{i}"]
-    assert types["relu"] == ["f32[3]"]
-    assert types["mul"] == ["f32[3]{j}"]
-    (scan,) = [eqn for eqn in program.equations if eqn.primitive == "scan"]
-    ((label, inside),) = scan.inner
-    assert label == "body"
-    assert [t for _, t in inside.inputs] == ["f32[3]", "f32[3]{i}"]
-    assert [(e.primitive, e.params, e.results[0][1]) for e in inside.equations] == [
-        ("psum", "i", "f32[3]"),
-        ("add", "", "f32[3]"),
-        ("mul", "", "f32[3]{i}"),
-    ]
-    assert scan.where.line == line_of(f, "lax.scan")
-
-
-def test_each_call_of_a_function_is_listed_with_its_own_named_shapes():
-    """JAX has one jaxpr for all three; the second argument varies over nothing."""
-    share = jax.jit(lambda x: x / lax.psum(x, "i"))
-    body = lambda v, w: share(v) + share(w) + share(v * 2)
-    program = xmap(body, (["i", ...], [...]), ["i", ...]).plan(shaped(4, 3), shaped(3)).program
-    calls = [eqn for eqn in program.equations if eqn.primitive == "jit"]
-    inputs = [inner.inputs[0][1] for eqn in calls for _, inner in eqn.inner]
-    assert inputs == ["f32[3]{i}", "f32[3]", "f32[3]{i}"]
-    assert [eqn.results[0][1] for eqn in calls] == ["f32[3]{i}", "f32[3]", "f32[3]{i}"]
-
-
-def names_of(program):
-    """Every name that a listing gives to a value."""
-    yield from (name for name, _ in program.inputs)
-    for eqn in program.equations:
-        yield from (name for name, _ in eqn.results)
-        for _, inner in eqn.inner:
-            yield from names_of(inner)
-
-
-def test_no_two_values_of_a_listing_have_one_name():
-    constant = np.arange(3.0, dtype=np.float32)
-
-    def f(c, const0, b, *a):
-        total, _ = lax.scan(lambda d, x: (d * jnp.cos(x) + constant.sum(), None), jnp.sin(c) + const0, b)
-        return total + a[0]
-
-    plan = xmap(f, (["i"], ["i"], ["i", ...], ["i"]), ["i", ...]).plan(*[shaped(2)] * 2, shaped(2, 3), shaped(2))
-    names = list(names_of(plan.program))
-    assert [name for name, _ in plan.program.inputs if not name.startswith("const1")] == ["c", "const0", "b", "a[0]"]
-    assert len(set(names)) == len(names) > 8
-
-
 # ---------------------------------------------------------------------------- nested calls
 
 INNER = {
@@ -638,7 +570,6 @@ def test_nested_calls_are_in_the_plan_of_the_outer_one(mesh42):
             assert axis.executed_by == executed_by
             assert call.where.line == line_of(nested_in, "lambda v: jax.jit")
         assert re.search(r"(?m)^k of <lambda> +6 ", str(plan))
-        assert len(re.findall(r"= xmap\[<lambda>\] ", str(plan.program))) >= 1
     assert len(set(plans.values())) == len(INNER)
 
 
@@ -673,13 +604,16 @@ def wide_plan(mesh):
         return f.plan({"a long name of a layer": [shaped(12345, 6)] * 12}, shaped(8, 12345, 6))
 
 
-@pytest.mark.parametrize("width", [70, 100, 160])
-def test_reports_fit_the_terminal(mesh42, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_reports_fit_eighty_columns(mesh42):
     plan = wide_plan(mesh42)
-    for shown in (str(plan), plan.picture(), str(plan.program)):
-        assert max(map(len, shown.splitlines())) <= width
-    assert max(map(len, str(plan).splitlines())) > width - 20
+    for shown in (str(plan), plan.picture()):
+        assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, str(plan).splitlines())) > 70
+
+
+def test_layers_in_a_list_are_one_row(mesh42):
+    rows = re.sub(r"\s+", " ", str(wide_plan(mesh42)))
+    assert rows.count("f32[12345,6]") == 2 and "[0..11]" in rows and "over features of the inputs 12 test_plan" in rows
 
 
 def training_step(count):
@@ -702,54 +636,32 @@ def test_a_plan_with_a_hundred_parameters_fits_a_screen(mesh42):
     assert len(report.splitlines()) <= 60
     words = re.sub(r"\s+", " ", report)
     for k in range(5):
-        assert f"params['w{k:03}'] and 19 like it f32[{8 + k}] f32[{8 + k}] P() [.]" in words
+        assert f"params['w{k:03}'] + 19 alike f32[{8 + k}] f32[{8 + k}] P() [.]" in words
     sent = sum(2 * math.ceil(4 * (8 + k % 5) * 3 / 4) for k in range(100))
     assert (len(plan.collectives), plan.bytes_sent) == (100, sent)
-    assert f"100 x psum over batch test_plan.py:{line_of(training_step, 'lax.pmean')}" in words
-    assert "program (101 arguments) a: " in words
-    assert plan.picture().count("and 19 like it") == plan.svg().count("and 19 like it") == 10
+    assert f"psum over batch 100 test_plan.py:{line_of(training_step, 'lax.pmean')}" in words
+    assert plan.picture().count("+ 19 alike") == plan.svg().count("+ 19 alike") == 10
     assert plan.picture().count("┌") == 12  # the mesh, five kinds of parameters and of results, and x
 
 
-def test_what_a_report_leaves_out_is_where_it_says(mesh42, monkeypatch):
+def test_what_a_report_leaves_out_is_where_it_says(mesh42):
     """Rows and those counted at the end are all of the attribute that the report names."""
-    monkeypatch.setenv("COLUMNS", "200")
     f = xmap(lambda *vs: [jnp.sin(v) for v in vs], ["i", ...], ["i", ...], axis_resources={"i": "x"})
     with mesh42:
         plan = f.plan(*[shaped(8, 1 + k) for k in range(70)])
-    left_out = re.findall(r"\.\.\. and (\d+) more( line)?s?: see (plan\.\w+)", str(plan))
-    assert [where for *_, where in left_out] == ["plan.arguments", "plan.results", "plan.program"]
-    for count, is_line, where in left_out:
-        every = str(plan.program).splitlines() if is_line else getattr(plan, where.removeprefix("plan."))
-        assert len(every) - int(count) >= 11
+    left_out = re.findall(r"\.\.\. and (\d+) more: see (plan\.\w+)", re.sub(r"\s+", " ", str(plan)))
+    assert [where for _, where in left_out] == ["plan.arguments", "plan.results"]
+    for count, where in left_out:
+        assert len(getattr(plan, where.removeprefix("plan."))) - int(count) >= 11
     drawn = re.findall(r"\.\.\. and (\d+) more kinds: see (plan\.\w+)", plan.svg())
     assert drawn == [("10", "plan.arguments"), ("10", "plan.results")]
     steps = xmap_compat.plan(lambda v: [f(v[: 8 * k]) for k in range(1, 15)], shaped(112, 3), mesh=mesh42)
-    assert "... and 3 more: see plan.calls" in str(steps) and len(steps.calls) == 14
+    assert "... and 3 more: see plan.calls" in re.sub(r"\s+", " ", str(steps)) and len(steps.calls) == 14
 
 
-def test_one_sum_of_many_arrays_is_one_row(mesh42, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with mesh42:
-        f = xmap(lambda *a: lax.psum(a, "i"), ["i", ...], {}, axis_resources={"i": "x"})
-        report = str(f.plan(*[shaped(8, 3 + k % 4) for k in range(8)]))
-    words = re.sub(r"\s+", " ", report)
-    assert words.count("local sum") == words.count("all-reduce over") == 1
-    assert "2 x f32[3]{i}, 2 x f32[4]{i}, and 2 more types" in words
-
-
-def test_without_a_terminal_reports_have_a_hundred_columns(mesh42, monkeypatch):
-    monkeypatch.delenv("COLUMNS")
-    monkeypatch.setattr("sys.__stdout__", None)
-    assert 90 < max(map(len, str(wide_plan(mesh42)).splitlines())) <= 100
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_positions_are_whole(mesh42, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_positions_are_whole(mesh42):
     where = f"test_plan.py:{line_of(wide, 'softmax')}"
-    report = str(wide_plan(mesh42)).partition("\nprogram")[0]
-    assert len(re.findall(rf"(?<!\S){where}(?!\S)", report)) == 3
+    assert len(re.findall(rf"(?<!\S){where}(?!\S)", str(wide_plan(mesh42)))) == 3
 
 
 def test_the_report_says_it_all(mesh42):
@@ -765,8 +677,8 @@ def test_the_report_says_it_all(mesh42):
         "result f32[8,6] f32[2,6] P('x') [i, j]",
         "local dot, all-reduce over y",
         f"test_plan.py:{line_of(matmul, 'pdot')}",
+        "each device holds 112 B of arguments and results",
         "in all, each device sends 48 B",
-        "f32[]{i,j} = pdot[k] a b",
     ):
         assert text in words
 
@@ -930,53 +842,42 @@ def test_lists_of_devices_are_short(numbers):
     assert ranges(numbers) == RANGES[numbers]
 
 
-class _Reader(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.open, self.cells, self.addresses = [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.open.append(tag)
-        self.addresses.extend(v for k, v in attributes if k in ("src", "href"))
-
-    def handle_endtag(self, tag):
-        while self.open.pop() != tag:
-            raise AssertionError(f"{tag} closes something else")
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "td":
-            self.cells.append(data)
-
-    def handle_startendtag(self, tag, attributes):
-        pass
-
-
-def test_the_notebook_form_is_one_piece_of_html(mesh42):
+def test_a_notebook_shows_the_picture(mesh42):
     with mesh42:
         plan = xmap(matmul, **MATMUL, axis_resources={"i": "x", "k": "y"}).plan(*MATMUL_ARGS)
-    reader = _Reader()
-    reader.feed(plan._repr_html_())
-    reader.close()
-    assert (reader.open, reader.addresses) == ([], [])
-    assert {"shard_map over x, vmap of 2", "P('x', 'y')", "local dot, all-reduce over y"} <= set(reader.cells)
-    assert plan.svg() in plan._repr_html_()
+    assert plan._repr_svg_() == plan.svg() and not hasattr(plan, "_repr_html_")
+
+
+def test_a_dictionary_has_every_attribute(mesh42):
+    with mesh42:
+        plan = xmap(matmul, **MATMUL, axis_resources={"i": "x", "k": "y"}).plan(*MATMUL_ARGS)
+    told = plan.to_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["mesh"], told["bytes_sent"], told["bytes_held"]) == ({"x": 4, "y": 2}, 48, plan.bytes_held)
+    assert [(a["path"], a["spec"], a["device_shape"]) for a in told["arguments"]] == [
+        ("a", ["x", "y"], [2, 2]),
+        ("b", ["y"], [2, 6]),
+    ]
+    (pdot_,) = told["collectives"]
+    assert [(t["kind"], t["mesh_axes"], t["total"]) for t in pdot_["transfers"]] == [("all-reduce", ["y"], 48)]
+    assert pdot_["where"]["line"] == line_of(matmul, "pdot")
 
 
 BYTES = {
     None: "unknown",
     0: "0 B",
-    999: "999 B",
-    1000: "1 kB",
-    1499: "1.5 kB",
-    999_499: "999 kB",
-    999_500: "1 MB",
-    12_345_678: "12.3 MB",
-    10**15: "1 PB",
+    1023: "1023 B",
+    1024: "1 KiB",
+    1536: "1.5 KiB",
+    12_345_678: "11.8 MiB",
+    1000 * 2**20: "1000 MiB",
+    1023 * 2**20 + 2**19: "1 GiB",
+    2**50: "1 PiB",
 }
 
 
 @pytest.mark.parametrize("count", BYTES)
-def test_bytes_have_three_digits(count):
+def test_bytes_have_units_that_a_person_reads(count):
     assert show_bytes(count) == BYTES[count]
 
 
@@ -987,17 +888,3 @@ def test_no_number_is_broken():
         assert re.findall(r"\d+", " ".join(lines)) == ["12345", "67890"]
         assert max(map(len, lines)) <= width
     assert wrapped("1234567", 3) == ["123", "456", "7"]
-
-
-def test_long_cells_are_broken_after_commas():
-    sums = xmap(lambda v: lax.psum(v, ("batch", "heads", "features", "position")), [*LONG, ...], [...])
-    text = str(sums.plan(shaped(2, 3, 4, 5, 6)))
-    _, _, table = text.partition("\nCOLLECTIVE")
-    column = table.index("OPERANDS")
-    lines = table.partition("in all")[0].splitlines()[1:]
-    cells = [line[column + len("COLLECTIVE") :].split("  ")[0].strip() for line in lines]
-    assert "".join(cells).startswith("f32[6]{batch,heads,features,position}")
-    assert all(cell.endswith((",", "}", "")) for cell in cells)
-
-
-LONG = ["batch", "heads", "features", "position"]

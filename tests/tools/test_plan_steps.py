@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from placements import shaped
 
-from xmap_compat import Hardware, Mesh, SerialLoop, pdot, plan, xmap
+from xmap_compat import Mesh, SerialLoop, pdot, plan, xmap
 from xmap_compat.tools import hlo, steps
 
 SIZES = {"x": 4, "y": 2}
@@ -66,9 +66,10 @@ def compiled_text(step, args):
 
 
 def sent_by_plan(found):
+    """From the dictionary, which has all that the plan has."""
     sent = collections.Counter()
-    for t in found.transfers:
-        sent[tuple(a for a in SIZES if a in t.mesh_axes)] += t.total
+    for t in found.to_dict()["transfers"]:
+        sent[tuple(a for a in SIZES if a in t["mesh_axes"])] += t["total"]
     return dict(sent)
 
 
@@ -241,8 +242,7 @@ def test_turns_of_a_scan_over_steps_are_multiplied(mesh42):
         found = plan(epoch, shaped(8, 3), shaped(dtype=np.int32))
     assert [t.times for t in found.transfers] == [5, 6, None]
     assert found.bytes_sent is None
-    assert found.cost.seconds is None
-    assert "in each turn of a while loop" in str(found)
+    assert "in each turn of a while loop" in " ".join(str(found).split())
 
 
 def test_forward_mode_says_which_half_is_the_derivative(mesh42):
@@ -335,13 +335,13 @@ def test_a_call_that_closes_over_values_of_the_step_is_planned(mesh42):
     with mesh42:
         found = plan(step, shaped(8), shaped())
     assert [t.axes for t in found.transfers if t.derivative] == [("i",)]
-    assert str(found) and found._repr_html_()
+    assert str(found) and found._repr_svg_()
 
 
 def test_on_one_device_nothing_moves():
     found = plan(jax.grad(xmap(lambda v: lax.psum(v**2, "i"), ["i"], [])), shaped(8))
     assert (found.mesh, found.transfers, found.bytes_sent, len(found.calls)) == (None, (), 0, 1)
-    assert "nothing moves in the calls" in str(found)
+    assert "nothing moves between devices" in str(found)
 
 
 def test_a_mistake_is_that_of_the_call():
@@ -363,17 +363,17 @@ def test_what_the_compiler_adds_is_read_from_the_compiled_program(mesh42):
         v = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
         w = jax.device_put(np.ones((16, 4), np.float32), NamedSharding(mesh, P("y")))
         before, after = plan(epoch, v, w), plan(epoch, v, w, compiled=True)
-    assert "not known before compiling" in str(before)
-    assert "not known before compiling" not in str(after)
-    added = [(t.kind, t.mesh_axes, t.times) for t in after.compiled.added]
-    assert ("all-gather", ("y",), 3) in added or ("all-gather", ("y",), 1) in added
+    assert "is known with compiled=True" in " ".join(str(before).split()) and before.differences == ()
+    added = [(d.kind, d.mesh_axes, d.planned) for d in after.differences]
+    assert ("all-gather", ("y",), 0) in added
     assert {t.mesh_axes for t in before.transfers} == {("x",)}
-    assert after.transfers == before.transfers
-    assert after.cost.bytes_sent["x"] == pytest.approx(before.cost.bytes_sent["x"], abs=60)
-    assert set(after.cost.bytes_sent) == {"x", "y"}
-    assert after.bytes_sent == sum(after.cost.bytes_sent.values()) > before.bytes_sent
-    assert "ADDED BY THE COMPILER" in str(after)
-    assert after.cost.memory == after.compiled.memory > 0
+    assert (after.transfers, after.bytes_sent) == (before.transfers, before.bytes_sent)
+    assert "COMPILED OTHERWISE" in str(after) and "is known with compiled=True" not in str(after)
+    compiled = epoch_compiled(mesh42, epoch, v, w)
+    assert after.compiled.cost["flops"] == compiled.cost_analysis()["flops"]
+    assert after.compiled.memory["temp_size_in_bytes"] == compiled.memory_analysis().temp_size_in_bytes
+    assert {"flops", "argument_size_in_bytes"} <= set(str(after).split())
+    assert after.to_dict()["compiled"]["cost"] == after.compiled.cost
     told = {(g.path, g.mesh_axes, g.bytes_received) for g in before.gathered}
     assert told == {("args[0]", ("y",), 8 * 16 * 4 // 4 // 2)}  # w is carried by the scan, and v handed on
     assert "args[0] y 64 B" in re.sub(r"\s+", " ", str(before))
@@ -389,7 +389,26 @@ def test_arguments_that_lie_otherwise_are_read_from_the_compiled_program(mesh42)
                 found = plan(f(resources), given, compiled=True)
                 asked = [as_tuple(resources.get(name)) for name in "ij"]
                 stays = all(axes[: len(lies)] == lies for axes, lies in zip(asked, map(as_tuple, spec)))
-                assert bool(found.compiled.added) != stays, (spec, resources)
+                assert bool(found.differences) != stays, (spec, resources)
+
+
+def epoch_compiled(mesh, step, *args):
+    with mesh:
+        return jax.jit(step).lower(*args).compile()
+
+
+def test_a_step_that_is_compiled_as_planned_says_so(mesh42):
+    with mesh42:
+        found = plan(network_step({"batch": "x", "hidden": "y"}), *NETWORK_ARGS, compiled=True)
+    assert found.differences == () and "XLA sends what is planned." in str(found)
+
+
+def test_the_peak_has_the_temporaries(mesh42):
+    """On CPUs XLA's own peak lacks them."""
+    f = xmap(lambda v: jnp.sort(jnp.outer(v, v)).sum(), ["i", ...], ["i"], axis_resources={"i": "x"})
+    with mesh42:
+        compiled = plan(f, shaped(4, 512), compiled=True).compiled
+    assert compiled.peak > 512 * 512 * 4 > compiled.memory["argument_size_in_bytes"]
 
 
 def as_tuple(entry):
@@ -426,7 +445,7 @@ def test_a_scan_without_turns_sends_nothing(mesh42):
     f = xmap(lambda v: v - lax.pmean(v, "b"), ["b", ...], ["b", ...], axis_resources={"b": "x"})
     with mesh42:
         found = plan(lambda v: lax.scan(lambda c, _: (f(c), None), v, None, length=0)[0], shaped(8, 3))
-    assert (found.cost.flops, sum(found.cost.bytes_sent.values()), found.bytes_sent) == (0, 0, 0)
+    assert (found.sent_over, found.bytes_sent) == ({"x": 0, "y": 0}, 0)
 
 
 HLO = """HloModule jit_f, num_partitions=8
@@ -505,7 +524,7 @@ def test_equal_transfers_are_one_row_with_a_count(mesh42):
     sent = sum(2 * math.ceil((3 + k % 4) * 4 * 3 / 4) for k in range(48))
     assert len(found.transfers) == 48 or sum(t.times for t in found.transfers) == 48
     assert found.bytes_sent == sent
-    assert len(re.findall(r"x all-reduce x i test_plan_steps.py:\d+ \d", report)) == 1
+    assert len(re.findall(r"all-reduce x i test_plan_steps.py:\d+ [\d.]+ KiB 48 function", report)) == 1
     assert len(str(found).splitlines()) <= 60
     assert found.svg().count("all-reduce of i over x") == 1
 
@@ -524,7 +543,7 @@ def test_the_picture_has_an_arrow_for_each_transfer(mesh42, tmp_path):
     arrows = collections.Counter(p.get("class") for p in tree.iter(f"{space}path") if "H" in p.get("d"))
     assert arrows == {"sent": 2 + 1, "back": 2 + 1}  # one of each in the legend
     assert "prefers-color-scheme:dark" in tree.find(f"{space}style").text
-    assert found.svg() in found._repr_html_()
+    assert found.svg() in found._repr_svg_()
 
 
 def test_the_picture_of_a_step_has_the_arrays_of_its_calls(mesh42):
@@ -575,5 +594,3 @@ def test_an_argument_that_is_no_array_is_refused_by_its_path():
 def test_other_things_than_functions_and_meshes_are_refused():
     with pytest.raises(TypeError, match=r"^The argument step of plan should be a function .*, but got 3$"):
         plan(3)
-    with pytest.raises(TypeError, match=r"^The argument mesh of Hardware\.measure should be a mesh"):
-        Hardware.measure("x")

@@ -19,6 +19,7 @@ from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
     Body,
     DeviceAxis,
+    OwnElement,
     Placement,
     Resources,
     Scope,
@@ -113,6 +114,7 @@ class PlacedCall:
       body: the axes and resources in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
       compiler: mesh axes that are left to the compiler where the call uses the others.
+      first_device_of: the mesh on whose first device a call without mesh resources would run in legacy, or None.
     """
 
     fun_name: str
@@ -126,6 +128,7 @@ class PlacedCall:
     body: Body
     nested: bool
     compiler: frozenset[Hashable]
+    first_device_of: Any
 
     @property
     def uses_mesh(self) -> bool:
@@ -159,12 +162,27 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
         checker = Checker({**placements, **mesh_axes}, declared.name)
         placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
-    results = checker.results(program.jaxpr, input_names)
+    own = _own_elements(declared, checker, program, input_names, mesh_axes_used(program, placements))
+    placements = placements | own
+    checker = dataclasses.replace(checker, placements=checker.placements | own)
+    results = checker.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, placements))
     may_be_undeclared = declared.undeclared and not nested
     extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
     specs = (arguments.specs, tuple(out_specs))
     named = tuple(results)
-    return PlacedCall(declared.name, scope, placements, *specs, program, named, extra, body, nested, compiler)
+    alone = not nested and not any(p.mesh_axes for p in placements.values())
+    first = undeclared.mesh_of_results(declared, scope.mesh) if alone else None
+    return PlacedCall(declared.name, scope, placements, *specs, program, named, extra, body, nested, compiler, first)
+
+
+def _own_elements(declared, checker, program, input_names, mesh_axes):
+    """The mesh axes along which arguments may be undeclared results, if a collective depends on it."""
+    if not (declared.undeclared and undeclared.exist.value):
+        return {}
+    own = undeclared.own_elements(mesh_axes, current_scope().mesh)
+    found = Checker(checker.placements | own, declared.name)
+    found.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, found.placements))
+    return {name: place for name, place in own.items() if name in found.met}
 
 
 def _check_outer_names(program, placements):
@@ -293,12 +311,13 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     undeclared_axes = []
     for spec, names, path in zip(out_specs, results, result_paths(program)):
         wanted = frozenset(spec.position_of())
-        extra = tuple(n for n in checker.placements if n in names - wanted)
+        own = undeclared.alone(names | wanted, checker.placements)
+        extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
             raise errors.undeclared_output(path, spec.source, extra)
         if extra:
             undeclared.warn(path, extra)
-        undeclared_axes.append(extra)
+        undeclared_axes.append((*extra, *own))
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
     return tuple(undeclared_axes)

@@ -16,6 +16,7 @@ from xmap_compat import _jax
 from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
+from xmap_compat.core.undeclared import operand_names
 from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
 
 
@@ -250,6 +251,14 @@ def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[Ax
     if value.dims != dims:
         value = transposed(value, dims)
     return value
+
+
+def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) -> NamedValue:
+    """The operand of a collective over axes: each device's own value is one of its elements of these."""
+    names = operand_names(value.names, axes, view.placements)
+    if names == value.names:
+        return value
+    return conform_to_names(view, dataclasses.replace(value, names=value.names & names), names)
 
 
 def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:

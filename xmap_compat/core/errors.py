@@ -591,23 +591,17 @@ def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     )
 
 
-def groups_do_not_cover(primitive: str, groups: Any, size: int, where: str) -> ValueError:
+def bad_groups(primitive: str, groups: Any, size: int, of_any_sizes: bool, where: str) -> ValueError:
+    sizes = "" if of_any_sizes else ", in groups of one size"
     return ValueError(
-        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, but they "
-        f"are {groups}. Put the remaining indices into groups of their own"
+        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, of one "
+        f"named axis{sizes}, but they are {groups}. Put the remaining indices into groups of their own"
     )
 
 
 def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
     return ValueError(
         f"The collective {primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once"
-    )
-
-
-def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"axis_index_groups of `{primitive}` at {where} must all have the same size, and the collective must be over a "
-        "single named axis. Pad the groups, or split the named axis in two"
     )
 
 

@@ -21,7 +21,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named, bind_over_names
 from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of, names_used
-from xmap_compat.core.device import DeviceView, conform_to_names
+from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
@@ -30,6 +30,7 @@ from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import translate
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.undeclared import own_elements_of
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
@@ -108,7 +109,7 @@ class Evaluator:
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
         """An evaluator that knows a program's best gathers; ``results``: the names to broadcast its results to."""
-        if not self.view.typed:
+        if not self.view.typed or own_elements_of(self.view.placements):
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 
@@ -137,7 +138,10 @@ class Evaluator:
             if self.moves_nothing(eqn):
                 return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            return translate(self.view, primitive, params, [_as_array(v) for v in operands])
+            axes = axis_names(params)
+            return translate(
+                self.view, primitive, params, [as_operand(self.view, _as_array(v), axes) for v in operands]
+            )
         if primitive in _CALLBACKS and self.view.compiler:
             raise errors.callback_beside_compiler(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
         if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):

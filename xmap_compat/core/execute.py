@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import DeviceView, conform, without_single
+from xmap_compat.core.device import DeviceView, conform, vary_over, without_single
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
@@ -25,7 +26,7 @@ from xmap_compat.core.nested.axes import as_placements, own_of
 from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
-from xmap_compat.core.values import NamedValue, positional
+from xmap_compat.core.values import NamedValue, positional, split
 
 # A function that executes calls instead of ``execute``, with the same arguments, while a report on a program is made.
 # It is part of jit's cache key, so that jit does not reuse programs that were traced without it.
@@ -37,6 +38,8 @@ _on_mesh_p = _jax.define_device_check("on_mesh", errors.lowered_for_others)
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
     """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
+    if placed.first_device_of is not None:
+        leaves = undeclared.of_first_device(leaves, placed.first_device_of)
     outs = (executor.value or execute)(placed, leaves)
     mesh = placed.scope.mesh
     if isinstance(mesh, jax.sharding.AbstractMesh) and placed.uses_mesh and not (placed.nested or executor.value):
@@ -87,6 +90,8 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
         return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
 
     consts = list(placed.program.consts)
+    if undeclared.own_elements_of(placed.placements):
+        consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
     mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
@@ -133,12 +138,20 @@ def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, 
     """The results of one device from its parts of the arguments; ``enter`` and ``leave`` are those of nested calls."""
     outside = _without_loops(view)
     args = [(enter or _enter)(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
-    outs = _evaluate(placed, view, consts, args, evaluator)
+    values = [positional(c) for c in consts]
+    names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.placements)
+    values, args = split(list(map(functools.partial(_with_names, view), [*values, *args], names)), len(values))
+    outs = _evaluate(placed, view, values, args, evaluator)
     types = placed.program.out_types
     return [(leave or _leave)(outside, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
 
 
-def _evaluate(placed, view, consts, args, evaluator):
+def _with_names(view, value, names):
+    """A value that may differ between devices; a nested xmap marks it where a collective needs it."""
+    return dataclasses.replace(value, names=names) if view.nested else vary_over(view, value, names)
+
+
+def _evaluate(placed, view, values, args, evaluator):
     body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
     declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
     room = declared[0].intersection(*declared) if declared else frozenset()
@@ -146,7 +159,6 @@ def _evaluate(placed, view, consts, args, evaluator):
     outer = as_placements(body.device_axes, nested=True) if view.nested else {}
     checker = Checker(view.placements, placed.fun_name, outer, room, trace)
     ev = evaluator(view, checker, trace, RepeatedCalls(placed.program.jaxpr))
-    values = [positional(c) for c in consts]
     wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
     if loop_lengths(view.placements):
         return evaluate_in_loops(ev, placed.program, values, args, wanted)

@@ -16,11 +16,12 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.collectives import COLLECTIVES, check_parameters, names_used, result_names
+from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
 from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.undeclared import alone, operand_names
 from xmap_compat.core.values import is_smooth
 
 NONE: Names = frozenset()
@@ -37,6 +38,7 @@ class Checker:
         checked, not where it is evaluated.
       room: axes that every result has anyway; values may vary over them where their tangents do.
       trace: the same as the evaluator's; needed where there is room.
+      met: filled with each ``OwnElement`` that a collective, or a predicate around one, was found to depend on.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -44,6 +46,7 @@ class Checker:
     device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
     room: Names = NONE
     trace: Any = None
+    met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
     _taken_by: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
@@ -148,9 +151,20 @@ class Checker:
         check_parameters(eqn.primitive.name, eqn.params, math.prod(sizes), self.where(eqn))
         if eqn.params.get("mentions") is not None:
             self._check_mentions(eqn, inputs)
+        inputs = [self._operand(names, mentioned) for names in inputs]
         if len(eqn.outvars) > 1:
             return [result_names(eqn.primitive.name, eqn.params, [names], self.own) for names in inputs]
         return [result_names(eqn.primitive.name, eqn.params, inputs, self.own)]
+
+    def _operand(self, names, axes):
+        operand = operand_names(names, axes, self.placements)
+        self.met.update(names - operand if operand - names else ())
+        return operand
+
+    def together(self, predicate: Names, *bodies: Any) -> None:
+        """Note what decides alone on a device which branch it takes, or how often it iterates, around collectives."""
+        if any(map(collectives_in, bodies)):
+            self.met.update(alone(predicate, self.placements))
 
     def _check_mentions(self, eqn, inputs):
         mentions = eqn.params["mentions"]
@@ -236,11 +250,13 @@ def while_names(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> 
         return [names | varying for names in checker.results(loop.body, [*body_consts, *carry])]
 
     carry = _fixpoint(step, inputs[first_carried:])
+    checker.together(predicate(carry), loop.condition, loop.body)
     return carry, predicate(carry)
 
 
 def _cond(checker: Checker, cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
     index, *operands = inputs
+    checker.together(index, *cond.branches)
     branches = [checker.results(branch, operands) for branch in cond.branches]
     return [_union([index, *names]) for names in zip(*branches)]
 

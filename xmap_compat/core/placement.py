@@ -75,7 +75,8 @@ class Placement:
 
     @property
     def resources(self) -> frozenset[Hashable]:
-        return frozenset((*self.mesh_axes, *self.loops))
+        """The resources that it shares with no other axis of a value."""
+        return frozenset() if isinstance(self.name, OwnElement) else frozenset((*self.mesh_axes, *self.loops))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,13 @@ class DeviceAxis:
 
     def __str__(self) -> str:
         return f"{self.mesh_axis} (taken by a nested xmap)"
+
+
+class OwnElement(DeviceAxis):
+    """A mesh axis along which each device may have its own value, which no spec says: see ``core/undeclared.py``."""
+
+    def __str__(self) -> str:
+        return f"{self.mesh_axis} (own element)"
 
 
 def is_of_devices(axis: Any) -> bool:

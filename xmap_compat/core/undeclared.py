@@ -7,16 +7,22 @@ back rely on both.  Nothing is broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
-from xmap_compat.core.placement import Placement
+from xmap_compat.core.parameters import Names
+from xmap_compat.core.placement import OwnElement, Placement
 from xmap_compat.core.specs import AxisName
+
+# Whether some call has returned such a result.  It is part of jit's cache key.
+exist = jax.make_user_context(default_value=False)
 
 _warned: set[tuple[str, str, tuple[AxisName, ...]]] = set()
 
@@ -28,7 +34,9 @@ def can_stay(extra: Sequence[AxisName], placements: Mapping[AxisName, Placement]
 
 
 def warn(path: str, extra: Sequence[AxisName]) -> None:
-    """Warn once for each place, result and axes."""
+    """Warn once for each place, result and axes, and remember that such results exist."""
+    if not exist.value:
+        _jax.set_for_all_threads(exist, True)
     place = (_jax.where_now(), path, tuple(extra))
     if place not in _warned:
         _warned.add(place)
@@ -42,9 +50,95 @@ def warn(path: str, extra: Sequence[AxisName]) -> None:
         _jax.warn_user(text)
 
 
+def own_elements(mesh_axes: Iterable[Hashable], mesh: Any) -> dict[AxisName, Placement]:
+    """Mesh axes as axes of values that differ between devices although their specs say nothing."""
+    own = [OwnElement(axis) for axis in mesh.axis_names if axis in mesh_axes] if mesh_axes else []
+    return {n: Placement(n, mesh.shape[n.mesh_axis], (n.mesh_axis,), (mesh.shape[n.mesh_axis],)) for n in own}
+
+
+def own_elements_of(placements: Iterable[AxisName]) -> list[OwnElement]:
+    return [name for name in placements if isinstance(name, OwnElement)]
+
+
+def names_at_entry(
+    consts: Sequence[Any], inputs: Sequence[Names], placements: Mapping[AxisName, Placement]
+) -> list[Names]:
+    """The names of captured values and of arguments: along each ``OwnElement``, but where their own axes lie on it."""
+    own = own_elements_of(placements)
+
+    def entering(names: Names) -> Names:
+        split = {m for n in names for m in placements[n].mesh_axes}
+        return names.union(n for n in own if n.mesh_axis not in split)
+
+    alike = [not isinstance(x, jax.core.Tracer) and len(getattr(x, "devices", set)()) < 2 for x in consts]
+    return [*(frozenset() if same else entering(frozenset()) for same in alike), *map(entering, inputs)]
+
+
+def operand_names(names: Names, axes: Iterable[AxisName], placements: Mapping[AxisName, Placement]) -> Names:
+    """The names of a collective's operand: it varies over those of its axes on which it has an ``OwnElement``."""
+    if not (own := own_elements_of(names)):
+        return names
+    split = {m: a for a in axes if a in placements for m in placements[a].mesh_axes}
+    met = [n for n in own if not split.keys().isdisjoint(placements[n].mesh_axes)]
+    return names.difference(met).union(split[m] for n in met for m in placements[n].mesh_axes)
+
+
+def alone(names: Names, placements: Mapping[AxisName, Placement]) -> list[OwnElement]:
+    """The mesh axes along which a value may differ between devices although no named axis of it lies there."""
+    split = {m for n in names if not isinstance(n, OwnElement) for m in placements[n].mesh_axes}
+    return [n for n in own_elements_of(names) if split.isdisjoint(placements[n].mesh_axes)]
+
+
+def mesh_of_results(declared: Any, mesh: Any) -> Any:
+    """The mesh in scope, if such results may lie on it when a call without mesh resources gets them."""
+    may = declared.undeclared and declared.backend is None and exist.value and not _jax.in_manual_region()
+    return mesh if may and isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
+
+
+def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
+    """What a call without mesh resources gets: legacy ran it on one device, and its results were equal everywhere."""
+    everywhere, staged = PartitionSpec(), _jax.mesh_to_stage(mesh)
+
+    def first(x):
+        if _jax.is_key(x):
+            return jax.random.wrap_key_data(first(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        mine = jnp.where(lax.axis_index(mesh.axis_names) == 0, x, jnp.zeros_like(x))
+        return lax.psum(mine, mesh.axis_names).astype(x.dtype)
+
+    @jax.custom_jvp
+    def taken(leaves):
+        mapped = jax.shard_map(
+            lambda leaves: list(map(first, leaves)),
+            mesh=staged,
+            in_specs=everywhere,
+            out_specs=everywhere,
+            check_vma=False,
+        )
+        with _jax.context_of(mesh):
+            return mapped(_jax.resharded(leaves, [everywhere] * len(leaves), staged, frozenset()))
+
+    taken.defjvp(lambda primals, tangents: (taken(*primals), *tangents))  # where they were equal, they still are
+    return taken(list(map(jnp.asarray, leaves)))
+
+
 def stacked_spec(mesh_axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
     """The spec of a result that leaves the typed shard_map: the elements of all devices get their own dimension."""
     return PartitionSpec(tuple(mesh_axes), *spec)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def without_gradient(fun: str, *values: Any) -> Any:
+    """The values; raises where a gradient from outside is taken."""
+    return values
+
+
+@without_gradient.defjvp
+def _refuse(fun, primals, tangents):
+    raise NotImplementedError(
+        f"{fun} has no gradient from outside: an xmap of this program returned a result that varies over an axis that "
+        "its out_axes do not name, and collectives of this one combine what each device has of such results. Add the "
+        "axis to those out_axes, or take the gradient in the function"
+    )
 
 
 def each_its_own(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, axes_text, did_you_mean
+from xmap_compat.core.errors import as_set, did_you_mean
 from xmap_compat.errors import described
 
 
@@ -46,6 +47,13 @@ def measured_by_each_process(call: str) -> ValueError:
     )
 
 
+def no_maker(name: str, count: int) -> TypeError:
+    return TypeError(
+        f"search got {name}, which cannot be called with axis_resources alone: it looks like the step itself. Pass an "
+        f"xmapped function, or a function that makes the step: lambda axis_resources: <the step of {count} arguments>"
+    )
+
+
 def made_by_search(axis_resources: Mapping[Hashable, Any]) -> str:
     """A note for any exception that the user's function raises."""
     return f"search called make({dict(axis_resources)!r}), which should return the step for these axis_resources"
@@ -70,18 +78,18 @@ def not_compiled(error: Exception) -> str:
     return f"it cannot be compiled or run: {type(error).__name__}: {error}"
 
 
-def unpriced_step() -> ValueError:
+def no_xmapped_call() -> ValueError:
     return ValueError(
         "search found no call of an xmapped function in the step, so there are no named axes to assign. Let "
         "make(axis_resources) return a function that calls xmap(..., axis_resources=axis_resources)"
     )
 
 
-def too_many_candidates(count: int, limit: int, choices: Mapping[Any, int]) -> ValueError:
+def too_many_candidates(choices: Mapping[Any, int], most: int, proposed: Any) -> ValueError:
     each = ", ".join(f"{n} for {name}" for name, n in choices.items())
     return ValueError(
-        f"There are {count} assignments to price ({each}), more than limit={limit}. Pin some axes, for example "
-        f"fixed={{{next(iter(choices))!r}: ()}}, or raise the limit"
+        f"There are {math.prod(choices.values())} assignments ({each}), more than the {most} that search plans. Fix an "
+        f"axis: fixed={{{proposed!r}: ()}}, whose resources change the bytes sent least; or give it some there"
     )
 
 
@@ -90,30 +98,9 @@ def nothing_found(reasons: Sequence[str | None]) -> ValueError:
     return ValueError(f"No assignment can be used. Reasons: {kinds or 'there are no candidates'}")
 
 
-def too_much_memory(needed: str, given: str) -> str:
-    return f"it needs about {needed} on each device, more than memory, {given}"
+def too_much_memory(which: str, needed: str, given: str) -> str:
+    return f"{which} {needed}, more than memory, {given}"
 
 
-def hosts_unknown(mesh: Any) -> ValueError:
-    return ValueError(
-        f"The mesh ({axes_text(mesh.shape)}) is abstract: it does not say which devices share a host, but transfers "
-        "between hosts are slower. Say how many share one: Hardware.of('H100', per_host=8), or "
-        "Hardware(..., per_host=8). Or give each mesh axis a link: links={'x': Link(...)}"
-    )
-
-
-def hosts_do_not_divide(per_host: Any, mesh: Any, axis: Any = None) -> ValueError:
-    wrong = f": the mesh axis {axis!r} has size {mesh.shape[axis]}" if axis in mesh.shape else ""
-    wrong = f": there is no mesh axis {axis!r}" if not (wrong or axis is None) else wrong
-    return ValueError(
-        f"per_host={per_host!r} does not divide the mesh ({axes_text(mesh.shape)}){wrong}. Give the number of devices "
-        "along the last mesh axes that share a host, or a divisor for each axis: per_host={'y': 8}"
-    )
-
-
-def unknown_hardware(name: str, published: Sequence[str], names: Iterable[str]) -> ValueError:
-    return ValueError(
-        f"Hardware.of got {name!r}, but there are published figures only of {', '.join(published)}"
-        f"{did_you_mean([name], names)}. For other devices write Hardware(name, Rates(...), Link(...)), or measure: "
-        "Hardware.measure(mesh)"
-    )
+def tied(fastest: str, others: Sequence[str]) -> str:
+    return f"measured: {fastest} and {', '.join(others)} differ by less than the noise"

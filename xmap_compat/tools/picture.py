@@ -21,13 +21,11 @@ from xmap_compat.tools.plan import CallPlan
 from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import (
+    WIDTH,
     escape,
     listed,
     show_bytes,
-    show_count,
-    show_seconds,
     show_spec,
-    terminal_width,
     wrapped,
 )
 from xmap_compat.tools.transfers import Transfer, alike_transfers
@@ -53,12 +51,12 @@ def _grid_text(title: str, grid: Grid, ids: Sequence[int]) -> str:
         cells = [[ranges(ids[k] for k in held) for held in row] for row in panel]
         lines += [*filter(None, [label]), *_boxes(cells, grid.rows, grid.columns)]
     lines += filter(None, [grid.others])
-    return "\n".join([*wrapped(title, terminal_width()), *(f"  {line}" for line in lines)])
+    return "\n".join([*wrapped(title, WIDTH), *(f"  {line}" for line in lines)])
 
 
 def _boxes(cells: Sequence[Sequence[str]], row_label: str, column_label: str) -> Iterator[str]:
     """A grid of boxes with a label over it and one to the left of its middle."""
-    room = terminal_width() - 4 - len(row_label)
+    room = WIDTH - 4 - len(row_label)
     width = max(len(cell) for row in cells for cell in row) + 2
     cells = _elided([_elided(row, max(room // (width + 1), 3), "..") for row in cells], MAX_ROWS, None)
     cells = [row or [".."] * len(cells[0]) for row in cells]
@@ -304,24 +302,23 @@ def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
     for axis, at in lanes.items():
         canvas.text(at, y + 8, f"{axis} {mesh.shape[axis]}", 12, "bold")
     rows = alike_transfers(transfers)
-    largest = max(t.bytes_sent for t, _ in rows)
-    for t, count in rows[:MAX_TRANSFERS]:
+    largest = max(sent for *_, sent in rows)
+    for t, times, sent in rows[:MAX_TRANSFERS]:
         y += 24
-        weight = 1 + 4 * math.log1p(t.bytes_sent) / max(math.log1p(largest), 1)
+        weight = 1 + 4 * math.log1p(sent) / max(math.log1p(largest), 1)
         for axis in t.mesh_axes:
             _arrow(canvas, lanes[axis], y + 4, 84, "back" if t.derivative else "sent", t.kind == "ppermute", weight)
-        canvas.text(x + len(lanes) * 110, y + 8, _described(t, count), 11.5)
+        canvas.text(x + len(lanes) * 110, y + 8, _described(t, times, sent), 11.5)
     if len(rows) > MAX_TRANSFERS:
         canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers", 12, "faint")
 
 
-def _described(t: Transfer, count: int = 1) -> str:
-    """``2 x all-reduce of batch over x: 1.5 kB, 3 times (step.py:12)``"""
-    many = f"{count} x " if count > 1 else ""
+def _described(t: Transfer, times: int | None, sent: int) -> str:
+    """``all-reduce of batch over x: 1.5 KiB, 3 times (step.py:12)``"""
     names = f" of {listed(t.axes)}" if t.axes else ""
-    turns = ", each turn" if t.times is None else f", {t.times} times" if t.times > 1 else ""
+    turns = ", each turn" if times is None else f", {times} times" if times > 1 else ""
     where = f" ({t.where})" if t.where else ""
-    return f"{many}{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(t.bytes_sent)}{turns}{where}"
+    return f"{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(sent)}{turns}{where}"
 
 
 def _arrow(canvas, x, y, length, kind, one_way, weight):
@@ -334,11 +331,9 @@ def _arrow(canvas, x, y, length, kind, one_way, weight):
 @svg.register
 def _(found: Candidates) -> str:
     """The candidates as points of time and memory, with the front."""
-    usable = [(c, c.cost) for c in found if c.refused is None and c.cost]
-    in_seconds = all(cost.seconds or c.measured for c, cost in usable)
-    points = [(c.time if in_seconds else c.estimate, float(cost.memory), c.name, c.front) for c, cost in usable]
-    across, show = ("time", show_seconds) if in_seconds else ("FLOPs", lambda count: show_count(round(count)))
-    return _scatter(points, across, "bytes of memory", show)
+    usable = [c for c in found if c.refused is None]
+    points = [(float(c.bytes_held or 0), float(sum(c.bytes_sent.values())), c.name, not c.dominated) for c in usable]
+    return _scatter(points, "bytes held", "bytes sent", lambda count: show_bytes(round(count)))
 
 
 LINE = 13.0

@@ -23,14 +23,10 @@ from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
-from xmap_compat.tools.combined import combined, limits_of
 from xmap_compat.tools.configuration import configuration
-from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.hardware import Hardware
-from xmap_compat.tools.listing import Listing, Position, listing, position_of
 from xmap_compat.tools.shown import Shown, view
-from xmap_compat.tools.staged import Tree, itemsize, tree_of
+from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
@@ -39,6 +35,7 @@ from xmap_compat.tools.transfers import (
     Marks,
     Transfer,
     collectives,
+    sent_over,
     total_bytes,
 )
 
@@ -105,8 +102,7 @@ class Nested:
 class CallPlan(Shown):
     """All decisions about one call of an xmapped function.
 
-    Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`; :meth:`source` writes the
-    equivalent program without xmap.
+    Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`.
 
     Attributes:
       function: the name of the xmapped function.
@@ -115,7 +111,6 @@ class CallPlan(Shown):
       nested: the calls of xmapped functions in the body, with outer calls first.
       arguments: one entry for each array.
       results: one entry for each array.
-      program: the function over named axes.
       collectives: the collectives, in the order of the program.
       gathered: the arguments that are gathered where they enter, as far as arrays or types have shardings.
       compiler_axes: the mesh axes that are left to the compiler.
@@ -127,7 +122,6 @@ class CallPlan(Shown):
     nested: tuple[Nested, ...]
     arguments: tuple[Array, ...]
     results: tuple[Array, ...]
-    program: Listing
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
     compiler_axes: tuple[Any, ...]
@@ -139,41 +133,23 @@ class CallPlan(Shown):
         return tuple(t for c in self.collectives for t in c.transfers)
 
     @property
-    def cost(self) -> Cost:
-        """The price of a call on the hardware of the mesh, as far as it is known: see :meth:`cost_on`."""
-        return self.cost_on(None)
-
-    def cost_on(self, hardware: Hardware | None) -> Cost:
-        """The price of a call on some hardware; None for the hardware of the mesh, as far as it is known."""
-        return price(self.staged.tree, self.mesh, hardware)
+    def bytes_held(self) -> int:
+        """The bytes of arguments and results on each device; temporary values are not among them."""
+        return sum(a.device_bytes for a in (*self.arguments, *self.results))
 
     @property
     def bytes_sent(self) -> int | None:
         """The bytes that each device sends in a call; None if they depend on a while loop."""
         return total_bytes(self.transfers)
 
+    @property
+    def sent_over(self) -> dict[Any, int]:
+        """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
+        return sent_over(self.transfers, self.mesh)
+
     def picture(self) -> str:
         """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
         return view("picture").text(self)
-
-    def source(self, run: bool = True) -> str:
-        """The same program for plain JAX, as the source of a module that defines ``mapped_<function>``.
-
-        The user's functions are kept, with their collectives rewritten.  The generated program is traced and compared
-        with the program of this plan.  Then both run on made-up arguments, and their results and gradients are
-        compared, once for each plan.  If they cannot run, the first line of the source says why.
-
-        Args:
-          run: False leaves the run out.
-
-        Raises:
-          NotImplementedError: an operation has no source, or the generated program differs; the message says why.
-        """
-        return view("source").source(self, run)
-
-    def constants(self) -> dict[str, Any]:
-        """The arrays that the source declares and that you assign, because they are too large for a text."""
-        return view("source").written(self).values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +160,6 @@ class Staged:
       declared: the arguments that the user gave to xmap.
       placed: the call with its placements.
       jaxpr: the call as it runs, staged out: ``shard_map`` and its body.
-      tree: the same program as a tree.
       in_tree: the structure of the arguments.
       marked: the equations that may have left collectives.
       configuration: the options of JAX that differed from JAX's own values when the call was staged.
@@ -194,7 +169,6 @@ class Staged:
     declared: calls.Declaration
     placed: calls.PlacedCall
     jaxpr: Any
-    tree: Tree
     in_tree: Any
     marked: tuple[MarkedEquation, ...]
     configuration: Mapping[str, Any]
@@ -220,9 +194,8 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
 
     jaxpr = jax.make_jaxpr(call)(*args)
     assert placed is not None
-    tree = tree_of(jaxpr)
     mesh = placed.scope.mesh if placed.uses_mesh else None
-    arguments = _arguments(placed, declared, args)
+    arguments = arguments_of(placed, declared, args)
     paths = [a.path for a in arguments]
     # Each nested call is at the call that holds its equations.
     nested = (
@@ -236,16 +209,16 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         own_of(placed.placements.values()),
         tuple(dict.fromkeys(nested)),
         arguments,
-        _results(placed, jaxpr.out_avals),
-        listing(placed, paths),
-        collectives(tree, marks, combined(tree, limits_of(mesh))),
+        results_of(placed),
+        collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
-        Staged(declared, placed, jaxpr, tree, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
+        Staged(declared, placed, jaxpr, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
     )
 
 
-def _arguments(placed, declared, args):
+def arguments_of(placed: calls.PlacedCall, declared: calls.Declaration, args: tuple[Any, ...]) -> tuple[Array, ...]:
+    """The arguments of a call, as they lie on the devices."""
     roots = _parameter_names(declared.fun, len(args))
     found = zip(jax.tree_util.tree_leaves_with_path(args), placed.in_specs)
     return tuple(_array(roots[at.idx], keys, jax.typeof(leaf), spec, placed) for ((at, *keys), leaf), spec in found)
@@ -263,10 +236,22 @@ def _parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
     return [*single, *more][:count]
 
 
-def _results(placed, avals):
-    tree = jax.tree.unflatten(placed.program.out_tree, range(len(avals)))
+def results_of(placed: calls.PlacedCall) -> tuple[Array, ...]:
+    """The results of a call, as they lie on the devices."""
+    types = placed.program.out_types
+    tree = jax.tree.unflatten(placed.program.out_tree, range(len(types)))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return tuple(_array("result", p, a, s, placed) for p, a, s in zip(paths, avals, placed.out_specs))
+    return tuple(
+        _array("result", p, _whole(a, s, placed), s, placed) for p, a, s in zip(paths, types, placed.out_specs)
+    )
+
+
+def _whole(aval: Any, spec: AxisSpec, placed: calls.PlacedCall) -> jax.ShapeDtypeStruct:
+    """The type of a result with its named dimensions."""
+    shape = list(aval.shape)
+    for position, name in spec.names:
+        shape.insert(position, placed.placements[name].size)
+    return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
 def _array(root: str, keys: Sequence[Any], aval: Any, spec: AxisSpec, placed: calls.PlacedCall) -> Array:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -13,7 +15,7 @@ def view(name: str) -> Any:
 
 
 class Shown:
-    """Prints as text, shows itself as HTML in a notebook, and is drawn as SVG."""
+    """Prints as text, draws itself as SVG, and shows the drawing in a notebook."""
 
     def __str__(self) -> str:
         return view("report").text(self)
@@ -21,14 +23,38 @@ class Shown:
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_html_(self) -> str:
-        return view("report").html(self)
-
     def svg(self) -> str:
         """The drawing as an SVG document."""
         return view("picture").svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
 
     def save_svg(self, path: str | os.PathLike[str]) -> None:
         """Write the drawing to a file."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg())
+
+    def to_dict(self) -> dict[str, Any]:
+        """All attributes as dictionaries, lists, numbers and strings, which ``json.dumps`` takes."""
+        return plain(self)
+
+
+def axes_name(axes: Any) -> str:
+    """``x``, or ``x+y`` for a tuple."""
+    return "+".join(map(str, axes)) if isinstance(axes, tuple) else str(axes)
+
+
+def plain(value: Any) -> Any:
+    """A value as dictionaries, lists, numbers and strings; a mesh as the sizes of its axes."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {axes_name(key): plain(entry) for key, entry in value.items()}
+    if dataclasses.is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value) if field.compare]
+        computed = [name for name, found in vars(type(value)).items() if isinstance(found, property)]
+        return {name: plain(getattr(value, name)) for name in (*fields, *computed) if not name.startswith("_")}
+    if isinstance(value, Iterable):
+        return [plain(entry) for entry in value]
+    return plain(dict(value.shape)) if hasattr(value, "axis_names") else str(value)

@@ -1,44 +1,42 @@
-"""A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its branches.
-
-Outside of ``shard_map`` the compiler decides how values are cut.  The specs of shard_maps tell it some cuts, and these
-are carried along operations that keep the number of elements.
-"""
+"""A staged program as a tree: calls and ``shard_map`` are inlined, loops and branches are its branches."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
 
 
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
 
 
-REDUCTIONS = words("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin")
-# The number of operations of these is known without the program that they hold.
-SCATTERS = words("scatter scatter-add scatter-mul scatter-min scatter-max")
+def position_of(eqn: Any) -> Position | None:
+    """The line of the user that an equation comes from."""
+    for file, function, line, *_ in _jax.user_frames(eqn):
+        return Position(file, line, function)
+    return None
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A value of a program, which is cut over devices into ``blocks``; None if that number is unknown."""
+    """A value of a program."""
 
     aval: Any
-    blocks: int | None = None
     literal: bool = False
-
-    @property
-    def elements(self) -> float:
-        return size_of(self.aval) / (self.blocks or 1)
-
-    @property
-    def nbytes(self) -> float:
-        return 0 if self.literal else self.elements * itemsize(getattr(self.aval, "dtype", None))
 
 
 def size_of(aval: Any) -> int:
@@ -71,15 +69,6 @@ class StagedBody:
         return f"{self.stack}/{own}" if own else self.stack
 
 
-@dataclasses.dataclass(frozen=True)
-class Branch:
-    """A tree inside of an operation, with the operation's values for the inputs and the results of the tree."""
-
-    tree: Tree
-    operands: Sequence[Value] = ()
-    results: Sequence[Value] = ()
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
     """An equation; or, without one, a value that enters or leaves a shard_map, under its other type.
@@ -95,11 +84,11 @@ class Operation:
     results: tuple[Value, ...]
     body: StagedBody
     found: Any = None
-    branches: tuple[Branch, ...] = ()
+    branches: tuple[Tree, ...] = ()
 
     @property
     def name(self) -> str:
-        return "reshape" if self.eqn is None else str(self.eqn.primitive.name)
+        return "" if self.eqn is None else str(self.eqn.primitive.name)
 
     @property
     def stack(self) -> str:
@@ -144,13 +133,8 @@ _INLINED = (_jax.Call, _jax.CustomJvp, _jax.CustomVjp, _jax.CustomVmap, _jax.Che
 
 
 def tree_of(jaxpr: Any) -> Tree:
-    """A staged program as a tree, with what is known about how its values are cut."""
-    tree, whole = _tree(_jax.without_dead_code(jaxpr), StagedBody()), _tree(jaxpr, StagedBody())
-    for value, given in zip(tree.inputs, whole.inputs):
-        _tell(value, given.blocks)  # by a spec, also where nothing needs the argument
-    _carry_blocks(tree)
-    _carry_blocks(tree)
-    return tree
+    """A staged program as a tree."""
+    return _tree(_jax.without_dead_code(jaxpr), StagedBody())
 
 
 def _tree(jaxpr: Any, body: StagedBody) -> Tree:
@@ -198,12 +182,10 @@ def _operations(opened: Any, env: dict[Any, Value], body: StagedBody) -> Iterato
         if isinstance(found, _jax.ShardMap):
             yield from _shard_map(found, operands, results, inside)
             continue
-        yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, operands, results, inside)))
+        yield Operation(eqn, operands, results, body, found, tuple(_branches(eqn, found, inside)))
 
 
 def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequence[Value], inside: StagedBody) -> Any:
-    for value, spec in zip((*operands, *results), (*found.in_specs, *found.out_specs)):
-        _tell(value, math.prod(found.mesh_shape[a] for entry in spec for a in _jax.axes_of_entry(entry)))
     opened, _ = _jax.open_jaxpr(found.body)
     env = {v: Value(v.aval) for v in opened.invars}
     yield from (Operation(None, (value,), (env[v],), inside) for v, value in zip(opened.invars, operands))
@@ -211,46 +193,16 @@ def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequenc
     yield from (Operation(None, (_value(env, v),), (value,), inside) for v, value in zip(opened.outvars, results))
 
 
-def _branches(
-    eqn: Any, found: Any, operands: Sequence[Value], results: Sequence[Value], inside: StagedBody
-) -> Iterator[Branch]:
+def _branches(eqn: Any, found: Any, inside: StagedBody) -> Iterator[Tree]:
+    bodies: Any
     if isinstance(found, _jax.Cond):
-        for branch in found.branches:
-            yield Branch(_tree(branch, inside), operands[1:], results)
+        bodies = found.branches
     elif isinstance(found, _jax.While):
-        yield Branch(_tree(found.condition, inside))
-        yield Branch(_tree(found.body, inside), operands[found.num_condition_consts :], results)
+        bodies = found.condition, found.body
     elif isinstance(found, _jax.Scan):
-        yield Branch(_tree(found.body, inside), operands, results)
+        bodies = (found.body,)
     elif isinstance(found, _jax.LinearSolve):
-        yield Branch(_tree(found.solve, inside))
-    elif eqn.primitive.name not in SCATTERS:
-        for sub in _jax.subjaxprs(eqn.params):
-            yield Branch(_tree(sub, inside))
-
-
-def _carry_blocks(tree: Tree) -> None:
-    """Carry the known numbers of blocks forwards, and to operands for which the number is unknown."""
-    for operation in tree.operations:
-        for branch in operation.branches:
-            _exchange(branch.operands, branch.tree.inputs)
-            _carry_blocks(branch.tree)
-            _exchange(branch.operands, branch.tree.inputs)
-            _exchange(branch.results, branch.tree.results)
-        if operation.eqn is not None and not operation.branches and operation.results:
-            size = size_of(operation.results[0].aval)
-            alike = [v for v in (*operation.operands, *operation.results) if size_of(v.aval) == size > 1]
-            blocks = next((v.blocks for v in alike if v.blocks is not None), None)
-            for value in alike:
-                _tell(value, blocks)
-
-
-def _tell(value: Value, blocks: int | None) -> None:
-    if value.blocks is None:
-        value.blocks = blocks
-
-
-def _exchange(outer: Sequence[Value], inner: Sequence[Value]) -> None:
-    for a, b in zip(outer, inner):
-        _tell(a, b.blocks)
-        _tell(b, a.blocks)
+        bodies = (found.solve,)
+    else:
+        bodies = _jax.subjaxprs(eqn.params)
+    return (_tree(body, inside) for body in bodies)

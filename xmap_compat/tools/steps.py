@@ -1,4 +1,4 @@
-"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program send between devices, and its cost.
+"""``xmap_compat.plan(step, *args)``: what the xmapped calls of a whole program hold and send between devices.
 
 The program is staged out (traced) as it would run, derivatives and loops included, with an evaluator in every xmapped
 call that marks the operations of each collective. Nothing is executed, and it is compiled only on request.
@@ -9,14 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from xmap_compat import _jax, api
 from xmap_compat.core import execute
@@ -28,39 +25,51 @@ from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, hlo
-from xmap_compat.tools.combined import combined, limits_of
-from xmap_compat.tools.cost import Cost, price
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
-from xmap_compat.tools.hardware import Hardware, clock_of
-from xmap_compat.tools.plan import CallPlan, describe_made
+from xmap_compat.tools.plan import Array, CallPlan, arguments_of, describe_made, results_of
 from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.staged import Tree, tree_of
+from xmap_compat.tools.staged import tree_of
 from xmap_compat.tools.transfers import (
-    KINDS,
     MarkingEvaluator,
     Marks,
     Transfer,
     axes_within,
     bytes_sent,
     every_transfer,
+    sent_over,
     total_bytes,
 )
 
 
 @dataclasses.dataclass(frozen=True)
+class Difference:
+    """Collectives of one kind over the same mesh axes: the bytes that each device sends, planned and compiled."""
+
+    kind: str
+    mesh_axes: tuple[Any, ...]
+    planned: int
+    compiled: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A step after XLA has compiled it.
+    """What XLA says about a step that it has compiled, for one device.
 
     Attributes:
+      cost: its ``cost_analysis``, without the figures of single operands.  A loop counts as one iteration.
+      memory: its ``memory_analysis``.
       transfers: every collective of the compiled program.
-      added: those that the compiler added: sums over sharded results outside of the xmapped calls, and arguments that
-        are moved or gathered where they enter.
-      memory: bytes of arguments, results and temporaries on one device, by XLA's ``memory_analysis``.
     """
 
+    cost: Mapping[str, float]
+    memory: Mapping[str, int]
     transfers: tuple[Transfer, ...]
-    added: tuple[Transfer, ...]
-    memory: int
+
+    @property
+    def peak(self) -> int:
+        """XLA's ``peak_memory_in_bytes``, or its arguments, results and temporaries: on CPUs the first lacks these."""
+        held = sum(self.memory.get(f"{name}_size_in_bytes", 0) for name in ("argument", "output", "temp"))
+        return max(self.memory.get("peak_memory_in_bytes", 0), held - self.memory.get("alias_size_in_bytes", 0))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -83,7 +92,6 @@ class StepPlan(Shown):
     transfers: tuple[Transfer, ...]
     gathered: tuple[Gathered, ...]
     compiled: Compiled | None
-    tree: Tree = dataclasses.field(compare=False, hash=False)
 
     @property
     def compiler_axes(self) -> tuple[Any, ...]:
@@ -92,35 +100,47 @@ class StepPlan(Shown):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that each device sends in a step (the compiled one if there is one); None if a while loop decides."""
-        return total_bytes(self.compiled.transfers if self.compiled else self.transfers)
+        """The bytes that each device sends in the calls of a step; None if a while loop decides."""
+        return total_bytes(self.transfers)
 
     @property
-    def cost(self) -> Cost:
-        """The price on the hardware of the mesh: see :meth:`cost_on`."""
-        return self.cost_on(None)
+    def sent_over(self) -> dict[Any, int]:
+        """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
+        return sent_over(self.transfers, self.mesh)
 
-    def cost_on(self, hardware: Hardware | None) -> Cost:
-        """The price of a step on some hardware; None for the hardware of the mesh, as far as it is known."""
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where the collectives of the compiled step are not the planned ones; empty if it is not compiled."""
         if self.compiled is None:
-            return price(self.tree, self.mesh, hardware)
-        return price(self.tree, self.mesh, hardware, self.compiled.transfers, self.compiled.memory)
+            return ()
+        ours, theirs = _bytes_by_kind(self.transfers), _bytes_by_kind(self.compiled.transfers)
+        rounding = 2 * len(self.transfers)  # XLA sends several arrays as one, whose parts are rounded up once
+        found = (Difference(*key, ours.get(key, 0), theirs.get(key, 0)) for key in {**ours, **theirs})
+        return tuple(d for d in found if abs(d.planned - d.compiled) > rounding * (d.planned > 0))
+
+
+def _bytes_by_kind(transfers: tuple[Transfer, ...]) -> dict[tuple[str, tuple[Any, ...]], int]:
+    sent: dict[tuple[str, tuple[Any, ...]], int] = {}
+    for t in transfers:
+        key = t.kind, tuple(sorted(t.mesh_axes, key=str))
+        sent[key] = sent.get(key, 0) + t.counted
+    return sent
 
 
 def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None) -> StepPlan:
     """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
 
     The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan over steps.  The plan has the
-    transfers of the calls and of their derivatives.  With ``compiled=True`` it also has those that the compiler adds.
+    transfers of the calls and of their derivatives.  With ``compiled=True`` it also has what XLA says.
 
     Args:
       step: the function; it is traced, not executed.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``.
-      compiled: whether to compile it as well, for the memory and the transfers that XLA decides on.
+      compiled: whether to compile it as well, for XLA's FLOPs and bytes, and the collectives that XLA decides on.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
 
     Returns:
-      A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.cost``.
+      A :class:`StepPlan`: ``.calls``, ``.transfers``, ``.bytes_sent``, ``.compiled``, ``.to_dict()``.
 
     Example:
 
@@ -129,10 +149,8 @@ def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _ja
       >>> loss = xmap(lambda v: jax.lax.psum(v**2, "i"), ["i"], {}, axis_resources={"i": "x"})
       >>> with Mesh(jax.devices()[:2], "x"):
       ...     plan = xmap_compat.plan(jax.value_and_grad(loss), np.ones(8, np.float32))
-      >>> [transfer.kind for transfer in plan.transfers]
-      ['all-reduce']
-      >>> plan.bytes_sent, plan.cost.flops  # print(plan) shows all of it
-      (4, 16)
+      >>> [transfer.kind for transfer in plan.transfers], plan.bytes_sent  # print(plan) shows all of it
+      (['all-reduce'], 4)
     """
     if not callable(step):
         raise should_be("The argument step of plan", "a function that calls xmapped ones", step)
@@ -149,6 +167,7 @@ class StagedStep:
 
     Attributes:
       plans: the plans of its xmapped calls, if they were asked for.
+      arrays: the arguments and results of its xmapped calls, of equal calls once.
       placements: the placements of all calls, including nested calls.
       mesh: the mesh of its calls.
     """
@@ -156,18 +175,21 @@ class StagedStep:
     jaxpr: Any
     args: tuple[Any, ...]
     plans: tuple[CallPlan, ...]
+    arrays: tuple[Array, ...]
     placements: tuple[Mapping[Any, Any], ...]
     marks: Marks
     mesh: _jax.AnyMesh | None
 
+    @functools.cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        return every_transfer(tree_of(self.jaxpr), self.marks)
+
     def plan(self, name: str, compiled: Compiled | None) -> StepPlan:
-        tree = tree_of(self.jaxpr)
         leaves = jax.tree_util.tree_leaves_with_path(self.args)
         paths = [argument_path(path, "args") for path, _ in leaves]
         in_step = gathered_in_step(self.jaxpr, [leaf for _, leaf in leaves], paths)
         gathered = tuple(dict.fromkeys([*in_step, *(g for call in self.plans for g in call.gathered)]))
-        transfers = every_transfer(tree, self.marks, combined(tree, limits_of(self.mesh)))
-        return StepPlan(name, self.mesh, tuple(dict.fromkeys(self.plans)), transfers, gathered, compiled, tree)
+        return StepPlan(name, self.mesh, tuple(dict.fromkeys(self.plans)), self.transfers, gathered, compiled)
 
 
 def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> StagedStep:
@@ -182,11 +204,15 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
     marks, plans, thread = Marks(), [], threading.get_ident()
     outer: list[PlacedCall] = []
     nested: list[PlacedCall] = []
+    arrays: dict[Any, tuple[Array, ...]] = {}
 
     def notice(declared, placed, arguments):
         if threading.get_ident() != thread:
             return
         (nested if placed.nested else outer).append(placed)
+        if not placed.nested:
+            own = (*arguments_of(placed, declared, arguments), *results_of(placed))
+            arrays.setdefault((declared.fun, own), own)
         if describe and not placed.nested:
             plans.append(describe_made(declared, placed, arguments))
 
@@ -203,7 +229,8 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
         end()
     placements = tuple(placed.placements for placed in (*outer, *nested))
     meshes = [*(placed.scope.mesh for placed in outer if placed.uses_mesh), *_meshes(jaxpr)]
-    return StagedStep(jaxpr, args, tuple(plans), placements, marks, meshes[0] if meshes else None)
+    every = tuple(a for own in arrays.values() for a in own)
+    return StagedStep(jaxpr, args, tuple(plans), every, placements, marks, meshes[0] if meshes else None)
 
 
 def _meshes(jaxpr: Any) -> Iterator[_jax.AnyMesh]:
@@ -221,39 +248,15 @@ def compile_step(step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return (step if hasattr(step, "lower") else jax.jit(step)).lower(*args).compile()
 
 
-def run_seconds(compiled: Any, args: tuple[Any, ...], device: Any, budget: float = 1.0) -> float:
-    """The shortest time of some calls of a ``jax.stages.Compiled``, because other programs only make a call slower.
-
-    Types become arrays of zeros.  Donated arguments are copied for each call.
-    """
-    concrete = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args)
-    donates = any(argument.donated for argument in jax.tree.leaves(compiled.args_info))
-    copied = functools.partial(jax.device_put, may_alias=False) if donates else jax.device_put
-    place = lambda: jax.block_until_ready(copied(concrete, compiled.input_shardings[0]))  # noqa: E731
-    arguments, times, clock, end = place(), list[float](), clock_of(device), time.monotonic() + budget
-    while len(times) < 4 or (len(times) < 100 and time.monotonic() < end):
-        begin = clock()
-        jax.block_until_ready(compiled(*arguments))
-        times.append(clock() - begin)
-        arguments = place() if donates else arguments
-    return min(times[1:])
-
-
 def read_compiled(compiled: Any, mesh: _jax.AnyMesh | None) -> Compiled:
-    """The transfers of a ``jax.stages.Compiled``, and its memory."""
+    """What XLA says about a ``jax.stages.Compiled``."""
     scope = mesh if mesh is not None else current_scope().mesh
-    found = hlo.collectives(compiled.as_text())
-    transfers = [(c, from_hlo(c, dict(scope.shape))) for c in found] if scope is not None else []
-    every = tuple(t for _, t in transfers if t is not None)
-    staged = re.compile(rf"shard_map/(\S*/)?({'|'.join(KINDS)})\b")  # others were added by the compiler
-    added = tuple(t for c, t in transfers if t is not None and not staged.search(c.op_name))
-    return Compiled(every, added, _memory(compiled))
-
-
-def _memory(compiled):
-    analysis = compiled.memory_analysis()
-    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes
-    return held - analysis.alias_size_in_bytes
+    found = hlo.collectives(compiled.as_text()) if scope is not None else []
+    transfers = tuple(t for c in found if (t := from_hlo(c, dict(scope.shape))) is not None)  # type: ignore[union-attr]
+    memory = compiled.memory_analysis()
+    names = (n for n in dir(memory) if n.endswith("_in_bytes") and not n.startswith("host_"))
+    cost = {name: value for name, value in sorted((compiled.cost_analysis() or {}).items()) if "{" not in name}
+    return Compiled(cost, {name: getattr(memory, name) for name in names}, transfers)
 
 
 def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Transfer | None:
@@ -264,5 +267,4 @@ def from_hlo(found: hlo.CompiledCollective, mesh_shape: Mapping[Any, int]) -> Tr
         return None
     devices = found.group_size if kind != "ppermute" else math.prod(mesh_shape[a] for a in axes)
     held = {"all-gather": found.nbytes // devices, "reduce-scatter": found.nbytes * devices}.get(kind, found.nbytes)
-    sent = bytes_sent(kind, held, devices)
-    return Transfer(kind, axes, devices, "", None, sent, found.times, False, "transpose(" in found.op_name)
+    return Transfer(kind, axes, devices, "", None, bytes_sent(kind, held, devices), found.times, False)

@@ -1,11 +1,9 @@
-"""How plans and pictures are written: types, bytes, tables that fit a terminal, and tables of HTML."""
+"""How plans and pictures are written: types, bytes, and tables that fit a terminal."""
 
 from __future__ import annotations
 
-import collections
 import html
 import re
-import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -18,9 +16,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-def terminal_width() -> int:
-    """Columns of the terminal; 100 where there is none."""
-    return max(shutil.get_terminal_size((100, 24)).columns, 40)
+WIDTH = 80  # columns of everything that is printed
 
 
 # ------------------------------------------------------------------------- small words
@@ -48,28 +44,33 @@ def short_type(dtype: Any, shape: Sequence[int]) -> str:
     return jax.core.ShapedArray(tuple(shape), dtype).str_short(short_dtypes=True)
 
 
+def named_type(dtype: Any, shape: Sequence[int], names: Iterable[Any], ordered: Iterable[Any]) -> str:
+    """``f32[5]{batch}``: a type, and those of the axes that a value varies over."""
+    names = set(names)
+    shown = ",".join(str(n) for n in ordered if n in names)
+    return short_type(dtype, shape) + (f"{{{shown}}}" if shown else "")
+
+
 def show_bytes(count: int | None) -> str:
-    """``96 B``, ``1.5 kB``, ``12 MB``."""
-    if count is None:
-        return "unknown"
-    return f"{count} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB", "PB"))
+    """``96 B``, ``1.5 KiB``, ``12 MiB``."""
+    return "unknown" if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
-def show_count(count: int) -> str:
+def show_count(count: float) -> str:
     """``96``, ``1.5 k``, ``12 M``."""
-    return str(count) if count < 1000 else _scaled(count / 1000, ("k", "M", "G", "T", "P"))
+    return _scaled(count, 1000, ("", "k", "M", "G", "T", "P")).strip()
 
 
 def show_seconds(seconds: float) -> str:
     """``12 us``, ``3.5 ms``, ``2 s``."""
-    return _scaled(seconds * 1e6, ("us", "ms", "s"))
+    return _scaled(seconds * 1e6, 1000, ("us", "ms", "s"))
 
 
-def _scaled(value: float, units: Sequence[str]) -> str:
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     k = 0
-    while value >= 999.5 and k + 1 < len(units):
-        value, k = value / 1000, k + 1
-    return f"{value:.3g} {units[k]}"
+    while value >= step - 0.5 and k + 1 < len(units):
+        value, k = value / step, k + 1
+    return f"{value:.3g} {units[k]}" if value < 999.5 else f"{value:.0f} {units[k]}"
 
 
 def show_spec(spec: PartitionSpec | None) -> str:
@@ -87,11 +88,11 @@ def table(rows: Rows) -> list[str]:
     """Lines that fit the terminal: the widest columns are wrapped, between words as long as that is enough."""
     rows = [tuple(cell.upper() for cell in rows[0]), *rows[1:]]
     columns = range(len(rows[0]))
-    widths = [max(len(row[k]) for row in rows) for k in columns]
+    widths = [max(1, *(len(row[k]) for row in rows)) for k in columns]
     # Texts may be broken at white space and after commas.
     atoms = ([atom for row in rows for atom in re.findall(r"[^\s,]+,?|,", row[k])] for k in columns)
-    words = [max(map(len, found), default=0) for found in atoms]
-    room = terminal_width() - GAP * (len(widths) - 1)
+    words = [max(map(len, found), default=1) for found in atoms]
+    room = WIDTH - GAP * (len(widths) - 1)
     for least in (words, [1] * len(widths)):
         while sum(widths) > room and (wide := [k for k in columns if widths[k] > least[k]]):
             widths[max(wide, key=lambda k: widths[k])] -= 1
@@ -124,63 +125,29 @@ def _before_number(text: str, at: int) -> int:
     return start or at
 
 
-def two_columns(lines: Sequence[tuple[str, str]], margin: int = 0) -> list[str]:
-    """Texts, and remarks beside them; long texts continue on the next lines, indented."""
-    side = max((len(remark) for _, remark in lines), default=0)
-    room = max(terminal_width() - margin - (side + GAP if side else 0), 20)
-    pieces = [(_continued(text, room), remark) for text, remark in lines]
-    width = max((len(line) for own, _ in pieces for line in own), default=0)
-    shown = []
-    for own, remark in pieces:
-        shown.append(f"{own[0].ljust(width)}{' ' * GAP}{remark}".rstrip() if remark else own[0])
-        shown.extend(own[1:])
-    return shown
-
-
-def _continued(text: str, room: int) -> list[str]:
-    lead = text[: min(len(text) - len(text.lstrip()), room // 2)]
-    wrapper = textwrap.TextWrapper(room, lead, f"{lead}    ", break_on_hyphens=False)
-    return wrapper.wrap(text.strip()) or [lead]
-
-
 def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
-    """If there are more than ``most`` rows, merge those that differ only in their first cell; the rest is ``where``."""
+    """Merge rows that differ only in an index of their first cell, and if there are more than ``most`` rows, those that
+    differ in the first cell only.  ``where`` has all rows."""
     head, *body = rows
-    if len(body) <= most:
-        return rows
-    alike = by_key(body, lambda row: row[1:])
-    found = [(with_more([row[0] for row in own]), *rest) for rest, own in alike.items()]
+    alike = by_key(body, lambda row: ("" if len(body) > most else _INDEX.sub("[]", row[0]), row[1:]))
+    found = [(with_more([row[0] for row in own]), *rest) for (_, rest), own in alike.items()]
     shown = found if len(found) <= most else found[: most - 1]
     hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
     return [head, *shown, *([(f"... and {hidden} more: see {where}", *[""] * (len(head) - 1))] if hidden else [])]
 
 
+_INDEX = re.compile(r"\[\d+\]")
+
+
 def with_more(alike: Sequence[str]) -> str:
-    """``params['w1'] and 11 like it``"""
-    return f"{alike[0]} and {len(alike) - 1} like it" if len(alike) > 1 else alike[0]
-
-
-def tally(items: Iterable[str], most: int) -> str:
-    """``2 x f32[3], f32[4]``: equal items once, and how many kinds are not shown."""
-    counts = collections.Counter(items)
-    shown = [item if n == 1 else f"{n} x {item}" for item, n in counts.items()]
-    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"and {len(shown) - most + 1} more types"])
-
-
-# -------------------------------------------------------------------------------- HTML
-
-_CELL = "text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid #8884;vertical-align:top"
+    """``params[0..11]['w']``, or ``params['w1'] + 11 alike``"""
+    if len(alike) == 1 or len({_INDEX.sub("[]", name) for name in alike}) > 1:
+        return f"{alike[0]} + {len(alike) - 1} alike" if len(alike) > 1 else alike[0]
+    first, last = (iter(_INDEX.findall(name)) for name in (alike[0], alike[-1]))
+    ends = lambda low, high: low if low == high else f"{low[:-1]}..{high[1:]}"  # noqa: E731
+    return _INDEX.sub(lambda _: ends(next(first), next(last)), alike[0])
 
 
 def escape(content: Any) -> str:
+    """A text in XML."""
     return html.escape(str(content))
-
-
-def html_table(rows: Rows) -> str:
-    head, *body = rows
-    cells = "".join(f'<th style="{_CELL};opacity:0.7">{escape(c)}</th>' for c in head)
-    lines = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL};font-family:monospace">{escape(c)}</td>' for c in row) + "</tr>"
-        for row in body
-    )
-    return f'<table style="border-collapse:collapse;margin:10px 0"><tr>{cells}</tr>{lines}</table>'

@@ -23,9 +23,8 @@ from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.rules.callables import positional_type
 from xmap_compat.core.specs import AxisName
-from xmap_compat.tools.listing import Position, named_type, position_of
-from xmap_compat.tools.staged import Operation, Tree, Value, bytes_of
-from xmap_compat.tools.text import by_key, listed, plural, short_type
+from xmap_compat.tools.staged import Operation, Position, Tree, Value, bytes_of, position_of
+from xmap_compat.tools.text import by_key, listed, named_type, plural, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Transfer:
       derivative: whether it belongs to a derivative of the function, and not to the function itself.
       axes: the named axes of the collective that it is for; empty for a transfer that only a derivative needs.
       where: the user's call.
-      combined: transfers with the same number are one in the compiled program; None if it stays alone.
     """
 
     kind: str
@@ -58,7 +56,6 @@ class Transfer:
     derivative: bool = False
     axes: tuple[AxisName, ...] = ()
     where: Position | None = None
-    combined: int | None = None
 
     @property
     def total(self) -> int | None:
@@ -100,6 +97,20 @@ class Collective:
 def total_bytes(transfers: Iterable[Transfer]) -> int | None:
     """The bytes that each device sends for all transfers; None if they depend on a while loop."""
     return sum_of_known(t.total for t in transfers)
+
+
+def sent_over(transfers: Iterable[Transfer], mesh: _jax.AnyMesh | None) -> dict[Any, int]:
+    """The bytes that each device sends over each axis of a mesh; a while loop counts as one iteration.
+
+    A transfer over several axes at once counts for the tuple of these, in the order of the mesh.
+    """
+    axes = () if mesh is None else mesh.axis_names
+    sent: dict[Any, int] = dict.fromkeys(axes, 0)
+    for transfer in transfers:
+        first, *others = sorted(transfer.mesh_axes, key=lambda axis: axes.index(axis) if axis in axes else len(axes))
+        key = (first, *others) if others else first
+        sent[key] = sent.get(key, 0) + transfer.counted
+    return sent
 
 
 def sum_of_known(counts: Iterable[int | None]) -> int | None:
@@ -187,21 +198,18 @@ class MarkingEvaluator(Evaluator):
             return super().equation(eqn, operands)
 
 
-Numbers = Mapping[Operation, int]
-
-
-def collectives(tree: Tree, marks: Marks, combined: Numbers) -> tuple[Collective, ...]:
+def collectives(tree: Tree, marks: Marks) -> tuple[Collective, ...]:
     """The collectives of a staged program, by equation.  An equation that only holds others is left out."""
     done: dict[int | None, list[Transfer | str]] = {}
-    for number, _, what in _told(tree, marks, combined):
+    for number, _, what in _told(tree, marks):
         done.setdefault(number, []).append(what)
     found = (_collective(marked, _merged(done.get(marked.number, []))) for marked in marks.found.values())
     return tuple(c for c in found if c.transfers or c.operands or c.axes)
 
 
-def every_transfer(tree: Tree, marks: Marks, combined: Numbers) -> tuple[Transfer, ...]:
+def every_transfer(tree: Tree, marks: Marks) -> tuple[Transfer, ...]:
     """All transfers of a staged program, in its order."""
-    told = _told(tree, marks, combined)
+    told = _told(tree, marks)
     moved = ((what, _number(_CALL_MARK, stack)) for _, stack, what in told if isinstance(what, Transfer))
     return tuple(
         t if t.axes or call is None else dataclasses.replace(t, axes=_split_over(marks.calls[call], t.mesh_axes))
@@ -209,10 +217,10 @@ def every_transfer(tree: Tree, marks: Marks, combined: Numbers) -> tuple[Transfe
     )
 
 
-def _told(tree: Tree, marks: Marks, combined: Numbers) -> Iterator[tuple[int | None, str, Transfer | str]]:
+def _told(tree: Tree, marks: Marks) -> Iterator[tuple[int | None, str, Transfer | str]]:
     """Each transfer or local step of a staged program, after the number of its mark and its named scopes."""
     known = tuple(marks.found.values())
-    for operation, what in _done(tree, combined):
+    for operation, what in _done(tree):
         number = _number(_MARK, operation.stack)
         if isinstance(what, Transfer) and number is not None:
             what = _explained(what, known[number])
@@ -295,14 +303,7 @@ _LOCAL = {
 }
 
 
-def transfers_of(tree: Tree, combined: Numbers) -> list[Transfer]:
-    """The transfers of a staged program without the named axes that they are for."""
-    return [what for _, what in _done(tree, combined) if isinstance(what, Transfer)]
-
-
-def _done(
-    tree: Tree, combined: Numbers, times: int | None = 1, conditional: bool = False
-) -> Iterator[tuple[Operation, Transfer | str]]:
+def _done(tree: Tree, times: int | None = 1, conditional: bool = False) -> Iterator[tuple[Operation, Transfer | str]]:
     """Every transfer of a program, and what its marked operations do on one device."""
     indices: set[tuple[Value, int | None]] = set()  # computed, under a mark, from the position of the device alone
     tangents: set[Any] = set()
@@ -314,7 +315,7 @@ def _done(
         is_index = operation.name in _INDICES or all((v, mark) in indices for v in read)
         indices.update((v, mark) for v in operation.results if is_index)
         if operation.name in KINDS:
-            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents, combined)
+            what: Transfer | str | None = _transfer(operation, mark, times, conditional, tangents)
             what = REPEATED if what is not None and operation in tree.repeated else what
         else:
             what = _local(operation, is_index) if mark is not None else None
@@ -322,7 +323,7 @@ def _done(
             yield operation, what
         turns = None if times is None or operation.turns is None else times * operation.turns
         for branch in operation.branches:
-            yield from _done(branch.tree, combined, turns, conditional or isinstance(operation.found, _jax.Cond))
+            yield from _done(branch, turns, conditional or isinstance(operation.found, _jax.Cond))
 
 
 def _local(operation: Operation, is_index: bool) -> str | None:
@@ -337,7 +338,7 @@ def _local(operation: Operation, is_index: bool) -> str | None:
 
 
 def _transfer(
-    operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any], combined: Numbers
+    operation: Operation, mark: int | None, times: int | None, conditional: bool, tangents: set[Any]
 ) -> Transfer | None:
     """A collective as a transfer; None if it crosses no devices."""
     kind, (axes, devices) = KINDS[operation.name], crossing(operation)
@@ -352,8 +353,8 @@ def _transfer(
     key = operation.body, mark, operation.name, str(operation.eqn.params), operand
     derivative = "transpose(" in operation.stack or ("jvp(" in operation.stack and key in tangents)
     tangents.add(key)
-    where, number = position_of(operation.eqn), combined.get(operation)
-    return Transfer(kind, axes, devices, operand, slabs, sent, times, conditional, derivative, (), where, number)
+    where = position_of(operation.eqn)
+    return Transfer(kind, axes, devices, operand, slabs, sent, times, conditional, derivative, (), where)
 
 
 def crossing(operation: Operation) -> tuple[tuple[Any, ...], int]:
@@ -382,10 +383,17 @@ def bytes_sent(kind: str, size: int, devices: int) -> int:
     }.get(kind, size)
 
 
-def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int]]:
-    """Merge transfers that differ only in the values that they carry, and count them; the merged one carries all."""
-    found = by_key(transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", slabs=None))
-    return [(dataclasses.replace(key, bytes_sent=sum(t.bytes_sent for t in ts)), len(ts)) for key, ts in found.items()]
+def alike_transfers(transfers: Sequence[Transfer]) -> list[tuple[Transfer, int | None, int]]:
+    """Transfers of one line that differ only in the values that they carry, and in how often they run.
+
+    Returns:
+      For each group its first transfer, how often a call runs all of them, and the bytes that each device sends for
+      them; a while loop counts as one iteration.
+    """
+    found = by_key(
+        transfers, lambda t: dataclasses.replace(t, bytes_sent=0, operand="", slabs=None, times=t.times and 1)
+    )
+    return [(own[0], sum_of_known(t.times for t in own), sum(t.counted for t in own)) for own in found.values()]
 
 
 def _merged(done: Iterable[Transfer | str]) -> list[Transfer | str]:

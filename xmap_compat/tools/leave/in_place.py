@@ -15,7 +15,7 @@ from xmap_compat.tools.leave.places import Reached
 from xmap_compat.tools.source.hazards import RuleOver, rules_over
 from xmap_compat.tools.source.helper_texts import HELPERS
 from xmap_compat.tools.source.module import check_all_found
-from xmap_compat.tools.source.program import axis_names, why_unchecked
+from xmap_compat.tools.source.program import axis_names, why_unchecked, written
 from xmap_compat.tools.source.rewrite import OURS, Rewriter, Rewriting
 from xmap_compat.tools.source.text import NotWritable, prefix
 from xmap_compat.tools.source.user_code import AxisNames, Piece, Span, calls_of_collectives
@@ -101,7 +101,7 @@ def _is_typed(plan: Any, names: AxisNames, rules: Sequence[RuleOver]) -> bool:
     if why_unchecked(plan, names, rules) is not None or any(plan.staged.placed.undeclared):
         return False
     try:
-        return "check_vma=False" not in plan.source(run=False)
+        return "check_vma=False" not in written(plan).text
     except NotImplementedError:
         return False
 

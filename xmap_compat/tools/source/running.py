@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------ beside the original
 
 OTHER_NUMBERS = "the generated program computes something else, on made-up arguments"
-_MOST_BYTES, _MOST_OPERATIONS = 2**28, 10**10
 _IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
@@ -147,8 +146,7 @@ def _ends(loop: Any) -> bool:
 
 
 def _is_large(plan: CallPlan) -> bool:
-    cost, devices = plan.cost, max(len(devices_of(plan.mesh)), 1)
-    return cost.memory * devices > _MOST_BYTES or cost.flops * devices > _MOST_OPERATIONS
+    return plan.bytes_held * max(len(devices_of(plan.mesh)), 1) > 2**28
 
 
 def _smaller(plan: CallPlan) -> CallPlan | None:
