@@ -125,7 +125,7 @@ def einsum_strategy(optimize: Any) -> ValueError:
 
 
 def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
-    names = [str(axis) for axis in scope if not hasattr(axis, "mesh_axis")]
+    names = [str(axis) for axis in scope]
     listed = ", ".join(names) or "none"
     return NameError(
         f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. "

@@ -39,8 +39,6 @@ from xmap_compat._jax.version import VERSION, parse_version
 NEEDED = {
     "jax._src.config._check_vma": ("0.9 on", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 on", "jnp.sum(x, axis='ij') reads i and j"),
-    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 on", "which names outer vmaps bind is unknown"),
-    "jax._src.mesh.get_concrete_mesh": ("0.9 on", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
 }
 
@@ -75,7 +73,7 @@ NICE = {
     "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 on"},
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 5, 26
+MOST_NEEDED, MOST = 3, 24
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
@@ -104,7 +102,7 @@ PARAMETERS = re.findall(
     _prim axis_index_groups axis_name
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
     ft_in fwd_jaxpr in_specs in_tree interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
-    num_consts out_avals out_sharding out_specs out_trees perm policy prevent_cse reverse rule subfuns symbolic_zeros
+    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse rule subfuns symbolic_zeros
     unroll
     """,
 )

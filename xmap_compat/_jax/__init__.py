@@ -93,8 +93,8 @@ from xmap_compat._jax.primitives import (
     names_after_batching,
 )
 from xmap_compat._jax.tracing import (
-    bound_axis_names,
     current_trace,
+    is_bound,
     jit,
     plain_context,
 )

@@ -146,7 +146,7 @@ def mend_collective_batching(restoration: Restoration, refused: Callable[[str, A
 
     Over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows the
     scattered one: this is mended; ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that
-    axis beside others and fails if some element receives nothing, ``pbroadcast`` fails, and so do ``all_gather`` and
+    axis beside others, ``pbroadcast`` fails, and so do ``all_gather`` and
     ``psum_scatter`` beside others.
 
     Args:
@@ -165,8 +165,6 @@ def _batch(primitive, original, refused, axis_data, operands, dims, **params):
     own = axis_data.name in axes
     if primitive is primitives.all_to_all_p:
         is_wrong = params["axis_index_groups"] is not None
-    elif primitive is primitives.ppermute_p:
-        is_wrong = own and (len(axes) > 1 or len(params["perm"]) < jax.lax.axis_size(axis_data.name))
     else:
         is_wrong = own and (len(axes) > 1 or primitive is pbroadcast_p)
     if is_wrong:
