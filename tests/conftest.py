@@ -90,7 +90,6 @@ def pytest_report_header(config):
 
 # Tests that older releases of JAX cannot pass, by parts of their ids: the release that can, and the reason.
 NEEDS = {
-    "test_misuse[spmd_axis_name over an axis of the compiler]": ((0, 10), "JAX 0.9 refuses any spmd_axis_name"),
     "test_gradients_of_sparse_products": ((0, 10, 2), "jax.grad of a jax.vmap of them fails"),
     "[remat_not_concrete]": ((0, 10), "JAX 0.9 takes concrete="),
     "test_every_name_keyword_and_option_is_looked_up": ((0, 10), "JAX 0.9 takes a_min="),

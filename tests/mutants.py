@@ -139,9 +139,9 @@ found_by(
     "test_callbacks",
     "test_execution",
     edits={
-        'method = params["vmap_method"] or "sequential"': 'method = params["vmap_method"]',
+        'method = eqn.params["vmap_method"] or "sequential"': 'method = eqn.params["vmap_method"]',
         "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
-        "operands = [conform_to_names(view, v, names) if v.names else v for v in operands]": (
+        "operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]": (
             "operands = list(operands)"
         ),
     },
@@ -197,7 +197,7 @@ found_by(
         "if axis.mesh_axis not in compiler}": "}",
         "if enclosing and enclosing[-1].scope.compiler != scope.compiler:": "if False:",
         "if late := [m for m in placement.mesh_axes if m not in known]:": "if late := []:",
-        "if primitive in _CALLBACKS and self.view.compiler:": "if False:",
+        "if compiler and name in _WAITING:": "if False:",
         "wanted = [next(entries) if name is None else": "wanted = [next(entries) if True else",
         "restoration.at_exit(functools.partial(heard[name], default))": "pass",
         'return platform == "cpu"': "return False",
@@ -513,9 +513,21 @@ found_by(
     "test_transposed_branches",
     edits={
         "reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken": "reached = taken",
-        "return [ct if type(ct) is ad.Zero else tangent(ct, *operands, **params), *": "return [ct, *",
-        'define_attached_tangent("cut", _cut_tangent, of=0)': 'define_attached_tangent("cut", _cut_tangent)',
+        "return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]": "return [ct, None]",
         "taken = max_over(ev.view, taken, sorted(over, key=str))": "pass",
+    },
+)
+found_by(
+    "test_effects",
+    edits={
+        "return self.callback(*operands) if is_first else": "return self.callback(*operands) if True else",
+        "if not (copies and view.typed):": "if True:",
+        "bits = lax.bitcast_convert_type(data, np.dtype(f": "bits = lax.convert_element_type(data, np.dtype(f",
+        "    ev = dataclasses.replace(ev, apart=ev.apart | index.names)\n": "\n",
+        "    ev = dataclasses.replace(ev, apart=ev.apart | varying)\n": "\n",
+        "ev.view), ev.gathers, ev.apart)": "ev.view), ev.gathers)",
+        "if v in wanted or _jax.has_side_effect(e)]": "if v in wanted]",
+        'if name == "check" and not eqn.params["debug"]:': "if False:",
     },
 )
 found_by(
@@ -587,9 +599,7 @@ found_by(
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
-        "return [(leave or _leave)(outside, out, spec, t.weak_type)": (
-            "return [(leave or _leave)(outside, out, spec, False)"
-        ),
+        "return [leave(outside, out, spec, aval.weak_type)": ("return [leave(outside, out, spec, False)"),
     },
 )
 
@@ -603,7 +613,7 @@ found_by(
         '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
         "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
-        "key = (id(jaxpr), id(ev.view), ev.gathers)": "key = (id(jaxpr), 0, ev.gathers)",
+        "key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart)": "key = (id(jaxpr), 0, ev.gathers, ev.apart)",
         "self._repeated = {key for key, count in counts.items() if count > 1}": "self._repeated = set()",
     },
 )
@@ -631,11 +641,16 @@ found_by(
 found_by(
     "test_check",
     edits={
-        "elif isinstance(node, ast.ImportFrom) and not node.level:\n        for alias in node.names:": (
-            "elif isinstance(node, ast.ImportFrom):\n        for alias in node.names:"
-        ),
-        "advice = None if node.level else family_advice(name)": "advice = family_advice(name)",
-        "while before != len(self._known):": "for _ in range(1):",
+        'held &= not has_failed if part in ("body", "else") else has_failed or not _only_imports_jax(node)': "pass",
+        "return held and not c.place.lazy": "return held",
+        "return not leaves and not any(isinstance(n, ast.Raise) for n in nodes)": "return True",
+    },
+)
+found_by(
+    "test_check_fix",
+    edits={
+        "return local in self._exported": "return True",
+        "finding.gone.kind != table.GONE and (not finding.guarded or finding.caught)": "False",
     },
 )
 
@@ -652,8 +667,8 @@ found_by(
             "carry = advance(pending, carry)\n        left, again = condition(carry)\n"
             "        return left, dataclasses.replace(again, data=pending.data & again.data), carry"
         ),
-        "ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)": "ties = jnp.ones_like(x)",
-        "return shared(t * ties) / shared(ties)": "return shared(t * ties)",
+        "ties = (x == spread(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": "ties = jnp.ones_like(x)",
+        "return out, shared(t * ties) / shared(ties)": "return out, shared(t * ties)",
     },
 )
 found_by(

@@ -31,7 +31,7 @@ from xmap_compat.legacy import import_hook, notebook, runner
 
 # The subcommands: module and function, called with the arguments that follow; it returns the exit code.
 COMMANDS = {
-    "check": ("xmap_compat.tools.check.report", "main"),
+    "check": ("xmap_compat.tools.check.command", "run"),
     "explain": ("xmap_compat.tools.explain", "main"),
     "leave": ("xmap_compat.tools.leave.command", "main"),
 }

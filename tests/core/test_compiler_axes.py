@@ -389,11 +389,11 @@ def test_explicit_axes_stay_in_types(types):
         assert set(lying.values()) == {(4, 16)}
 
 
-def test_what_types_cannot_tell_is_refused_and_out_sharding_says_it():
+def test_what_types_cannot_tell_is_refused_by_jax_and_out_sharding_says_it():
     args = (normal(8, 6), P("x", "y")), (normal(6, 4), P("y", None))
-    with pytest.raises(Exception, match="ambiguous") as caught:
+    with pytest.raises(Exception, match="ambiguous"):
         explicit(lambda mesh, v, w: v @ w, *args)
-    assert any("out_sharding=jax.sharding.NamedSharding(mesh, spec)" in note for note in caught.value.__notes__)
+
     result = explicit(lambda mesh, v, w: jnp.matmul(v, w, out_sharding=NamedSharding(mesh, P("y"))), *args)
     assert_close(result, args[0][0] @ args[1][0])
     assert result.addressable_shards[0].data.shape == (2, 2)

@@ -462,7 +462,7 @@ def tool_of(name):
 def test_no_tool_leads_back_to_itself_and_values_know_no_views():
     arrows = arrows_of_tools(SOURCES)
     assert in_circles(arrows) == []
-    for values in ("tools.plan", "tools.steps", "tools.search"):
+    for values in ("tools.plan", "tools.steps", "tools.candidates", "tools.search"):
         assert not arrows[values] & {"tools.report", "tools.picture", "tools.grid", "tools.source"}
 
 
@@ -516,7 +516,7 @@ def test_xmap_loads_no_tool_until_it_is_asked_for_a_plan():
 
 # ------------------------------------------------------------------------------ sizes
 
-LONG_FILES = {"core.errors": 665}  # one function for each message
+LONG_FILES = {"core.errors": 677}  # one function for each message
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 50
 
 
@@ -529,21 +529,21 @@ def test_files_are_short():
 # thing adds, another of the same folder gives back.
 MOST_LINES_OF_FOLDERS = {
     # the names that users import, with the examples of their docstrings, and their messages
-    "": 2_510,
+    "": 2_511,
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
-    "_jax": 2_428,
+    "_jax": 2_468,
     # the way of a call, and its messages
-    "core": 4_760,
+    "core": 4_767,
     # the same call in every process, or an error in each, and its messages
     "core.processes": 414,
     # one row for each collective, one rule for each structured equation
-    "core.rules": 2_052,
+    "core.rules": 2_074,
     # what old programs find again; the table of removed names; its messages
     "legacy": 1_420,
     # plans, the search, views, messages
-    "tools": 3_192,
+    "tools": 3_180,
     # which removed names an old program uses, and edits of them
-    "tools.check": 1_311,
+    "tools.check": 1_715,
     # edits of a program's own files, the two runs that verify them, and files written all or none
     "tools.leave": 2_344,
     # what leave and source read of the old check, until they stand on the new one

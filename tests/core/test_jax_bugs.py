@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import pallas, sparse
+from jax.experimental import io_callback, pallas, sparse
 from jax.sharding import PartitionSpec as P
 from test_fences import SOURCES
 
@@ -297,14 +297,14 @@ def test_an_extremum_of_complex_numbers_over_devices():
     np.testing.assert_array_equal(on_devices(lambda v: lax.pmax(v, ("x", "y")), P(("x", "y")), P())(x), x[-1:])
 
 
-@bug("core/evaluate.py: _CALLBACKS", raises=NotImplementedError)
+@bug("core/rules/callbacks.py: call_python", raises=NotImplementedError)
 def test_a_callback_beside_axes_of_the_compiler():
     call = lambda v: jax.pure_callback(np.sin, v, v, vmap_method="sequential")
     np.testing.assert_allclose(on_devices(call, axis_names={"x"})(X), np.sin(X), rtol=1e-5)
 
 
 # With JAX 0.9 it aborts the process.
-@bug("core/evaluate.py: _DEBUGGING", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10))
+@bug("core/rules/callbacks.py: call_python", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10))
 def test_a_callback_without_operands_beside_axes_of_the_compiler():
     def call(v):
         jax.debug.callback(lambda: None)
@@ -319,7 +319,7 @@ def test_a_mapped_search_beside_axes_of_the_compiler():
     np.testing.assert_array_equal(out, np.tile(np.arange(4), (4, 1)))
 
 
-# ----------------------------------------------------------- gathers of Explicit values, and spmd_axis_name
+# ----------------------------------------------------------- --- gathers of Explicit values
 
 
 @bug("_jax/partial.py: gather")
@@ -337,6 +337,19 @@ def test_the_gradient_of_a_gather_of_explicit_values(gathered):
         mapped = on_devices(gathered, P("x", None), P("x"), EXPLICIT, axis_names={"x"})
         slope = jax.jit(jax.grad(lambda x: mapped(x).sum()))(x)
         np.testing.assert_array_equal(slope, np.full((4, 4), 2))
+
+
+@bug("core/loops.py: _scan", raises=AssertionError)
+def test_a_callback_in_a_scan_whose_result_nothing_needs_runs_in_a_gradient_too():
+    told = []
+
+    def turn(c, row):
+        io_callback(lambda v: np.float32(told.append(v) or 0), jax.ShapeDtypeStruct((), np.float32), row)
+        return jnp.sin(c), None
+
+    jax.grad(lambda c: lax.scan(turn, c, jnp.arange(3.0))[0])(1.0).block_until_ready()
+    jax.effects_barrier()
+    assert len(told) == 3
 
 
 # --------------------------------------------------------------------------------- what says so

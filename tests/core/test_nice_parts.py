@@ -163,6 +163,7 @@ CHANGED = [
     ("contexts", r'"mesh", "x", "name", "api_name"', '"x", "mesh", "name", "api_name"', "_create_sharding_for_array"),
     ("frames", r"made.raw_frames\(\)", "[[None], [0], [0]]", "too many values to unpack"),
     ("origins", r"x\.val\)", "None)", "not in"),
+    ("spmd", r"axis_env\.spmd", "axis_env.spmd_axis_names.spmd", "spmd"),
     ("transformations", "co_freevars", "co_names", "jax.grad makes"),
 ]
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, note, seed, settings
+from hypothesis import HealthCheck, assume, given, note, seed, settings
 from hypothesis import strategies as st
 from random_programs import assignments, programs, vmapped_while, widen
 
@@ -119,6 +119,35 @@ def check_program(data, program):
         assert_near(got, want, VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor)))
 
 
+def check_captured(data):
+    """Arguments that vary over no axis, captured in every placement over the mesh: the same, or one sentence."""
+    program = data.draw(programs())
+    assignment = data.draw(assignments(program))
+    arrays = program.arrays()
+    names, shape = zip(*assignment.mesh) if assignment.mesh else (("x",), (1,))
+    kind = data.draw(st.sampled_from([jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto]))
+    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+    mesh = jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(names))
+
+    def place(array):
+        dims = [d for d, size in enumerate(array.shape) if size % shape[0] == 0 and data.draw(st.booleans())][:1]
+        spec = jax.sharding.PartitionSpec(*(names[0] if d in dims else None for d in range(array.ndim)))
+        return jax.device_put(array, jax.sharding.NamedSharding(mesh, spec))
+
+    captured = {k: place(arrays[k]) for k, leaf in enumerate(program.args) if not leaf.var.names}
+    assume(captured)
+    note(f"captured {captured} in {assignment}")
+    try:
+        with assignment.context():
+            got = jax.block_until_ready(program.xmapped(assignment, captured)(*arrays))
+    except Exception as error:
+        told = [text for text in getattr(error, "__notes__", ()) if "captures captured[" in text]
+        assert told and kind == jax.sharding.AxisType.Explicit
+        return
+    model = program.modelled()
+    assert_near(got, model(*arrays), VALUE_TOLERANCE, lambda factor: model(*scaled(program, factor)))
+
+
 # -------------------------------------------------------------------------- derivatives
 
 
@@ -178,12 +207,14 @@ def check_second_order(data):
 
 test_values = random_examples(8)(check_values)
 test_values_of_loops_in_vmaps = random_examples(3)(check_loops_in_vmaps)
+test_captured_arguments = random_examples(10)(check_captured)
 test_reverse_mode = random_examples(5)(check_reverse_mode)
 test_forward_mode = random_examples(4)(check_forward_mode)
 test_second_order = random_examples(2)(check_second_order)
 
 # The first programs are those of the tests above.
 test_more_values = pytest.mark.slow(random_examples(60)(check_values))
+test_more_captured_arguments = pytest.mark.slow(random_examples(40)(check_captured))
 test_more_of_reverse_mode = pytest.mark.slow(random_examples(30)(check_reverse_mode))
 test_more_of_forward_mode = pytest.mark.slow(random_examples(20)(check_forward_mode))
 test_more_of_second_order = pytest.mark.slow(random_examples(15)(check_second_order))

@@ -947,7 +947,7 @@ def test_io_callback(placement):
         out = xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)(numbers)
         jax.effects_barrier()
     assert_same(out, jnp.asarray(numbers * 3 + numbers.sum(0, dtype=np.int32)))
-    assert collections.Counter(seen) == {n: replicas(resources) for n in range(a * b)}
+    assert sorted(seen) == list(range(a * b))
 
 
 # --------------------------------------------------------------------------------- shardings
@@ -1262,16 +1262,16 @@ def test_a_vmap_around_has_a_name_of_its_own(name, placement):
                 refused(stacked, u, w)
 
 
-@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["called", "jitted"])
-def test_a_vmap_with_spmd_axis_name_around_a_split_xmap_is_refused(outer):
+@pytest.mark.parametrize("jitted", [False, True])
+def test_an_spmd_vmap_around_a_split_xmap_is_refused(jitted):
+    mapped = xmap(lambda v: v, ["i"], ["i"], axis_resources={"i": "x"})
+    batched = jax.vmap(mapped, spmd_axis_name="y")
     x = np.ones((2, 4), np.float32)
-    double = lambda resources: jax.vmap(
-        xmap(lambda v: 2 * v, ["i"], ["i"], axis_resources=resources), spmd_axis_name="y"
-    )
     with mesh42():
-        np.testing.assert_array_equal(outer(double({}))(x), 2 * x)
-        with pytest.raises(NotImplementedError, match="Name the mapped dimension as an axis of the xmap"):
-            outer(double({"i": "x"}))(x)
+        np.testing.assert_array_equal(jax.vmap(mapped)(x), x)
+        with pytest.raises(NotImplementedError, match=r"A vmap with spmd_axis_name={'y'} is around an xmapped"):
+            (jax.jit(batched) if jitted else batched)(x)
+        np.testing.assert_array_equal(jax.vmap(xmap(lambda v: v, ["i"], ["i"]), spmd_axis_name="y")(x), x)
 
 
 # ------------------------------------------------------------------------------- modes of JAX

@@ -23,13 +23,6 @@ def run(*arguments, cwd, plain=False, warn="error", **variables):
     return _ask("plain" if plain else "program", list(map(str, arguments)), os.path.abspath(cwd), warn, variables)
 
 
-def answer(question):
-    """What a process of its own answers to a question of ``check`` about JAX."""
-    done = _ask("question", question, os.getcwd(), "ignore")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def _ask(kind, content, cwd, warn, variables=None):
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in ("out", "err")]
@@ -95,12 +88,9 @@ def _serve():
     importlib.import_module("xmap_compat.legacy.restore")  # and with it JAX
     from xmap_compat.__main__ import main
     from xmap_compat.legacy import runner
-    from xmap_compat.tools.check import resolve
 
     request = _requests()
     _become(request)
-    if request["kind"] == "question":
-        return print(json.dumps(resolve.answer(request["content"])))
     return (runner.run_program if request["kind"] == "plain" else main)(request["content"])
 
 

@@ -124,15 +124,22 @@ class Program:
         exec(compile(self.source, "<random program>", "exec"), namespace)
         return namespace["body"]
 
-    def xmapped(self, assignment):
-        """A function of the list of arrays that gives the list of result arrays, by xmap."""
+    def xmapped(self, assignment, captured=None):
+        """A function of the list of arrays that gives the list of result arrays, by xmap.
+
+        ``captured``: arguments that the body captures instead, by index.
+        """
         namespace = {name: getattr(xmap_compat, name) for name in ("xmap", "pargmax", "pargmin", "xeinsum")}
         body = self.body({**namespace, "jax": jax, "jnp": jnp, "lax": lax}, assignment)
         own = {n: self.sizes[n] for n in self.sizes if not any(n in leaf.layout for leaf in self.args)}
-        mapped = xmap_compat.xmap(
-            body, self.in_axes, self.out_axes, axis_sizes=own, axis_resources=assignment.of(self.sizes)
-        )
+        in_axes, fun, options = self.in_axes, body, {"axis_sizes": own, "axis_resources": assignment.of(self.sizes)}
         placed = lambda arrays: _fill(self.arg_tree, [assignment.placed(a) for a in arrays])
+        if captured:
+            kept = [k for k in range(len(self.args)) if k not in captured]
+            in_axes = tuple(self.args[k].spec for k in kept)
+            fun = lambda *given: body(*_fill(self.arg_tree, {**captured, **dict(zip(kept, given))}))
+            placed = lambda arrays: [assignment.placed(arrays[k]) for k in kept]
+        mapped = xmap_compat.xmap(fun, in_axes, self.out_axes, **options)
         return lambda *arrays: _in_order(self.result_tree, mapped(*placed(arrays)))
 
     def modelled(self, xp=np):

@@ -292,7 +292,7 @@ def test_the_usage(tmp_path, arguments, code):
     [
         (["--nope"], "unknown option: --nope"),
         (["chek", "."], "chek is taken for a program; the command is check"),
-        (["check", "--fx", "."], "unknown option: --fx"),
+        (["check", "missing.py"], "no such file or folder: missing.py"),
         (["check"], "no PATH is given"),
         (["explain"], "no program is given"),
         (["explain", "--sorce", "d", "x.py"], "unknown option: --sorce"),

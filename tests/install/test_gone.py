@@ -7,8 +7,7 @@ import pytest
 
 from xmap_compat.legacy import removed
 from xmap_compat.legacy.not_restored import REASONS, why_not_restored
-from xmap_compat.tools.check.report import check_files
-from xmap_compat.tools.leave.old_check.advice import FAMILY, MAPS
+from xmap_compat.tools.check import findings, table
 
 GONE = json.loads((Path(__file__).parent / "gone.json").read_text())
 MOVED = {row.name for row in removed.TABLE if row.kind == removed.MODULE}
@@ -26,7 +25,7 @@ def is_restored(name):
     home = name.rpartition(".")[0]
     if name.endswith("=)"):
         return tuple(name[:-2].split("(")) in removed.KEYWORDS_BY_NAME
-    return name in {*removed.NAMES, *removed.GONE_MODULES, *FAMILY} or home in MOVED
+    return name in {*removed.NAMES, *removed.GONE_MODULES, *table.NAMES, table.MAPS} or home in MOVED
 
 
 def test_every_name_that_is_gone_is_restored_or_there_is_a_reason():
@@ -42,7 +41,7 @@ def test_every_reason_is_needed():
 def test_the_record_was_made_for_every_release_of_the_table():
     assert set(GONE["names and keywords looked at"]) == {"0.2.20", "0.3.25", "0.4.14", "0.4.30"}
     assert all(names > 2000 for names, _ in GONE["names and keywords looked at"].values())
-    assert {"jax.ad_checkpoint.checkpoint", "jax.tree_map", "jax.api.vmap", f"{MAPS}.xmap"} <= NAMES
+    assert {"jax.ad_checkpoint.checkpoint", "jax.tree_map", "jax.api.vmap", f"{table.MAPS}.xmap"} <= NAMES
 
 
 @pytest.mark.parametrize(
@@ -55,6 +54,6 @@ def test_the_record_was_made_for_every_release_of_the_table():
 )
 def test_check_says_why_a_name_is_not_restored(tmp_path, source, name, reason):
     (tmp_path / "program.py").write_text(source)
-    (use,) = check_files([str(tmp_path / "program.py")]).uses
-    assert (use.advice.status, use.name) == ("unknown", name)
-    assert "install() does not restore it" in use.advice.text and reason in use.advice.text
+    (finding,) = findings.check([tmp_path / "program.py"]).reported
+    assert (finding.dies, finding.gone.kind, finding.gone.name) == (True, table.GONE, name)
+    assert reason in finding.gone.remedy

@@ -14,8 +14,7 @@ import forks
 import numpy as np
 import pytest
 
-from xmap_compat.tools.check.report import check_files
-from xmap_compat.tools.leave.old_check.advice import BY_HAND
+from xmap_compat.tools.check import findings
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "zoo").glob("*.py"))
@@ -28,8 +27,8 @@ programs = pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 @functools.cache
 def by_hand():
     """The uses of each program that need a hand."""
-    uses = [use for use in check_files(map(str, PROGRAMS)).uses if use.advice.status in BY_HAND]
-    return {path.stem: [use for use in uses if use.place.path == str(path)] for path in PROGRAMS}
+    dying = [finding for finding in findings.check(PROGRAMS).reported if finding.dies]
+    return {path.stem: [finding for finding in dying if finding.path == path] for path in PROGRAMS}
 
 
 def assert_close(found, recorded):
@@ -65,8 +64,8 @@ def test_a_program_runs_unmodified_and_check_agrees(path, tmp_path):
         assert_close(json.loads(done.stdout.splitlines()[-1]), RECORDED[path.stem]["printed"])
     else:
         (use,) = hands
-        assert f'File "{path}", line {use.place.line}, in' in done.stderr
-        assert f"NotImplementedError: {use.name} is no longer in JAX" in done.stderr
+        assert f'File "{path}", line {use.line}, in' in done.stderr
+        assert f"NotImplementedError: {use.gone.name} is no longer in JAX" in done.stderr
 
 
 @programs

@@ -45,8 +45,6 @@ def _needs_plain_types(eqn, params, mesh_axes):
         return params["interpret"]
     if primitive.name == "reduce":
         return bool(mesh_axes)  # its derivative evaluates the user's computation, whose literals do not vary
-    if primitive.name == "pure_callback":
-        return False  # it has no derivative, and is mapped as the program says
     if primitive.name == "regularized_incomplete_beta":
         # Before 0.12 its lowering loops from constants to values that vary.
         return not VERSION >= (0, 12, 0)

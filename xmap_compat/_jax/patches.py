@@ -30,6 +30,8 @@ class Restoration:
         self._plan: list[Callable[[], Callable[[], None]]] = []
 
     def attribute(self, module: Any, name: str, value: Any) -> None:
+        assert not self._users, "what is in place already stays as it is"
+
         def install():
             missing = object()
             before = module.__dict__.get(name, missing)

@@ -162,35 +162,30 @@ def define_named_primitive(
     return primitive
 
 
-def define_attached_tangent(name: str, tangent: Callable[..., Any], of: int = 1) -> Any:
-    """A primitive ``(out, *others) -> out`` with a derivative ``tangent(that of operand k, out, *others, **params)``.
+def define_cut(name: str, tangent: Callable[..., Any]) -> Any:
+    """A primitive ``(x, mask, **params) -> x`` whose derivative is ``tangent(that of x, mask, **params)``.
 
-    The number k is ``of``; if it is 0, the tangent must be its own transpose.  The other operands must have been
-    computed without derivatives.  A parameter ``reduced`` holds those of their dimensions that ``out`` does not have.
+    The tangent must be its own transpose.  Leading dimensions of the mask are those of x, or of one element.
     """
     primitive = Primitive(name)
-    primitive.def_impl(lambda out, *others, **params: out)
-    primitive.def_abstract_eval(lambda out, *others, **params: out)
-    mlir.register_lowering(primitive, lambda ctx, out, *others, **params: [out])
+    primitive.def_impl(lambda x, mask, **params: x)
+    primitive.def_abstract_eval(lambda x, mask, **params: x)
+    mlir.register_lowering(primitive, lambda ctx, x, mask, **params: [x])
 
     def jvp(primals, tangents, **params):
-        t = tangents[of]
-        result = primitive.bind(*primals, **params)
-        if type(t) is ad.Zero:
-            return result, ad.Zero(jax.typeof(result).to_tangent_aval())
-        return result, tangent(t, *primals, **params)
+        x, mask = primals
+        t, _ = tangents
+        return primitive.bind(x, mask, **params), t if type(t) is ad.Zero else tangent(t, mask, **params)
 
-    def transpose(ct, *operands, **params):
-        return [ct if type(ct) is ad.Zero else tangent(ct, *operands, **params), *(None for _ in operands[1:])]
+    def transpose(ct, x, mask, **params):
+        return [ct if type(ct) is ad.Zero else tangent(ct, mask, **params), None]
 
-    def batch(operands, positions, *, reduced, **params):
+    def batch(operands, positions, **params):
         (size,) = {x.shape[d] for x, d in zip(operands, positions) if d is not None}
-        operands = [batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions)]
-        return primitive.bind(*operands, reduced=tuple(d + 1 for d in reduced), **params), 0
+        return primitive.bind(*(batching.bdim_at_front(x, d, size) for x, d in zip(operands, positions)), **params), 0
 
     ad.primitive_jvps[primitive] = jvp
-    if of == 0:
-        ad.primitive_transposes[primitive] = transpose
+    ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = batch
     return primitive
 

@@ -39,7 +39,7 @@ class DeviceView:
       mesh_sizes: their sizes.
       nested: whether this is in the body of another xmap; ``mesh_axes`` are then named axes of that one.
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
-        around the xmap, or of ``vmap(spmd_axis_name=...)``.  Names do not show these.
+        around the xmap.  Names do not show these.
       compiler: the mesh axes that are left to the compiler.
       widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.

@@ -402,14 +402,6 @@ def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
     )
 
 
-def note_on_integer_names(error: Exception, names: Sequence[Hashable]) -> None:
-    """Say why a collective does not find an axis whose name is an integer."""
-    error.add_note(
-        f"This xmap has axes that are named by integers ({', '.join(map(str, names))}). Collectives read an integer as "
-        "a position (dimension), never as a name: name an axis by a string if the function has a collective over it"
-    )
-
-
 def mesh_changed() -> RuntimeError:
     return RuntimeError(
         "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
@@ -469,6 +461,20 @@ def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
     )
 
 
+def callback_not_reached(axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"Not all elements of {as_set(axes)} reach the io_callback at {where}: they take different branches, or leave "
+        "a loop earlier. Call it outside of these, and give it the predicate as an argument"
+    )
+
+
+def check_from_outside(where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The check at {where} is in an xmapped function. Apply checkify inside, and map its error like any result: "
+        "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
+    )
+
+
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
@@ -477,11 +483,11 @@ def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: 
     )
 
 
-def explicit_compiler_axes_note(axes: Iterable[Hashable]) -> str:
-    return (
-        f"Mesh axes {as_set(axes)} are left to the compiler and have the type Explicit, so JAX must infer how each "
-        "value is sharded over them. Where it cannot, pass out_sharding=jax.sharding.NamedSharding(mesh, spec) to the "
-        "operation in the body, or make the axes Auto: axis_types=(jax.sharding.AxisType.Auto, ...) of the mesh"
+def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
+    of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
+    return TypeError(
+        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
+        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
     )
 
 
@@ -492,10 +498,17 @@ def collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplement
     )
 
 
+def captured_explicit_note(fun: str, captured: Sequence[str]) -> str:
+    return (
+        f"{fun} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh with Explicit axes. "
+        "Pass it to the xmapped function as an argument, with {} in in_axes"
+    )
+
+
 def spmd_vmap(axes: Iterable[Hashable]) -> NotImplementedError:
     return NotImplementedError(
-        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function that is split over a mesh. Name the "
-        "mapped dimension as an axis of the xmap, and give that its mesh axis in axis_resources"
+        f"A vmap with spmd_axis_name={as_set(axes)} is around an xmapped function with mesh resources. Leave "
+        "spmd_axis_name out, or name the mapped dimension in in_axes and give it a mesh axis in axis_resources"
     )
 
 

@@ -1,8 +1,7 @@
 """Stage 5: evaluate a named program on one device.
 
-Ordinary primitives are batched over the local dimensions of their operands; collectives go through
-the table; control flow and calls are rebuilt around the evaluation of their bodies, so that a
-collective is found at any depth and every value keeps exact named axes.
+Ordinary primitives are batched over local dimensions; collectives go through the table; control flow and calls are
+rebuilt around the evaluation of their bodies: collectives are found at any depth, and values keep exact named axes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collective
 from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
-from xmap_compat.core.rules import control_flow, custom_batching, custom_derivatives, solvers
+from xmap_compat.core.rules import control_flow, custom_derivatives
 from xmap_compat.core.rules.callables import collectives_of_rules, evaluate_callable
+from xmap_compat.core.rules.callbacks import CALLBACKS, call_python
 from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import translate
@@ -34,12 +34,6 @@ from xmap_compat.core.undeclared import own_elements_of
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
-
-# Primitives that call Python and wait for the result: JAX refuses them in a shard_map over a part of the mesh.
-_CALLBACKS = ("pure_callback", "io_callback")
-
-# Primitives that call Python and do not wait: without operands, XLA refuses them there.
-_DEBUGGING = ("debug_callback", "debug_print")
 
 
 class RepeatedCalls:
@@ -52,14 +46,14 @@ class RepeatedCalls:
         found = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
         counts = collections.Counter(id(c.body) for c in found if isinstance(c, _jax.Call) and c.name is not None)
         self._repeated = {key for key, count in counts.items() if count > 1}
-        self._functions: dict[tuple[int, int, frozenset[Any]], Any] = {}
+        self._functions: dict[tuple[Any, ...], Any] = {}
 
     def __contains__(self, jaxpr: Any) -> bool:
         return id(jaxpr) in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
-        key = (id(jaxpr), id(ev.view), ev.gathers)
+        key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart)
         if key not in self._functions:
 
             def fun(*operands):
@@ -81,6 +75,7 @@ class Evaluator:
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       taken: in a branch, which elements take it; None where all do.
+      apart: axes along which not every element gets here, as they take another branch or have left the loop.
       rules: the axis names found in the custom rules of equations.
       gathers: equations of the program whose results vary in their type.
     """
@@ -90,6 +85,7 @@ class Evaluator:
     trace: Tracer
     calls: RepeatedCalls
     taken: NamedValue | None = None
+    apart: Names = frozenset()
     rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
 
@@ -138,17 +134,10 @@ class Evaluator:
             if self.moves_nothing(eqn):
                 return self.nothing(eqn, operands)
             params = {**eqn.params, "to": "varying"} if eqn in self.gathers else eqn.params
-            axes = axis_names(params)
-            return translate(
-                self.view, primitive, params, [as_operand(self.view, _as_array(v), axes) for v in operands]
-            )
-        if primitive in _CALLBACKS and self.view.compiler:
-            raise errors.callback_beside_compiler(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
-        if primitive in _CALLBACKS and eqn.params.get("ordered") and any(v.names for v in operands):
-            axes = frozenset().union(*(v.names for v in operands))
-            raise errors.ordered_callback(axes, _jax.where_in_user_code(eqn))
-        if primitive in _DEBUGGING and self.view.compiler and not operands:
-            raise errors.debugging_without_operands(primitive, self.view.compiler, _jax.where_in_user_code(eqn))
+            own = [as_operand(self.view, _as_array(v), axis_names(params)) for v in operands]
+            return translate(self.view, primitive, params, own)
+        if primitive in CALLBACKS:
+            return call_python(self, operands, eqn)
         found = _jax.read(eqn)
         if found is not None:
             return _STRUCTURED[type(found)](self, found, list(operands), eqn)
@@ -218,9 +207,7 @@ def _call(ev: Evaluator, call: _jax.Call, operands, eqn):
 
 
 def _checkpoint(ev: Evaluator, call: _jax.Checkpoint, operands, eqn):
-    def body(*values):
-        return ev.evaluate(call.body, values)
-
+    body = lambda *values: ev.evaluate(call.body, values)  # noqa: E731
     return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)(*operands)
 
 
@@ -244,9 +231,9 @@ _STRUCTURED: dict[type, Rule] = {
     _jax.Cond: control_flow.cond,
     _jax.CustomJvp: custom_derivatives.custom_jvp,
     _jax.CustomVjp: custom_derivatives.custom_vjp,
-    _jax.CustomVmap: custom_batching.custom_vmap,
-    _jax.LinearSolve: solvers.linear_solve,
-    _jax.HijaxOperation: solvers.operation,
+    _jax.CustomVmap: custom_derivatives.custom_vmap,
+    _jax.LinearSolve: custom_derivatives.linear_solve,
+    _jax.HijaxOperation: custom_derivatives.operation,
     _jax.Expanded: _expanded,
     _jax.ShardMap: _shard_map,
 }
@@ -257,12 +244,10 @@ _STRUCTURED: dict[type, Rule] = {
 
 def _sharding_constraint(ev: Evaluator, operands, eqn):
     """Inside our shard_map each device already holds its part: a constraint applies to the compiler's axes only."""
-    if ev.view.typed and not ev.view.compiler:
-        return list(operands)
-    if ev.view.typed:
-        (value,) = operands
-        return [_constrained(ev.view, value, eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
-    return bind_named(ev.view, eqn.primitive, operands, eqn.params)
+    if not ev.view.typed:
+        return bind_named(ev.view, eqn.primitive, operands, eqn.params)
+    sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
+    return [_constrained(ev.view, v, sharding) if ev.view.compiler else v for v in operands]
 
 
 def _constrained(view: DeviceView, value: NamedValue, sharding: Any) -> NamedValue:

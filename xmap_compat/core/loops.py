@@ -1,7 +1,6 @@
 """Loop resources: the part of stage 6 that computes an axis chunk by chunk.
 
-An axis placed on loops is cut into chunks on each device.  Each equation runs within scans over the loops
-that it varies over, and outside of all others.
+An axis on loops is cut into chunks.  Each equation runs within scans over the loops that it varies over, and no others.
 """
 
 from __future__ import annotations
@@ -128,8 +127,9 @@ class _Nest:
         return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
 
     def _scan(self, loop, eqns, wanted, env, inner):
-        # In the order of the program: the order of a set of variables differs between processes.
-        outputs = [v for e in eqns for v in e.outvars if v in wanted]
+        # In the order of the program (that of a set differs between processes).  In a gradient, JAX (to 0.12) drops a
+        # callback whose results leave no scan.
+        outputs = [v for e in eqns for v in e.outvars if v in wanted or _jax.has_side_effect(e)]
         read = _all_read(eqns)
         scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
         variables = list(scanned)

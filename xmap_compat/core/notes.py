@@ -19,6 +19,7 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.named_shape import is_array, named_shape
 from xmap_compat.core.restored import is_name
+from xmap_compat.core.specs import argument_path
 
 
 def add_note(error: Exception) -> None:
@@ -26,6 +27,15 @@ def add_note(error: Exception) -> None:
     with contextlib.suppress(Exception):  # the user's error must be the one that shows
         if note := _note_for(error):
             errors.note_once(error, note)
+
+
+def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...]) -> None:
+    """Name the captured arrays whose types let JAX infer shardings in a body, if it could not."""
+    with contextlib.suppress(Exception):
+        certain = "Sharding" in type(error).__name__ and not _jax.explicit_arrays({"args": args})
+        captured = [argument_path(path[1:], path[0].key) for path in _jax.explicit_arrays(_jax.held_by(declared.fun))]
+        if certain or (captured and re.search("shard|mesh|replicated", str(error))):
+            errors.note_once(error, errors.captured_explicit_note(declared.name, captured))
 
 
 # Words in errors of JAX and NumPy when a program counts named dimensions, or asks for their sizes.

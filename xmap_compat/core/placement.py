@@ -231,11 +231,13 @@ class Body:
       sizes: its axes.
       scope: the resources in scope at its call.
       device_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
+      inputs: the arguments of the function and their named axes, once it is called; none in the body of another.
     """
 
     sizes: Mapping[AxisName, int]
     scope: Scope
     device_axes: Mapping[DeviceAxis, int] = dataclasses.field(default_factory=dict)
+    inputs: Sequence[tuple[Any, frozenset[AxisName]]] | None = None
 
 
 _bodies = _Bodies()
@@ -248,6 +250,11 @@ def entered_body(body: Body) -> Iterator[None]:
         yield
     finally:
         _bodies.stack.pop()
+
+
+def remember_inputs(tracers: Sequence[Any], names: Sequence[frozenset[AxisName]]) -> None:
+    """Note the arguments with which the innermost body is called."""
+    _bodies.stack[-1] = dataclasses.replace(_bodies.stack[-1], inputs=list(zip(tracers, names)))
 
 
 def enclosing_bodies() -> Sequence[Body]:

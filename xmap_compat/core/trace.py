@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.named_shape import known_inputs
-from xmap_compat.core.placement import Body, enclosing_bodies, entered_body
+from xmap_compat.core.placement import Body, enclosing_bodies, entered_body, remember_inputs
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
 
@@ -54,12 +52,12 @@ def trace_program(
 
     @functools.wraps(fun)
     def remembering(*args):
-        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
-            try:
-                return fun(*args)
-            except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-                _notes().add_note(error)  # that relates it to named axes
-                raise
+        remember_inputs(jax.tree.leaves(args), known)
+        try:
+            return fun(*args)
+        except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+            _notes().add_note(error)  # that relates it to named axes
+            raise
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
@@ -84,10 +82,6 @@ def _trace(fun, types, body, return_shape):
             error.args = errors.unbound_name(str(error), sizes_in_scope(), _mesh_axes(body)).args
             raise
         except (TypeError, ValueError) as error:
-            integers = [name for name in body.sizes if isinstance(name, (int, np.integer))]
-            read_as_position = ("out of bounds", "out-of-bounds", "'int' object is not iterable")
-            if integers and any(words in str(error) for words in read_as_position):
-                errors.note_on_integer_names(error, integers)
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
             raise

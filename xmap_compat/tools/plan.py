@@ -18,14 +18,15 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
-from xmap_compat.core import execute
+from xmap_compat.core.execute import execute
 from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
+from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.shown import Shown, view
+from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
@@ -102,7 +103,7 @@ class Nested:
 class CallPlan(Shown):
     """All decisions about one call of an xmapped function.
 
-    Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`.
+    Print it, show it in a notebook, or draw it with :meth:`svg`.
 
     Attributes:
       function: the name of the xmapped function.
@@ -147,10 +148,6 @@ class CallPlan(Shown):
         """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
         return sent_over(self.transfers, self.mesh)
 
-    def picture(self) -> str:
-        """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
-        return view("picture").text(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
@@ -190,7 +187,8 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     def call(*args):
         nonlocal placed
         placed = calls.place_call(declared, args) if made is None else made
-        return execute.execute(placed, jax.tree.leaves(args), functools.partial(MarkingEvaluator, marks=marks))
+        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks))):
+            return execute(placed, jax.tree.leaves(args))
 
     jaxpr = jax.make_jaxpr(call)(*args)
     assert placed is not None

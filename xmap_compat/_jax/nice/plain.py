@@ -46,7 +46,7 @@ class contexts:
 
 
 class spmd:
-    """jax.vmap(spmd_axis_name=...) around an xmap with mesh resources fails in JAX's words"""
+    """jax.vmap(spmd_axis_name=...) around an xmap with mesh resources is not refused in words"""
 
     @staticmethod
     def axes_of_spmd_vmap():

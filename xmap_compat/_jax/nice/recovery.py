@@ -29,7 +29,7 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
         with calling(args):
             try:
                 return missed(*args, **kwargs)
-            except (TypeError, ValueError) as error:
+            except Exception as error:
                 others = recovery(error, args, kwargs)
                 if others is None:
                     raise

@@ -89,6 +89,7 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
     """
     condition_consts, body_consts, init = split(operands, loop.num_condition_consts, loop.num_body_consts)
     names, varying = while_names(ev.checker, loop, [v.names for v in operands])
+    ev = dataclasses.replace(ev, apart=ev.apart | varying)
     condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
     step = lambda carry: ev.conformed(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731
     first = ev.conformed(init, names)
@@ -168,6 +169,7 @@ def cond(ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: An
     index, *operands = operands
     branches = cond.branches
     names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
+    ev = dataclasses.replace(ev, apart=ev.apart | index.names)
     if ev.view.local_names(index.names) or (index.names and ev.communicates(*branches)):
         return _cond_select(ev, branches, index, operands)
     ev = dataclasses.replace(ev, taken=None)
@@ -278,10 +280,10 @@ def _cut(ev: Evaluator, over: Names, value: NamedValue) -> NamedValue:
     dims = [n for n in value.dims if n is not None]
     taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
     local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
-    return dataclasses.replace(value, data=cut_p.bind(value.data, local, reduced=(), mesh_axes=axes))
+    return dataclasses.replace(value, data=cut_p.bind(value.data, local, mesh_axes=axes))
 
 
-def _cut_tangent(t, x, taken, *, reduced, mesh_axes):
+def _cut_tangent(t, taken, *, mesh_axes):
     reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken
     if missing := tuple(sorted(_jax.varying_axes(t) - _jax.varying_axes(reached))):
         reached = lax.pcast(reached, missing, to="varying")
@@ -290,4 +292,4 @@ def _cut_tangent(t, x, taken, *, reduced, mesh_axes):
 
 
 # Only the derivative needs other devices, so values are computed without them.
-cut_p = _jax.define_attached_tangent("cut", _cut_tangent, of=0)
+cut_p = _jax.define_cut("cut", _cut_tangent)

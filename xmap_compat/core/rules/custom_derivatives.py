@@ -1,4 +1,4 @@
-"""Functions with derivative rules of their own, rebuilt around the evaluation of their bodies and rules."""
+"""Functions with rules of their own, and solvers, rebuilt around the evaluation of their parts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.device import conform, vary_alike
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.device import conform, vary_alike, vary_over
 from xmap_compat.core.rules.callables import evaluate_callable
 from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
-from xmap_compat.core.values import NamedValue, is_smooth
+from xmap_compat.core.values import NamedValue, is_smooth, split
 
 if TYPE_CHECKING:
     from xmap_compat.core.evaluate import Evaluator
@@ -120,3 +122,68 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
     # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
     fun.defvjp(fwd, bwd, symbolic_zeros=True)
     return fun(*operands)
+
+
+# ---------------------------------------------------------------- batching rules, solvers
+
+
+def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
+    if ev.named_axes(eqn):
+        return ev.over_names(eqn, operands)
+    names = frozenset().union(*(v.names for v in operands))
+    if ev.view.local_names(names) or not ev.view.typed:
+        return bind_named(ev.view, eqn.primitive, operands, eqn.params)
+
+    @jax.custom_batching.custom_vmap
+    def fun(*arrays):
+        values = [NamedValue(x, v.dims, v.names) for x, v in zip(arrays, operands)]
+        return [vary_over(ev.view, out, names).data for out in ev.evaluate(call.body, values)]
+
+    @fun.def_vmap
+    def rule(axis_size, in_batched, *arrays):
+        args, batched = (jax.tree.unflatten(call.in_tree, leaves) for leaves in (arrays, in_batched))
+        outs = call.rule(axis_size, batched, *args)
+        return tuple(jax.tree.leaves(out) for out in outs)
+
+    outs = fun(*(v.data for v in operands))
+    return [NamedValue(x, (None,) * jnp.ndim(x), names) for x in outs]
+
+
+def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
+    names = frozenset().union(*(v.names for v in operands))
+    # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
+    operands = [vary_over(ev.view, v, names) for v in operands]
+    matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
+
+    def run(jaxpr, consts):
+        def apply(x):
+            outs = ev.evaluate(jaxpr, [*consts, *x])
+            return ev.conformed(outs, [names] * len(outs))
+
+        return apply
+
+    def solver(jaxpr, consts):
+        def apply(_, rhs):
+            outs = run(jaxpr, consts)(rhs)
+            return (outs[: len(rhs)], outs[len(rhs) :]) if len(outs) > len(rhs) else outs
+
+        return apply
+
+    has_aux = len(solve.solve.out_avals) > len(b)
+    transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
+    outs = lax.custom_linear_solve(
+        run(solve.matvec, matvec_consts),
+        ev.conformed(b, [names] * len(b)),
+        solver(solve.solve, solve_consts),
+        transpose_solve=transpose,
+        has_aux=has_aux,
+    )
+    return [*outs[0], *outs[1]] if has_aux else outs
+
+
+def operation(ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
+    body = ev.trace(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

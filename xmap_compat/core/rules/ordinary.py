@@ -16,7 +16,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named, bind_per_element, dot_dimensions
-from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.device import DeviceView, vary_alike, vary_over
 from xmap_compat.core.values import NamedValue
 
 Params = Mapping[str, Any]
@@ -31,17 +31,13 @@ def evaluate_primitive(
     if _jax.draws_from_rbg(primitive, operands):
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
         return bind_per_element(view, primitive, operands, params)
-    rule = _pure_callback if primitive.name == "pure_callback" else DIRECT.get(primitive.name)
-    if rule is not None:
-        results = rule(view, primitive, operands, params)
-        if results is not None:
-            return results
-    return bind_named(view, primitive, operands, params)
+    rule = DIRECT.get(primitive.name)
+    results = None if rule is None else rule(view, primitive, operands, params)
+    return bind_named(view, primitive, operands, params) if results is None else results
 
 
 def _bind(view, primitive, data, params, dims, names):
-    (out,) = _jax.bind(primitive, data, params)
-    return [NamedValue(out, dims, names)]
+    return [NamedValue(*_jax.bind(primitive, data, params), dims, names)]
 
 
 # ---------------------------------------------------------------------- elementwise
@@ -161,27 +157,6 @@ def _dot_general(view, primitive, operands, params):
     numbers, dims = dot_dimensions(x, y, *params["dimension_numbers"])
     data = [vary_over(view, v, names).data for v in operands]
     return _bind(view, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
-
-
-# ----------------------------------------------------------------------- callbacks
-
-
-def _pure_callback(view, primitive, operands, params):
-    """Make one call for each element, as the body is written for one, unless the program allows more in a call.
-
-    ``vectorized=True`` of old programs says so.  JAX adds dimensions to those operands that vary over an axis, and
-    NumPy aligns them correctly if all that vary have the same ones and no operand has a higher rank: others would
-    give results that depend on which axes have local dimensions.
-    """
-    method = params["vmap_method"] or "sequential"
-    if method == "legacy_vectorized":
-        names = frozenset().union(*(v.names for v in operands))
-        ranks = [v.dims.count(None) for v in operands]
-        if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
-            operands = [conform_to_names(view, v, names) if v.names else v for v in operands]
-        else:
-            method = "sequential"
-    return bind_named(view, primitive, operands, {**params, "vmap_method": method})
 
 
 # --------------------------------------------------------------------------- table

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, gather_devices, spread, sum_devices, travel
+from xmap_compat.core.device import DeviceView, gather_devices, spread, sum_devices
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
 from xmap_compat.core.rules.groups import reduce_in_groups
@@ -64,40 +63,17 @@ def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence
     """An extremum over devices with the derivative that JAX lacks: ties share it, over devices as within one."""
     if not is_smooth(x):
         return extremum(x)
-    if view.typed and set(mesh_axes) <= set(view.mesh_axes):
-        params = {"reduced": tuple(dims), "mesh_axes": mesh_axes, "widens": view.widens}
-        return extremum_tangent_p.bind(extremum(lax.stop_gradient(x)), x, **params)
-
-    # An xmap around this one, or the user's vmap, has yet to translate collectives over axes outside.
-    @jax.custom_jvp
-    def fun(x):
-        return extremum(x)
+    fun = jax.custom_jvp(extremum)
 
     @fun.defjvp
     def jvp(primals, tangents):
         (x,), (t,) = primals, tangents
         out = fun(x)
-        across = lambda x: spread(view, x, mesh_axes)  # noqa: E731
-        return out, _tangent_of_ties(x, t, out, dims, across, lambda v: sum_devices(view, v, mesh_axes))
+        ties = (x == spread(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
+        shared = lambda v: sum_devices(view, lax.reduce_sum(v, dims) if dims else v, mesh_axes)  # noqa: E731
+        return out, shared(t * ties) / shared(ties)
 
     return fun(x)
-
-
-def _tangent_of_ties(x, t, out, dims, across: Callable, total: Callable):
-    """The tangent of an extremum over ``dims`` and devices: the mean tangent of all elements that are equal to it."""
-    ties = (x == across(lax.expand_dims(out, dims))).astype(x.dtype)
-    shared = lambda v: total(lax.reduce_sum(v, dims) if dims else v)  # noqa: E731
-    return shared(t * ties) / shared(ties)
-
-
-def _tangent_on_mesh(t, out, x, *, reduced, mesh_axes, widens):
-    view = DeviceView({}, widens=widens)
-    across = lambda x: travel(view, lambda x: lax.pcast(x, mesh_axes, to="varying"), x)  # noqa: E731
-    return _tangent_of_ties(x, t, out, reduced, across, lambda v: travel(view, lambda v: lax.psum(v, mesh_axes), v))
-
-
-# A primitive and no custom_jvp, as it has no rule that ``vmap(spmd_axis_name=...)`` would map late.
-extremum_tangent_p = _jax.define_attached_tangent("extremum_tangent", _tangent_on_mesh)
 
 
 def _keeping_nan(across: Callable, reduce: Callable, nan_as: Callable[[Any], Any]) -> Callable:

@@ -1,0 +1,343 @@
+"""Effects run as often as in the element by element program, under every assignment, or are refused in words.
+
+The oracle is a Python loop over the elements.
+"""
+
+import collections
+import itertools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import checkify, io_callback
+from placements import mesh42
+
+from xmap_compat import SerialLoop, xmap
+
+pytestmark = pytest.mark.usefixtures("end_a_hang")
+
+X = np.arange(1, 9, dtype=np.float32)
+Y = np.arange(3, dtype=np.float32)
+SCALAR = jax.ShapeDtypeStruct((), np.float32)
+RESOURCES = {
+    "none": {},
+    "copies": {"i": "x"},
+    "copies along the first axis": {"i": "y"},
+    "one element a device": {"i": ("y", "x")},
+    "loop": {"i": SerialLoop(2)},
+    "copies and a loop": {"i": ("x", SerialLoop(2))},
+    "on two axes": {"i": "y", "j": "x"},
+}
+Y4 = np.arange(4, dtype=np.float32)
+
+
+class Host:
+    """A function of Python that is told values, and answers with the number of the call."""
+
+    def __init__(self):
+        self.told = []
+
+    def __call__(self, *values):
+        self.told.append(tuple(float(v) for v in values))
+        return np.float32(len(self.told))
+
+
+def in_place(call):
+    return call
+
+
+def in_a_scan(call):
+    return lambda *values: lax.scan(lambda c, _: (c, call(*values)), 0, None, length=2)[1].sum()
+
+
+def in_a_jit(call):
+    return jax.jit(call)
+
+
+def in_a_loop(call):
+    return lambda *values: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] + call(*values)), (0, 0.0))[1]
+
+
+def in_a_branch(call):
+    """All elements take the same."""
+    return lambda *values: lax.cond(lax.axis_size("i") + jnp.sin(1.0) > 0, call, lambda *values: 0.0, *values)
+
+
+def in_a_vmap(call):
+    """Over an axis of two equal rows."""
+    return lambda *values: jax.vmap(lambda k: call(*(v + 0 * k for v in values)))(jnp.zeros(2)).sum()
+
+
+def in_an_xmap(call):
+    """Over an axis of two equal rows, which the outermost shard_map may split."""
+    inner = lambda *values: xmap(lambda k: call(*(v + 0 * k for v in values)), ["k"], ["k"])(jnp.zeros(2))
+    return lambda *values: inner(*values).sum()
+
+
+def in_a_backward_rule(call):
+    """Called in the gradient that the body takes."""
+    f = jax.custom_vjp(lambda *values: values[0])
+    f.defvjp(lambda *values: (values[0], values), lambda values, ct: (ct * call(*values), *values[1:]))
+    return lambda *values: jax.grad(f)(*values)
+
+
+CONSTRUCTS = [in_place, in_a_scan, in_a_jit, in_a_loop, in_a_branch, in_a_vmap, in_an_xmap, in_a_backward_rule]
+TIMES = dict.fromkeys((in_a_scan, in_a_loop, in_a_vmap, in_an_xmap), 2)
+# What the callback is given: its values for the elements v of i and u of j.
+GIVEN = {
+    "both": (lambda v, u: (v, u), lambda: [(v, u) for v in X for u in Y4]),
+    "one axis": (lambda v, u: (v,), lambda: [(v,) for v in X]),
+    "the other axis": (lambda v, u: (u,), lambda: [(u,) for u in Y4]),
+    "a constant": (lambda v, u: (jnp.float32(3),), lambda: [(3.0,)]),
+    "a sum": (lambda v, u: (lax.psum(v, "i"),), lambda: [(36.0,)]),
+    "nothing": (lambda v, u: (), lambda: [()]),
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("resources", RESOURCES.values(), ids=RESOURCES)
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+@pytest.mark.parametrize("given", GIVEN)
+def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(given, construct, resources):
+    if given == "nothing" and construct in (in_a_backward_rule, in_a_vmap, in_an_xmap):
+        pytest.skip("these need an operand")
+    if given == "a sum" and "SerialLoop" in str(resources):
+        pytest.skip("there is no sum over a loop")
+    host, (operands, elements) = Host(), GIVEN[given]
+    call = construct(lambda *values: io_callback(host, SCALAR, *values))
+    fun = xmap(lambda v, u: call(*operands(v, u)), (["i"], ["j"]), ["i", "j"], axis_resources=resources)
+    with mesh42():
+        out = np.asarray(fun(X, Y4))
+        jax.effects_barrier()
+    assert collections.Counter(host.told) == {e: TIMES.get(construct, 1) for e in elements()}
+    # Elements that share a call share its result.
+    axes = {"one axis": 1, "the other axis": 0}.get(given, (0, 1))
+    if given != "both":
+        assert (out == (out[:, :1] if axes == 1 else out[:1] if axes == 0 else out[:1, :1])).all()
+
+
+TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "bool", "int8", "uint16", "int32", "complex64"]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("resources", list(RESOURCES.values())[:6], ids=list(RESOURCES)[:6])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_copies_receive_the_result_bit_for_bit(dtype, resources):
+    """Negative zero, NaN with its payload, and the call's number."""
+    dtype, numbers = jnp.dtype(dtype), itertools.count(1)
+
+    def host(*_):
+        bits = np.arange(4 * dtype.itemsize, dtype=np.uint8) + next(numbers)
+        values = bits.view(dtype) if dtype != np.bool_ else bits % 2 == 0
+        values[0] = -0.0 if dtype.kind != "b" else True
+        if dtype.kind in "fcV":
+            values[1] = np.nan
+        made.append(values)
+        return values
+
+    body = lambda v: [io_callback(host, jax.ShapeDtypeStruct((4,), dtype), *given) for given in [(v,), ()]]
+    made: list = []
+    with mesh42():
+        each, shared = xmap(body, ["i"], [["i", ...], ["i", ...]], axis_resources=resources)(X)
+        each, shared = np.asarray(each), np.asarray(shared)
+        jax.effects_barrier()
+    assert len(made) == 9
+    assert len({row.tobytes() for row in shared}) == 1
+    assert {row.tobytes() for row in (*each, shared[0])} == {values.tobytes() for values in made}
+
+
+def turns(call):
+    return lambda c, _: (lax.switch(jnp.int32(c) % 2, [call, jnp.sin], c), None)
+
+
+def apart(call):
+    return {
+        "a branch": lambda v: lax.cond(v > 4, call, lambda v: v, v),
+        "a branch of what all share": lambda v: lax.cond(v > 4, lambda: call(jnp.float32(1)), lambda: v),
+        "a switch in a scan": lambda v: lax.scan(turns(call), v, None, 2)[0],
+        "a loop": lambda v: lax.while_loop(lambda c: c > 0, lambda c: c - 1 + 0 * call(c), v),
+        "a condition": lambda v: lax.while_loop(lambda c: c + 0 * call(c) > 0, lambda c: c - 1, v),
+        "a loop in a jit in a branch": lambda v: lax.cond(
+            v > 4, jax.jit(lambda v: lax.fori_loop(0, 2, lambda _, c: call(c), v)), lambda v: v, v
+        ),
+        "a rule in a branch": lambda v: jax.grad(lambda v: lax.cond(v > 4, told_backward(call), lambda v: v, v))(v),
+    }
+
+
+def told_backward(call):
+    f = jax.custom_vjp(lambda v: v)
+    f.defvjp(lambda v: (v, v), lambda v, ct: (ct * call(v),))
+    return f
+
+
+@pytest.mark.parametrize("name", apart(None))
+def test_an_io_callback_that_not_all_elements_reach_is_refused_under_every_assignment(name):
+    host = Host()
+    body = apart(lambda v: io_callback(host, SCALAR, v))[name]
+    for resources in list(RESOURCES.values())[:6]:
+        with (
+            mesh42(),
+            pytest.raises(NotImplementedError, match=r"Not all elements of {'i'} reach the io_callback at "),
+        ):
+            xmap(body, ["i"], ["i"], axis_resources=resources)(X)
+    assert host.told == []
+
+
+def test_the_remedy_of_that_refusal():
+    """The predicate goes to Python with the value."""
+    host = Host()
+    choose = lambda take, v: host(v) if take else np.float32(0)
+    body = lambda v: io_callback(choose, SCALAR, v > 4, v)
+    for resources in list(RESOURCES.values())[:6]:
+        host.told.clear()
+        with mesh42():
+            out = xmap(body, ["i"], ["i"], axis_resources=resources)(X)
+            jax.effects_barrier()
+        assert sorted(host.told) == [(v,) for v in X if v > 4]
+        np.testing.assert_array_equal(np.asarray(out) > 0, X > 4)
+
+
+# ------------------------------------------------------------------------------------ checks
+
+
+def positive(v):
+    checkify.check(v > 4, "{v} is not above 4", v=v)
+    return v
+
+
+CHECKED = {
+    "in place": positive,
+    "in a branch": lambda v: lax.cond(v > 4, positive, lambda v: v, v),
+    "in a scan": lambda v: lax.scan(lambda c, _: (positive(c), None), v, None, length=2)[0],
+    "in a loop": lambda v: lax.while_loop(lambda c: c > 5, lambda c: positive(c) - 1, v),
+    "of an index": lambda v: jnp.arange(7.0)[jnp.int32(v)],
+    "of NaN in a branch": lambda v: lax.cond(v > 4, lambda v: jnp.log(v - 4), lambda v: v, v),
+}
+FAILS = {"in place": X <= 4, "in a scan": X <= 4, "of an index": X > 6}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_check_in_the_body_is_that_of_each_element(name):
+    """The oracle is checkify of one element; the error of the mapped call holds one for each."""
+    checked = checkify.checkify(CHECKED[name], errors=checkify.all_checks)
+    for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
+        with mesh42():
+            error, out = xmap(checked, ["i"], ["i", ...], axis_resources=resources)(X)
+        failed = [int(k) for k in re.findall(r"at mapped index (\d+):", error.get() or "")]
+        assert sorted(failed) == np.flatnonzero(FAILS.get(name, X < 0)).tolist()
+        want = [checked(jnp.float32(v))[1] for v in X]
+        np.testing.assert_allclose(out, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(CHECKED)[:4])
+def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(name):
+    for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
+        mapped = xmap(CHECKED[name], ["i"], ["i"], axis_resources=resources)
+        with (
+            mesh42(),
+            pytest.raises(NotImplementedError, match=r"The check at .*xmap\(checkify\.checkify\(fun\)"),
+        ):
+            checkify.checkify(mapped)(X)
+
+
+# ------------------------------------------------------------------------------------ around
+
+AROUND = {
+    "grad": (lambda f: jax.grad(lambda w: f(X, w).sum())(2.0), 1),
+    "a jitted gradient": (lambda f: jax.jit(jax.value_and_grad(lambda w: f(X, w).sum()))(2.0), 1),
+    "linearize": (lambda f: jax.linearize(lambda w: f(X, w), 2.0)[1](1.0), 1),
+    "vmap": (lambda f: jax.vmap(lambda w: f(X, w))(jnp.arange(3.0)), 3),
+    "scan": (lambda f: lax.scan(lambda c, _: (f(X, c).sum() / 9, None), 1.0, None, length=3)[0], 3),
+    "a branch": (lambda f: lax.cond(True, lambda: f(X, 1.0), lambda: X), 1),
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("resources", list(RESOURCES.values())[:6], ids=list(RESOURCES)[:6])
+@pytest.mark.parametrize("around", AROUND)
+def test_io_callbacks_under_transformations_around(around, resources):
+    use, times = AROUND[around]
+    host = Host()
+
+    def body(v, w):
+        io_callback(host, SCALAR, lax.stop_gradient(v + 0 * w))
+        return jnp.sin(v * w)
+
+    with mesh42():
+        found = use(xmap(body, (["i"], {}), ["i"], axis_resources=resources))
+        jax.effects_barrier()
+    assert collections.Counter(host.told) == {(v,): times for v in X}
+    expected = use(lambda v, w: jnp.sin(v * w))
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5), found, expected)
+
+
+# ------------------------------------------------------------------------- the table of the guide
+
+GUIDE = pathlib.Path(__file__).parents[2] / "migration_guide.md"
+SECTION = GUIDE.read_text().partition("### Effects")[2].partition("\n### ")[0]
+ROW = re.compile(r"^\| (`(?:io_callback|jax\.|checkify).*?) \| (.*?) \| (.*?) \|$", re.M)
+
+
+def counted(effect, resources, body_of):
+    """How often Python is called, and the results."""
+    host = Host()
+
+    def call(v):
+        if effect == "`io_callback`":
+            return io_callback(host, SCALAR, v)
+        if effect == "`jax.pure_callback`":
+            return jax.pure_callback(lambda v: (host(v), np.float32(v))[1], SCALAR, v)
+        jax.debug.callback(host, v)
+        return v
+
+    with mesh42():
+        jax.block_until_ready(xmap(body_of(call), ["i"], ["i"], axis_resources=resources)(X))
+        jax.effects_barrier()
+    return len(host.told)
+
+
+def in_half(call):
+    return lambda v: lax.cond(v > 4, call, lambda v: v, v)
+
+
+def written(v):
+    ref = jax.new_ref(v)
+
+    def write():
+        ref[...] = 10 * v
+
+    lax.cond(v > 4, write, lambda: None)
+    return ref[...]
+
+
+@pytest.mark.parametrize(("effect", "copies", "apart"), ROW.findall(SECTION), ids=lambda cell: cell[:24])
+def test_the_table_of_effects_says_what_happens(effect, copies, apart):
+    if "checkify" in effect:
+        if "around" in effect:
+            test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment("in a branch")
+            assert (copies, apart) == ("refused", "refused")
+        else:
+            test_a_check_in_the_body_is_that_of_each_element("in a branch")
+            assert (copies, apart) == ("each device has its own", "checked for elements that reach it")
+    elif "new_ref" in effect:
+        for resources in ({}, {"i": "x"}):
+            with mesh42():
+                np.testing.assert_array_equal(
+                    xmap(written, ["i"], ["i"], axis_resources=resources)(X), np.where(X > 4, 10 * X, X)
+                )
+        assert (copies, apart) == ("each device has its own", "written by elements that reach it")
+    else:
+        said = {8: "one device calls, and all receive its result", 16: "each device calls"}
+        assert copies == said[counted(effect, {"i": "x"}, lambda call: call)]
+        try:
+            assert apart == {8: "may call for all elements"}[counted(effect, {}, in_half)]
+        except NotImplementedError:
+            assert apart == "refused"
+
+
+def test_the_table_has_all_rows():
+    assert len(ROW.findall(SECTION)) == 6

@@ -1,0 +1,92 @@
+"""check --fix gives programs that run under plain Python: the grid of imports and uses, each run."""
+
+import pytest
+from test_check import ends_of
+
+from xmap_compat.tools.check import editor
+
+USED = "import numpy as np\n{indent}print({xmap}(lambda v: v * 2, ['i'], ['i'])(np.arange(3)).tolist())\n"
+# The import, and how a program calls xmap after it.
+IMPORTS = {
+    "import a.b": ("import jax.experimental.maps", "jax.experimental.maps.xmap"),
+    "import a.b as c": ("import jax.experimental.maps as maps", "maps.xmap"),
+    "from a import b": ("from jax.experimental import maps", "maps.xmap"),
+    "from a import b as c": ("from jax.experimental import maps as M", "M.xmap"),
+    "from a.b import c": ("from jax.experimental.maps import xmap", "xmap"),
+    "from a.b import c as d": ("from jax.experimental.maps import xmap as each", "each"),
+    "several names": ("from jax.experimental import maps, PartitionSpec as P, pjit", "maps.xmap"),
+    "parentheses": (
+        "from jax.experimental.maps import (  # of 2021\n    xmap,  # the map\n    Mesh as M,\n"
+        "    thread_resources,  # last\n)",
+        "xmap",
+    ),
+    "several modules": ("import os, jax.experimental.maps as maps, sys", "maps.xmap"),
+    "semicolons": ("import os; from jax.experimental import maps; import sys", "maps.xmap"),
+    "unused ones beside": (
+        "from jax.experimental import maps\nfrom jax.experimental import host_callback\n"
+        "from jax.experimental import global_device_array as gda",
+        "maps.xmap",
+    ),
+    "what only install gives": ("from jax.experimental import maps\nmaps.thread_resources.env", "maps.xmap"),
+    "try": ("try:\n    from jax.experimental.maps import xmap\nexcept ImportError:\n    xmap = None", "xmap"),
+    "try, a module": ("try:\n    from jax.experimental import maps\nexcept ImportError:\n    maps = None", "maps.xmap"),
+    "type checking": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from jax.experimental.maps import ResourceEnv\n"
+        "from jax.experimental.maps import xmap\nenv: 'ResourceEnv'",
+        "xmap",
+    ),
+    "docstring and future": (
+        '"""A program."""\nfrom __future__ import annotations\nfrom jax.experimental.maps import xmap, Mesh',
+        "xmap",
+    ),
+}
+
+
+def programs(used):
+    for name, (imports, xmap) in IMPORTS.items():
+        yield f"{name}, {used}", imports + "\n" + (USED.format(indent="", xmap=xmap) if used else "print('unused')\n")
+        body = "\n".join(f"    {line}" for line in imports.splitlines() if "__future__" not in line)
+        call = USED.format(indent="    ", xmap=xmap) if used else "print('unused')\n"
+        yield f"{name}, in a function, {used}", f"def main():\n{body}\n    {call}main()\n"
+
+
+GRID = {**dict(programs(True)), **dict(programs(False))}
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """The folder of the fixed programs, and what could not be mended."""
+    folder = tmp_path_factory.mktemp("grid")
+    for number, source in enumerate(GRID.values()):
+        (folder / f"p{number}.py").write_text(source)
+    fixed = editor.fixed([folder])
+    for path, text in fixed.texts.items():
+        path.write_text(text)
+    return folder, fixed
+
+
+@pytest.fixture(scope="module")
+def ends(grid, tmp_path_factory):
+    folder, _ = grid
+    fixed = {f"p{number}": (folder / f"p{number}.py").read_text() for number in range(len(GRID))}
+    return ends_of(fixed, tmp_path_factory.mktemp("run"), plain=True)
+
+
+def test_each_import_in_the_grid_is_fixed_and_nothing_is_left(grid):
+    _, fixed = grid
+    assert fixed.left == () and len(fixed.texts) == len(GRID)
+
+
+@pytest.mark.parametrize("number", range(len(GRID)), ids=GRID)
+def test_a_fixed_program_runs_under_plain_python(ends, number):
+    expected = "[0, 2, 4]\n" if list(GRID)[number].endswith("True") else "unused\n"
+    assert ends[f"p{number}"] == {"lines": [], "printed": expected}
+
+
+def test_what_is_unused_is_dropped_and_comments_stay(grid):
+    folder, _ = grid
+    names = list(GRID)
+    unused = (folder / f"p{names.index('unused ones beside, False')}.py").read_text()
+    assert unused == "print('unused')\n"
+    parentheses = (folder / f"p{names.index('parentheses, True')}.py").read_text()
+    assert parentheses.startswith("# of 2021\n# the map\n# last\nfrom xmap_compat import xmap\n")

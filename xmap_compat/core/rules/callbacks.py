@@ -1,0 +1,98 @@
+"""Primitives that call Python: how often, and on which devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core import errors
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.device import DeviceView, conform_to_names, spread, sum_devices, vary_over
+from xmap_compat.core.values import NamedValue
+
+if TYPE_CHECKING:
+    from xmap_compat.core.evaluate import Evaluator
+
+
+def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """Make one call for each element, as the body is written for one, unless the program allows more in a call.
+
+    ``vectorized=True`` of old programs says so.  JAX adds dimensions to those operands that vary over an axis, and
+    NumPy aligns them correctly if all that vary have the same ones and no operand has a higher rank: others would
+    give results that depend on which axes have local dimensions.
+    """
+    method = eqn.params["vmap_method"] or "sequential"
+    if method == "legacy_vectorized":
+        names = frozenset().union(*(v.names for v in operands))
+        ranks = [v.dims.count(None) for v in operands]
+        if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
+            operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]
+        else:
+            method = "sequential"
+    return bind_named(ev.view, eqn.primitive, operands, {**eqn.params, "sharding": None, "vmap_method": method})
+
+
+def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """Make one call for each element of the axes that operands vary over; all elements of other axes share its result.
+
+    Devices that hold copies all call Python, but only the first of them calls the function, and the others receive its
+    results.  (JAX cannot map a ``lax.cond`` around it.)
+    """
+    view, names = ev.view, frozenset().union(*(v.names for v in operands))
+    if ev.apart:
+        raise errors.callback_not_reached(ev.apart, _jax.where_in_user_code(eqn))
+    if names and eqn.params["ordered"]:
+        raise errors.ordered_callback(names, _jax.where_in_user_code(eqn))
+    copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
+    params = {**eqn.params, "sharding": None}
+    if not (copies and view.typed):
+        return bind_named(view, eqn.primitive, operands, params)
+    params["callback"] = _CalledByOne(eqn.params["callback"], tuple(eqn.params["result_avals"]))
+    is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
+    varied = [vary_over(view, v, names) for v in (is_first, *operands)]
+    varied = [dataclasses.replace(v, data=spread(view, v.data, copies)) for v in varied]
+    results = bind_named(view, eqn.primitive, varied, params)
+    return [dataclasses.replace(v, data=_of_the_first(view, v.data, copies)) for v in results]
+
+
+@dataclasses.dataclass(frozen=True)
+class _CalledByOne:
+    """The function of an ``io_callback`` that is called on the first device only; others get zeros."""
+
+    callback: Callable[..., Any]
+    result_types: tuple[Any, ...]
+
+    def __call__(self, is_first: Any, *operands: Any) -> Any:
+        return self.callback(*operands) if is_first else [np.zeros(t.shape, t.dtype) for t in self.result_types]
+
+
+def _of_the_first(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
+    """The data of the first device, bit for bit, where others have zeros."""
+    if jnp.issubdtype(data.dtype, jnp.complexfloating):
+        return lax.complex(*(_of_the_first(view, part(data), mesh_axes) for part in (lax.real, lax.imag)))
+    if data.dtype == np.bool_:
+        return _of_the_first(view, data.astype(np.uint8), mesh_axes).astype(np.bool_)
+    bits = lax.bitcast_convert_type(data, np.dtype(f"uint{8 * data.dtype.itemsize}"))
+    return lax.bitcast_convert_type(sum_devices(view, spread(view, bits, mesh_axes), mesh_axes), data.dtype)
+
+
+_WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
+CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check")
+
+
+def call_python(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+    """In a ``shard_map`` over a part of the mesh, JAX lacks calls with results, and XLA those without operands."""
+    name, where, compiler = eqn.primitive.name, _jax.where_in_user_code(eqn), ev.view.compiler
+    if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
+        raise errors.check_from_outside(where)
+    if compiler and name in _WAITING:
+        raise errors.callback_beside_compiler(name, compiler, where)
+    if compiler and not operands:
+        raise errors.debugging_without_operands(name, compiler, where)
+    return _WAITING[name](ev, operands, eqn) if name in _WAITING else ev.ordinary(eqn, operands)
