@@ -70,10 +70,9 @@ NICE = {
         "jax._src.core.trace_ctx.axis_env": "0.9 on",
         "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 on",
     },
-    "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 on"},
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 3, 24
+MOST_NEEDED, MOST = 3, 23
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {

@@ -113,7 +113,6 @@ recovering = part("recovery").recovering
 axes_of_spmd_vmap = part("spmd").axes_of_spmd_vmap
 process_store = part("processes").process_store
 tracer_origin = part("origins").tracer_origin
-transformation_of = part("transformations").transformation_of
 user_frames = part("frames").user_frames
 
 if TYPE_CHECKING:
