@@ -198,7 +198,7 @@ def _check_outer_names(program, placements):
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
-    if taken := mesh_axes_used(program, placements).intersection(_jax.bound_axis_names()):
+    if taken := frozenset(filter(_jax.is_bound, mesh_axes_used(program, placements))):
         raise errors.mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
