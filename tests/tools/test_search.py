@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 from placements import shaped
 
 from xmap_compat import Mesh, SerialLoop, pdot, plan, search, xmap
-from xmap_compat.tools.search import LIMIT, Candidate, _ranked
+from xmap_compat.tools.candidates import Candidate, ranked
+from xmap_compat.tools.search import LIMIT
 
 
 @pytest.fixture
@@ -522,5 +523,5 @@ def test_what_is_sent_over_several_axes_may_be_routed_in_any_order(case):
     """Of an all-reduce over 4 x 2 devices at least 3/7 go over x, and 1/7 over y."""
     ours, theirs, better = JOINT[case]
     found = [Candidate({"i": name}, 8, 100, sent) for name, sent in (("a", ours), ("b", theirs))]
-    ranked = _ranked(found, AbstractMesh((4, 2), ("x", "y")))
-    assert {c.axis_resources["i"]: c.dominated for c in ranked}["b"] == better
+    found = ranked(found, AbstractMesh((4, 2), ("x", "y")))
+    assert {c.axis_resources["i"]: c.dominated for c in found}["b"] == better

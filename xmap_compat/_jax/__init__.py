@@ -13,6 +13,7 @@ from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, par
 check_release()
 warn_if_untested()
 
+from xmap_compat._jax.containers import explicit_arrays, held_by, shaped_containers
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,

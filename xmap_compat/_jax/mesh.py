@@ -75,8 +75,7 @@ def ambient_mesh() -> AnyMesh | None:
 
 
 def _is_innermost(entered):
-    found, _ = contexts.innermost()
-    return found is None or found is entered.found_as
+    return (found := contexts.innermost()[0]) is None or found is entered.found_as
 
 
 def enter_mesh(mesh: AnyMesh) -> None:
@@ -149,8 +148,7 @@ def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Cont
     explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types) if t == jax.sharding.AxisType.Explicit}
     if not explicit:
         return list(values)
-    own = [explicit_spec(x) for x in values]
-    wanted = [_joined(spec, explicit, before, kept) for spec, before in zip(specs, own)]
+    wanted = [_joined(spec, explicit, before, kept) for spec, before in zip(specs, map(explicit_spec, values))]
     return [jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec)) for x, spec in zip(values, wanted)]
 
 

@@ -30,8 +30,7 @@ def plain_context() -> Iterator[None]:
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
-    empty = jax.sharding.AbstractMesh((), ())
-    mesh = current if not current.empty and current.are_all_axes_auto else empty
+    mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
     with jax.sharding.use_abstract_mesh(mesh), config._check_vma(False):
         yield
 

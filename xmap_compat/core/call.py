@@ -33,6 +33,7 @@ from xmap_compat.core.specs import (
     argument_path,
     broadcast_specs,
     check_argument,
+    check_containers,
     check_result,
     infer_sizes,
     spec_names,
@@ -271,6 +272,7 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     if needed and not args:
         raise errors.no_arguments(declared.name, needed)
     specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
+    check_containers("in_axes", specs, args, "args")
     paths = [argument_path(path, "args") for path, _ in found]
     leaves = [leaf for _, leaf in found]
     shapes = [jnp.shape(leaf) for leaf in leaves]
@@ -319,6 +321,7 @@ def _bind_results(declared, program, sizes):
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
+    check_containers("out_axes", out_specs, tree, "result")
     paths = result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
         check_result(spec, aval.shape, path, sizes)

@@ -483,6 +483,14 @@ def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: 
     )
 
 
+def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
+    of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
+    return TypeError(
+        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
+        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
+    )
+
+
 def captured_explicit_note(fun: str, captured: Sequence[str]) -> str:
     return (
         f"{fun} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh with Explicit axes. "

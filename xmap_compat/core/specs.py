@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xmap_compat import _jax
 from xmap_compat.core import errors
 
 AxisName = Hashable
@@ -132,6 +133,13 @@ def argument_path(args_path: Sequence[Any], root: str) -> str:
 
 def _key_text(key):
     return f".<child {key.key}>" if isinstance(key, jax.tree_util.FlattenedIndexKey) else jax.tree_util.keystr((key,))
+
+
+def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
+    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be another one."""
+    for path, container, leaves in _jax.shaped_containers(tree):
+        if spec := next((spec for spec in specs[leaves] if spec.names), None):
+            raise errors.container_with_shape(where, argument_path(path, root), type(container).__name__, spec.source)
 
 
 def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:

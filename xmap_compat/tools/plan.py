@@ -26,7 +26,7 @@ from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.shown import Shown, view
+from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
@@ -103,7 +103,7 @@ class Nested:
 class CallPlan(Shown):
     """All decisions about one call of an xmapped function.
 
-    Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`.
+    Print it, show it in a notebook, or draw it with :meth:`svg`.
 
     Attributes:
       function: the name of the xmapped function.
@@ -147,10 +147,6 @@ class CallPlan(Shown):
     def sent_over(self) -> dict[Any, int]:
         """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
         return sent_over(self.transfers, self.mesh)
-
-    def picture(self) -> str:
-        """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
-        return view("picture").text(self)
 
 
 @dataclasses.dataclass(frozen=True)
