@@ -338,13 +338,12 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     undeclared_axes = []
     for spec, names, path in zip(out_specs, results, result_paths(program)):
         wanted = frozenset(spec.position_of())
-        own = undeclared.alone(names | wanted, checker.placements)
         extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
             raise errors.undeclared_output(path, spec.source, extra)
         if extra:
             undeclared.warn(path, extra)
-        undeclared_axes.append((*extra, *own))
+        undeclared_axes.append(tuple(extra))
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
     return tuple(undeclared_axes)
