@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watching
-from xmap_compat.tools.configuration import configuration
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
@@ -159,7 +158,6 @@ class Staged:
       jaxpr: the call as it runs, staged out: ``shard_map`` and its body.
       in_tree: the structure of the arguments.
       marked: the equations that may have left collectives.
-      configuration: the options of JAX that differed from JAX's own values when the call was staged.
       kept: what is found once: the source, and how it runs.
     """
 
@@ -168,7 +166,6 @@ class Staged:
     jaxpr: Any
     in_tree: Any
     marked: tuple[MarkedEquation, ...]
-    configuration: Mapping[str, Any]
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -211,7 +208,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
-        Staged(declared, placed, jaxpr, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
+        Staged(declared, placed, jaxpr, jax.tree.structure(args), tuple(marks.found.values())),
     )
 
 
