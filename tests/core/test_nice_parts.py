@@ -66,7 +66,6 @@ USES = {
     "processes": (lambda mesh: stored(), None),
     "origins": (lambda mesh: xmap(shape_of, ["i", ...], ["i", ...])(X), "cannot tell which named axes"),
     "frames": (lambda mesh: _jax.user_frames(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]), None),
-    "transformations": (lambda mesh: _jax.transformation_of(jax.grad(jnp.sin)), None),
     "references": (lambda mesh: xmap(writes, ["i", ...], ["i", ...])(X), "reference"),
 }
 
@@ -164,7 +163,6 @@ CHANGED = [
     ("frames", r"made.raw_frames\(\)", "[[None], [0], [0]]", "too many values to unpack"),
     ("origins", r"x\.val\)", "None)", "not in"),
     ("spmd", r"axis_env\.spmd", "axis_env.spmd_axis_names.spmd", "spmd"),
-    ("transformations", "co_freevars", "co_names", "jax.grad makes"),
 ]
 
 

@@ -39,8 +39,6 @@ from xmap_compat._jax.version import VERSION, parse_version
 NEEDED = {
     "jax._src.config._check_vma": ("0.9 on", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 on", "jnp.sum(x, axis='ij') reads i and j"),
-    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 on", "which names outer vmaps bind is unknown"),
-    "jax._src.mesh.get_concrete_mesh": ("0.9 on", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
 }
 
@@ -72,10 +70,9 @@ NICE = {
         "jax._src.core.trace_ctx.axis_env": "0.9 on",
         "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 on",
     },
-    "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 on"},
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 5, 26
+MOST_NEEDED, MOST = 3, 23
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {

@@ -90,6 +90,11 @@ class Arguments:
         """The named axes of each leaf."""
         return [frozenset(spec.position_of()) for spec in self.specs]
 
+    @property
+    def origins(self) -> dict[AxisName, str]:
+        """For each axis the first argument that has it."""
+        return {name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names}
+
     def types(self) -> Any:
         """The arguments as types with their named dimensions removed."""
         return jax.tree.unflatten(self.tree, list(map(_positional_type, self.leaves, self.specs)))
@@ -149,7 +154,7 @@ def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
 
 def _locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
     """Stage 2: where the axes of a call lie."""
-    placements = _placements(declared, arguments.sizes, current_scope())
+    placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
     for names, path in zip(arguments.names, arguments.paths):
         place = f"an input to an xmapped function {declared.name} ({path})"
@@ -217,7 +222,7 @@ def _check_outer_names(program, placements):
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
-    if taken := mesh_axes_used(program, placements).intersection(_jax.bound_axis_names()):
+    if taken := frozenset(filter(_jax.is_bound, mesh_axes_used(program, placements))):
         raise errors.mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
@@ -259,7 +264,7 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception
         error.add_note(errors.committed_elsewhere_note())
     if any(elsewhere) or not any(on_one_device):
         return None
-    placements = _placements(declared, arguments.sizes, scope)
+    placements = _placements(declared, arguments, scope)
     shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(s, placements)) for s in arguments.specs]
     moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
     return jax.tree.unflatten(arguments.tree, moved)
@@ -286,8 +291,8 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
 
 
-def _placements(declared, sizes, scope):
-    enclosing = enclosing_bodies()
+def _placements(declared, arguments, scope):
+    sizes, enclosing = arguments.sizes, enclosing_bodies()
     shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
     if shadowed:
         raise errors.shadowed_names(shadowed, _jax.where_now())
@@ -296,7 +301,7 @@ def _placements(declared, sizes, scope):
     if enclosing and enclosing[-1].scope.compiler != scope.compiler:
         raise errors.compiler_axes_changed(enclosing[-1].scope.compiler, scope.compiler)
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
-    placements = place_axes(ordered, declared.resources, scope)
+    placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
     if axes.mesh_is_offered():
         axes.check_offered(placements)
@@ -318,6 +323,8 @@ def _bind_results(declared, program, sizes):
     if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
         raise errors.no_results()
     specs = declared.out_specs
+    if tree is None and spec_names(specs):
+        raise errors.not_a_prefix("out_axes", declared.out_source, ("result", "names", "None", ()))
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)

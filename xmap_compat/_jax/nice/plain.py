@@ -81,14 +81,6 @@ class frames:
         return [(file, function, int(line), int(column or 0), 0, 0)]
 
 
-class transformations:
-    """generated source does not show the functions that jax.grad and the like have made"""
-
-    @staticmethod
-    def transformation_of(fun):
-        return None
-
-
 class references:
     """bodies that make references (jax.new_ref) are refused"""
 
