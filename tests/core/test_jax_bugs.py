@@ -271,7 +271,7 @@ def test_the_gradient_of_an_fft_along_a_split_dimension():
 PARTIAL = {"mesh": jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 4, 2), ("o", "y", "z")), "axis_names": {"o"}}
 
 
-@bug("core/execute.py: _execute, without_mesh_axes_of_one", raises=jax.errors.JaxRuntimeError)
+@bug("core/execute.py: _on_mesh, without_mesh_axes_of_one", raises=jax.errors.JaxRuntimeError)
 def test_a_sum_over_an_axis_of_one_device_beside_split_dimensions():
     split = jax.device_put(numbers(4, 8), jax.NamedSharding(PARTIAL["mesh"], P(None, ("y", "z"))))
     out = on_devices(lambda v: lax.psum(jnp.sin(v), "o"), P("o"), P(), **PARTIAL)(split)
