@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from wording import faults
 
 ROOT = Path(__file__).parents[1]
 PHRASES = [
@@ -58,3 +59,24 @@ def test_one_function_says_what_an_argument_should_be():
         if isinstance(node, ast.JoinedStr) and re.search("should be .*but got", ast.unparse(node))
     ]
     assert found == ["xmap_compat/core/errors.py"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "so it holds  no part of an array",
+        "Named axes in scope: .",
+        "the following are missing: , and j",
+        "of the axes ( ) of the mesh",
+        "args[0] has shape (8, 4), but ['i'] names one of ( its dimensions",
+        "which has the axes i, j]. Name one",
+        "The missing resources are: ",
+    ],
+)
+def test_the_fence_around_messages_holds(text):
+    assert faults(text)
+
+
+def test_the_fence_around_messages_lets_whole_ones_pass():
+    text = "args[0] has shape (8, 4), but `[i` and '(' name none: f() takes {0: 'i'}, [...] or {}.\n  i k->\n  ^"
+    assert faults(text) == []

@@ -271,7 +271,7 @@ def test_the_gradient_of_an_fft_along_a_split_dimension():
 PARTIAL = {"mesh": jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 4, 2), ("o", "y", "z")), "axis_names": {"o"}}
 
 
-@bug("core/execute.py: _execute, without_mesh_axes_of_one", raises=jax.errors.JaxRuntimeError)
+@bug("core/execute.py: _on_mesh, without_mesh_axes_of_one", raises=jax.errors.JaxRuntimeError)
 def test_a_sum_over_an_axis_of_one_device_beside_split_dimensions():
     split = jax.device_put(numbers(4, 8), jax.NamedSharding(PARTIAL["mesh"], P(None, ("y", "z"))))
     out = on_devices(lambda v: lax.psum(jnp.sin(v), "o"), P("o"), P(), **PARTIAL)(split)
@@ -350,6 +350,15 @@ def test_a_callback_in_a_scan_whose_result_nothing_needs_runs_in_a_gradient_too(
     jax.grad(lambda c: lax.scan(turn, c, jnp.arange(3.0))[0])(1.0).block_until_ready()
     jax.effects_barrier()
     assert len(told) == 3
+
+
+@bug("nothing: an xmap whose program is such a one, with one element a device, is wrong with it", raises=AssertionError)
+def test_a_shifted_update_with_a_dimension_added_on_cpu():
+    """XLA updates in place and reads what it has just written; an optimization_barrier between them is right."""
+    v = np.arange(6.0, dtype=np.float32)
+    shifted = lambda v: v.at[1:].set(v[:-1])
+    np.testing.assert_array_equal(jax.jit(lambda v: lax.optimization_barrier(shifted(v))[None])(v)[0], [0, *v[:-1]])
+    np.testing.assert_array_equal(jax.jit(lambda v: shifted(v)[None])(v)[0], [0, *v[:-1]])
 
 
 # --------------------------------------------------------------------------------- what says so
