@@ -131,7 +131,7 @@ def einsum_strategy(optimize: Any) -> ValueError:
 
 
 def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
-    names = [str(axis) for axis in scope if not hasattr(axis, "mesh_axis")]
+    names = [str(axis) for axis in scope]
     return NameError(
         f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {', '.join(names) or 'none'}"
         f". Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"

@@ -27,7 +27,6 @@ from xmap_compat import xmap
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.nested import primitives as devices
 from xmap_compat.core.parameters import check_permutation
-from xmap_compat.core.rules.table import TRANSLATIONS
 
 # ------------------------------------------------------------------------------- placements
 
@@ -518,12 +517,6 @@ def primitives_of(jaxpr):
 
 def test_every_rule_has_an_oracle():
     assert set(COLLECTIVES) == set(oracles.PRIMITIVES)
-
-
-def test_every_rule_is_translated_in_groups_too_where_it_takes_them():
-    assert {name: row.groups for name, row in COLLECTIVES.items()} == {
-        name: translation.in_groups is not None for name, translation in TRANSLATIONS.items()
-    }
 
 
 def test_every_rule_has_a_case():

@@ -484,6 +484,13 @@ def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeErr
     )
 
 
+def collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
+        "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
+    )
+
+
 def captured_explicit_note(fun: str, captured: Sequence[str]) -> str:
     return (
         f"{fun} captures {' and '.join(captured) or 'an array'}, whose type is sharded over a mesh with Explicit axes. "
@@ -587,22 +594,16 @@ def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     )
 
 
-def groups_do_not_cover(primitive: str, groups: Any, size: int, where: str) -> ValueError:
+def bad_groups(primitive: str, groups: Any, size: int, of_any_sizes: bool, where: str) -> ValueError:
+    sizes = "" if of_any_sizes else ", in groups of one size"
     return ValueError(
-        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, but they "
-        f"are {groups}. Put the remaining indices into groups of their own"
+        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, of one "
+        f"named axis{sizes}, but they are {groups}. Put the remaining indices into groups of their own"
     )
 
 
 def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
     return ValueError(f"{primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once")
-
-
-def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"axis_index_groups of `{primitive}` at {where} must all have the same size, and the collective must be over a "
-        "single named axis. Pad the groups, or split the named axis in two"
-    )
 
 
 def foreign_reference(argument: str = "") -> NotImplementedError:

@@ -255,9 +255,15 @@ def entered_body(body: Body) -> Iterator[None]:
         _bodies.stack.pop()
 
 
-def remember_inputs(tracers: Sequence[Any], names: Sequence[frozenset[AxisName]]) -> None:
-    """Note the arguments with which the innermost body is called."""
-    _bodies.stack[-1] = dataclasses.replace(_bodies.stack[-1], inputs=list(zip(tracers, names)))
+@contextlib.contextmanager
+def known_inputs(tracers: Sequence[Any], names: Sequence[frozenset[AxisName]]) -> Iterator[None]:
+    """Around the function of the innermost body: its arguments."""
+    body = _bodies.stack[-1]
+    _bodies.stack[-1] = dataclasses.replace(body, inputs=list(zip(tracers, names)))
+    try:
+        yield
+    finally:
+        _bodies.stack[-1] = body
 
 
 def enclosing_bodies() -> Sequence[Body]:
