@@ -191,8 +191,8 @@ def _environment(data: bytes, path: str) -> list[Edit]:
                 text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
                 edits.append(replacing(node, text))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
-            for last, then in ((".physical_mesh", ""), (".shape", ".shape")):
-                if name.endswith(_ENVIRONMENT + last):
+            for ending, then in ((".physical_mesh", ""), (".shape", ".shape")):
+                if name.endswith(_ENVIRONMENT + ending):
                     edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
     return edits
 
@@ -247,9 +247,9 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
         except NoChecker:
             return {}, [where for path, data in contents for where in _old_names(data, path, of_xmap)]
-        data = dict(contents)
+        before = dict(contents)
         new = {copies[path.resolve()]: text for path, text in fixed.texts.items()}
-        texts = {path: encoded(text, data[path]) for path, text in new.items()}
+        texts = {path: encoded(text, before[path]) for path, text in new.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 
 
