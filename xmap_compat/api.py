@@ -112,6 +112,7 @@ def xmap(
     axis_resources: Mapping[AxisName, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Vectorize a function over named axes of its arguments, or distribute it over a mesh, or both.
 
@@ -167,6 +168,8 @@ def xmap(
 
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
+    if unknown:
+        raise errors.unknown_keywords(unknown)
     missing = [name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN]
     if missing and (fun is NOT_GIVEN or callable(fun)):
         raise errors.missing_specs(missing)
@@ -266,8 +269,8 @@ class _XmappedCall:
       uses_mesh: whether some call that was traced runs on the devices of a mesh.
     """
 
-    def __init__(self, declared: calls.Declaration):
-        self.declared = declared
+    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
+        self.declared, self.donated = declared, donated
         self.compared = comparison.ComparedCalls()
         self.uses_mesh = False
 
@@ -290,10 +293,9 @@ class _XmappedCall:
     def recover(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
         importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, self.declared, args)
-        if isinstance(error, TypeError):
-            if kwargs:
-                raise errors.keyword_arguments(kwargs) from None
-            _check_values(args)
+        if isinstance(error, TypeError) and kwargs:
+            raise errors.keyword_arguments(kwargs) from None
+        _check_values(args, error, self.donated)
         if not self.uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
             return None
         if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
@@ -306,7 +308,7 @@ class _XmappedCall:
 
 
 def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    call = _XmappedCall(declared)
+    call = _XmappedCall(declared, donated)
 
     @functools.partial(functools.update_wrapper, wrapped=declared.fun, updated=())
     def xmapped(*args, **kwargs):
@@ -322,11 +324,14 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     return jitted
 
 
-def _check_values(args: tuple[Any, ...]) -> None:
-    """Raise for arguments that are not arrays, because jit's message would advise to make them static."""
+def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages would not help."""
     for path, value in jax.tree_util.tree_leaves_with_path(args):
-        if not is_array(value):
+        if isinstance(error, (TypeError, type(None))) and not is_array(value):
             raise errors.no_array_argument(argument_path(path, "args"), value) from None
+        is_array_itself = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        if isinstance(error, RuntimeError) and is_array_itself and value.is_deleted():
+            raise errors.donated_argument(argument_path(path, "args"), donated) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
-from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import DeviceView, conform, vary_over, without_single
+from xmap_compat.core.call import PlacedCall, partition_spec
+from xmap_compat.core.device import DeviceView, conform, without_single
 from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
@@ -47,14 +47,10 @@ class Execution:
         args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
         values = [positional(c) for c in consts]
         names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.placements)
-        entering = [self._with_names(value, own) for value, own in zip([*values, *args], names)]
+        entering = [dataclasses.replace(value, names=own) for value, own in zip([*values, *args], names)]
         outs = self._evaluate(*split(entering, len(values)))
         laid_out = zip(outs, placed.out_specs, placed.program.out_types)
         return [leave(outside, out, spec, aval.weak_type) for out, spec, aval in laid_out]
-
-    def _with_names(self, value, names):
-        """A value that may differ between devices; a nested xmap marks it where a collective needs it."""
-        return dataclasses.replace(value, names=names) if self.view.nested else vary_over(self.view, value, names)
 
     def _evaluate(self, values, args):
         placed, view = self.placed, self.view
@@ -104,34 +100,30 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
-    view = DeviceView(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
+    untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
+    view = DeviceView(
+        placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens, untyped=untyped
+    )
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise errors.spmd_vmap(axes_of_vmap)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
-    own_axes = [view.mesh_axes_of(names) for names in placed.undeclared]
-    leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     def on_device(consts, args):
-        outs = Execution(placed, view).on_device(consts, args)
         if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
             raise errors.ordered_effect(placed.fun_name, mesh.size)
-        return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
+        return Execution(placed, view).on_device(consts, args)
 
     consts = list(placed.program.consts)
-    if undeclared.own_elements_of(placed.placements):
+    if view.untyped:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
-    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
+    specs = {"in_specs": in_specs, "out_specs": out_specs, "axis_names": set(axes)}
+    mapped = jax.shard_map(on_device, mesh=staged, check_vma=not untyped, **specs)
     with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
         outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
-        paths = result_paths(placed.program)
-        outs = [
-            undeclared.each_its_own(out, staged, axes, own, spec, path) if own else out
-            for out, own, spec, path in zip(outs, own_axes, out_specs, paths)
-        ]
         if not compiler:
             return outs
         declared = [partition_spec(spec, placed.placements) for spec in placed.out_specs]

@@ -13,7 +13,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.placement import Body, enclosing_bodies, entered_body, remember_inputs
+from xmap_compat.core.placement import Body, enclosing_bodies, entered_body, known_inputs
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
 
@@ -52,12 +52,12 @@ def trace_program(
 
     @functools.wraps(fun)
     def remembering(*args):
-        remember_inputs(jax.tree.leaves(args), known)
-        try:
-            return fun(*args)
-        except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-            _notes().add_note(error)  # that relates it to named axes
-            raise
+        with known_inputs(jax.tree.leaves(args), known):
+            try:
+                return fun(*args)
+            except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+                _notes().add_note(error)  # that relates it to named axes
+                raise
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
