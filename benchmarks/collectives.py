@@ -119,31 +119,12 @@ def _extremum(across, within):
     return on_device
 
 
-def _halves(n):
-    return [list(range(0, n, 2)), list(range(1, n, 2))]
-
-
 def _index(x, axes):
     return lax.axis_index(axes) * len(x) + jnp.arange(len(x))
 
 
 def _indexed(x, axes):
     return x * _index(x, axes)[:, None, None]
-
-
-def _grouped(take):
-    """What each element makes of its group, every other one, and its rank: JAX has no groups in a typed shard_map."""
-
-    def on_device(x, axes):
-        everything = _gathered(x, axes).reshape(-1, 2, *x.shape[1:])
-        return jax.vmap(lambda k: take(everything[:, k % 2], k // 2))(_index(x, axes))
-
-    return on_device
-
-
-def _piece(group, rank):
-    """Of each member of a group the piece that one element takes."""
-    return lax.dynamic_index_in_dim(group.reshape(len(group), len(group), -1, group.shape[-1]), rank, 1, False)
 
 
 def _gram(x, axes):
@@ -179,28 +160,6 @@ PAIRS: dict[str, Pair] = {
         lambda v: lax.pshuffle(v, "i", [k - 1 if k else len(v) - 1 for k in range(len(v))]), _rotated, each=True
     ),
     "axis_index": Pair(lambda v: v * lax.axis_index("i"), _indexed, each=True),
-    "psum in groups": Pair(
-        lambda v: lax.psum(v, "i", axis_index_groups=_halves(len(v))), _grouped(lambda g, _: g.sum(0)), each=True
-    ),
-    "pmax in groups": Pair(
-        lambda v: lax.pmax(v, "i", axis_index_groups=_halves(len(v))),
-        _grouped(lambda g, _: g.max(0)),
-        each=True,
-        inside=False,
-    ),
-    "all_gather in groups": Pair(
-        lambda v: lax.all_gather(v, "i", axis_index_groups=_halves(len(v))), _grouped(lambda g, _: g), each=True
-    ),
-    "psum_scatter in groups": Pair(
-        lambda v: lax.psum_scatter(v, "i", axis_index_groups=_halves(len(v)), tiled=True),
-        _grouped(lambda g, rank: _piece(g, rank).sum(0)),
-        each=True,
-    ),
-    "all_to_all in groups": Pair(
-        lambda v: lax.all_to_all(v, "i", 0, 0, axis_index_groups=_halves(len(v)), tiled=True),
-        _grouped(lambda g, rank: _piece(g, rank).reshape(g.shape[1:])),
-        each=True,
-    ),
     "pdot": Pair(lambda v: pdot(v, v, "i", pos_contract=((0,), (0,))), _gram, inside=False),
     "einsum": Pair(lambda v: einsum("{i}nw,{i}nz->wz", v, v), _gram, inside=False),
     "xeinsum": Pair(lambda v: xeinsum("nw{i},nz{i}->wz", v, v), _gram, inside=False),

@@ -5,7 +5,6 @@
   become their paths if not: the site has no copy of them.
 - ``python raises`` and the like, which tell the tests what to expect, become plain ``python``.
 - The table of ``errors.md`` becomes a section for each message.
-- ``sources/README.md`` gets the programs that it speaks of.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ def on_page_markdown(markdown, page, config, files):
     if uri == "errors.md":
         page.meta["search"] = {"boost": 3}  # who pastes a message wants its section, not a page that speaks of it
         markdown = ROWS.sub(r"#### \1\n\n\2\n", TABLE.sub("", markdown))
-    if uri == "sources/README.md":
-        markdown += before_and_after()
     parts = FENCES.split(markdown)
     parts[::2] = [LINK.sub(lambda match: _link(match, folder, uri, files), text) for text in parts[::2]]
     before = ["", *parts[1::2]]
@@ -87,16 +84,3 @@ def _fence(block, raised):
     elif language == "python legacy":
         title = ' title="until jax 0.4.30"'
     return f"{first[: first.index('`')]}```{shown}{title}\n{rest}"
-
-
-def before_and_after():
-    """The flagship programs, each with the program that is generated for it."""
-    sections = []
-    for after in sorted((ROOT / "docs" / "sources").glob("*_modern.py")):
-        name = after.stem.removesuffix("_modern")
-        tabs = [("Before, with xmap", after.with_name(f"{name}.py")), ("After, plain JAX", after)]
-        sections.append(f"\n\n## {name}\n")
-        for title, path in tabs:
-            code = "".join(f"    {line}\n" for line in ["```python", *path.read_text().splitlines(), "```"])
-            sections.append(f'\n=== "{title}"\n\n{code}')
-    return "".join(sections)

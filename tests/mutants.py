@@ -58,49 +58,26 @@ def found_by(*tests, edits):
 found_by(
     "test_leave",
     edits={
-        'return "" if apart <= tolerance * largest else': 'return "" if apart <= 1e3 * tolerance * largest else',
-        "apart = difference(evaluated(function, given, record.differentiated), record.results)": "apart = difference("
-        "evaluated(function, given, False), record.results[:1])",
-        "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))": "given = jax.tree.unflatten("
-        "structure, own)",
+        'return "" if apart <= allowed else': 'return "" if apart <= 1e3 * allowed else',
+        "found = evaluated(function, given, record.differentiated)": "found = evaluated(function, given, False)",
+        "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))\n                function": (
+            "given = jax.tree.unflatten(structure, own)\n                function"
+        ),
         "for call in self.traced:": "for call in ():",
         "c.differentiated = True": "pass",
         "c.arguments, c.traced) == here": "c.arguments) == here[:3]",
-        "elif not (c.recorded or c.inside & patched.keys()):": "elif not (c.recorded or c.inside):",
+        "self._taken.append(lax.stop_gradient(taken(*args)))": "self._taken.append(jnp.array(True))",
+        "with self._branch(next(self._numbers)):\n                self._taken": "if True:\n                self._taken",
+        'problems.setdefault(seen["comparing"],': "problems.setdefault(-1,",
     },
 )
 
 found_by(
     "test_leave_edits",
     edits={
-        "    check_dropped(c.site)\n": "",
-        "Reached([function.plan.declared.fun for function in c.functions], root)": "Reached([declared.fun], root)",
-    },
-)
-found_by(
-    "test_leave_edits",
-    edits={
-        "pending = [c for c in cs if c.refused and not (is_chosen and c.made)]": "pending = []",
-        # the rules and functions of a call
-        " and at not in ((a, a), (b, b))": "",
         "for i in dis.get_instructions(code) if i.opname in LOOKUPS}": "for i in dis.get_instructions(code)}",
-        "for piece in (*self.pieces(), *self.attached())]": "for piece in self.pieces()]",
-        # the maps of a call, which leave and source() write alike
-        "yield self._over(axes, order[: order.index(axes[0].name)])": "yield self._over(axes, [])",
-        "groups + [[a] for a in sorted(mapped, key=lambda": "groups + [[a] for a in sorted([], key=lambda",
-    },
-)
-
-found_by(
-    "test_leave_proving",
-    edits={
-        "function.__code__ = code": "pass",
-        "        jax.clear_caches()\n        yield": "        yield",
-        "stack.callback(held.update, dict(held))": "pass",
-        "['_', *around][-1]": "'_'",
-        "if why := _difference(c, map(proof.graph_of, c.plans)):": "if why := None:",
-        "raise NotWritable(messages.INNER_ON_THE_MESH)": "pass",
-        "if differ := {n: messages": "if differ := {} and {n: messages",
+        "next(filter(is_bound, AXES.get(name, ())), (name,))": "(AXES.get(name) or [(name,)])[0]",
+        "pending = [c for c in cs if c.refused]": "pending = []",
     },
 )
 
@@ -214,7 +191,6 @@ found_by(
         "self.chosen[eqn] = better and self.chosen.get(eqn, True)": "self.chosen[eqn] = better",
         "dict.fromkeys(_gathers_in(jaxpr), False)": "dict.fromkeys(_gathers_in(jaxpr), True)",
         "if all(axis in use for use in uses):": "if any(axis in use for use in uses):",
-        'everything = gather_over(view, value, names, "varying")': "everything = gather_over(view, value, names)",
     },
 )
 
@@ -238,7 +214,7 @@ found_by(
 )
 found_by(
     "test_processes::test_programs_and_faults_on_two_processes",
-    edits={"if missing:\n        raise": "if False:\n        raise"},
+    edits={"json.dumps([missing, place])": "json.dumps([[], place])"},
 )
 
 # ------------------------------------------------------------------ named values, evaluation
@@ -326,7 +302,7 @@ found_by(
 found_by("test_transformations::test_nested_xmap", edits={"return (*own, *outer)": "return own"})
 found_by(
     "test_transformations::test_a_vmap_around_has_a_name_of_its_own",
-    edits={".intersection(_jax.bound_axis_names())": ".intersection(())"},
+    edits={"frozenset(filter(_jax.is_bound, mesh_axes_used(program, placements)))": "frozenset()"},
 )
 found_by("test_branches", edits={' and k >= getattr(held, "num_consts", 0)': ""})
 found_by("test_misuse", edits={'startswith("Ordered")': 'startswith("OrderedIO")'})
@@ -374,12 +350,9 @@ found_by(
     "test_regressions",
     "test_misuse",
     edits={
-        "number, rank = (lax.rem, lax.div) if at else (lax.div, lax.rem)": "number, rank = lax.div, lax.rem",
-        "reduce(everything, (1 - at,))": "reduce(everything, (1,))",
-        "own[list(group)] = k": "pass",
-        "ranks = np.int32(groups.size), np.argsort(groups.ravel())": "ranks = np.int32(groups.size), groups.ravel()",
-        "flat.shape[1], 0)[np.argsort(flat.ravel())]": "flat.shape[1], 0)",
-        "data = sum_devices(view, partial.data, view.mesh_axes_of(names))": "data = partial.data",
+        "[np.argsort(list(itertools.chain(*groups)))]": "",
+        "np.argsort(groups.ravel()).astype(np.int32)": "groups.ravel()",
+        "jnp.asarray(place % groups.shape[1])[index]": "0",
         "return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
             "return COLLECTIVES[primitive].names(union, axes)"
         ),
@@ -395,8 +368,7 @@ found_by(
     "test_inner_vmaps",
     edits={
         "return out, d - (follows and not tiled)": "return out, d",
-        "sources = np.moveaxis(sources.reshape(sizes), at, -1)": "sources = sources.reshape(sizes)",
-        "mine = jnp.moveaxis(pieces, d + at, 0)": "mine = jnp.moveaxis(pieces, d, 0)",
+        "is_wrong = own and (len(axes) > 1 or": "is_wrong = own and (False or",
         "with entered_body(body), restored(), _by_our_rules(True)": "with entered_body(body), restored()",
     },
 )
@@ -604,9 +576,7 @@ found_by(
         "front = [labels.index(m) for m in mesh_axes]": "front = [k for k, m in enumerate(labels) if m in mesh_axes]",
         "data = jnp.moveaxis(data, range(len(names)), [position for position, _ in spec.names])": "",
         "axes = tuple(m for m in axes if m not in have)": "axes = ()",
-        "return [(leave or _leave)(outside, out, spec, t.weak_type)": (
-            "return [(leave or _leave)(outside, out, spec, False)"
-        ),
+        "return [leave(outside, out, spec, aval.weak_type)": ("return [leave(outside, out, spec, False)"),
     },
 )
 

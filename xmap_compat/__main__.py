@@ -1,18 +1,4 @@
-"""Run a program as it ran when JAX had xmap, or ask something about one.
-
-usage:
-  python -m xmap_compat SCRIPT [ARGS...]      run a script under xmap_compat.install()
-  python -m xmap_compat -m MODULE [ARGS...]   run a module under xmap_compat.install()
-  python -m xmap_compat NOTEBOOK.ipynb [--compare]
-                                              run the cells of a notebook in order, and write nothing;
-                                              or compare what they show with what it stores
-  python -m xmap_compat check [--fix] PATH... list what a program uses that JAX removed; rewrite what is safe
-  python -m xmap_compat explain [--brief] SCRIPT [ARGS...]      (or -m MODULE)
-                                              run a program, list its calls of xmapped functions and
-                                              print their plans
-  python -m xmap_compat leave [--write] [--diff FILE] SCRIPT [ARGS...]         (or -m MODULE, or a notebook)
-                                              run a program twice in a copy, and edit it into plain JAX
-  python -m xmap_compat --version             the versions of xmap_compat, JAX and Python
+"""``python -m xmap_compat``: run a program as it ran when JAX had xmap, or ask something about one.
 
 Installed, it is also the command `xmap-compat`.  A program runs as it does without `-m xmap_compat`:
 with its sys.argv, sys.path, __main__ module, tracebacks and exit code.
@@ -20,6 +6,7 @@ with its sys.argv, sys.path, __main__ module, tracebacks and exit code.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import os
@@ -29,29 +16,35 @@ from collections.abc import Sequence
 from xmap_compat import __version__
 from xmap_compat.legacy import import_hook, notebook, runner
 
-# The subcommands: module and function, called with the arguments that follow; it returns the exit code.
+# The modules of the subcommands, which have `add_arguments(parser)` and `main(options)`: it returns the exit code.
 COMMANDS = {
-    "check": ("xmap_compat.tools.check.command", "run"),
-    "explain": ("xmap_compat.tools.explain", "main"),
-    "leave": ("xmap_compat.tools.leave.command", "main"),
+    "check": ("xmap_compat.tools.check.command", "list what a program uses that JAX removed", "--fix train.py"),
+    "explain": ("xmap_compat.tools.explain", "run a program, and print the plans of its xmaps", "--brief train.py"),
+    "leave": ("xmap_compat.tools.leave.command", "edit a program into plain JAX, verified by runs", "--write train.py"),
 }
+USAGE = """python -m xmap_compat [run] SCRIPT [ARGS...]      (or -m MODULE, or NOTEBOOK.ipynb [--compare])
+       python -m xmap_compat {check,explain,leave} [-h] ..."""
 
 
 def main(args: Sequence[str]) -> int | None:
-    if args and args[0] in COMMANDS:
-        module, function = COMMANDS[args[0]]
-        return getattr(importlib.import_module(module), function)(args[1:])
-    if args and args[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0
-    if args and args[0] == "--version":
-        print(_versions())
-        return 0
-    unknown = bool(args) and args[0] != "-m" and args[0].startswith("-")
-    if not args or unknown or list(args) == ["-m"]:
-        print(*([f"unknown option: {args[0]}"] if unknown else []), __doc__, sep="\n", file=sys.stderr)
-        return 2
-    if (meant := difflib.get_close_matches(args[0], COMMANDS, n=1)) and not os.path.exists(args[0]):
+    args = list(args)
+    if args[:1] and args[0] in COMMANDS:
+        home, about, example = COMMANDS[args[0]]
+        module, name = importlib.import_module(home), f"python -m xmap_compat {args[0]}"
+        parser = argparse.ArgumentParser(name, description=about, epilog=f"example: {name} {example}")
+        parser.set_defaults(error=parser.error)
+        module.add_arguments(parser)
+        return module.main(parser.parse_args(args[1:]))
+    args = args[args[:1] == ["run"] :]
+    if not args or args == ["-m"] or (args[0] != "-m" and args[0].startswith("-")):
+        commands = "".join(f"{name:10}{about}\n" for name, (_, about, _) in COMMANDS.items())
+        example = f"{commands}\nexample: python -m xmap_compat run train.py --steps 2"
+        formatter = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(usage=USAGE, description=__doc__, epilog=example, formatter_class=formatter)
+        parser.add_argument("--version", action="version", version=_versions())
+        parser.parse_args(args[: args != ["-m"]])  # prints the help or the version, or says what is wrong
+        parser.error("no program is given")
+    if (meant := difflib.get_close_matches(args[0], [*COMMANDS, "run"], n=1)) and not os.path.exists(args[0]):
         print(f"{args[0]} is taken for a program; the command is {meant[0]}", file=sys.stderr)
     if args[0].endswith(".ipynb"):
         return notebook.main(args)

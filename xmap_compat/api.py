@@ -6,14 +6,13 @@ import dataclasses
 import functools
 import importlib
 import operator
-import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, SupportsIndex, TypeVar, overload
 
 import jax
 
-from xmap_compat import _jax, errors, vocabulary  # noqa: F401  (the vocabulary puts itself in place)
+from xmap_compat import _jax, errors, vocabulary
 from xmap_compat.core import call as calls
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core import execute
@@ -21,11 +20,14 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope, known_axes, parse_axis_resources
 from xmap_compat.core.processes import comparison
+from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName, argument_path, is_spec, parse_axis_sizes, parse_specs, spec_names
 
 if TYPE_CHECKING:
     from xmap_compat.tools.plan import CallPlan
 
+
+vocabulary.complete(restored)
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -110,6 +112,7 @@ def xmap(
     axis_resources: Mapping[AxisName, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Vectorize a function over named axes of its arguments, or distribute it over a mesh, or both.
 
@@ -165,6 +168,8 @@ def xmap(
 
     Source: ``jax.experimental.maps.xmap`` (until jax 0.4.30).
     """
+    if unknown:
+        raise errors.unknown_keywords(unknown)
     missing = [name for name, spec in (("in_axes", in_axes), ("out_axes", out_axes)) if spec is NOT_GIVEN]
     if missing and (fun is NOT_GIVEN or callable(fun)):
         raise errors.missing_specs(missing)
@@ -245,85 +250,88 @@ def _made_for(fun: Callable[..., Any]) -> dict[Any, Any]:
     return made
 
 
-# Functions that are called for every call when it is traced.  The tuple is replaced and never changed, so that
-# other threads can read it at any time.
+# Functions that are called for every call when it is traced, in any thread.
 Observer = Callable[[calls.Declaration, calls.PlacedCall, tuple[Any, ...]], None]
-_observers: tuple[Observer, ...] = ()
-_observers_lock = threading.Lock()
+_observers: dict[object, Observer] = {}
 
 
-def observe(observer: Observer) -> Callable[[], None]:
+def observe(observer: Observer) -> Callable[[], object]:
     """Have a function called whenever an xmapped call is traced, in any thread; returns a function that ends this."""
-
-    def end():
-        global _observers
-        with _observers_lock:
-            _observers = tuple(o for o in _observers if o is not own)
-
-    def own(declared, made, args):
-        observer(declared, made, args)
-
-    global _observers
-    with _observers_lock:
-        _observers = (*_observers, own)
-    return end
+    key = object()
+    _observers[key] = observer
+    return lambda: _observers.pop(key, None)
 
 
-def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
-    uses_mesh = False
-    compared = comparison.ComparedCalls()
+class _XmappedCall:
+    """What jit traces for a declaration, and what helps where jit refuses a call.
 
-    def xmapped(*args, **kwargs):
-        nonlocal uses_mesh
+    Attributes:
+      uses_mesh: whether some call that was traced runs on the devices of a mesh.
+    """
+
+    def __init__(self, declared: calls.Declaration, donated: tuple[int, ...]):
+        self.declared, self.donated = declared, donated
+        self.compared = comparison.ComparedCalls()
+        self.uses_mesh = False
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise errors.keyword_arguments(kwargs)
-        arguments = calls.bind_arguments(declared, args)
-        made = calls.place_arguments(declared, arguments)
-        uses_mesh |= made.uses_mesh or made.first_device_of is not None
-        for observer in _observers:
-            observer(declared, made, args)
-        compared.traced(declared, made, args)
+        arguments = calls.bind_arguments(self.declared, args)
+        made = calls.place_arguments(self.declared, arguments)
+        self.uses_mesh |= made.uses_mesh or made.first_device_of is not None
+        for observer in list(_observers.values()):  # at once, as other threads may end theirs
+            observer(self.declared, made, args)
+        self.compared.traced(self.declared, made, args)
         try:
             return execute.run(made, arguments.leaves)
         # Under jax_debug_nans, jit calls this function to find where NaNs come from.
         except FloatingPointError as error:
-            errors.name_function(error, declared.name)
+            errors.name_function(error, self.declared.name)
             raise
 
-    functools.update_wrapper(xmapped, declared.fun, updated=())
+    def recover(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
+        importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, self.declared, args)
+        if isinstance(error, TypeError) and kwargs:
+            raise errors.keyword_arguments(kwargs) from None
+        _check_values(args, error, self.donated)
+        if not self.uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
+            return None
+        if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
+            try:
+                jax.eval_shape(self.trace, *args)
+            except Exception:
+                return None  # the call itself is wrong
+            raise errors.no_devices(f"The xmapped function {self.declared.name}", mesh) from None
+        return calls.moved_to_mesh(self.declared, args, error)
+
+
+def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
+    call = _XmappedCall(declared, donated)
+
+    @functools.partial(functools.update_wrapper, wrapped=declared.fun, updated=())
+    def xmapped(*args, **kwargs):
+        return call.trace(*args, **kwargs)
+
     # With a mesh, the call runs on its devices, and checks them against the backend.
     on_mesh = any(not isinstance(r, SerialLoop) for resources in declared.resources.values() for r in resources)
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, None if on_mesh else declared.backend, donate_argnums=donated, keep_unused=bool(donated))
-
-    def recovery(error, args, kwargs):
-        """If jit refuses arguments, raise our own message, or move arrays that are committed to one device."""
-        importlib.import_module("xmap_compat.core.notes").add_note_on_captured(error, declared, args)
-        if isinstance(error, TypeError):
-            if kwargs:
-                raise errors.keyword_arguments(kwargs) from None
-            _check_values(args)
-        if not uses_mesh or not isinstance(error, ValueError) or _jax.user_frames_of(error)[0]:
-            return None
-        if isinstance(mesh := current_scope().mesh, jax.sharding.AbstractMesh):
-            try:
-                jitted.eval_shape(*args)
-            except Exception:
-                return None  # the call itself is wrong
-            raise errors.no_devices(f"The xmapped function {declared.name}", mesh) from None
-        return calls.moved_to_mesh(declared, args, error)
-
-    jitted = _jax.recovering(jitted, recovery, compared.calling)
+    jitted = _jax.recovering(jitted, call.recover, call.compared.calling)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted
 
 
-def _check_values(args: tuple[Any, ...]) -> None:
-    """Raise for arguments that are not arrays, because jit's message would advise to make them static."""
+def _check_values(args: tuple[Any, ...], error: Any = None, donated: tuple[int, ...] = ()) -> None:
+    """Raise for arguments that are no arrays, or are deleted, because jit's messages would not help."""
     for path, value in jax.tree_util.tree_leaves_with_path(args):
-        if not is_array(value):
+        if isinstance(error, (TypeError, type(None))) and not is_array(value):
             raise errors.no_array_argument(argument_path(path, "args"), value) from None
+        is_array_itself = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        if isinstance(error, RuntimeError) and is_array_itself and value.is_deleted():
+            raise errors.donated_argument(argument_path(path, "args"), donated) from None
 
 
 @dataclasses.dataclass(frozen=True)

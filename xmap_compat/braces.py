@@ -27,6 +27,7 @@ from xmap_compat.core.rules.contraction import (
     summed,
 )
 from xmap_compat.core.specs import AxisName
+from xmap_compat.core.trace import sizes_in_scope
 
 ELLIPSIS = "..."
 
@@ -251,10 +252,10 @@ def _operand(parsed, index, data):
 
 
 def _axis_called(name, spec):
-    for axis in _jax.bound_axis_names():
-        if str(axis) == name:
+    for axis in (*sizes_in_scope(), name):  # of a vmap around, only an axis whose name is a string is known
+        if str(axis) == name and _jax.is_bound(axis):
             return axis
-    raise errors.einsum_unbound(spec, name, _jax.bound_axis_names())
+    raise errors.einsum_unbound(spec, name, sizes_in_scope())
 
 
 def _expand_ellipsis(letters, ndim):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from xmap_compat.core.errors import as_set, axes_text, did_you_mean, should_be
+from xmap_compat.core.errors import LEGACY, axes_text, did_you_mean, quoted, should_be
 
 
 def described(value: Any) -> str:
-    dtype = getattr(value, "dtype", None)
+    dtype = None if isinstance(value, type) else getattr(value, "dtype", None)
     return f"an array of dtype {dtype}" if dtype is not None else f"{value!r} of type {type(value).__name__}"
 
 
@@ -23,9 +23,8 @@ def not_callable(fun: Any) -> Exception:
 
 def missing_specs(names: Sequence[str]) -> TypeError:
     return TypeError(
-        f"xmap() is missing {' and '.join(names)}, which name the dimensions of the arguments and of the results. "
-        "Write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, "
-        "@xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
+        f"xmap() is missing {' and '.join(names)}, which name the dimensions of arguments and results. Write xmap(fun, "
+        "['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], out_axes=['batch', ...])"
     )
 
 
@@ -33,6 +32,19 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
     return TypeError(
         f"xmapped functions take positional arguments only, but got the keyword arguments: {', '.join(names)}. Pass "
         "them by position, or bind them with functools.partial before xmap"
+    )
+
+
+def unknown_keywords(names: Iterable[str]) -> TypeError:
+    known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
+    advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
+    return TypeError(f"xmap() got the unexpected keyword arguments {', '.join(names)}{advice}")
+
+
+def donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:
+    return RuntimeError(
+        f"{path} was donated by an earlier call (donate_argnums={tuple(donated)}), which has deleted it. Pass the "
+        "result of that call, or leave donate_argnums out"
     )
 
 
@@ -45,9 +57,9 @@ def no_array_argument(path: str, value: Any) -> TypeError:
 
 def names_missing_from_inputs(names: Sequence[Hashable], known: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
-        f"missing: {as_set(names)}"
+        f"out_axes name {quoted(names)}, which neither in_axes nor axis_sizes do"
         f"{did_you_mean(names, known) or '. Give an axis that no argument has its size in axis_sizes'}"
+        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes"
     )
 
 
@@ -59,9 +71,7 @@ def along_a_position(position: int) -> TypeError:
 
 
 def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
-    return ValueError(
-        f"{fun} got the axis {axis!r} of size 0: an extremum of no elements has no value (zero-size array)"
-    )
+    return ValueError(f"{fun} got the axis {axis!r} of size 0: no elements have no extremum (zero-size array)")
 
 
 def name_function(error: FloatingPointError, fun: str) -> None:
@@ -72,9 +82,8 @@ def name_function(error: FloatingPointError, fun: str) -> None:
 
 def process_without_devices(process: int, mesh: Any) -> ValueError:
     return ValueError(
-        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds "
-        " no part of a global array. Include devices of all processes in the mesh, or call global_array and the "
-        "functions on that mesh only in the processes that it includes"
+        f"Process {process} has no device on the mesh ({axes_text(mesh.shape)}), so it holds no part of an array. "
+        "Include devices of all processes, or call global_array only in those that the mesh includes"
     )
 
 
@@ -112,24 +121,20 @@ def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> Va
 
 def einsum_path(optimize: Any, count: int) -> ValueError:
     return ValueError(
-        f"optimize={optimize!r} is not a path for {count} operands. A path is a list of steps, each a tuple of "
-        "positions among the remaining operands. The result of a step becomes the last operand, and one operand must "
-        "remain at the end"
+        f"optimize={optimize!r} is not a path for {count} operands: a list of steps, each a tuple of positions among "
+        "the remaining operands. The result of a step becomes the last operand, and one must remain at the end"
     )
 
 
 def einsum_strategy(optimize: Any) -> ValueError:
-    return ValueError(
-        f"optimize={optimize!r} is not a strategy of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'"
-    )
+    return ValueError(f"optimize={optimize!r} is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'")
 
 
 def einsum_unbound(spec: str, name: str, scope: Iterable[Any]) -> NameError:
-    names = [str(axis) for axis in scope if not hasattr(axis, "mesh_axis")]
-    listed = ", ".join(names) or "none"
+    names = [str(axis) for axis in scope]
     return NameError(
-        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {listed}. "
-        f"Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"
+        f"Found an unbound axis name: {name} in the einsum {spec!r}. Named axes in scope: {', '.join(names) or 'none'}"
+        f". Name one of them, or add the axis to in_axes or axis_sizes{did_you_mean([name], names)}"
     )
 
 
@@ -149,10 +154,8 @@ def axis_name_type(fun: str, name: Any) -> Exception:
 
 
 def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
-    return ValueError(
-        f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}. Named axes are not "
-        "part of that shape"
-    )
+    ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
+    return ValueError(f"{ours}. Named axes are not part of that shape")
 
 
 def repeated_axis(fun: str, axes: Sequence[Any]) -> ValueError:
@@ -176,9 +179,7 @@ def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[
 
 
 def dot_overlap(operand: str, dim: int) -> TypeError:
-    return TypeError(
-        f"pdot was given dimension {dim} of {operand} more than once in pos_contract and pos_batch. Name it once"
-    )
+    return TypeError(f"pos_contract and pos_batch of pdot have dimension {dim} of {operand} twice. Name it once")
 
 
 def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
@@ -186,10 +187,8 @@ def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
 
 
 def no_fan(shape: Any) -> ValueError:
-    return ValueError(
-        f"Can't compute input and output sizes of a {shape.rank}-dimensional weights tensor. Must be at least 2D, "
-        f"named dimensions included, but the shape is {shape}"
-    )
+    ours = f"The shape of weights should have two dimensions, named ones included, or more, but is {shape}"
+    return ValueError(f"{ours}{LEGACY}Can't compute input and output sizes of a {shape.rank}-dimensional weights")
 
 
 def initializer_of_named_shape(dtype: Any) -> TypeError:
@@ -212,7 +211,6 @@ def parts_are_no_block(path: str, sharding: Any) -> ValueError:
 
 def no_mesh_to_gather_over(path: str, sharding: Any) -> ValueError:
     return ValueError(
-        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one first: "
-        "jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()))(array) is whole in "
-        "every process"
+        f"{path} has {sharding}, but process_array(whole=True) gathers arrays that lie on a mesh. Put it on one, by "
+        "jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))"
     )

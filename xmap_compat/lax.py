@@ -24,6 +24,7 @@ from xmap_compat import _jax, errors
 from xmap_compat.braces import xeinsum
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core.rules.contraction import Subscripts, accumulation_type, bind_contraction, canonical_precision
+from xmap_compat.core.trace import sizes_in_scope
 
 __all__ = ["pargmax", "pargmin", "pdot", "pgather", "xeinsum"]
 
@@ -175,13 +176,11 @@ def check_integers(fun: str, indices: jax.Array) -> None:
 
 def check_names(fun, names):
     """Raise unless all names are bound and distinct."""
-    bound = _jax.bound_axis_names()
     for name in names:
         if name is None or not isinstance(name, Hashable):
             raise errors.axis_name_type(fun, name)
-        if not isinstance(name, int) and name not in bound:
-            sizes = {axis: lax.axis_size(axis) for axis in bound if not hasattr(axis, "mesh_axis")}
-            raise core_errors.unbound_name(f"unbound axis name: {name}", sizes)
+        if not isinstance(name, int) and not _jax.is_bound(name):
+            raise core_errors.unbound_name(f"unbound axis name: {name}", sizes_in_scope())
     if len(set(names)) < len(names):
         raise errors.repeated_axis(fun, names)
 

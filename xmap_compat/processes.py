@@ -112,7 +112,7 @@ def _global_shape(
         if name in sizes:
             shape[dim] = sizes[name]
         elif shape[dim] % here:
-            raise not_divisible(name, shape[dim], resources[name], here)
+            raise not_divisible(name, shape[dim], resources[name], here, "This process's part of local")
         else:
             shape[dim] = shape[dim] // here * everywhere
     return tuple(shape)

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+from xmap_compat import _jax
 from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
-from xmap_compat.core.restored import restored
 
 REMOVED_FROM_LAX: dict[str, Callable[..., Any]] = {
     "pdot": named_lax.pdot,
@@ -33,10 +33,8 @@ def einsum_or(positional: Callable[..., Any]) -> Callable[..., Any]:
     return einsum
 
 
-def _put_in_place() -> None:
+def complete(restoration: _jax.Restoration) -> None:
+    """Add these functions to what is put in place while a body is traced; once, before any is."""
     for name, function in REMOVED_FROM_LAX.items():
-        restored.attribute(jax.lax, name, function)
-    restored.attribute(jax.numpy, "einsum", einsum_or(jax.numpy.einsum))
-
-
-_put_in_place()
+        restoration.attribute(jax.lax, name, function)
+    restoration.attribute(jax.numpy, "einsum", einsum_or(jax.numpy.einsum))

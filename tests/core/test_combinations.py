@@ -546,7 +546,7 @@ def test_branches_that_elements_take_differently(resources, mesh42):
 def test_what_a_branch_gives_varies_as_its_predicate_does():
     body = lambda v: lax.cond(v > 0, lambda: 1.0, lambda: 2.0)
     np.testing.assert_array_equal(xmap(body, ["i"], ["i"])(SIGNS), [1, 2, 1, 2])
-    with pytest.raises(TypeError, match="actually mapped along more axes defined by this xmap call: i"):
+    with pytest.raises(TypeError, match="actually mapped along more axes"):
         xmap(body, ["i"], [])(SIGNS)
 
 

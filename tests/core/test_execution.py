@@ -198,7 +198,7 @@ def test_lowering_from_shapes(placement, spec, mesh42):
 
 
 def test_errors_of_specs_come_from_lower_too():
-    with pytest.raises(ValueError, match="implies that it has at least 1 dimensions, but the argument has rank 0"):
+    with pytest.raises(ValueError, match="implies that it has at least 1 dimensions"):
         doubled().lower(jax.ShapeDtypeStruct((), jnp.float32))
 
 
@@ -663,7 +663,7 @@ def test_several_axes_may_share_a_named_loop():
 
 def test_axes_that_share_a_loop_must_not_meet():
     fun = xmap(jnp.multiply, TABLE_IN, TABLE_OUT, axis_resources={"i": "l", "j": "l"})
-    message = "Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape of "
+    message = "Axes `i` and `j` are both mapped to the resource `l`, but they coincide"
     with serial_loop("l", 2), pytest.raises(TypeError, match=re.escape(message)):
         fun(X, Y)
 
@@ -712,10 +712,7 @@ LOOPED_COLLECTIVES = {
 @pytest.mark.parametrize("placement", [SerialLoop(2), ("x", SerialLoop(2))], ids=str)
 @pytest.mark.parametrize("body", LOOPED_COLLECTIVES.values(), ids=LOOPED_COLLECTIVES.keys())
 def test_collectives_over_looped_axes_are_refused(body, placement, mesh42):
-    message = (
-        "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation "
-        "(e.g. in collectives), but `i` violates that rule"
-    )
+    message = "Named axes with loop resources assigned to them cannot be referenced inside the xmapped computation"
     fun = xmap(body, ["i", ...], ["i", ...], axis_resources={"i": placement})
     with mesh42, pytest.raises(RuntimeError, match=re.escape(message)):
         fun(X)
@@ -727,10 +724,7 @@ def test_the_size_of_a_looped_axis_is_known():
 
 
 def test_a_size_that_a_named_loop_does_not_divide():
-    message = (
-        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
-        "(('l',), 3 in total)"
-    )
+    message = "Size of axis i (8) is not divisible by the total number of resources assigned to this axis"
     with serial_loop("l", 3), pytest.raises(ValueError, match=re.escape(message)):
         doubled("l")(X)
 

@@ -1032,7 +1032,7 @@ def over_loop(operation):
     return Cannot(
         "the elements of a looped axis are not there at the same time",
         RuntimeError,
-        "axes with loop resources assigned to them cannot be referenced .* `b` violates that rule",
+        "axes with loop resources assigned to them cannot be referenced inside the xmapped computation",
         lambda x: OPERATIONS[operation].named(x, "b", SIZES[1]),
         looped=True,
     )

@@ -114,31 +114,22 @@ MISUSES = {
     "a string as in_axes": (
         lambda: xmap(identity, "i", I),
         TypeError,
-        "in_axes is 'i', which is not an axis specification. Write ['i', ...] for the leading dimension\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 'i'",
+        "in_axes is 'i', which is not an axis specification. Write ['i', ...] for the leading dimension"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "an integer as in_axes": (
         lambda: xmap(identity, 0, I),
         TypeError,
         "in_axes is 0, which is not an axis specification. Write ['name', ...] or {0: 'name'}, with the name of that "
-        "dimension\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 0",
+        "dimension"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "an integer as one of several specs": (
         lambda: xmap(add, (I, 0), I),
         TypeError,
         "in_axes[1] is 0, which is not an axis specification. Write ['name', ...] or {0: 'name'}, with the name of "
-        "that dimension\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: 0",
+        "that dimension"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a set of names": (
         lambda: xmap(identity, ({"i"},), I),
@@ -149,11 +140,8 @@ MISUSES = {
     "an ellipsis alone": (
         lambda: xmap(identity, ..., I),
         TypeError,
-        "in_axes is ..., which is not an axis specification. Write [...] where no dimension is named\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: ...",
+        "in_axes is ..., which is not an axis specification. Write [...] where no dimension is named"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "an ellipsis for an argument": (
         lambda: xmap(add, (I, ...), I),
@@ -209,56 +197,38 @@ MISUSES = {
     "an ellipsis in quotes, alone": (
         lambda: xmap(identity, "...", I),
         TypeError,
-        "in_axes is '...', which is not an axis specification. Write [...] where no dimension is named\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: '...'",
+        "in_axes is '...', which is not an axis specification. Write [...] where no dimension is named"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a dictionary from names to positions": (
         lambda: xmap(identity, {"i": 0}, I),
         TypeError,
-        "in_axes is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}",
+        "in_axes is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a dictionary from names to positions, deep in a tree": (
         lambda: xmap(identity, ({"w": [I, {"i": 0}]},), I),
         TypeError,
-        "in_axes[0]['w'][1] is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}",
+        "in_axes[0]['w'][1] is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a dictionary from names to positions in out_axes": (
         lambda: xmap(identity, I, {"i": 0}),
         TypeError,
-        "out_axes is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}\n"
-        "Legacy's words: Value mapping specification in xmap out_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i': 0}",
+        "out_axes is {'i': 0}, which is not an axis specification. Write it the other way round: {0: 'i'}"
+        f"{LEGACY}Value mapping specification in xmap out_axes pytree can be either",
     ),
     "a float as a position": (
         lambda: xmap(identity, {0.0: "i"}, I),
         TypeError,
-        "in_axes is {0.0: 'i'}, which is not an axis specification\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {0.0: 'i'}",
+        "in_axes is {0.0: 'i'}, which is not an axis specification. Write a list of names, or {position: name}"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a bool as a position": (
         lambda: xmap(identity, {True: "i"}, I),
         TypeError,
-        "in_axes is {True: 'i'}, which is not an axis specification\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {True: 'i'}",
+        "in_axes is {True: 'i'}, which is not an axis specification. Write a list of names, or {position: name}"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a negative position": (
         lambda: xmap(identity, {-1: "i"}, I),
@@ -276,24 +246,21 @@ MISUSES = {
         lambda: xmap(identity, ["i", "i"], I),
         ValueError,
         "in_axes is ['i', 'i'], which repeats a name. Give each dimension its own name. For a diagonal, call "
-        "jnp.diagonal first\n"
-        "Legacy's words: Named axes should be unique within each in_axes argument specification, but one them is: "
-        "['i', 'i']",
+        "jnp.diagonal before"
+        f"{LEGACY}Named axes should be unique within each in_axes argument specification",
     ),
     "a repeated name in the second argument": (
         lambda: xmap(add, (I, {0: "i", 2: "i"}), I),
         ValueError,
         "in_axes[1] is {0: 'i', 2: 'i'}, which repeats a name. Give each dimension its own name. For a diagonal, "
-        "call jnp.diagonal first\n"
-        "Legacy's words: Named axes should be unique within each in_axes argument specification, but one them is: "
-        "{0: 'i', 2: 'i'}",
+        "call jnp.diagonal before"
+        f"{LEGACY}Named axes should be unique within each in_axes argument specification",
     ),
     "a repeated name in out_axes": (
         lambda: xmap(identity, I, {"out": ["i", "i"]}),
         ValueError,
-        "out_axes['out'] is ['i', 'i'], which repeats a name. Give each dimension its own name\n"
-        "Legacy's words: Named axes should be unique within each out_axes argument specification, but one them is: "
-        "['i', 'i']",
+        "out_axes['out'] is ['i', 'i'], which repeats a name. Give each dimension its own name"
+        f"{LEGACY}Named axes should be unique within each out_axes argument specification",
     ),
     "a PartitionSpec as in_axes": (
         lambda: xmap(identity, PartitionSpec("i"), I),
@@ -304,11 +271,9 @@ MISUSES = {
     "an array as in_axes": (
         lambda: xmap(identity, ones(3), I),
         TypeError,
-        "in_axes is an array of shape (3,), which is not an axis specification\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: an array of shape (3,)",
+        "in_axes is an array of shape (3,), which is not an axis specification. Write a list of names, or {position: "
+        "name}"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a PartitionSpec as a spec": (
         lambda: xmap(identity, (PartitionSpec("i"),), I),
@@ -367,182 +332,161 @@ MISUSES = {
     "a name only in out_axes": (
         lambda: xmap(identity, ["a", ...], ["c", "d", ...]),
         ValueError,
-        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the "
-        "following are missing: {'c', 'd'}. Give an axis that no argument has its size in axis_sizes",
+        "out_axes name `c`, `d`, which neither in_axes nor axis_sizes do. Give an axis that no argument has its size "
+        "in axis_sizes"
+        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes",
     ),
     "None as the spec of an array": (
         lambda: xmap(add, (I, None), I)(ones(3), ones(3)),
         ValueError,
-        "args[1] is an array, but in_axes has None for it. Write {} for what is not mapped.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], None) for value tree PyTreeDef((*, *)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "args[1] is an array, but in_axes has None for it. Write {} for what is not mapped. The in_axes here: (['i', "
+        "...], None)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "None as out_axes": (
         lambda: xmap(identity, I, None)(ones(3)),
         ValueError,
-        "The result is an array, but out_axes has None for it. Write {} for what is not mapped.\n"
-        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification None for value tree PyTreeDef(*).",
+        "The result is an array, but out_axes has None for it. Write {} for what is not mapped. The out_axes here: "
+        "None"
+        f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
     ),
     "more specs than arguments": (
         lambda: xmap(identity, (I, I), I)(ones(5)),
         ValueError,
         "args is a tuple of length 1, but in_axes has a tuple of length 2 for it. Call it with as many arguments as "
-        "in_axes has entries.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef((*,)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "in_axes has entries. The in_axes here: (['i', ...], ['i', ...])"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "fewer specs than arguments": (
         lambda: xmap(add, (I,), I)(ones(5), ones(5)),
         ValueError,
         "args is a tuple of length 2, but in_axes has a tuple of length 1 for it. Call it with as many arguments as "
-        "in_axes has entries.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...],) for value tree PyTreeDef((*, *)). Note that xmap in_axes that are non-trivial "
-        "pytrees should always be wrapped in a tuple representing the argument list.",
+        "in_axes has entries. The in_axes here: (['i', ...],)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "specs with other keys than the argument": (
         lambda: xmap(identity, ({"a": I},), I)({"b": ones(5)}),
         ValueError,
-        "args[0] is a dict with the keys 'b', but in_axes has a dict with the keys 'a' for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ({'a': ['i', ...]},) for value tree PyTreeDef(({'b': *},)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "in_axes[0] lacks 'b', which args[0] has: add 'b': [...] or {}. The in_axes here: ({'a': ['i', ...]},)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "specs with other keys deep in a tree": (
         lambda: xmap(add, (I, {"w": [I, {"u": I}]}), I)(ones(5), {"w": [ones(5), {"v": ones(5)}]}),
         ValueError,
-        "args[1]['w'][1] is a dict with the keys 'v', but in_axes has a dict with the keys 'u' for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], {'w': [['i', ...], {'u': ['i', ...]}]}) for value tree PyTreeDef((*, {'w': [*, "
-        "{'v': *}]})). Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple "
-        "representing the argument list.",
+        "in_axes[1]['w'][1] lacks 'v', which args[1]['w'][1] has: add 'v': [...] or {}. The in_axes here: (['i', "
+        "...], {'w': [['i', ...], {'u': ['i', ...]}]})"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a tree of specs for an array": (
         lambda: xmap(identity, ({"a": I},), I)(ones(5)),
         ValueError,
-        "args[0] is an array, but in_axes has a dict with the keys 'a' for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((*,)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "args[0] is an array, but in_axes has a dict with the keys 'a' for it. The in_axes here: ({'a': ['i', ...]},)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a tree of specs for None": (
         lambda: xmap(identity, ({"a": I},), I)(None),
         ValueError,
-        "args[0] is None, but in_axes has a dict with the keys 'a' for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ({'a': ['i', ...]},) for value tree PyTreeDef((None,)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "args[0] is None, but in_axes has a dict with the keys 'a' for it. The in_axes here: ({'a': ['i', ...]},)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a list of specs for a tuple": (
         lambda: xmap(identity, ([I, {}],), I)((ones(5), ones(5))),
         ValueError,
-        "args[0] is a tuple of length 2, but in_axes has a list of length 2 for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification ([['i', ...], {}],) for value tree PyTreeDef(((*, *),)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "args[0] is a tuple of length 2, but in_axes has a list of length 2 for it. The in_axes here: ([['i', ...], "
+        "{}],)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a namedtuple of specs for a tuple": (
         lambda: xmap(identity, (Pair(I, {}),), I)((ones(5), ones(5))),
         ValueError,
-        "args[0] is a tuple of length 2, but in_axes has the class Pair of length 2 for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (Pair(first=['i', ...], second={}),) for value tree PyTreeDef(((*, *),)). Note that xmap "
-        "in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "args[0] is a tuple of length 2, but in_axes has the class Pair of length 2 for it. The in_axes here: "
+        "(Pair(first=['i', ...], second={}),)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "specs that should be wrapped in a tuple": (
         lambda: xmap(identity, {"a": I}, I)({"a": ones(5)}),
         ValueError,
-        "args is a tuple of length 1, but in_axes has a dict with the keys 'a' for it.\n"
-        "Legacy's words: xmap in_axes specification must be a tree prefix of the corresponding value, got "
-        "specification {'a': ['i', ...]} for value tree PyTreeDef(({'a': *},)). Note that xmap in_axes that are "
-        "non-trivial pytrees should always be wrapped in a tuple representing the argument list.",
+        "args is a tuple of length 1, but in_axes has a dict with the keys 'a' for it. Write in_axes as a tuple, "
+        "with an entry for each argument. The in_axes here: {'a': ['i', ...]}"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "two out specs for one result": (
         lambda: xmap(identity, I, (I, I))(ones(5)),
         ValueError,
-        "The result is an array, but out_axes has a tuple of length 2 for it.\n"
-        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...], ['i', ...]) for value tree PyTreeDef(*).",
+        "The result is an array, but out_axes has a tuple of length 2 for it. The out_axes here: (['i', ...], ['i', "
+        "...])"
+        f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
     ),
     "fewer out specs than results": (
         lambda: xmap(lambda x: (x, x), I, (I,))(ones(5)),
         ValueError,
-        "The result is a tuple of length 2, but out_axes has a tuple of length 1 for it.\n"
-        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification (['i', ...],) for value tree PyTreeDef((*, *)).",
+        "The result is a tuple of length 2, but out_axes has a tuple of length 1 for it. The out_axes here: (['i', "
+        "...],)"
+        f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
     ),
     "out specs with other keys than the result": (
         lambda: xmap(lambda x: {"a": {"b": x}}, I, {"a": {"c": I}})(ones(5)),
         ValueError,
-        "result['a'] is a dict with the keys 'b', but out_axes has a dict with the keys 'c' for it.\n"
-        "Legacy's words: xmap out_axes specification must be a tree prefix of the corresponding value, got "
-        "specification {'a': {'c': ['i', ...]}} for value tree PyTreeDef({'a': {'b': *}}).",
+        "out_axes['a'] lacks 'b', which result['a'] has: add 'b': [...] or {}. The out_axes here: {'a': {'c': ['i', "
+        "...]}}"
+        f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
     ),
     # ------------------------------------------------------------------------------------------- ranks and arguments
     "an argument of too small rank": (
         lambda: xmap(identity, ["i", "j", ...], I)(ones(5)),
         ValueError,
         "args[0] has shape (5,), but ['i', 'j', ...] needs at least 2 dimensions. Name fewer dimensions, or pass an "
-        "array that has them\n"
-        "Legacy's words: One of xmap arguments has an in_axes specification of ['i', 'j', ...], which implies that "
-        "it has at least 2 dimensions, but the argument has rank 1",
+        "array that has them"
+        f"{LEGACY}One of xmap arguments has an in_axes specification of ['i', 'j', ...], which implies that it has "
+        "at least 2 dimensions",
     ),
     "a leaf of too small rank": (
         lambda: xmap(lambda tree: tree["w"][1], ({"w": [I, {3: "i"}]},), I)({"w": [ones(5), ones((5, 5))]}),
         ValueError,
         "args[0]['w'][1] has shape (5, 5), but {3: 'i'} needs at least 4 dimensions. Name fewer dimensions, or pass "
-        "an array that has them\n"
-        "Legacy's words: One of xmap arguments has an in_axes specification of {3: 'i'}, which implies that it has "
-        "at least 4 dimensions, but the argument has rank 2",
+        "an array that has them"
+        f"{LEGACY}One of xmap arguments has an in_axes specification of {{3: 'i'}}, which implies that it has at "
+        "least 4 dimensions",
     ),
     "an argument of smaller rank than asserted": (
         lambda: xmap(identity, (["i", None],), I)(ones(5)),
         ValueError,
         "args[0] has shape (5,), but ['i', None] names exactly 2 dimensions. Name fewer dimensions, or pass an array "
-        "that has them\n"
-        "Legacy's words: xmap argument has an in_axes specification of ['i', None], which asserts that it should be "
-        "of rank 2, but the argument has rank 1 (and shape (5,))",
+        "that has them"
+        f"{LEGACY}xmap argument has an in_axes specification of ['i', None], which asserts that it",
     ),
     "an argument of greater rank than asserted": (
         lambda: xmap(add, (I, ["i"]), I)(ones(5), ones((5, 2))),
         ValueError,
-        "args[1] has shape (5, 2), but ['i'] names exactly one dimension. Write ['i', ...] or name the other\n"
-        "Legacy's words: xmap argument has an in_axes specification of ['i'], which asserts that it should be of "
-        "rank 1, but the argument has rank 2 (and shape (5, 2))",
+        "args[1] has shape (5, 2), but ['i'] names exactly one dimension. Write ['i', ...] or name the other"
+        f"{LEGACY}xmap argument has an in_axes specification of ['i'], which asserts that it",
     ),
     "an empty list for a vector": (
         lambda: xmap(identity, ([],), [])(ones(5)),
         ValueError,
-        "args[0] has shape (5,), but [] names exactly 0 dimensions. Write [...] or name the other\n"
-        "Legacy's words: xmap argument has an in_axes specification of [], which asserts that it should be of rank "
-        "0, but the argument has rank 1 (and shape (5,))",
+        "args[0] has shape (5,), but [] names exactly 0 dimensions. Write [...] or name the other"
+        f"{LEGACY}xmap argument has an in_axes specification of [], which asserts that it",
     ),
     "a result of too small rank": (
         lambda: xmap(identity, I, {1: "i"})(ones(5)),
         ValueError,
         "The result has 0 dimensions without its named axes, but its out_axes {1: 'i'} need at least 1. Put the "
-        "named axes at lower positions\n"
-        "Legacy's words: One of xmap outputs has an out_axes specification of {1: 'i'}, which requires the result of "
-        "the xmapped function to have at least 1 positional dimensions, but it only has 0",
+        "named axes at lower positions"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {{1: 'i'}}, which requires the result",
     ),
     "a result of too small rank, deep in a tree": (
         lambda: xmap(lambda x: {"a": [x, x]}, I, {"a": [I, {3: "i"}]})(ones((5, 2))),
         ValueError,
         "result['a'][1] has one dimension without its named axes, but its out_axes {3: 'i'} need at least 3. Put the "
-        "named axes at lower positions\n"
-        "Legacy's words: One of xmap outputs has an out_axes specification of {3: 'i'}, which requires the result of "
-        "the xmapped function to have at least 3 positional dimensions, but it only has 1",
+        "named axes at lower positions"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {{3: 'i'}}, which requires the result",
     ),
     "a result of another rank than asserted": (
         lambda: xmap(identity, I, ["i", None])(ones((5, 2, 2))),
         ValueError,
         "The result has shape (5, 2, 2), named axes included, but ['i', None] names exactly 2 dimensions. Write "
-        "['i', None, ...] or name the other\n"
-        "Legacy's words: xmap output has an out_axes specification of ['i', None], which asserts that it should be "
-        "of rank 2, but the output has rank 3 (and shape (5, 2, 2))",
+        "['i', None, ...] or name the other"
+        f"{LEGACY}xmap output has an out_axes specification of ['i', None], which asserts that it",
     ),
     "a Python scalar as a mapped argument": (
         lambda: xmap(add, (I, I), I)(ones(3), 1.0),
@@ -554,9 +498,9 @@ MISUSES = {
         lambda: xmap(add, (I, I), I)(ones(3), np.float32(1)),
         ValueError,
         "args[1] has shape (), but ['i', ...] needs at least one dimension. Name fewer dimensions, or pass an array "
-        "that has them\n"
-        "Legacy's words: One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
-        "at least 1 dimensions, but the argument has rank 0",
+        "that has them"
+        f"{LEGACY}One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has at "
+        "least 1 dimensions",
     ),
     "a list of numbers as a mapped argument": (
         lambda: xmap(identity, (I, {"w": I}), I)(ones(3), {"w": [1.0, 2.0]}),
@@ -568,9 +512,9 @@ MISUSES = {
         lambda: xmap(identity, I, I)(jax.random.key(0)),
         ValueError,
         "args[0] has shape (), but ['i', ...] needs at least one dimension. Name fewer dimensions, or pass an array "
-        "that has them\n"
-        "Legacy's words: One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has "
-        "at least 1 dimensions, but the argument has rank 0",
+        "that has them"
+        f"{LEGACY}One of xmap arguments has an in_axes specification of ['i', ...], which implies that it has at "
+        "least 1 dimensions",
     ),
     "keyword arguments": (
         lambda: xmap(lambda x, power=1: x, I, I)(ones(3), power=2),
@@ -587,62 +531,63 @@ MISUSES = {
     "no arguments to take a size from": (
         lambda: xmap(lambda *_: 1.0, I, I)(),
         ValueError,
-        "Failed to infer size of axes: i. There are no arguments. Call <lambda> with its arguments; its plan also "
-        "takes jax.ShapeDtypeStruct(shape, dtype)",
+        "There are no arguments. Call <lambda> with its arguments; its plan also takes jax.ShapeDtypeStruct(shape, "
+        "dtype)"
+        f"{LEGACY}Failed to infer size of axes: i",
     ),
     "a plan without arguments": (
         lambda: xmap(add, (I, J), I).plan(),
         ValueError,
-        "Failed to infer size of axes: i, j. There are no arguments. Call add with its arguments; its plan also "
-        "takes jax.ShapeDtypeStruct(shape, dtype)",
+        "There are no arguments. Call add with its arguments; its plan also takes jax.ShapeDtypeStruct(shape, dtype)"
+        f"{LEGACY}Failed to infer size of axes: i, j",
     ),
     "an empty container to take sizes from": (
         lambda: xmap(lambda _: 1.0, (["i", "j", ...],), ["i", "j", ...])({"w": None}),
         ValueError,
-        "Failed to infer size of axes: i, j. You've probably passed in empty containers in place of "
-        "arguments that had those axes in their in_axes. Provide the sizes of missing axes "
-        "explicitly via axis_sizes to fix this error.",
+        "No array has the axes `i`, `j`, as containers in the place of arguments are empty. Give their sizes in "
+        "axis_sizes"
+        f"{LEGACY}Failed to infer size of axes: i, j",
     ),
     # --------------------------------------------------------------------------------------------------------- sizes
     "two sizes in two arguments": (
         lambda: xmap(add, I, I)(ones(5), ones(6)),
         ValueError,
-        "Axis `i` has size 5 in args[0], but size 6 in args[1]. One in_axes is for all arguments. To tell them "
-        "apart, write a tuple, with {} for what is not mapped\n"
-        "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (6,) "
-        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
+        "Axis `i` has size 5 in args[0], but size 6 in args[1], dimension 0 of its shape (6,). One in_axes is for "
+        "all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
+        f"{LEGACY}The size of axis i was previously inferred to be 5, but found an argument of shape (6,) with "
+        "in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
     ),
     "a size of one does not broadcast": (
         lambda: xmap(add, I, I)(ones(1), ones(6)),
         ValueError,
-        "Axis `i` has size 1 in args[0], but size 6 in args[1]. One in_axes is for all arguments. To tell them "
-        "apart, write a tuple, with {} for what is not mapped\n"
-        "Legacy's words: The size of axis i was previously inferred to be 1, but found an argument of shape (6,) "
-        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1",
+        "Axis `i` has size 1 in args[0], but size 6 in args[1], dimension 0 of its shape (6,). One in_axes is for "
+        "all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
+        f"{LEGACY}The size of axis i was previously inferred to be 1, but found an argument of shape (6,) with "
+        "in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 1",
     ),
     "two sizes within an argument": (
         lambda: xmap(identity, ({"a": {0: "i"}, "b": [{1: "i"}]},), I)({"a": ones(5), "b": [ones((5, 6))]}),
         ValueError,
-        "Axis `i` has size 5 in args[0]['a'], but size 6 in args[0]['b'][0]. If these are different axes, give them "
-        "different names\n"
-        "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (5, 6) "
-        "with in_axes specification {1: 'i'}. Shape mismatch occurs in dimension 1: 6 != 5",
+        "Axis `i` has size 5 in args[0]['a'], but size 6 in args[0]['b'][0], dimension 1 of its shape (5, 6). If "
+        "these are different axes, give them different names. If they are one, pass arrays of one length"
+        f"{LEGACY}The size of axis i was previously inferred to be 5, but found an argument of shape (5, 6) with "
+        "in_axes specification {1: 'i'}. Shape mismatch occurs in dimension 1: 6 != 5",
     ),
     "two sizes within one array": (
         lambda: xmap(add, (["i", "j"], ["j", "i"]), ["i", "j"])(ones((2, 3)), ones((2, 3))),
         ValueError,
-        "Axis `j` has size 3 in args[0], but size 2 in args[1]. If these are different axes, give them different "
-        "names\n"
-        "Legacy's words: The size of axis j was previously inferred to be 3, but found an argument of shape (2, 3) "
-        "with in_axes specification ['j', 'i']. Shape mismatch occurs in dimension 0: 2 != 3",
+        "Axis `j` has size 3 in args[0], but size 2 in args[1], dimension 0 of its shape (2, 3). If these are "
+        "different axes, give them different names. If they are one, pass arrays of one length"
+        f"{LEGACY}The size of axis j was previously inferred to be 3, but found an argument of shape (2, 3) with "
+        "in_axes specification ['j', 'i']. Shape mismatch occurs in dimension 0: 2 != 3",
     ),
     "a size that disagrees with axis_sizes": (
         lambda: xmap(identity, I, I, axis_sizes={"i": 5})(ones((6, 2))),
         ValueError,
-        "Axis `i` has size 5 in axis_sizes, but size 6 in args[0]. If these are different axes, give them different "
-        "names\n"
-        "Legacy's words: The size of axis i was previously inferred to be 5, but found an argument of shape (6, 2) "
-        "with in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
+        "Axis `i` has size 5 in axis_sizes, but size 6 in args[0], dimension 0 of its shape (6, 2). If these are "
+        "different axes, give them different names. If they are one, pass arrays of one length"
+        f"{LEGACY}The size of axis i was previously inferred to be 5, but found an argument of shape (6, 2) with "
+        "in_axes specification ['i', ...]. Shape mismatch occurs in dimension 0: 6 != 5",
     ),
     "a float as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": 2.5}),
@@ -685,37 +630,38 @@ MISUSES = {
     "a resource without a mesh": (
         lambda: xmap(identity, I, I, axis_resources={"i": "x"})(ones(4)),
         ValueError,
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources "
-        "are: {'x'} (assigned to `i`). Resources in scope: {}. Enter a mesh with `with mesh(devices, "
-        "names):` or a loop with `with serial_loop(name, length):` around the call",
+        "No mesh is in scope, but axis_resources assign {'x'} to `i`. Enter one around the call, `with mesh(devices, "
+        "names):`, or a loop, `with serial_loop(name, length):`"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{'x'}",
     ),
     "a resource that the mesh lacks": (
         lambda: on_grid(add, (["i"], ["j"]), ["i", "j"], ones(4), ones(4), axis_resources={"i": ("x", "z"), "j": "y"}),
         ValueError,
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources "
-        "are: {'z'} (assigned to `i`). Resources in scope: {'x', 'y'}. Assign one of "
-        "these, give the mesh an axis of that name, or enter a loop with `with serial_loop(name, length):` around "
-        "the call",
+        "axis_resources assign {'z'} to `i`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
+        "enter a mesh or a loop of that name around the call"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{'z'}",
     ),
     "a loop that is not in scope": (
         lambda: on_grid(identity, I, I, ones(4), axis_resources={"i": ("x", "l")}),
         ValueError,
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources "
-        "are: {'l'} (assigned to `i`). Resources in scope: {'x', 'y'}. Assign one of "
-        "these, give the mesh an axis of that name, or enter a loop with `with serial_loop(name, length):` around "
-        "the call",
+        "axis_resources assign {'l'} to `i`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
+        "enter a mesh or a loop of that name around the call"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{'l'}",
     ),
     "the same resource twice": (
         lambda: xmap(identity, I, I, axis_resources={"i": ("x", "x")}),
         ValueError,
-        "Resource assignment of a single axis must be a tuple of distinct resources, but specified "
-        "('x', 'x') for axis i",
+        "axis_resources give `i` the resources ('x', 'x'), of which one is repeated. Name each resource once"
+        f"{LEGACY}Resource assignment of a single axis must be a tuple of distinct resources",
     ),
     "the same loop twice": (
         lambda: xmap(identity, I, I, axis_resources={"i": ["l", "l"]}),
         ValueError,
-        "Resource assignment of a single axis must be a tuple of distinct resources, but specified "
-        "['l', 'l'] for axis i",
+        "axis_resources give `i` the resources ['l', 'l'], of which one is repeated. Name each resource once"
+        f"{LEGACY}Resource assignment of a single axis must be a tuple of distinct resources",
     ),
     "axis_resources that are a string": (
         lambda: xmap(identity, I, I, axis_resources="x"),
@@ -788,46 +734,50 @@ MISUSES = {
     "a size that two mesh axes do not divide": (
         lambda: on_grid(identity, I, I, ones(12), axis_resources={"i": ("x", "y")}),
         ValueError,
-        "Size of axis i (12) is not divisible by the total number of resources assigned to this axis "
-        "(('x', 'y'), 8 in total). Pad the axis to a multiple of 8, or give it other resources",
+        "args[0] has 12 elements along `i`, but the resources ('x', 'y') need a multiple of 8. Pad the axis to 16, "
+        "or give it other resources"
+        f"{LEGACY}Size of axis i (12) is not divisible by the total number of resources assigned to this axis",
     ),
     "a given size that a mesh axis does not divide": (
         lambda: on_grid(lambda: 1.0, (), I, axis_sizes={"i": 5}, axis_resources={"i": "x"}),
         ValueError,
-        "Size of axis i (5) is not divisible by the total number of resources assigned to this axis "
-        "(('x',), 4 in total). Pad the axis to a multiple of 4, or give it other resources",
+        "axis_sizes has 5 elements along `i`, but the resources ('x',) need a multiple of 4. Pad the axis to 8, or "
+        "give it other resources"
+        f"{LEGACY}Size of axis i (5) is not divisible by the total number of resources assigned to this axis",
     ),
     "a size that a loop does not divide": (
         lambda: xmap(identity, I, I, axis_resources={"i": SerialLoop(3)})(ones(8)),
         ValueError,
-        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
-        "((SerialLoop(length=3),), 3 in total). Pad the axis to a multiple of 3, or give it other "
-        "resources",
+        "args[0] has 8 elements along `i`, but the resources (SerialLoop(length=3),) need a multiple of 3. Pad the "
+        "axis to 9, or give it other resources"
+        f"{LEGACY}Size of axis i (8) is not divisible by the total number of resources assigned to this axis",
     ),
     "a size that mesh and loop do not divide": (
         lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("x", SerialLoop(3))}),
         ValueError,
-        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
-        "(('x', SerialLoop(length=3)), 12 in total). Pad the axis to a multiple of 12, or give it "
-        "other resources",
+        "args[0] has 8 elements along `i`, but the resources ('x', SerialLoop(length=3)) need a multiple of 12. Pad "
+        "the axis to 12, or give it other resources"
+        f"{LEGACY}Size of axis i (8) is not divisible by the total number of resources assigned to this axis",
     ),
     "a size that a named loop does not divide": (
         lambda: in_loop("l", 3, lambda: xmap(identity, I, I, axis_resources={"i": "l"})(ones(8))),
         ValueError,
-        "Size of axis i (8) is not divisible by the total number of resources assigned to this axis "
-        "(('l',), 3 in total). Pad the axis to a multiple of 3, or give it other resources",
+        "args[0] has 8 elements along `i`, but the resources ('l',) need a multiple of 3. Pad the axis to 9, or give "
+        "it other resources"
+        f"{LEGACY}Size of axis i (8) is not divisible by the total number of resources assigned to this axis",
     ),
     "a loop before a mesh axis": (
         lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": (SerialLoop(2), "x")}),
         ValueError,
-        "Loop resources should come after mesh axes in the resource assignment of an axis, but "
-        "specified (SerialLoop(length=2), 'x') for axis i",
+        "axis_resources give `i` the resources (SerialLoop(length=2), 'x'), but loops come last. Write the mesh axes "
+        "first"
+        f"{LEGACY}Loop resources should come after mesh axes in the resource assignment of an axis",
     ),
     "a named loop before a mesh axis": (
         lambda: in_loop("l", 2, lambda: on_grid(identity, I, I, ones(8), axis_resources={"i": ("l", "x")})),
         ValueError,
-        "Loop resources should come after mesh axes in the resource assignment of an axis, but "
-        "specified ('l', 'x') for axis i",
+        "axis_resources give `i` the resources ('l', 'x'), but loops come last. Write the mesh axes first"
+        f"{LEGACY}Loop resources should come after mesh axes in the resource assignment of an axis",
     ),
     "a loop of length zero": (
         lambda: SerialLoop(0),
@@ -857,20 +807,20 @@ MISUSES = {
     "a loop within a loop of the same name": (
         lambda: in_loop("l", 2, lambda: in_loop("l", 4, lambda: None)),
         ValueError,
-        "Cannot extend the resource environment with loop axis `l`: the name is already in use. Give "
-        "the loop another name",
+        "serial_loop cannot have the name 'l', which a mesh axis or a loop in scope has. Give it another name"
+        f"{LEGACY}Cannot extend the resource environment with loop axis `l`",
     ),
     "a loop with the name of a mesh axis": (
         lambda: in_mesh(DEVICES, "x", lambda: in_loop("x", 2, lambda: None)),
         ValueError,
-        "Cannot extend the resource environment with loop axis `x`: the name is already in use. Give "
-        "the loop another name",
+        "serial_loop cannot have the name 'x', which a mesh axis or a loop in scope has. Give it another name"
+        f"{LEGACY}Cannot extend the resource environment with loop axis `x`",
     ),
     "a mesh axis with the name of a loop": (
         lambda: in_loop("x", 2, lambda: in_mesh(DEVICES, "x", lambda: None)),
         ValueError,
-        "Cannot update the mesh of the current resource environment. The new mesh shadows already "
-        "defined axes `x`. Give the serial loop or the mesh axis another name",
+        "The mesh has axes `x`, as have serial loops in scope. Give the loop or the mesh axis another name"
+        f"{LEGACY}Cannot update the mesh of the current resource environment",
     ),
     # ----------------------------------------------------------------------- names that meet, and undeclared outputs
     "two axes on one resource in an argument": (
@@ -878,118 +828,115 @@ MISUSES = {
             lambda tree: 1.0, ({"w": ["a", "b", ...]},), {}, {"w": ones((4, 4))}, axis_resources={"a": "x", "b": "x"}
         ),
         jax.errors.JAXTypeError,
-        "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape "
-        "of an input to an xmapped function <lambda> (args[0]['w']). Map one of them to another "
-        "resource, or reduce over one before they meet",
+        "Axes `a` and `b` are both assigned `x`, but an input to an xmapped function <lambda> (args[0]['w']) varies "
+        "over both. Assign another resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes on one resource in an operation": (
         lambda: over_i_and_j(lambda u, v: u * v, resources={"i": "x", "j": "x"}),
         jax.errors.JAXTypeError,
-        "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
-        "of a value returned from a primitive mul created at HERE. Map one of them to another "
-        "resource, or reduce over one before they meet",
+        "Axes `i` and `j` are both assigned `x`, but the result of mul at HERE varies over both. Assign another "
+        "resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that share one of their resources": (
         lambda: over_i_and_j(lambda u, v: jnp.dot(u, v), resources={"i": ("x", "y"), "j": "y"}),
         jax.errors.JAXTypeError,
-        "Axes `i` and `j` are both mapped to the resource `y`, but they coincide in the named_shape "
-        "of a value returned from a primitive dot_general created at HERE. Map one of them to "
-        "another resource, or reduce over one before they meet",
+        "Axes `i` and `j` are both assigned `y`, but the result of dot_general at HERE varies over both. Assign "
+        "another resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `j` are both mapped to the resource `y`, but they coincide in the named_shape",
     ),
     "two axes on one loop": (
         lambda: in_loop("l", 2, lambda: over_i_and_j(lambda u, v: u + v, resources={"i": ("x", "l"), "j": "l"})),
         jax.errors.JAXTypeError,
-        "Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape "
-        "of a value returned from a primitive add created at HERE. Map one of them to another "
-        "resource, or reduce over one before they meet",
+        "Axes `i` and `j` are both assigned `l`, but the result of add at HERE varies over both. Assign another "
+        "resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `j` are both mapped to the resource `l`, but they coincide in the named_shape",
     ),
     "two axes that meet in the carry of a scan": (
         lambda: over_i_and_j(lambda u, v: lax.fori_loop(0, 2, lambda _, c: c + v, u), resources={"i": "x", "j": "x"}),
         jax.errors.JAXTypeError,
-        "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
-        "of a value returned from a primitive add created at HERE. Map one of them to another "
-        "resource, or reduce over one before they meet",
+        "Axes `i` and `j` are both assigned `x`, but the result of add at HERE varies over both. Assign another "
+        "resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that meet in a predicate and a branch": (
         lambda: over_i_and_j(lambda u, v: lax.cond(u[0] > 0, lambda: v, lambda: 2 * v), resources={"i": "x", "j": "x"}),
         jax.errors.JAXTypeError,
-        "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape "
-        "of a value returned from a primitive cond created at HERE. Map one of them to another "
-        "resource, or reduce over one before they meet",
+        "Axes `i` and `j` are both assigned `x`, but the result of cond at HERE varies over both. Assign another "
+        "resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "an output broadcast over a taken resource": (
         lambda: on_grid(identity, ["a"], ["a", "b"], ones(4), axis_sizes={"b": 4}, axis_resources={"a": "x", "b": "x"}),
         jax.errors.JAXTypeError,
         "The result varies over `a` and its out_axes add `b`, but both axes are mapped to the resource `x`. Map one "
-        "of them to another resource, or reduce over `a` in the function\n"
-        "Legacy's words: One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to "
-        "resources `x`, but the output is already partitioned along `x`, because its named shape contains `a`",
+        "of them to another resource, or reduce over `a` in the function"
+        f"{LEGACY}One of xmapped function (identity) outputs is broadcast along axis `b` which is assigned to",
     ),
     "an output broadcast twice over one resource": (
         lambda: on_grid(
             lambda: {"c": 1.0}, (), {"c": ["a", "b"]}, axis_sizes={"a": 4, "b": 4}, axis_resources={"a": "x", "b": "x"}
         ),
         jax.errors.JAXTypeError,
-        "Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape "
-        "of an output of an xmapped function (result['c']). Map one of them to another resource, or "
-        "reduce over one before they meet",
+        "Axes `a` and `b` are both assigned `x`, but an output of an xmapped function (result['c']) varies over "
+        "both. Assign another resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `a` and `b` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that meet across nested xmaps": (
         lambda: over_i(split_on_x, shape=(4,), resources={"i": "x"}),
         jax.errors.JAXTypeError,
-        "Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape of an input to an "
-        "xmapped function identity (xmap called at HERE). Map one of them to another resource, or reduce "
-        "over one before they meet",
+        "Axes `i` and `n` are both assigned `x`, but an input to an xmapped function identity (xmap called at HERE) "
+        "varies over both. Assign another resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that meet where a nested xmap closes over a value": (
         lambda: over_i(lambda v: closing_over(v), shape=(4,), resources={"i": "x"}),
         jax.errors.JAXTypeError,
-        "Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape of a value that an "
-        "xmapped function <lambda> uses at HERE. Map one of them to another resource, "
-        "or reduce over one before they meet",
+        "Axes `i` and `n` are both assigned `x`, but a value that an xmapped function <lambda> uses at HERE varies "
+        "over both. Assign another resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `i` and `n` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "two axes that meet in the third of nested xmaps": (
         lambda: over_i(xmap(split_on_x, ["m", ...], ["m", ...], axis_resources={"m": "x"}), shape=(4, 4)),
         jax.errors.JAXTypeError,
-        "Axes `m` and `n` are both mapped to the resource `x`, but they coincide in the named_shape of an input to an "
-        "xmapped function identity (xmap called at HERE). Map one of them to another resource, or reduce "
-        "over one before they meet",
+        "Axes `m` and `n` are both assigned `x`, but an input to an xmapped function identity (xmap called at HERE) "
+        "varies over both. Assign another resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `m` and `n` are both mapped to the resource `x`, but they coincide in the named_shape",
     ),
     "an undeclared axis of the result": (
         lambda: over_i(lambda v: v * 2, out_axes={}),
         TypeError,
         "The result varies over `i`, but its out_axes {} do not name `i`. Add `i` to out_axes, or reduce over `i` in "
-        "the function\n"
-        "Legacy's words: One of xmap results has an out_axes specification of {}, but is actually mapped along more "
-        "axes defined by this xmap call: i",
+        "the function"
+        f"{LEGACY}One of xmap results has an out_axes specification of {{}}, but is actually mapped along more axes",
     ),
     "undeclared axes of one of several results": (
         lambda: over_i_and_j(lambda u, v: {"good": u, "bad": (u, u * v)}, out_axes={"good": I, "bad": (I, {})}),
         TypeError,
         "result['bad'][1] varies over `i`, `j`, but its out_axes {} do not name `i`, `j`. Add `i`, `j` to out_axes, "
-        "or reduce over `i`, `j` in the function\n"
-        "Legacy's words: One of xmap results has an out_axes specification of {}, but is actually mapped along more "
-        "axes defined by this xmap call: i, j",
+        "or reduce over `i`, `j` in the function"
+        f"{LEGACY}One of xmap results has an out_axes specification of {{}}, but is actually mapped along more axes",
     ),
     "an undeclared axis that enters through the index": (
         lambda: xmap(lambda: lax.axis_index("i"), (), {}, axis_sizes={"i": 3})(),
         TypeError,
         "The result varies over `i`, but its out_axes {} do not name `i`. Add `i` to out_axes, or reduce over `i` in "
-        "the function\n"
-        "Legacy's words: One of xmap results has an out_axes specification of {}, but is actually mapped along more "
-        "axes defined by this xmap call: i",
+        "the function"
+        f"{LEGACY}One of xmap results has an out_axes specification of {{}}, but is actually mapped along more axes",
     ),
     # ------------------------------------------------------------------------------------------------ names in scope
     "an axis of an outer xmap": (
         lambda: over_i(lambda v: xmap(identity, I, I)(v), shape=(3, 2)),
         TypeError,
-        "Detected disallowed xmap axis name shadowing at HERE (shadowed axes: `i`). Rename the axes of the inner xmap",
+        "The xmap at HERE has axes `i`, as has an xmap around it. Rename its axes"
+        f"{LEGACY}Detected disallowed xmap axis name shadowing",
     ),
     "two axes of an outer xmap": (
         lambda: over_i_and_j(lambda u, v: xmap(lambda: 1.0, (), {}, axis_sizes={"i": 2, "j": 2})() + u + v),
         TypeError,
-        "Detected disallowed xmap axis name shadowing at HERE (shadowed axes: `i`, `j`). Rename the "
-        "axes of the inner xmap",
+        "The xmap at HERE has axes `i`, `j`, as has an xmap around it. Rename its axes"
+        f"{LEGACY}Detected disallowed xmap axis name shadowing",
     ),
     "an unbound name in psum": (
         lambda: over_i(lambda v: lax.psum(v, "nope")),
@@ -1012,14 +959,13 @@ MISUSES = {
     "ptp along an axis without elements": (
         lambda: xmap(lambda v: xnp.ptp(v, axis="i"), I, [...])(np.zeros((0, 3))),
         ValueError,
-        "ptp got the axis 'i' of size 0: an extremum of no elements has no value (zero-size array)",
+        "ptp got the axis 'i' of size 0: no elements have no extremum (zero-size array)",
     ),
     "a reference as an argument": (
         lambda: xmap(lambda v: v[...], I, I)(jax.new_ref(ones(4))),
         NotImplementedError,
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: every element "
-        "of its named axes would write to it. Pass the value as an argument and return the new one, or make the "
-        "reference inside (args[0] is a reference: pass its value, ref[...])",
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. Pass its value as "
+        "an argument and return the new one (args[0] is a reference: pass its value, ref[...])",
     ),
     "an ordered print on a mesh": (
         lambda: over_i(lambda v: (jax.debug.print("{}", v, ordered=True), v)[1], resources={"i": "x"}),
@@ -1114,40 +1060,38 @@ MISUSES = {
     "a typing error in out_axes": (
         lambda: xmap(identity, BATCH, ["bacth", ...]),
         ValueError,
-        "All axis names appearing in out_axes must also appear in in_axes or axis_sizes, but the following are "
-        "missing: {'bacth'}. Did you mean `batch`?",
+        "out_axes name `bacth`, which neither in_axes nor axis_sizes do. Did you mean `batch`?"
+        f"{LEGACY}All axis names appearing in out_axes must also appear in in_axes or axis_sizes",
     ),
     "a typing error in a mesh axis": (
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "xx"}),
         ValueError,
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'xx'} "
-        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Assign one of these, give the mesh an axis of that "
-        "name, or enter a loop with `with serial_loop(name, length):` around the call. Did you mean `x`?",
+        "axis_resources assign {'xx'} to `batch`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
+        "enter a mesh or a loop of that name around the call. Did you mean `x`?"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{'xx'}",
     ),
     "a mesh axis of the wrong case": (
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": "Y"}),
         ValueError,
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {'Y'} "
-        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Assign one of these, give the mesh an axis of that "
-        "name, or enter a loop with `with serial_loop(name, length):` around the call. Did you mean `y`?",
+        "axis_resources assign {'Y'} to `batch`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
+        "enter a mesh or a loop of that name around the call. Did you mean `y`?"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{'Y'}",
     ),
     "a number of chunks as a resource": (
         lambda: on_grid(identity, BATCH, BATCH, ones(8), axis_resources={"batch": ("x", 2)}),
         ValueError,
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: {2} "
-        "(assigned to `batch`). Resources in scope: {'x', 'y'}. Assign one of these, give the mesh an axis of that "
-        "name, or enter a loop with `with serial_loop(name, length):` around the call. To compute an axis in 2 chunks "
-        "write SerialLoop(2)",
+        "axis_resources assign {2} to `batch`, but the resources in scope are {'x', 'y'}. Assign one of these, or "
+        "enter a mesh or a loop of that name around the call. To compute an axis in 2 chunks write SerialLoop(2)"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        "{2}",
     ),
     "a set as a specification": (
         lambda: xmap(identity, {"i"}, I),
         TypeError,
-        "in_axes is {'i'}, which is not an axis specification. A set has no order: write a list, or {position: "
-        "name}\n"
-        "Legacy's words: Value mapping specification in xmap in_axes pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        "but got: {'i'}",
+        "in_axes is {'i'}, which is not an axis specification. A set has no order: write a list, or {position: name}"
+        f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "the name before the function": (
         lambda: over_i(lambda v: xnp.along("i", jnp.sum, v)),
@@ -1167,9 +1111,8 @@ MISUSES = {
     "no specifications": (
         lambda: xmap(identity),
         TypeError,
-        "xmap() is missing in_axes and out_axes, which name the dimensions of the arguments and of the results. "
-        "Write xmap(fun, ['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], "
-        "out_axes=['batch', ...])",
+        "xmap() is missing in_axes and out_axes, which name the dimensions of arguments and results. Write xmap(fun, "
+        "['batch', ...], ['batch', ...]), or, as a decorator, @xmap(in_axes=['batch', ...], out_axes=['batch', ...])",
     ),
     "a decorator with specifications by position": (
         lambda: xmap(I, I),
@@ -1180,7 +1123,7 @@ MISUSES = {
     "the same name twice in psum": (
         lambda: over_i(lambda v: lax.psum(v, ("i", "i")), out_axes={}),
         ValueError,
-        "The collective psum at HERE names an axis more than once: `i`, `i`. Name each axis once",
+        "psum at HERE names an axis more than once: `i`, `i`. Name each axis once",
     ),
     "the same name twice in jnp.sum": (
         lambda: over_i(lambda v: jnp.sum(v, axis=("i", "i")), out_axes={}),
@@ -1196,9 +1139,8 @@ MISUSES = {
             )(ones((3, 8))),
         ),
         NotImplementedError,
-        "The function uses the axes `o` of a transformation around the xmap (such as vmap with an "
-        "axis_name), which cannot be reached while its own axes have mesh resources. Make them axes "
-        "of the xmap",
+        "The function uses the axes `o` of a transformation around the xmap (such as vmap with an axis_name), which "
+        "cannot be reached while its own axes have mesh resources. Make them axes of the xmap",
     ),
     "a vmap around, whose axis has the name of a mesh axis": (
         lambda: in_mesh(DEVICES, "x", lambda: jax.vmap(split_on_x, axis_name="x")(ones((3, 8)))),
@@ -1211,33 +1153,33 @@ MISUSES = {
         lambda: over_i(lambda v: lax.psum(v, "i"), out_axes={}, resources={"i": SerialLoop(2)}),
         RuntimeError,
         "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
-        "collective\n"
-        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule",
+        "collective"
+        f"{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation",
     ),
     "the index of a looped axis": (
         lambda: over_i(lambda v: v * lax.axis_index("i"), resources={"i": ("x", SerialLoop(2))}),
         RuntimeError,
         "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
-        "collective\n"
-        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule",
+        "collective"
+        f"{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation",
     ),
     "a reduction over a named loop": (
         lambda: in_loop("l", 2, lambda: over_i(lambda v: v - jnp.max(v, axis="i"), resources={"i": ("x", "l")})),
         RuntimeError,
         "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
-        "collective\n"
-        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule",
+        "collective"
+        f"{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation",
     ),
     "a looped axis in a function of JAX that is jitted": (
         lambda: over_i(lambda v: v - jnp.var(v, axis="i"), resources={"i": SerialLoop(2)}),
         RuntimeError,
         "The function refers to `i` at HERE, but axis_resources assign a serial loop to `i`. Remove the loop, or the "
-        "collective\n"
-        "Legacy's words: Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
-        "computation (e.g. in collectives), but `i` violates that rule",
+        "collective"
+        f"{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside the xmapped "
+        "computation",
     ),
     "a destination twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
@@ -1286,8 +1228,8 @@ MISUSES = {
     "groups that leave elements out": (
         lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
         ValueError,
-        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, but they are ((0, 1), (2, "
-        "3)). Put the remaining indices into groups of their own",
+        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, of one named axis, but they "
+        "are ((0, 1), (2, 3)). Put the remaining indices into groups of their own",
     ),
     "a shuffle that is no permutation": (
         lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),
@@ -1324,16 +1266,14 @@ MISUSES = {
     "a shard_map with collectives in a placed body": (
         lambda: over_i(shard_map_with_psum_in_body, shape=(4,), resources={"i": "x"}),
         NotImplementedError,
-        "The shard_map at HERE cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
-        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh "
-        "axes in axis_resources",
+        "The shard_map at HERE cannot be evaluated inside an xmapped function, which uses the mesh. Name the axes of "
+        "the shard_map in xmap, and assign their mesh axes in axis_resources",
     ),
     "a shard_map in a placed body": (
         lambda: over_i(shard_map_in_body, shape=(4,), resources={"i": "x"}),
         NotImplementedError,
-        "The shard_map at HERE cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
-        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh "
-        "axes in axis_resources",
+        "The shard_map at HERE cannot be evaluated inside an xmapped function, which uses the mesh. Name the axes of "
+        "the shard_map in xmap, and assign their mesh axes in axis_resources",
     ),
     # --------------------------------------------------------------------------------------- the restored vocabulary
     "pdot over an unbound name": (
@@ -1403,7 +1343,7 @@ MISUSES = {
     "pdot of a dimension that is contracted and kept": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", ((0,), (0,)), ((0,), (0,)))),
         TypeError,
-        "pdot was given dimension 0 of x more than once in pos_contract and pos_batch. Name it once",
+        "pos_contract and pos_batch of pdot have dimension 0 of x twice. Name it once",
     ),
     "pdot with an unknown precision": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", precision="double")),
@@ -1558,27 +1498,25 @@ MISUSES = {
     "an einsum with an unknown strategy": (
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize="best"), out_axes={}),
         ValueError,
-        "optimize='best' is not a strategy of opt_einsum.contract_path. Use 'auto', 'greedy' or 'optimal'",
+        "optimize='best' is not a strategy of opt_einsum. Use 'auto', 'greedy' or 'optimal'",
     ),
     "an einsum with half a path": (
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize=[(0, 1)]), out_axes={}),
         ValueError,
-        "optimize=[(0, 1)] is not a path for 3 operands. A path is a list of steps, each a tuple of positions among "
-        "the remaining operands. The result of a step becomes the last operand, and one operand must remain at the "
-        "end",
+        "optimize=[(0, 1)] is not a path for 3 operands: a list of steps, each a tuple of positions among the "
+        "remaining operands. The result of a step becomes the last operand, and one must remain at the end",
     ),
     "an einsum with a path of operands that are not there": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=[(0, 5)]), out_axes={}),
         ValueError,
-        "optimize=[(0, 5)] is not a path for 2 operands. A path is a list of steps, each a tuple of positions among "
-        "the remaining operands. The result of a step becomes the last operand, and one operand must remain at the "
-        "end",
+        "optimize=[(0, 5)] is not a path for 2 operands: a list of steps, each a tuple of positions among the "
+        "remaining operands. The result of a step becomes the last operand, and one must remain at the end",
     ),
     "an einsum whose path is a number": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=3), out_axes={}),
         ValueError,
-        "optimize=3 is not a path for 2 operands. A path is a list of steps, each a tuple of positions among the "
-        "remaining operands. The result of a step becomes the last operand, and one operand must remain at the end",
+        "optimize=3 is not a path for 2 operands: a list of steps, each a tuple of positions among the remaining "
+        "operands. The result of a step becomes the last operand, and one must remain at the end",
     ),
     "along an unbound name": (
         lambda: over_i(lambda v: xnp.along(jnp.sort, "nope", v)),
@@ -1659,66 +1597,93 @@ MISUSES = {
     "named_shape of an argument of a jitted function": (
         lambda: over_i(jax.jit(lambda v: v * len(named_shape(v)))),
         ValueError,
-        "named_shape cannot tell which named axes this value varies over: it depends on an argument "
-        "of a function that is traced by itself (under jit, in a loop, in a nested xmap). Ask "
-        "outside of that function, for the value that is passed to it",
+        "named_shape cannot tell which named axes this value varies over: it depends on an argument of a function "
+        "that is traced by itself (under jit, in a loop, in a nested xmap). Ask outside of that function, for the "
+        "value that is passed to it",
     ),
     # -------------------------------------------------------------------------------------------------------- meshes
     "fewer names than dimensions": (
         lambda: Mesh(DEVICES.reshape(4, 2), ("x",)),
         ValueError,
-        "mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        "(4, 2) and the names ('x',). Write the names in one tuple, ('x', 'y'), or reshape the devices",
+        "A mesh needs one axis name for each dimension of its device array, but got devices of shape (4, 2) and the "
+        "names ('x',). Write the names in one tuple, ('x', 'y'), or reshape the devices",
     ),
     "a string of letters for several names": (
         lambda: Mesh(DEVICES.reshape(4, 2), "xy"),
         ValueError,
-        "mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        "(4, 2) and the names ('xy',). Write the names in one tuple, ('x', 'y'), or reshape the devices",
+        "A mesh needs one axis name for each dimension of its device array, but got devices of shape (4, 2) and the "
+        "names ('xy',). Write the names in one tuple, ('x', 'y'), or reshape the devices",
     ),
     "more names than dimensions": (
         lambda: Mesh(DEVICES, ("x", "y")),
         ValueError,
-        "mesh needs one axis name for each dimension of its device array, but got devices of shape "
-        "(8,) and the names ('x', 'y'). Write the names in one tuple, ('x', 'y'), or reshape the devices",
+        "A mesh needs one axis name for each dimension of its device array, but got devices of shape (8,) and the "
+        "names ('x', 'y'). Write the names in one tuple, ('x', 'y'), or reshape the devices",
     ),
     "the same name twice in a mesh": (
         lambda: Mesh(DEVICES.reshape(4, 2), ("x", "x")),
         ValueError,
-        "mesh needs one axis name for each dimension of its device array, all different, but got the names ('x', 'x')",
+        "A mesh got the axis names ('x', 'x'), of which one is repeated. Give each dimension a name of its own",
     ),
     "a number for the names of a mesh": (
         lambda: Mesh(DEVICES, 1),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got 1",
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got 1. Write "
+        "mesh(devices, ('x', 'y'))",
     ),
     "None as the name of a mesh axis": (
         lambda: Mesh(DEVICES, (None,)),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (None,)",
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (None,). Write "
+        "mesh(devices, ('x', 'y'))",
     ),
     "an unhashable name of a mesh axis": (
         lambda: Mesh(DEVICES, (["x"],)),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (['x'],)",
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (['x'],). Write "
+        "mesh(devices, ('x', 'y'))",
+    ),
+    "the names of a mesh before its devices": (
+        lambda: Mesh(("x", "y"), DEVICES.reshape(4, 2)),
+        TypeError,
+        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got an array of "
+        "shape (4, 2). Write mesh(devices, ('x', 'y'))",
+    ),
+    "a misspelt keyword": (
+        lambda: xmap(identity, I, I, axis_resource={"i": "x"}),
+        TypeError,
+        "xmap() got the unexpected keyword arguments axis_resource. Did you mean `axis_resources`?",
+    ),
+    "a function without a return": (
+        lambda: xmap(lambda x: None, I, I)(ones(8)),
+        ValueError,
+        "The function returned None (is a `return` missing?), but out_axes have names. The out_axes here: ['i', ...]"
+        f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
+    ),
+    "a number without a spec": (
+        lambda: xmap(add, (I, None), I)(ones(8), 2.0),
+        ValueError,
+        "args[1] is a Python scalar, but in_axes has None for it. Write {} for what is not mapped. The in_axes here: "
+        "(['i', ...], None)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a mesh of numbers": (
         lambda: Mesh([0, 1], "x"),
         TypeError,
-        "mesh expects a rectangular array (or a list) of JAX devices, such as "
-        "np.array(jax.devices()).reshape(4, 2), but it contains 0 of type int",
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains 0 of "
+        "type int. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))",
     ),
     "a mesh of None": (
         lambda: Mesh(None, "x"),
         TypeError,
-        "mesh expects a rectangular array (or a list) of JAX devices, such as "
-        "np.array(jax.devices()).reshape(4, 2), but it contains None of type NoneType",
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains None "
+        "of type NoneType. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))",
     ),
     "a mesh of lists of different length": (
         lambda: Mesh([[*DEVICES[:1]], [*DEVICES[:2]]], ("x", "y")),
         TypeError,
-        "mesh expects a rectangular array (or a list) of JAX devices, such as "
-        "np.array(jax.devices()).reshape(4, 2), but it contains [CpuDevice(id=0)] of type list",
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains "
+        "[CpuDevice(id=0)] of type list. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))",
     ),
     "a mesh with a device twice": (
         lambda: Mesh([DEVICES[0], DEVICES[0]], "x"),
@@ -1733,7 +1698,8 @@ MISUSES = {
     "a mesh entered in a body": (
         lambda: over_i(lambda v: in_mesh(DEVICES, "x", lambda: split_on_x(v)), shape=(8,)),
         RuntimeError,
-        "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call",
+        "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
+        f"{LEGACY}Changing the physical mesh is not allowed inside xmap.",
     ),
     # -------------------------------------------------------------------------------------- axes of the compiler
     "a list for compiler_axes": (
@@ -1769,9 +1735,8 @@ MISUSES = {
     "a callback beside the compiler": (
         lambda: beside("y", lambda: over_i(lambda v: jax.pure_callback(np.sin, v, v), resources={"i": "x"})),
         NotImplementedError,
-        "A pure_callback (at HERE) cannot run in an xmapped function while mesh axes {'y'} are left to the compiler: "
-        "JAX then supports only callbacks that return nothing. Call it outside of compiler_axes (or without the "
-        "option experimental_xmap_spmd_lowering), or use jax.debug.callback",
+        "A pure_callback (at HERE) cannot run in an xmapped function while mesh axes {'y'} are left to the compiler. "
+        "Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing",
     ),
     "spmd_axis_name": (
         lambda: beside("y", lambda: jax.vmap(split_on_x, spmd_axis_name="y")(ones((2, 8)))),
@@ -1838,6 +1803,23 @@ def test_misuse(misuse, error, message):
     assert type(caught.value) is error
     assert PLACE.sub("HERE", str(caught.value)) == message
     assert {int(line) for line in PLACE.findall(str(caught.value))} <= lines_of(misuse.__code__) | HELPER_LINES
+
+
+def test_legacys_words_are_the_last_line_and_shorter_than_ours():
+    quoting = [message.split(LEGACY) for *_, message in MISUSES.values() if LEGACY in message]
+    assert len(quoting) >= 60
+    assert [legacy for _, legacy in quoting if "\n" in legacy] == []
+    assert [(ours, legacy) for ours, legacy in quoting if len(legacy) > len(ours)] == []
+
+
+@pytest.mark.parametrize("repeat", [lambda f: f, jax.jit], ids=["a call", "jit"])
+def test_a_donated_array_that_is_used_again(repeat):
+    fun = xmap(identity, I, I, donate_argnums=0)
+    array = jnp.ones((8, 3))
+    fun(array)
+    with pytest.raises(RuntimeError, match=re.escape("args[0] was donated by an earlier call (donate_argnums=(0,))")):
+        fun(array)
+    np.testing.assert_array_equal(repeat(fun)(jnp.ones((8, 3))), ones((8, 3)))
 
 
 def test_the_misuses_are_many_and_their_messages_differ():

@@ -39,8 +39,6 @@ from xmap_compat._jax.version import VERSION, parse_version
 NEEDED = {
     "jax._src.config._check_vma": ("0.9 on", "a rule traced within our shard_map sees the types of its values"),
     "jax._src.numpy.reductions._ensure_optional_axes": ("0.9 on", "jnp.sum(x, axis='ij') reads i and j"),
-    "trace_state.unsafe_get_axis_names_DO_NOT_USE": ("0.9 on", "which names outer vmaps bind is unknown"),
-    "jax._src.mesh.get_concrete_mesh": ("0.9 on", "under jit, the mesh of jax.set_mesh has no devices"),
     "axis_data.name": ("0.9 on", "collectives of a vmap inside a body"),
 }
 
@@ -72,15 +70,15 @@ NICE = {
         "jax._src.core.trace_ctx.axis_env": "0.9 on",
         "jax._src.core.trace_ctx.axis_env.spmd_axis_names": "0.9 on",
     },
-    "transformations": {"closures of jax.grad and the like, under the names of its parameters": "0.9 on"},
 }
 # Of those that JAX still has.
-MOST_NEEDED, MOST = 5, 26
+MOST_NEEDED, MOST = 3, 23
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
-    "core.trace": 4,  # an unbound axis, an integer that is a name, a result that is no array: JAX has no types for them
-    "core.notes": 4,  # notes on errors of JAX and NumPy
+    "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
+    "core.notes": 5,  # notes on errors of JAX and NumPy
+    "tools.leave.mapped": 1,  # what a run has printed
     "errors": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 
@@ -120,6 +118,7 @@ PARAMETERS_OF = {
 
 PUBLIC = [
     *(jax, jax.numpy, jax.lax, jax.sharding, jax.core, jax.tree, jax.random, jax.dtypes, jax.errors, jax.ref),
+    jax.tree_util,
     *(
         jex_core,
         jex_source_info,
@@ -146,7 +145,14 @@ LIBRARIES = re.findall(
 PYTHON = [
     *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, types.CellType, staticmethod),
     *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
-    *(inspect.Parameter, inspect.Signature, contextlib.ExitStack, *map(importlib.import_module, LIBRARIES)),
+    *(
+        inspect.Parameter,
+        inspect.Signature,
+        inspect.ClosureVars,
+        functools.partial,
+        contextlib.ExitStack,
+        *map(importlib.import_module, LIBRARIES),
+    ),
 ]
 # Of JAX's equations and types, which are documented, and of what the parameters of some are made.
 OF_FIELDS = re.findall(

@@ -4,6 +4,7 @@ What jax 0.4.30 had is recorded (``record_public_names.py``); what adapters comp
 modern call that the old one stood for.
 """
 
+import contextlib
 import importlib
 import json
 import sys
@@ -291,6 +292,82 @@ def test_pjit_takes_axis_resources(installed):
     assert by_position.sharding == NamedSharding(SQUARE_MESH, P("x"))
     np.testing.assert_array_equal(modern, 2 * X)
     np.testing.assert_array_equal(static, 2 * X)
+
+
+# What jax 0.4.13 and 0.4.30 made of ``pjit(lambda a, b: (a * 2, a + b), in_shardings, out_shardings)`` of two whole
+# arrays [8, 4], with and without a mesh [4, 2] in scope: the shape of a shard of each result, or an error.
+NAMED = NamedSharding(SQUARE_MESH, P("x"))
+WHOLE, BY_X, BY_Y = (8, 4), (2, 4), (4, 4)
+PJITS = [
+    (None, None, [WHOLE, WHOLE], [WHOLE, WHOLE]),
+    ((P("x"), P("x")), None, [WHOLE, WHOLE], RuntimeError),
+    ("unset", None, [WHOLE, WHOLE], [WHOLE, WHOLE]),
+    (None, "unset", [WHOLE, WHOLE], [WHOLE, WHOLE]),
+    ((P("x"), None), (P("x"), None), [BY_X, WHOLE], RuntimeError),
+    ((P("x"), None), (None, P("y")), [WHOLE, BY_Y], RuntimeError),
+    ((NAMED, None), (NAMED, None), [BY_X, WHOLE], [BY_X, BY_X]),
+    ((NAMED, None), "unset", [BY_X, BY_X], [BY_X, BY_X]),
+    (("FROM_GDA", P("x")), (P("x"), None), [BY_X, WHOLE], RuntimeError),
+]
+
+
+@pytest.mark.parametrize("style", ["{}_shardings", "{}_axis_resources", "by position"])
+@pytest.mark.parametrize(("ins", "outs", "on_mesh", "without"), PJITS, ids=lambda x: str(x)[:40])
+def test_pjit_under_a_mesh_and_without_as_recorded(installed, style, ins, outs, on_mesh, without):
+    from jax.experimental.pjit import FROM_GDA, pjit
+
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    ins = (FROM_GDA, *ins[1:]) if isinstance(ins, tuple) and ins[0] == "FROM_GDA" else ins
+    given = {"in": ins, "out": outs} if style != "by position" else {}
+    given = {style.format(side): specs for side, specs in given.items() if specs != "unset"}
+    if style == "by position" and "unset" in (ins, outs):
+        return
+    fun = pjit(lambda a, b: (a * 2, a + b), *(() if given else (ins, outs)), **given)
+    for expected, scope in ((on_mesh, SQUARE_MESH), (without, contextlib.nullcontext())):
+        with scope:
+            if expected is RuntimeError:
+                with pytest.raises(RuntimeError, match="requires a non-empty mesh"):
+                    fun(x, x)
+                continue
+            results = fun(x, x)
+            np.testing.assert_array_equal(results, [2 * x, 2 * x])
+            assert [r.addressable_shards[0].data.shape for r in results] == expected
+
+
+def test_the_second_step_of_a_pjit_takes_what_the_first_gave_back_whole(installed):
+    from jax.experimental.pjit import pjit
+
+    def step(params, x):
+        return params - 0.1 * x.mean(0), x
+
+    with SQUARE_MESH:
+        train = pjit(step, in_axis_resources=(None, P("x")), out_shardings=None, donate_argnums=(0,))
+        params, x = jnp.ones(4), np.ones((8, 4), np.float32)
+        for _ in range(3):
+            params, x = train(params, np.asarray(x))
+        assert params.sharding.is_fully_replicated
+        static = pjit(lambda a, n: a * n, in_shardings=P("x"), out_shardings=None, static_argnums=1)
+        assert static(np.ones(4, np.float32), 3).sharding.is_fully_replicated
+    np.testing.assert_allclose(params, 0.7)
+
+
+def test_global_device_arrays_are_arrays(installed):
+    from jax.experimental.global_device_array import GlobalDeviceArray
+
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    place = x.shape, SQUARE_MESH, ["x", "y"]
+    by_index = GlobalDeviceArray.from_callback(*place, lambda index: x[index])
+    batched = GlobalDeviceArray.from_batched_callback(*place, lambda indices: [x[index] for index in indices])
+    again = GlobalDeviceArray(*place, [shard.data for shard in batched.local_shards])
+    for made in (by_index, batched, again):
+        assert isinstance(made, GlobalDeviceArray) and isinstance(made, jax.Array)
+        assert not isinstance(x, GlobalDeviceArray)
+        np.testing.assert_array_equal(made, x)
+        np.testing.assert_array_equal(made.local_data(0), x[:2, :2])
+        assert made.sharding == NamedSharding(SQUARE_MESH, P("x", "y"))
+        assert [s.device for s in made.local_shards] == list(SQUARE_MESH.devices.flat)
+    with pytest.raises(NotImplementedError, match=r"from_batched_callback_with_devices.*make_array_from_callback"):
+        _ = GlobalDeviceArray.from_batched_callback_with_devices
 
 
 def test_pjit_that_names_no_axis_needs_no_mesh(installed):

@@ -993,7 +993,7 @@ outer(
 outer("called_twice", lambda x: x + lax.psum(x, "i"), BY_I, BY_I, f32(8, 3), call=lambda f, x: f(f(x)), on=ORDERS)
 outer("sharded_argument", double, BY_I, BY_I, f32(8, 3), call=lambda f, x: f(jnp.asarray(x) + 1), on=PART)
 
-UNDECLARED = (TypeError, "is actually mapped along more axes defined by this xmap call: i")
+UNDECLARED = (TypeError, "is actually mapped along more axes")
 outer(
     "undeclared_result",
     double,
@@ -1102,8 +1102,7 @@ add(
     differs={
         "all": worded(
             TypeError,
-            "Axes `i` and `j` are both mapped to the resource `x`, but they coincide in the named_shape of an input to "
-            "an xmapped function double",
+            "Axes `i` and `j` are both mapped to the resource `x`, but they coincide",
         )
     },
 )

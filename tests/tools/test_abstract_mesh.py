@@ -80,7 +80,6 @@ def test_plans_are_those_of_a_real_mesh(case, resources, real):
         assert str(other) == as_abstract(plan, real)
         assert [t.bytes_sent for t in other.transfers] == [t.bytes_sent for t in plan.transfers]
         assert other.to_dict() == plan.to_dict() and other.svg() == plan.svg()
-    assert f.plan(*args, mesh=without).picture() == call.picture()
     unnamed = AbstractMesh((4, 2), ("x", "y"))
     with use_abstract_mesh(unnamed):  # types may be Explicit then, and what the devices are is unknown
         assert f.plan(*args).transfers == call.transfers
@@ -258,13 +257,12 @@ def test_large_meshes_are_drawn_as_a_corner():
     plan = f.plan(shaped(8192, 3), shaped(3), mesh=BIG)
     note = "a corner: x 16 of 64, y 16 of 64"
     assert note in plan.svg() and len(plan.svg()) < 300_000
-    assert note in plan.picture() and " 64 " in plan.picture() and "│ 4095 │" not in plan.picture()
+    assert ">64<" in plan.svg() and ">4095<" not in plan.svg()
     assert (
-        "f32[2,3] on each device" in plan.svg()
-        and note in xmap_compat.plan(f, shaped(8192, 3), shaped(3), mesh=BIG).svg()
+        "f32[2,3] on a device" in plan.svg() and note in xmap_compat.plan(f, shaped(8192, 3), shaped(3), mesh=BIG).svg()
     )
     small = f.plan(shaped(8192, 3), shaped(3), mesh=AbstractMesh((16, 16), ("x", "y")))
-    assert "corner" not in small.svg() + small.picture()
+    assert "corner" not in small.svg()
 
 
 def test_the_time_of_a_plan_does_not_depend_on_the_number_of_devices():

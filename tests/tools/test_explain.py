@@ -170,7 +170,7 @@ def traced(size):
 
 
 def test_nobody_observes_before_and_after():
-    assert api._observers == ()
+    assert not api._observers
     seen = []
     ends = [api.observe(lambda declared, made, args: seen.append(declared.name)) for _ in range(2)]
     traced(101)
@@ -180,7 +180,7 @@ def test_nobody_observes_before_and_after():
         end()
     traced(102)
     assert len(seen) == 2
-    assert api._observers == ()
+    assert not api._observers
 
 
 def test_a_report_tells_of_calls_in_all_threads():

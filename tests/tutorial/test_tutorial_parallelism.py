@@ -135,7 +135,7 @@ def test_a_mesh_needs_a_name_for_each_dimension():
     ids=str,
 )
 def test_a_size_that_does_not_divide_is_refused(resources, axis, total):
-    message = rf"Size of axis {axis} \(7\) is not divisible by the total number of resources .* {total} in total"
+    message = rf"Size of axis {axis} \(7\) is not divisible by the total number of resources"
     x = np.ones((7, 7), np.float32)
     with pytest.raises(ValueError, match=message):
         run(Assignment(resources), jnp.vdot, LEFT_RIGHT, ["left", "right", ...], x, x)
@@ -190,8 +190,6 @@ def test_names_that_meet_in_an_argument_are_refused(assignment):
 
 @under(SHARED)
 def test_names_that_meet_in_an_operation_are_refused(assignment):
-    message = (
-        r"Axes `a` and `b` are both mapped .* returned from a primitive add created at .*test_tutorial_parallelism"
-    )
+    message = r"Axes `a` and `b` are both assigned .* the result of add at .*test_tutorial_parallelism"
     with pytest.raises(TypeError, match=message):
         run(assignment, lambda x, y: x + y, (["a"], ["b"]), ["a", "b"], np.ones(4), np.ones(12))

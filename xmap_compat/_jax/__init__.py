@@ -13,6 +13,7 @@ from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, par
 check_release()
 warn_if_untested()
 
+from xmap_compat._jax.containers import explicit_arrays, held_by, shaped_containers
 from xmap_compat._jax.equations import (
     Call,
     Checkpoint,
@@ -60,7 +61,6 @@ from xmap_compat._jax.mesh import (
     mesh_to_stage,
     resharded,
     restore_mesh_context,
-    spmd,
 )
 from xmap_compat._jax.nice import is_on as part_is_on
 from xmap_compat._jax.nice import part
@@ -68,7 +68,6 @@ from xmap_compat._jax.options import accept_options, set_for_all_threads
 from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
 from xmap_compat._jax.patches import (
     Restoration,
-    hold,
     mend_collective_batching,
     restore_collective_transposes,
     restore_extremum_gradients,
@@ -95,8 +94,8 @@ from xmap_compat._jax.primitives import (
     names_after_batching,
 )
 from xmap_compat._jax.tracing import (
-    bound_axis_names,
     current_trace,
+    is_bound,
     jit,
     plain_context,
 )
@@ -111,10 +110,9 @@ from xmap_compat._jax.types import (
 )
 
 recovering = part("recovery").recovering
-axes_of_spmd_vmap = spmd.axes_of_spmd_vmap
+axes_of_spmd_vmap = part("spmd").axes_of_spmd_vmap
 process_store = part("processes").process_store
 tracer_origin = part("origins").tracer_origin
-transformation_of = part("transformations").transformation_of
 user_frames = part("frames").user_frames
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from xmap_compat._jax.patches import Restoration, hold
+from xmap_compat._jax.patches import Restoration
 from xmap_compat._jax.version import VERSION
 
 _Config: Any = type(jax.config)
@@ -53,7 +53,7 @@ def accept_options(
             restoration.entry(_heard, name, heard[name])
         restoration.entry(_remembered, name, default)
         restoration.attribute(_Config, name, property(functools.partial(_read_or_remembered, name=name)))
-    hold(restoration, _accepting)
+    restoration.hold(_accepting)
 
 
 def set_for_all_threads(context: Any, value: Any) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax._src.numpy import reductions
 from jax.extend.core import primitives
 from jax.interpreters import ad, batching
@@ -32,6 +30,8 @@ class Restoration:
         self._plan: list[Callable[[], Callable[[], None]]] = []
 
     def attribute(self, module: Any, name: str, value: Any) -> None:
+        assert not self._users, "what is in place already stays as it is"
+
         def install():
             missing = object()
             before = module.__dict__.get(name, missing)
@@ -64,6 +64,15 @@ class Restoration:
             self._users -= 1
             if self._users == 0:
                 self._undo.close()
+
+    def hold(self, other: Restoration) -> None:
+        """Keep what another restoration installs for as long as this one is."""
+
+        def install():
+            other.enter()
+            return other.exit
+
+        self._plan.append(install)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -134,98 +143,43 @@ def _linear_transpose(rule):
     return transpose
 
 
-def mend_collective_batching(restoration: Restoration) -> None:
-    """Mend batching rules that JAX (to 0.12) gets wrong or lacks, for a vmap inside a body.
+def mend_collective_batching(restoration: Restoration, refused: Callable[[str, Any], Exception]) -> None:
+    """Mend or refuse what the batching rules of JAX (to 0.12) get wrong, for a vmap inside a body.
 
     Over axes bound outside of the vmap, an untiled ``psum_scatter`` misplaces a mapped dimension that follows the
-    scattered one, and ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that axis beside
-    others and fails if some element receives nothing, ``pbroadcast`` fails, and so do ``all_gather`` and
+    scattered one: this is mended; ``all_to_all`` lacks groups.  Over the vmap's own axis, ``ppermute`` forgets that
+    axis beside others, ``pbroadcast`` fails, and so do ``all_gather`` and
     ``psum_scatter`` beside others.
+
+    Args:
+      refused: from a primitive's name and its axes to the error.
     """
-    for primitive, outer_rule, own_rule in (
-        (primitives.all_gather_p, None, _batch_own_gather),
-        (reduce_scatter_p, _batch_scatter, _batch_own_scatter),
-        (primitives.all_to_all_p, _batch_exchange, None),
-        (primitives.ppermute_p, None, _batch_own_permutation),
-        (pbroadcast_p, None, _batch_own_broadcast),
-    ):
-        batch = _batching(primitive, outer_rule, own_rule)
+    exchanges = primitives.all_gather_p, primitives.all_to_all_p, primitives.ppermute_p
+    for primitive in (*exchanges, reduce_scatter_p, pbroadcast_p):
+        original = batching.fancy_primitive_batchers[primitive]
+        batch = functools.partial(_batch, primitive, original, refused)
         restoration.entry(batching.fancy_primitive_batchers, primitive, batch)
 
 
-def _batching(primitive, outer_rule, own_rule):
-    """``own_rule`` where the vmap's axis is one of the collective's, ``outer_rule`` where not; else JAX's own."""
-    original = batching.fancy_primitive_batchers[primitive]
-
-    def batch(axis_data, operands, dims, **params):
-        (x,), (d,) = operands, dims
-        axes = params["axis_name"] if isinstance(params["axis_name"], (tuple, list)) else (params["axis_name"],)
-        own = axis_data.name in axes
-        if (own_rule if own else outer_rule) is None or (own and params.get("axis_index_groups")):
-            return original(axis_data, operands, dims, **params)
-        if own:
-            x = batching.bdim_at_front(x, d, jax.lax.axis_size(axis_data.name))
-            return own_rule(x, axis_data.name, **{**params, "axis_name": tuple(axes)})
-        return outer_rule(x, d, **params) if d is not None else (primitive.bind(x, **params), None)
-
-    return batch
+def _batch(primitive, original, refused, axis_data, operands, dims, **params):
+    axes = params["axis_name"] if isinstance(params["axis_name"], (tuple, list)) else (params["axis_name"],)
+    (x,), (d,) = operands, dims
+    own = axis_data.name in axes
+    if primitive is primitives.all_to_all_p:
+        is_wrong = params["axis_index_groups"] is not None
+    else:
+        is_wrong = own and (len(axes) > 1 or primitive is pbroadcast_p)
+    if is_wrong:
+        raise refused(primitive.name, axes)
+    if primitive is reduce_scatter_p and not own and d is not None:
+        return _batch_scatter(x, d, **params)
+    return original(axis_data, operands, dims, **params)
 
 
 def _batch_scatter(x, d, *, scatter_dimension, tiled, **params):
     follows = d > scatter_dimension
     out = reduce_scatter_p.bind(x, scatter_dimension=scatter_dimension + (not follows), tiled=tiled, **params)
     return out, d - (follows and not tiled)
-
-
-def _batch_exchange(x, d, *, split_axis, concat_axis, **params):
-    moved = {"split_axis": split_axis + (d <= split_axis), "concat_axis": concat_axis + (d <= concat_axis)}
-    return primitives.all_to_all_p.bind(x, **moved, **params), d
-
-
-def _everything(x, own, axis_name):
-    """The slices of all elements, with a first dimension for each axis; that of ``own`` is the first of ``x``."""
-    others = [name for name in axis_name if name != own]
-    for name in reversed(others):
-        x = jax.lax.all_gather(x, name)
-    return jnp.moveaxis(x, len(others), axis_name.index(own))
-
-
-def _batch_own_gather(x, own, *, axis_name, all_gather_dimension, tiled, **_):
-    x, at = _everything(x, own, axis_name), all_gather_dimension
-    x = jnp.moveaxis(x.reshape(-1, *x.shape[len(axis_name) :]), 0, at)
-    return (x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :]) if tiled else x), None
-
-
-def _batch_own_scatter(x, own, *, axis_name, scatter_dimension, tiled, **_):
-    """The own axis' share of the pieces becomes the mapped dimension; the shares of other axes are scattered."""
-    at, d, shape = axis_name.index(own), scatter_dimension, x.shape[1:]
-    sizes = [len(x) if name == own else jax.lax.axis_size(name) for name in axis_name]
-    pieces = x.sum(0).reshape(*shape[:d], *sizes, shape[d] // math.prod(sizes), *shape[d + 1 :])
-    mine = jnp.moveaxis(pieces, d + at, 0).reshape(len(x), *shape[:d], shape[d] // len(x), *shape[d + 1 :])
-    others = tuple(name for name in axis_name if name != own)
-    out = jax.lax.psum_scatter(mine, others, scatter_dimension=d + 1, tiled=True) if others else mine
-    return (out if tiled else out.squeeze(d + 1)), 0
-
-
-def _batch_own_permutation(x, own, *, axis_name, perm):
-    """Each element takes the slice of its source out of all of them, or zeros if it has none."""
-    at, others = axis_name.index(own), [name for name in axis_name if name != own]
-    x = _everything(x, own, axis_name)
-    sizes = x.shape[: len(axis_name)]
-    sources = np.full(math.prod(sizes), math.prod(sizes))
-    for source, destination in perm:
-        sources[destination] = source
-    sources = np.moveaxis(sources.reshape(sizes), at, -1)
-    mine = jnp.asarray(sources)[tuple(map(jax.lax.axis_index, others))]
-    return jnp.take(x.reshape(-1, *x.shape[len(sizes) :]), mine, axis=0, mode="fill", fill_value=0), 0
-
-
-def _batch_own_broadcast(x, own, *, axis_name, source):
-    where = dict(zip(axis_name, np.unravel_index(source, [jax.lax.axis_size(name) for name in axis_name])))
-    x = jax.lax.index_in_dim(x, int(where.pop(own)), keepdims=False)
-    for name, index in where.items():
-        x = jax.lax.pbroadcast(x, name, int(index))
-    return x, None
 
 
 def restore_extremum_gradients(
@@ -254,13 +208,3 @@ def _extremum_jvp(primitive, rule, in_body):
         return out, rule(x, t, out, axes, axis_index_groups)
 
     return jvp
-
-
-def hold(restoration: Restoration, other: Restoration) -> None:
-    """Keep what another restoration installs for as long as this one is."""
-
-    def install():
-        other.enter()
-        return other.exit
-
-    restoration._plan.append(install)

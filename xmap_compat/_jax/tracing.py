@@ -30,8 +30,7 @@ def plain_context() -> Iterator[None]:
     traced late, from within a typed ``shard_map``, and must not see that.
     """
     current = jax.sharding.get_abstract_mesh()
-    empty = jax.sharding.AbstractMesh((), ())
-    mesh = current if not current.empty and current.are_all_axes_auto else empty
+    mesh = current if not current.empty and current.are_all_axes_auto else jax.sharding.AbstractMesh((), ())
     with jax.sharding.use_abstract_mesh(mesh), config._check_vma(False):
         yield
 
@@ -41,6 +40,10 @@ def current_trace() -> Any:
     return trace_state.get_opaque_trace_state()
 
 
-def bound_axis_names() -> tuple[Hashable, ...]:
-    """Names that collectives can see here: outer vmaps, shard_maps and xmaps."""
-    return tuple(trace_state.unsafe_get_axis_names_DO_NOT_USE())
+def is_bound(name: Hashable) -> bool:
+    """Whether collectives can see an axis here: one of an outer vmap, shard_map or xmap."""
+    try:
+        jax.lax.axis_size(name)
+    except NameError:
+        return False
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from xmap_compat.core.specs import (
     argument_path,
     broadcast_specs,
     check_argument,
+    check_containers,
     check_result,
     infer_sizes,
     spec_names,
@@ -89,6 +90,11 @@ class Arguments:
         """The named axes of each leaf."""
         return [frozenset(spec.position_of()) for spec in self.specs]
 
+    @property
+    def origins(self) -> dict[AxisName, str]:
+        """For each axis the first argument that has it."""
+        return {name: path for names, path in [*zip(self.names, self.paths)][::-1] for name in names}
+
     def types(self) -> Any:
         """The arguments as types with their named dimensions removed."""
         return jax.tree.unflatten(self.tree, list(map(_positional_type, self.leaves, self.specs)))
@@ -142,37 +148,61 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
 
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     """Place a call whose arguments have been bound to their specs."""
-    scope, sizes, input_names = current_scope(), arguments.sizes, arguments.names
-    placements = _placements(declared, sizes, scope)
+    placements = _locate(declared, arguments)
+    return _check(declared, arguments, placements, _trace(declared, arguments, placements))
+
+
+def _locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
+    """Stage 2: where the axes of a call lie."""
+    placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
-    for names, path in zip(input_names, arguments.paths):
+    for names, path in zip(arguments.names, arguments.paths):
         place = f"an input to an xmapped function {declared.name} ({path})"
         checker.check_distinct_resources(names, place.__str__)
-    nested = bool(enclosing_bodies())
-    body = Body({name: sizes[name] for name in placements}, scope, axes.offered(scope))
-    program = trace_program(declared.fun, arguments.types(), input_names, body)
-    out_specs = _bind_results(declared, program, sizes)
+    return placements
+
+
+class _Traced(NamedTuple):
+    """Stage 3: the program, and what is known with it: which mesh axes are left, and which nested calls use."""
+
+    program: NamedProgram
+    out_specs: tuple[AxisSpec, ...]
+    compiler: frozenset[Hashable]
+    body: Body
+    mesh_axes: dict[AxisName, Placement]
+
+
+def _trace(declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement]) -> _Traced:
+    scope = current_scope()
+    body = Body({name: arguments.sizes[name] for name in placements}, scope, axes.offered(scope))
+    program = trace_program(declared.fun, arguments.types(), arguments.names, body)
+    out_specs = tuple(_bind_results(declared, program, arguments.sizes))
     compiler = _left_to_compiler(scope, program, placements)
     ours = {axis: size for axis, size in body.device_axes.items() if axis.mesh_axis not in compiler}
-    body = dataclasses.replace(body, device_axes=ours)
-    uses_mesh = any(p.mesh_axes for p in placements.values())
-    if uses_mesh or not collectives_in(program.jaxpr).isdisjoint(body.device_axes):
-        mesh_axes = axes.as_placements(body.device_axes)
-        # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
-        checker = Checker({**placements, **mesh_axes}, declared.name)
-        placements = placements if nested else {**placements, **mesh_axes}
+    uses = any(p.mesh_axes for p in placements.values()) or not collectives_in(program.jaxpr).isdisjoint(ours)
+    mesh_axes = axes.as_placements(ours) if uses else {}
+    return _Traced(program, out_specs, compiler, dataclasses.replace(body, device_axes=ours), mesh_axes)
+
+
+def _check(
+    declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement], traced: _Traced
+) -> PlacedCall:
+    """Stage 4: what varies over what, and whether each result fits its spec."""
+    program, out_specs, compiler, body, mesh_axes = traced
+    nested = bool(enclosing_bodies())
+    # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
+    checker = Checker({**placements, **mesh_axes}, declared.name)
+    placements = placements if nested else {**placements, **mesh_axes}
     _check_outer_names(program, placements)
-    own = _own_elements(declared, checker, program, input_names, mesh_axes_used(program, placements))
-    placements = placements | own
-    checker = dataclasses.replace(checker, placements=checker.placements | own)
-    results = checker.results(program.jaxpr, undeclared.names_at_entry(program.consts, input_names, placements))
-    may_be_undeclared = declared.undeclared and not nested
-    extra = _check_results(checker, program, out_specs, results, may_be_undeclared)
-    specs = (arguments.specs, tuple(out_specs))
-    named = tuple(results)
+    own = _own_elements(declared, checker, program, arguments.names, mesh_axes_used(program, placements))
+    placements, checker = placements | own, dataclasses.replace(checker, placements=checker.placements | own)
+    entering = undeclared.names_at_entry(program.consts, arguments.names, placements)
+    results = tuple(checker.results(program.jaxpr, entering))
+    extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     alone = not nested and not any(p.mesh_axes for p in placements.values())
-    first = undeclared.mesh_of_results(declared, scope.mesh) if alone else None
-    return PlacedCall(declared.name, scope, placements, *specs, program, named, extra, body, nested, compiler, first)
+    first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
+    parts = (arguments.specs, out_specs, program, results, extra, body, nested, compiler, first)
+    return PlacedCall(declared.name, body.scope, placements, *parts)
 
 
 def _own_elements(declared, checker, program, input_names, mesh_axes):
@@ -192,7 +222,7 @@ def _check_outer_names(program, placements):
     """
     if enclosing_bodies() or not any(p.mesh_axes for p in placements.values()):
         return
-    if taken := mesh_axes_used(program, placements).intersection(_jax.bound_axis_names()):
+    if taken := frozenset(filter(_jax.is_bound, mesh_axes_used(program, placements))):
         raise errors.mesh_axis_around(taken)
     outer = [n for n in collectives_in(program.jaxpr) if n not in placements]
     if not outer:
@@ -234,7 +264,7 @@ def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception
         error.add_note(errors.committed_elsewhere_note())
     if any(elsewhere) or not any(on_one_device):
         return None
-    placements = _placements(declared, arguments.sizes, scope)
+    placements = _placements(declared, arguments, scope)
     shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(s, placements)) for s in arguments.specs]
     moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
     return jax.tree.unflatten(arguments.tree, moved)
@@ -247,6 +277,7 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     if needed and not args:
         raise errors.no_arguments(declared.name, needed)
     specs = broadcast_specs("in_axes", declared.in_specs, args, declared.in_source)
+    check_containers("in_axes", specs, args, "args")
     paths = [argument_path(path, "args") for path, _ in found]
     leaves = [leaf for _, leaf in found]
     shapes = [jnp.shape(leaf) for leaf in leaves]
@@ -260,8 +291,8 @@ def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:
     return Arguments(tuple(leaves), tuple(paths), tuple(specs), tree, sizes)
 
 
-def _placements(declared, sizes, scope):
-    enclosing = enclosing_bodies()
+def _placements(declared, arguments, scope):
+    sizes, enclosing = arguments.sizes, enclosing_bodies()
     shadowed = [name for name in sizes if any(name in body.sizes for body in enclosing)]
     if shadowed:
         raise errors.shadowed_names(shadowed, _jax.where_now())
@@ -270,9 +301,9 @@ def _placements(declared, sizes, scope):
     if enclosing and enclosing[-1].scope.compiler != scope.compiler:
         raise errors.compiler_axes_changed(enclosing[-1].scope.compiler, scope.compiler)
     ordered = {name: sizes[name] for name in dict.fromkeys([*declared.names, *sizes])}
-    placements = place_axes(ordered, declared.resources, scope)
+    placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
-    if enclosing[-1].device_axes if enclosing else not _jax.in_manual_region():
+    if axes.mesh_is_offered():
         axes.check_offered(placements)
         return placements
     # No mesh axis is available here (inside the user's shard_map): each device computes everything.
@@ -292,9 +323,12 @@ def _bind_results(declared, program, sizes):
     if not program.out_types and not jax.tree.leaves(declared.out_specs) and declared.out_specs == ():
         raise errors.no_results()
     specs = declared.out_specs
+    if tree is None and spec_names(specs):
+        raise errors.not_a_prefix("out_axes", declared.out_source, ("result", "names", "None", ()))
     if isinstance(specs, list) and isinstance(tree, tuple):
         specs = tuple(specs)
     out_specs = broadcast_specs("out_axes", specs, tree, declared.out_source)
+    check_containers("out_axes", out_specs, tree, "result")
     paths = result_paths(program)
     for spec, aval, path in zip(out_specs, program.out_types, paths):
         check_result(spec, aval.shape, path, sizes)
@@ -311,13 +345,12 @@ def _check_results(checker, program, out_specs, results, may_be_undeclared):
     undeclared_axes = []
     for spec, names, path in zip(out_specs, results, result_paths(program)):
         wanted = frozenset(spec.position_of())
-        own = undeclared.alone(names | wanted, checker.placements)
         extra = [n for n in checker.placements if n in names - wanted and not isinstance(n, OwnElement)]
         if extra and not (may_be_undeclared and undeclared.can_stay(extra, checker.placements)):
             raise errors.undeclared_output(path, spec.source, extra)
         if extra:
             undeclared.warn(path, extra)
-        undeclared_axes.append((*extra, *own))
+        undeclared_axes.append(tuple(extra))
         _check_broadcast(checker, path, names, wanted - names)
         checker.check_distinct_resources(wanted, lambda path=path: f"an output of an xmapped function ({path})")
     return tuple(undeclared_axes)

@@ -46,7 +46,6 @@ class Row(NamedTuple):
     Attributes:
       called: the name of the public function.
       names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``spread``.
-      groups: whether it takes ``axis_index_groups``; with groups, its results always differ between elements.
       reduces: whether it is a reduction, which may also be over positional dimensions, and over groups of any sizes.
       check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
       joint: whether the primitive makes one result of all operands; others translate each operand by itself.
@@ -54,21 +53,20 @@ class Row(NamedTuple):
 
     called: str
     names: Callable[[Names, Names], Names]
-    groups: bool = False
     reduces: bool = False
     check: Callable[[Params, int, str], None] | None = None
     joint: bool = False
 
 
 COLLECTIVES: dict[str, Row] = {
-    "psum": Row("psum", reduced, groups=True, reduces=True),
-    "pmax": Row("pmax", reduced, groups=True, reduces=True),
-    "pmin": Row("pmin", reduced, groups=True, reduces=True),
+    "psum": Row("psum", reduced, reduces=True),
+    "pmax": Row("pmax", reduced, reduces=True),
+    "pmin": Row("pmin", reduced, reduces=True),
     "pbroadcast": Row("pbroadcast", reduced, check=check_source),
     "axis_index": Row("axis_index", spread),
-    "all_gather": Row("all_gather", reduced, groups=True),
-    "reduce_scatter": Row("psum_scatter", spread, groups=True),
-    "all_to_all": Row("all_to_all", spread, groups=True),
+    "all_gather": Row("all_gather", reduced),
+    "reduce_scatter": Row("psum_scatter", spread),
+    "all_to_all": Row("all_to_all", spread),
     "ppermute": Row("ppermute", spread, check=check_permutation),
     "pdot": Row("pdot", reduced, joint=True),
     # The primitives that nested xmaps leave for the outermost one: see ``core/nested``.
@@ -87,8 +85,6 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
     if row.check is not None:
         row.check(params, size, where)
     if has_groups(params):
-        if not row.groups:
-            raise errors.unsupported_groups(primitive, where)
         check_groups(primitive, params, size, row.reduces, where)
 
 

@@ -43,6 +43,7 @@ class DeviceView:
       compiler: the mesh axes that are left to the compiler.
       widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
+      untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -53,11 +54,12 @@ class DeviceView:
     compiler: frozenset[Any] = frozenset()
     widens: bool = False
     mixed: bool = False
+    untyped: bool = False
 
     @property
     def typed(self) -> bool:
         """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
-        return bool(self.mesh_axes) and not self.nested
+        return bool(self.mesh_axes) and not (self.nested or self.untyped)
 
     def place(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
@@ -131,7 +133,7 @@ def spread(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
 
 
 def _vary_typed(view, data, axes):
-    if not axes:
+    if not axes or view.untyped:
         return data
     present = _jax.varying_axes(data)
     missing = tuple(m for m in axes if m not in present)

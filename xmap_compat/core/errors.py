@@ -57,10 +57,6 @@ def did_you_mean(names: Iterable[Any], known: Iterable[Any]) -> str:
 
 # Legacy's sentence follows ours where legacy had one: people search for it.
 LEGACY = "\nLegacy's words: "
-OF_IN_AXES = (
-    " Note that xmap in_axes that are non-trivial pytrees should always be wrapped in a tuple representing the "
-    "argument list."
-)
 _FEWER = "Name fewer dimensions, or pass an array that has them"
 
 
@@ -92,10 +88,7 @@ def should_be(what: str, wanted: str, got: Any, error: type[Exception] = TypeErr
 def bad_spec(where: str, spec: Any, path: str) -> TypeError:
     return TypeError(
         f"{path} is {show(spec)}, which is not an axis specification{_spec_meant(spec)}"
-        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either:\n"
-        "- lists of axis names (possibly ending with the ellipsis object: ...)\n"
-        "- dictionaries that map positional axes (integers) to axis names (e.g. {2: 'name'})\n"
-        f"but got: {show(spec)}"
+        f"{LEGACY}Value mapping specification in xmap {where} pytree can be either"
     )
 
 
@@ -112,7 +105,7 @@ def _spec_meant(spec: Any) -> str:
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
     if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
         return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
-    return ""
+    return ". Write a list of names, or {position: name}"
 
 
 def misplaced_ellipsis(spec: Any, path: str) -> ValueError:
@@ -152,10 +145,10 @@ def negative_axis(where: str, spec: Any, path: str) -> ValueError:
 
 
 def repeated_name(where: str, spec: Any, path: str) -> ValueError:
-    diagonal = ". For a diagonal, call jnp.diagonal first" if where == "in_axes" else ""
+    diagonal = ". For a diagonal, call jnp.diagonal before" if where == "in_axes" else ""
     return ValueError(
         f"{path} is {show(spec)}, which repeats a name. Give each dimension its own name{diagonal}"
-        f"{LEGACY}Named axes should be unique within each {where} argument specification, but one them is: {show(spec)}"
+        f"{LEGACY}Named axes should be unique within each {where} argument specification"
     )
 
 
@@ -167,30 +160,32 @@ def no_results() -> ValueError:
 
 
 def not_a_prefix(
-    where: str, specs: Any, tree: Any, parting: tuple[str, str, str] | None, argument: str = ""
+    where: str, specs: Any, parting: tuple[str, str, str, Sequence[Any]], is_of_xmap: bool = True
 ) -> ValueError:
-    """``parting``: where the two trees differ first, what the specification has there, and what the value has.
-
-    ``argument``: the one argument of ``global_array`` that the specification is for, if it is not one of xmap's.
-    """
-    place, asked, found = parting or (argument or "The value", show(specs), str(tree))
-    advice = " Write {} for what is not mapped." if asked == "None" else ""
-    if where == "in_axes" and place == "args" and asked.startswith(found[: found.rfind(" ")]):
-        advice = " Call it with as many arguments as in_axes has entries."
-    ours = f"{_result(place)} is {found}, but {where} has {asked} for it.{advice}"
-    if argument:
-        return ValueError(f"{ours} (The {where} of global_array is {show(specs)}.)")
-    return ValueError(
-        f"{ours}{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value, got specification "
-        f"{show(specs)} for value tree {tree}.{OF_IN_AXES if where == 'in_axes' else ''}"
-    )
+    """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
+    place, asked, found, missing = parting
+    ours, advice = f"{_result(place)} is {found}, but {where} has {asked} for it", ""
+    if missing:
+        keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
+        path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
+        ours, advice = f"{path} lacks {', '.join(map(repr, missing))}, which {place} has", f": add {keys}"
+    elif (found, place) == ("None", "result"):
+        ours, advice = "The function returned None", " (is a `return` missing?), but out_axes have names"
+    elif asked == "None":
+        advice = ". Write {} for what is not mapped"
+    elif where == "in_axes" and place == "args":
+        is_tuple = asked.startswith(found[: found.rfind(" ")])
+        advice = ". Write in_axes as a tuple, with an entry for each argument"
+        advice = ". Call it with as many arguments as in_axes has entries" if is_tuple else advice
+    legacy = f"{LEGACY}xmap {where} specification must be a tree prefix of the corresponding value"
+    return ValueError(f"{ours}{advice}. The {where} here: {show(specs)}{legacy if is_of_xmap else ''}")
 
 
 def argument_rank_too_small(spec: Any, needed: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{path} has shape {tuple(shape)}, but {show(spec)} needs at least {_dimensions(needed)}. {_FEWER}"
         f"{LEGACY}One of xmap arguments has an in_axes specification of {show(spec)}, which implies that it has at "
-        f"least {needed} dimensions, but the argument has rank {len(shape)}"
+        f"least {needed} dimensions"
     )
 
 
@@ -204,8 +199,7 @@ def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
 def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{path} has shape {tuple(shape)}, but {_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap argument has an in_axes specification of {show(spec)}, which asserts that it should be of rank "
-        f"{rank}, but the argument has rank {len(shape)} (and shape {tuple(shape)})"
+        f"{LEGACY}xmap argument has an in_axes specification of {show(spec)}, which asserts that it"
     )
 
 
@@ -213,16 +207,14 @@ def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> Value
     return ValueError(
         f"{_result(path)} has {_dimensions(ndim)} without its named axes, but its out_axes {show(spec)} need at least "
         f"{needed}. Put the named axes at lower positions"
-        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result of the "
-        f"xmapped function to have at least {needed} positional dimensions, but it only has {ndim}"
+        f"{LEGACY}One of xmap outputs has an out_axes specification of {show(spec)}, which requires the result"
     )
 
 
 def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"{_result(path)} has shape {tuple(shape)}, named axes included, but {_exactly(spec, rank, len(shape))}"
-        f"{LEGACY}xmap output has an out_axes specification of {show(spec)}, which asserts that it should be of rank "
-        f"{rank}, but the output has rank {len(shape)} (and shape {tuple(shape)})"
+        f"{LEGACY}xmap output has an out_axes specification of {show(spec)}, which asserts that it"
     )
 
 
@@ -232,11 +224,12 @@ def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -
 def size_conflict(
     name: Hashable, known: int, origin: str, shape: Sequence[int], spec: Any, dim: int, path: str, is_for_all: bool
 ) -> ValueError:
-    advice = "If these are different axes, give them different names"
+    advice = "If these are different axes, give them different names. If they are one, pass arrays of one length"
     if is_for_all:
         advice = "One in_axes is for all arguments. To tell them apart, write a tuple, with {} for what is not mapped"
     return ValueError(
-        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}. {advice}"
+        f"Axis `{name}` has size {known} in {origin}, but size {shape[dim]} in {path}, dimension {dim} of its shape "
+        f"{tuple(shape)}. {advice}"
         f"{LEGACY}The size of axis {name} was previously inferred to be {known}, but found an argument of shape "
         f"{tuple(shape)} with in_axes specification {show(spec)}. Shape mismatch occurs in dimension {dim}: "
         f"{shape[dim]} != {known}"
@@ -245,37 +238,34 @@ def size_conflict(
 
 def size_not_inferred(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        f"Failed to infer size of axes: {', '.join(map(str, names))}. You've probably passed in empty containers in "
-        "place of arguments that had those axes in their in_axes. Provide the sizes of missing axes explicitly via "
-        "axis_sizes to fix this error."
+        f"No array has the axes {quoted(names)}, as containers in the place of arguments are empty. Give their sizes "
+        f"in axis_sizes{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}"
     )
 
 
 def no_arguments(fun: str, names: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        f"Failed to infer size of axes: {', '.join(map(str, names))}. There are no arguments. Call {fun} with its "
-        "arguments; its plan also takes jax.ShapeDtypeStruct(shape, dtype)"
+        f"There are no arguments. Call {fun} with its arguments; its plan also takes jax.ShapeDtypeStruct(shape, dtype)"
+        f"{LEGACY}Failed to infer size of axes: {', '.join(map(str, names))}"
     )
 
 
-def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int) -> ValueError:
+def not_divisible(name: Hashable, size: int, resources: Sequence[Any], total: int, origin: str) -> ValueError:
     return ValueError(
-        f"Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis "
-        f"({tuple(resources)}, {total} in total). Pad the axis to a multiple of {total}, or give it other resources"
+        f"{origin} has {size} elements along `{name}`, but the resources {tuple(resources)} need a multiple of {total}"
+        f". Pad the axis to {-(-size // total) * total}, or give it other resources"
+        f"{LEGACY}Size of axis {name} ({size}) is not divisible by the total number of resources assigned to this axis"
     )
 
 
 def sharded_axis_note(name: Hashable, mesh_axes: Any) -> str:
-    return (
-        f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources assign no mesh "
-        f"axis to `{name}`. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument"
-    )
+    ours = f"The type of an argument shards the named axis `{name}` over {mesh_axes!r}, but axis_resources do not"
+    return f"{ours}. Assign {mesh_axes!r} to it, or jax.sharding.reshard the argument"
 
 
 def committed_elsewhere_note() -> str:
     return (
-        "xmap moves an array that is committed to one device to the mesh only in a direct call. Under jax.grad, "
-        "jax.jit and the like, or if the array lies on another mesh, move it first: "
+        "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
         "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
     )
 
@@ -299,22 +289,27 @@ def bad_resource(name: Hashable, resource: Any) -> Exception:
 
 def repeated_resource(name: Hashable, resources: Any) -> ValueError:
     return ValueError(
-        f"Resource assignment of a single axis must be a tuple of distinct resources, but specified {resources!r} "
-        f"for axis {name}"
+        f"axis_resources give `{name}` the resources {resources!r}, of which one is repeated. Name each resource once"
+        f"{LEGACY}Resource assignment of a single axis must be a tuple of distinct resources"
     )
 
 
 def missing_resources(
     missing: Sequence[Any], axes: Iterable[Hashable], available: Sequence[Any], has_mesh: bool
 ) -> ValueError:
-    remedy = "Enter a mesh with `with mesh(devices, names):` or a loop"
-    if has_mesh:
-        remedy = "Assign one of these, give the mesh an axis of that name, or enter a loop"
+    ours = (
+        f"No mesh is in scope, but axis_resources assign {as_set(missing)} to {quoted(axes)}. Enter one around the "
+        "call, `with mesh(devices, names):`, or a loop, `with serial_loop(name, length):`"
+    )
+    if has_mesh or available:
+        ours = (
+            f"axis_resources assign {as_set(missing)} to {quoted(axes)}, but the resources in scope are "
+            f"{as_set(available)}. Assign one of these, or enter a mesh or a loop of that name around the call"
+        )
     return ValueError(
-        "In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
-        f"{as_set(missing)} (assigned to {quoted(axes)}). Resources in scope: {as_set(available)}. {remedy} with "
-        "`with serial_loop(name, length):` around the call"
-        f"{did_you_mean(missing, available)}{''.join(map(_loop_meant, missing))}"
+        f"{ours}{did_you_mean(missing, available)}{''.join(map(_loop_meant, missing))}"
+        f"{LEGACY}In-scope resources are insufficient to execute the xmapped function. The missing resources are: "
+        f"{as_set(missing)}"
     )
 
 
@@ -336,46 +331,47 @@ def unknown_axes(unknown: Mapping[Hashable, Sequence[Any]], known: Sequence[Hash
 
 def loop_before_mesh(name: Hashable, resources: Any) -> ValueError:
     return ValueError(
-        f"Loop resources should come after mesh axes in the resource assignment of an axis, but specified "
-        f"{resources!r} for axis {name}"
+        f"axis_resources give `{name}` the resources {resources!r}, but loops come last. Write the mesh axes first"
+        f"{LEGACY}Loop resources should come after mesh axes in the resource assignment of an axis"
     )
 
 
 def loop_name_taken(name: Hashable) -> ValueError:
     return ValueError(
-        f"Cannot extend the resource environment with loop axis `{name}`: the name is already in use. Give the loop "
-        "another name"
+        f"serial_loop cannot have the name {name!r}, which a mesh axis or a loop in scope has. Give it another name"
+        f"{LEGACY}Cannot extend the resource environment with loop axis `{name}`"
     )
 
 
 def mesh_shadows_loops(names: Iterable[Hashable]) -> ValueError:
     return ValueError(
-        "Cannot update the mesh of the current resource environment. The new mesh shadows already defined axes "
-        f"{quoted(names)}. Give the serial loop or the mesh axis another name"
+        f"The mesh has axes {quoted(names)}, as have serial loops in scope. Give the loop or the mesh axis another name"
+        f"{LEGACY}Cannot update the mesh of the current resource environment"
     )
 
 
 def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
     return ValueError(
-        f"mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} and "
-        f"the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
+        f"A mesh needs one axis name for each dimension of its device array, but got devices of shape {tuple(shape)} "
+        f"and the names {names!r}. Write the names in one tuple, ('x', 'y'), or reshape the devices"
     )
 
 
 def bad_mesh_names(names: Any) -> Exception:
-    return should_be("The axis names of a mesh", "strings (or hashable, and not None) in a tuple", names)
+    wanted, advice = "strings (or hashable, and not None) in a tuple", "Write mesh(devices, ('x', 'y'))"
+    return should_be("The axis names of a mesh", wanted, names, advice=advice)
 
 
 def repeated_mesh_name(names: Sequence[Any]) -> ValueError:
     return ValueError(
-        f"mesh needs one axis name for each dimension of its device array, all different, but got the names {names!r}"
+        f"A mesh got the axis names {names!r}, of which one is repeated. Give each dimension a name of its own"
     )
 
 
 def bad_mesh_devices(found: Any) -> TypeError:
     return TypeError(
-        "mesh expects a rectangular array (or a list) of JAX devices, such as np.array(jax.devices()).reshape(4, 2), "
-        f"but it contains {found!r} of type {type(found).__name__}"
+        "The first argument of a mesh should be a rectangular array (or a list) of JAX devices, but it contains "
+        f"{found!r} of type {type(found).__name__}. Write mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
     )
 
 
@@ -391,7 +387,7 @@ def loop_collective(name: Hashable, where: str) -> RuntimeError:
     return RuntimeError(
         f"The function refers to `{name}` at {where}, but axis_resources assign a serial loop to `{name}`. Remove the "
         f"loop, or the collective{LEGACY}Named axes with loop resources assigned to them cannot be referenced inside "
-        f"the xmapped computation (e.g. in collectives), but `{name}` violates that rule"
+        "the xmapped computation"
     )
 
 
@@ -404,16 +400,16 @@ def integer_in_collective(primitive: str, axis: int, where: str) -> NameError:
 
 def mesh_changed() -> RuntimeError:
     return RuntimeError(
-        "Changing the physical mesh is not allowed inside xmap. Enter the mesh around the outermost xmapped call"
+        "The body of an xmap enters another mesh. Enter one mesh around the outermost xmapped call"
+        f"{LEGACY}Changing the physical mesh is not allowed inside xmap."
     )
 
 
 def lowered_for_others(axes: Sequence[Any], sizes: Sequence[int], devices: int) -> ValueError:
     return ValueError(
         f"An xmap over the abstract mesh ({axes_text(dict(zip(axes, sizes)))}) of {math.prod(sizes)} devices is "
-        f"lowered for {devices}. Give the arguments shardings over that mesh, on arrays or types: jax.ShapeDtypeStruct("
-        "shape, dtype, sharding=NamedSharding(mesh, spec)), and call trace(*args).lower(lowering_platforms=('cuda',)). "
-        "To run it, enter a Mesh of devices"
+        f"lowered for {devices}. Give the arguments shardings over that mesh, and call trace(*args).lower("
+        "lowering_platforms=('cuda',)). To run it, enter a Mesh of devices"
     )
 
 
@@ -441,16 +437,14 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
 def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
     return ValueError(
         f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
-        "experimental_xmap_spmd_lowering has left to the compiler, because the function itself does not use it. Use "
-        "xmap_compat.compiler_axes instead of the option, with the other axes of the mesh"
+        "experimental_xmap_spmd_lowering has left to the compiler. Use xmap_compat.compiler_axes instead of the option"
     )
 
 
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        "compiler: JAX then supports only callbacks that return nothing. Call it outside of compiler_axes (or without "
-        "the option experimental_xmap_spmd_lowering), or use jax.debug.callback"
+        "compiler. Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
     )
 
 
@@ -478,8 +472,22 @@ def check_from_outside(where: str) -> NotImplementedError:
 def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
-        "are left to the compiler: XLA cannot tell on which devices to run it. Give it a value of the body, as in "
-        "jax.debug.print('here {}', v), or call the function outside of compiler_axes"
+        "are left to the compiler. Give it a value of the body, as in jax.debug.print('here {}', v)"
+    )
+
+
+def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
+    of, it = ("results of", "Return") if where == "out_axes" else ("arguments of", "Pass")
+    return TypeError(
+        f"{path} is a {kind}, which holds a shape beside its arrays, so {where} {show(spec)} cannot name dimensions of "
+        f"it. {it} its arrays (data and indices of a BCOO) as {of} their own, and make the {kind} from them"
+    )
+
+
+def collective_in_vmap(primitive: str, axes: Iterable[Hashable]) -> NotImplementedError:
+    return NotImplementedError(
+        f"{primitive} over {', '.join(map(repr, axes))} in a jax.vmap of the body cannot be computed: JAX has no right "
+        "batching rule for it. Give the mapped dimension a name in in_axes of the xmap instead"
     )
 
 
@@ -512,8 +520,7 @@ def undeclared_output(path: str, spec: Any, extra: Iterable[Hashable]) -> TypeEr
     return TypeError(
         f"{_result(path)} varies over {names}, but its out_axes {show(spec)} do not name "
         f"{names}. Add {names} to out_axes, or reduce over {names} in the function{LEGACY}One of xmap results has an "
-        f"out_axes specification of {show(spec)}, but is actually mapped along more axes defined by this xmap call: "
-        f"{', '.join(map(str, extra))}"
+        f"out_axes specification of {show(spec)}, but is actually mapped along more axes"
     )
 
 
@@ -528,8 +535,10 @@ def names_meet(first: Hashable, second: Hashable, resource: Any, place: str) -> 
     first, second = sorted((first, second), key=str)
     resource = getattr(resource, "mesh_axis", resource)  # of a nested xmap
     return _resource_conflict(
-        f"Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
-        f"named_shape of {place}. Map one of them to another resource, or reduce over one before they meet"
+        f"Axes `{first}` and `{second}` are both assigned `{resource}`, but {place} varies over both. Assign another "
+        f"resource to one of them, or reduce over one before they meet"
+        f"{LEGACY}Axes `{first}` and `{second}` are both mapped to the resource `{resource}`, but they coincide in the "
+        "named_shape"
     )
 
 
@@ -537,16 +546,14 @@ def output_broadcast_meets(fun: str, path: str, name: Hashable, resource: Any, p
     return _resource_conflict(
         f"{_result(path)} varies over `{present}` and its out_axes add `{name}`, but both axes are mapped to the "
         f"resource `{resource}`. Map one of them to another resource, or reduce over `{present}` in the function"
-        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to "
-        f"resources `{resource}`, but the output is already partitioned along `{resource}`, because its named shape "
-        f"contains `{present}`"
+        f"{LEGACY}One of xmapped function ({fun}) outputs is broadcast along axis `{name}` which is assigned to"
     )
 
 
 def shadowed_names(names: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
-        f"Detected disallowed xmap axis name shadowing at {where} (shadowed axes: {quoted(sorted(names, key=str))}). "
-        "Rename the axes of the inner xmap"
+        f"The xmap at {where} has axes {quoted(sorted(names, key=str))}, as has an xmap around it. Rename its axes"
+        f"{LEGACY}Detected disallowed xmap axis name shadowing"
     )
 
 
@@ -564,17 +571,15 @@ def unbound_name(original: str, names: Mapping[Hashable, int], mesh_axes: Iterab
 def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
     return TypeError(
         f"The custom_jvp rule used at {where} returns a tangent that varies over {quoted(extra)} for an output that "
-        "does not. Reduce the tangent over these axes in the rule (e.g. with lax.psum), or name them in out_axes of "
-        "every result"
+        "does not. Reduce it over these axes in the rule (e.g. with lax.psum), or name them in out_axes of each result"
     )
 
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with the collectives of jax.lax (psum, all_gather, ppermute, ...), "
-        "apply it outside of the xmapped function, or, if it has a batching rule for these axes, leave them without "
-        "mesh resources"
+        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
+        "if it has a batching rule for these axes, leave them without mesh resources"
     )
 
 
@@ -589,31 +594,22 @@ def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     )
 
 
-def groups_do_not_cover(primitive: str, groups: Any, size: int, where: str) -> ValueError:
+def bad_groups(primitive: str, groups: Any, size: int, of_any_sizes: bool, where: str) -> ValueError:
+    sizes = "" if of_any_sizes else ", in groups of one size"
     return ValueError(
-        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, but they "
-        f"are {groups}. Put the remaining indices into groups of their own"
+        f"axis_index_groups of `{primitive}` at {where} must cover all indices exactly once, 0 to {size - 1}, of one "
+        f"named axis{sizes}, but they are {groups}. Put the remaining indices into groups of their own"
     )
 
 
 def repeated_collective_axis(primitive: str, names: Sequence[Hashable], where: str) -> ValueError:
-    return ValueError(
-        f"The collective {primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once"
-    )
-
-
-def unsupported_groups(primitive: str, where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"axis_index_groups of `{primitive}` at {where} must all have the same size, and the collective must be over a "
-        "single named axis. Pad the groups, or split the named axis in two"
-    )
+    return ValueError(f"{primitive} at {where} names an axis more than once: {quoted(names)}. Name each axis once")
 
 
 def foreign_reference(argument: str = "") -> NotImplementedError:
     return NotImplementedError(
-        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside of it: every element "
-        "of its named axes would write to it. Pass the value as an argument and return the new one, or make the "
-        f"reference inside{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
+        "An xmapped function cannot read or write a reference (jax.new_ref) that was made outside. Pass its value "
+        f"as an argument and return the new one{argument and f' ({argument} is a reference: pass its value, ref[...])'}"
     )
 
 
@@ -626,9 +622,8 @@ def ordered_effect(fun: str, devices: int) -> NotImplementedError:
 
 def shard_map_inside(where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"The shard_map at {where} cannot be evaluated inside an xmapped function: the xmap already uses the mesh, or "
-        "the shard_map uses named axes of the xmap. Name the axes of the shard_map in xmap, and assign their mesh axes "
-        "in axis_resources"
+        f"The shard_map at {where} cannot be evaluated inside an xmapped function, which uses the mesh. Name the "
+        "axes of the shard_map in xmap, and assign their mesh axes in axis_resources"
     )
 
 

@@ -30,7 +30,6 @@ from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
 from xmap_compat.core.rules.partitioned import evaluate_partitioned
 from xmap_compat.core.rules.table import translate
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.undeclared import own_elements_of
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
@@ -105,7 +104,7 @@ class Evaluator:
 
     def gathering(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Names]) -> Evaluator:
         """An evaluator that knows a program's best gathers; ``results``: the names to broadcast its results to."""
-        if not self.view.typed or own_elements_of(self.view.placements):
+        if not self.view.typed:
             return self
         from xmap_compat.core.uses import varying_gathers  # loaded where there is a mesh
 

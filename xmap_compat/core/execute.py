@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +14,9 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
-from xmap_compat.core.call import PlacedCall, partition_spec, result_paths
-from xmap_compat.core.device import DeviceView, conform, vary_over, without_single
-from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
+from xmap_compat.core.call import PlacedCall, partition_spec
+from xmap_compat.core.device import DeviceView, conform, without_single
+from xmap_compat.core.evaluate import RepeatedCalls
 from xmap_compat.core.loops import evaluate_in_loops, loop_lengths
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
@@ -27,44 +26,72 @@ from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional, split
-
-# A function that executes calls instead of ``execute``, with the same arguments, while a report on a program is made.
-# It is part of jit's cache key, so that jit does not reuse programs that were traced without it.
-executor = jax.make_user_context(default_value=None)
-
+from xmap_compat.core.watch import NOBODY, watching
 
 _on_mesh_p = _jax.define_device_check("on_mesh", errors.lowered_for_others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """A placed call as one device evaluates it."""
+
+    placed: PlacedCall
+    view: DeviceView
+
+    def on_device(self, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """The results of one device from its parts of the arguments."""
+        placed, view = self.placed, self.view
+        enter, leave = (boundary.take_part, boundary.gather_parts) if view.nested else (_enter, _leave)
+        # Where arguments enter and results leave, a device's part of a looped axis is one dimension.
+        outside = dataclasses.replace(view, placements={n: p.without_loops() for n, p in view.placements.items()})
+        args = [enter(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
+        values = [positional(c) for c in consts]
+        names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.placements)
+        entering = [dataclasses.replace(value, names=own) for value, own in zip([*values, *args], names)]
+        outs = self._evaluate(*split(entering, len(values)))
+        laid_out = zip(outs, placed.out_specs, placed.program.out_types)
+        return [leave(outside, out, spec, aval.weak_type) for out, spec, aval in laid_out]
+
+    def _evaluate(self, values, args):
+        placed, view = self.placed, self.view
+        body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
+        declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
+        room = declared[0].intersection(*declared) if declared else frozenset()
+        trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
+        outer = as_placements(body.device_axes, nested=True) if view.nested else {}
+        checker = Checker(view.placements, placed.fun_name, outer, room, trace)
+        jaxpr = placed.program.jaxpr
+        ev = watching.value.evaluator(view, checker, trace, RepeatedCalls(jaxpr))
+        wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
+        if loop_lengths(view.placements):
+            return evaluate_in_loops(ev, placed.program, values, args, wanted)
+        return ev.gathering(jaxpr, [v.names for v in args], wanted).evaluate(jaxpr, args, values)
 
 
 def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
     """Execute (or, under a trace, stage out) a placed call on the leaves of its arguments."""
     if placed.first_device_of is not None:
         leaves = undeclared.of_first_device(leaves, placed.first_device_of)
-    outs = (executor.value or execute)(placed, leaves)
-    mesh = placed.scope.mesh
-    if isinstance(mesh, jax.sharding.AbstractMesh) and placed.uses_mesh and not (placed.nested or executor.value):
+    outs, mesh = execute(placed, leaves), placed.scope.mesh
+    runs = placed.uses_mesh and not placed.nested and watching.value is NOBODY
+    if runs and isinstance(mesh, jax.sharding.AbstractMesh):
         outs = [_on_mesh_p.bind(out, axes=mesh.axis_names, sizes=mesh.axis_sizes) for out in outs]
     return jax.tree.unflatten(placed.program.out_tree, outs)
 
 
-def execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator] = Evaluator) -> list[Any]:
-    """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh.
-
-    Args:
-      evaluator: makes the evaluator of the program; a plan passes its own to watch the evaluation.
-    """
+def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
+    """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
     call = NestedCall(placed.fun_name, own_of(placed.placements.values()))
-    with mark(call) if placed.nested else contextlib.nullcontext():
-        return _execute(placed, leaves, evaluator)
-
-
-def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
-    if not placed.uses_mesh:
-        return _without_mesh(placed, leaves, evaluator)
-    if placed.nested:
+    with watching.value.around(placed), mark(call) if placed.nested else contextlib.nullcontext():
+        if placed.uses_mesh and not placed.nested:
+            return _on_mesh(placed, leaves)
+        if not placed.uses_mesh:
+            return _without_mesh(placed, leaves)
         view = boundary.device_view(placed.placements, placed.body.device_axes)
-        sides = boundary.take_part, boundary.gather_parts
-        return _on_device(placed, view, placed.program.consts, leaves, evaluator, *sides)
+        return Execution(placed, view).on_device(placed.program.consts, leaves)
+
+
+def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
     compiler = placed.compiler
@@ -73,86 +100,45 @@ def _execute(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[...,
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
-    view = DeviceView(placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens)
+    untyped = any(placed.undeclared) or bool(undeclared.own_elements_of(placements))
+    view = DeviceView(
+        placements, axes, {a: mesh.shape[a] for a in axes}, compiler=compiler, widens=widens, untyped=untyped
+    )
     if axes_of_vmap := _jax.axes_of_spmd_vmap():
         raise errors.spmd_vmap(axes_of_vmap)
     arg_specs = [partition_spec(spec, placements) for spec in placed.in_specs]
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
-    own_axes = [view.mesh_axes_of(names) for names in placed.undeclared]
-    leaving = [undeclared.stacked_spec(axes, spec) if axes else spec for axes, spec in zip(own_axes, out_specs)]
 
     def on_device(consts, args):
-        outs = _on_device(placed, view, consts, args, evaluator)
         if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
             raise errors.ordered_effect(placed.fun_name, mesh.size)
-        return [lax.expand_dims(out, [0]) if axes else out for axes, out in zip(own_axes, outs)]
+        return Execution(placed, view).on_device(consts, args)
 
     consts = list(placed.program.consts)
-    if undeclared.own_elements_of(placed.placements):
+    if view.untyped:
         consts, leaves = undeclared.without_gradient(placed.fun_name, consts, list(leaves))
     in_specs = ([PartitionSpec()] * len(consts), arg_specs)
     staged = _jax.mesh_to_stage(mesh)
-    mapped = jax.shard_map(on_device, mesh=staged, in_specs=in_specs, out_specs=leaving, axis_names=set(axes))
+    specs = {"in_specs": in_specs, "out_specs": out_specs, "axis_names": set(axes)}
+    mapped = jax.shard_map(on_device, mesh=staged, check_vma=not untyped, **specs)
     with _jax.context_of(mesh):
         args = _jax.resharded(leaves, arg_specs, staged, compiler)
         outs = mapped(_jax.resharded(consts, in_specs[0], staged, compiler), args)
-        paths = result_paths(placed.program)
-        outs = [
-            undeclared.each_its_own(out, staged, axes, own, spec, path) if own else out
-            for out, own, spec, path in zip(outs, own_axes, out_specs, paths)
-        ]
         if not compiler:
             return outs
         declared = [partition_spec(spec, placed.placements) for spec in placed.out_specs]
         return _jax.resharded(outs, declared, staged, compiler)
 
 
-def _without_mesh(placed: PlacedCall, leaves: Sequence[Any], evaluator: Callable[..., Evaluator]) -> list[Any]:
+def _without_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     view = DeviceView(placed.placements, foreign=_jax.in_manual_region())
     try:
-        return _on_device(placed, view, placed.program.consts, leaves, evaluator)
+        return Execution(placed, view).on_device(placed.program.consts, leaves)
     except Exception as error:  # on Explicit meshes JAX refuses some operations along a sharded dimension
         specs = zip(placed.in_specs, map(_jax.explicit_spec, leaves))
         for name, mesh_axes in [(n, entries[k]) for spec, entries in specs for k, n in spec.names if entries[k]][:1]:
             errors.note_once(error, errors.sharded_axis_note(name, mesh_axes))
         raise
-
-
-def _on_device(placed: PlacedCall, view: DeviceView, consts, leaves, evaluator, enter=None, leave=None) -> list[Any]:
-    """The results of one device from its parts of the arguments; ``enter`` and ``leave`` are those of nested calls."""
-    outside = _without_loops(view)
-    args = [(enter or _enter)(outside, leaf, spec) for leaf, spec in zip(leaves, placed.in_specs)]
-    values = [positional(c) for c in consts]
-    names = undeclared.names_at_entry(placed.program.consts, [v.names for v in args], placed.placements)
-    values, args = split(list(map(functools.partial(_with_names, view), [*values, *args], names)), len(values))
-    outs = _evaluate(placed, view, values, args, evaluator)
-    types = placed.program.out_types
-    return [(leave or _leave)(outside, out, spec, t.weak_type) for out, spec, t in zip(outs, placed.out_specs, types)]
-
-
-def _with_names(view, value, names):
-    """A value that may differ between devices; a nested xmap marks it where a collective needs it."""
-    return dataclasses.replace(value, names=names) if view.nested else vary_over(view, value, names)
-
-
-def _evaluate(placed, view, values, args, evaluator):
-    body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
-    declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
-    room = declared[0].intersection(*declared) if declared else frozenset()
-    trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
-    outer = as_placements(body.device_axes, nested=True) if view.nested else {}
-    checker = Checker(view.placements, placed.fun_name, outer, room, trace)
-    ev = evaluator(view, checker, trace, RepeatedCalls(placed.program.jaxpr))
-    wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
-    if loop_lengths(view.placements):
-        return evaluate_in_loops(ev, placed.program, values, args, wanted)
-    jaxpr = placed.program.jaxpr
-    return ev.gathering(jaxpr, [v.names for v in args], wanted).evaluate(jaxpr, args, values)
-
-
-def _without_loops(view: DeviceView) -> DeviceView:
-    """Where arguments enter and results leave, a device's part of a looped axis is one dimension."""
-    return dataclasses.replace(view, placements={n: p.without_loops() for n, p in view.placements.items()})
 
 
 def _enter(view: DeviceView, data: Any, spec: AxisSpec) -> NamedValue:

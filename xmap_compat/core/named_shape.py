@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -13,34 +10,7 @@ import jax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.names import Checker, Names
-from xmap_compat.core.placement import Placement
-
-
-class _Inputs(threading.local):
-    def __init__(self):
-        self.stack: list[_Known] = []
-
-
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """The arguments of a body being traced, and their named axes."""
-
-    tracers: Sequence[Any]
-    names: tuple[Names, ...]
-    sizes: Mapping[Hashable, int]
-
-
-_inputs = _Inputs()
-
-
-@contextlib.contextmanager
-def known_inputs(tracers: Sequence[Any], names: Sequence[Names], sizes: Mapping[Hashable, int]) -> Iterator[None]:
-    """Remember the named axes of a body's arguments while it is traced."""
-    _inputs.stack.append(_Known(tracers, tuple(names), sizes))
-    try:
-        yield
-    finally:
-        _inputs.stack.pop()
+from xmap_compat.core.placement import Placement, enclosing_bodies
 
 
 def named_shape(x: Any) -> dict[Hashable, int]:
@@ -73,9 +43,10 @@ def named_shape(x: Any) -> dict[Hashable, int]:
     """
     if not is_array(x):
         raise errors.should_be("The argument of named_shape", "an array or a scalar", x)
-    if not _inputs.stack:
+    bodies = [body for body in enclosing_bodies() if body.inputs is not None]
+    if not bodies:
         return {}
-    sizes = {name: size for known in _inputs.stack for name, size in known.sizes.items()}
+    sizes = {name: size for body in bodies for name, size in body.sizes.items()}
     checker = Checker({name: Placement(name, size) for name, size in sizes.items()}, "")
     names = _names_of(x, checker, {})
     return {name: size for name, size in sizes.items() if name in names}
@@ -116,10 +87,10 @@ def _step(value, kind, origin, operands, checker) -> Names:
     if kind == "equation":
         eqn, index, _ = origin
         return checker.equation(eqn, operands)[index]
-    for known in _inputs.stack:
-        for tracer, names in zip(known.tracers, known.names):
+    for body in enclosing_bodies():
+        for tracer, names in body.inputs or ():
             if tracer is value:
                 return names
-    raise errors.named_shape_unknown(
-        "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
-    )
+    hidden = "this JAX does not say how a value was made, or XMAP_COMPAT_PUBLIC is set"
+    traced = "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
+    raise errors.named_shape_unknown(hidden if kind == "hidden" else traced)

@@ -90,7 +90,7 @@ class Checker:
     def _place(self, eqn):
         of_devices = all(map(is_of_devices, eqn.params.get("axes", ())))
         if eqn.primitive.name not in ("device_take", "device_vary") or not of_devices:
-            return f"a value returned from a primitive {eqn.primitive.name} created at {self.where(eqn)}"
+            return f"the result of {eqn.primitive.name} at {self.where(eqn)}"
         # How a nested xmap takes its part of an argument, or of a value that it closes over.
         nested = getattr(_jax.read(self._around[-1]), "name", "") if self._around else ""
         if eqn.primitive.name == "device_take":

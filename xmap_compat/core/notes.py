@@ -6,8 +6,6 @@ This module is loaded only when there is such an error.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import linecache
 import re
 import types
@@ -34,26 +32,10 @@ def add_note(error: Exception) -> None:
 def add_note_on_captured(error: Exception, declared: Any, args: tuple[Any, ...]) -> None:
     """Name the captured arrays whose types let JAX infer shardings in a body, if it could not."""
     with contextlib.suppress(Exception):
-        certain = "Sharding" in type(error).__name__ and not any(map(_is_explicit, jax.tree.leaves(args)))
-        leaves = jax.tree_util.tree_leaves_with_path(_held(declared.fun))
-        captured = [argument_path(path[1:], path[0].key) for path, leaf in leaves if _is_explicit(leaf)]
+        certain = "Sharding" in type(error).__name__ and not _jax.explicit_arrays({"args": args})
+        captured = [argument_path(path[1:], path[0].key) for path in _jax.explicit_arrays(_jax.held_by(declared.fun))]
         if certain or (captured and re.search("shard|mesh|replicated", str(error))):
             errors.note_once(error, errors.captured_explicit_note(declared.name, captured))
-
-
-def _held(fun: Any) -> dict[str, Any]:
-    """What a function holds, by the names that the user gave it."""
-    held: dict[str, Any] = {}
-    while isinstance(fun, functools.partial):
-        held |= {**fun.keywords, **{f"args[{k}] of functools.partial": arg for k, arg in enumerate(fun.args)}}
-        fun = fun.func
-    seen, own = inspect.getclosurevars(inspect.unwrap(fun)), getattr(getattr(fun, "__self__", None), "__dict__", {})
-    return {**held, **seen.globals, **seen.nonlocals, **{f"self.{key}": value for key, value in own.items()}}
-
-
-def _is_explicit(leaf):
-    sharding = getattr(leaf, "sharding", None) if isinstance(leaf, jax.Array) else None
-    return isinstance(sharding, jax.NamedSharding) and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
 
 
 # Words in errors of JAX and NumPy when a program counts named dimensions, or asks for their sizes.

@@ -47,11 +47,10 @@ def _is_index(value):
 def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, where: str) -> None:
     """Raise unless groups cover one axis of ``size`` elements, and have equal sizes where that is required."""
     groups = params["axis_index_groups"]
-    if sorted(itertools.chain.from_iterable(groups)) != list(range(size)):
-        raise errors.groups_do_not_cover(primitive, groups, size, where)
-    equal = len({len(group) for group in groups}) == 1
-    if len(axis_names(params)) != 1 or not (equal or of_any_sizes):
-        raise errors.unsupported_groups(primitive, where)
+    covered = sorted(itertools.chain.from_iterable(groups)) == list(range(size))
+    equal = len({*map(len, groups)}) == 1
+    if not covered or len(axis_names(params)) != 1 or not (equal or of_any_sizes):
+        raise errors.bad_groups(primitive, groups, size, of_any_sizes, where)
 
 
 def check_source(params: Params, size: int, where: str) -> None:

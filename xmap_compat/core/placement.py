@@ -176,8 +176,10 @@ def current_scope() -> Scope:
     return Scope(mesh, tuple(loops_in_scope.value), axes_of_compiler.value, unused_axes_to_compiler.value)
 
 
-def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope) -> dict[AxisName, Placement]:
-    """One Placement for each axis.
+def place_axes(
+    sizes: Mapping[AxisName, int], resources: Resources, scope: Scope, origins: Mapping[AxisName, str] | None = None
+) -> dict[AxisName, Placement]:
+    """One Placement for each axis; ``origins`` says for messages which argument each size is from.
 
     Raises:
       ValueError: a resource is not in scope, is the compiler's, or does not divide the size of the axis.
@@ -196,10 +198,11 @@ def place_axes(sizes: Mapping[AxisName, int], resources: Resources, scope: Scope
     for name, entries in resources.items():
         if taken := [r for r in entries if r in scope.compiler]:
             raise errors.resource_of_compiler(name, taken[0])
-    return {name: _place(name, size, resources.get(name, ()), mesh_shape, loops) for name, size in sizes.items()}
+    places = {name: (origins or {}).get(name, "axis_sizes") for name in sizes}
+    return {n: _place(n, size, resources.get(n, ()), mesh_shape, loops, places[n]) for n, size in sizes.items()}
 
 
-def _place(name, size, entries, mesh_shape, loops):
+def _place(name, size, entries, mesh_shape, loops, origin):
     mesh_axes = tuple(r for r in entries if not isinstance(r, SerialLoop) and r in mesh_shape)
     if entries[: len(mesh_axes)] != mesh_axes:
         raise errors.loop_before_mesh(name, entries)
@@ -214,7 +217,7 @@ def _place(name, size, entries, mesh_shape, loops):
     )
     total = placement.devices * math.prod(placement.loop_sizes)
     if size % total:
-        raise errors.not_divisible(name, size, entries, total)
+        raise errors.not_divisible(name, size, entries, total, origin)
     return placement
 
 
@@ -231,11 +234,13 @@ class Body:
       sizes: its axes.
       scope: the resources in scope at its call.
       device_axes: mesh axes that xmaps nested in it may split their axes over, with their sizes.
+      inputs: the arguments of the function and their named axes, once it is called; none in the body of another.
     """
 
     sizes: Mapping[AxisName, int]
     scope: Scope
     device_axes: Mapping[DeviceAxis, int] = dataclasses.field(default_factory=dict)
+    inputs: Sequence[tuple[Any, frozenset[AxisName]]] | None = None
 
 
 _bodies = _Bodies()
@@ -248,6 +253,17 @@ def entered_body(body: Body) -> Iterator[None]:
         yield
     finally:
         _bodies.stack.pop()
+
+
+@contextlib.contextmanager
+def known_inputs(tracers: Sequence[Any], names: Sequence[frozenset[AxisName]]) -> Iterator[None]:
+    """Around the function of the innermost body: its arguments."""
+    body = _bodies.stack[-1]
+    _bodies.stack[-1] = dataclasses.replace(body, inputs=list(zip(tracers, names)))
+    try:
+        yield
+    finally:
+        _bodies.stack[-1] = body
 
 
 def enclosing_bodies() -> Sequence[Body]:

@@ -64,7 +64,7 @@ def _make_restoration() -> _jax.Restoration:
     restoration.attribute(core.ShapedArray, "named_shape", property(_named_shape_of_type))
     _jax.restore_named_reductions(restoration, is_name)
     _jax.restore_collective_transposes(restoration)
-    _jax.mend_collective_batching(restoration)
+    _jax.mend_collective_batching(restoration, errors.collective_in_vmap)
     _jax.restore_extremum_gradients(restoration, _extremum_tangent, _in_body)
     return restoration
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xmap_compat import _jax
 from xmap_compat.core import errors
 
 AxisName = Hashable
@@ -90,18 +91,21 @@ def broadcast_specs(where: str, specs: Any, tree: Any, source: Any, root: str = 
     try:
         jax.tree.map(repeat, specs, tree)
     except (ValueError, TypeError):
-        parting = _parting(specs, tree, root or ("args" if where == "in_axes" else "result"))
-        raise errors.not_a_prefix(where, source, jax.tree.structure(tree), parting, root) from None
+        path = root or ("args" if where == "in_axes" else "result")
+        parting = _parting(specs, tree, path) or (path, errors.show(source), str(jax.tree.structure(tree)), ())
+        raise errors.not_a_prefix(where, source, parting, is_of_xmap=not root) from None
     return flat
 
 
-def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str] | None:
-    """Where specs stop being a prefix of a tree, and what the two have there; None if they are a prefix of it."""
+def _parting(specs: Any, tree: Any, path: str) -> tuple[str, str, str, Sequence[Any]] | None:
+    """Where specs stop being a prefix of a tree, what the two have there, and keys that the specs lack."""
     if isinstance(specs, AxisSpec):
         return None
     asked, found = _children(specs), _children(tree)
     if asked[1] != found[1]:
-        return path, _describe_node(specs), _describe_node(tree)
+        is_dict = isinstance(specs, dict) and isinstance(tree, dict)
+        missing = [key for key in tree if key not in specs] if is_dict else ()
+        return path, _describe_node(specs), _describe_node(tree), missing
     below = (_parting(s, t, argument_path(key, path)) for (key, s), (_, t) in zip(asked[0], found[0]))
     return next((parting for parting in below if parting is not None), None)
 
@@ -115,7 +119,7 @@ def _describe_node(node):
     if node is None or (isinstance(node, (tuple, list, dict)) and not node):
         return repr(node)
     if jax.tree_util.all_leaves([node]):
-        return "an array"
+        return "an array" if getattr(node, "shape", ()) or not getattr(node, "weak_type", True) else "a Python scalar"
     if isinstance(node, dict):
         return f"a {type(node).__name__} with the keys {', '.join(map(repr, node))}"
     length = f" of length {len(node)}" if isinstance(node, (tuple, list)) else ""
@@ -132,6 +136,13 @@ def argument_path(args_path: Sequence[Any], root: str) -> str:
 
 def _key_text(key):
     return f".<child {key.key}>" if isinstance(key, jax.tree_util.FlattenedIndexKey) else jax.tree_util.keystr((key,))
+
+
+def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
+    """Raise if a spec names dimensions of arrays in a container that holds a shape, which would be another one."""
+    for path, container, leaves in _jax.shaped_containers(tree):
+        if spec := next((spec for spec in specs[leaves] if spec.names), None):
+            raise errors.container_with_shape(where, argument_path(path, root), type(container).__name__, spec.source)
 
 
 def check_argument(spec: AxisSpec, shape: Sequence[int], path: str, is_scalar: bool) -> None:

@@ -13,8 +13,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.named_shape import known_inputs
-from xmap_compat.core.placement import Body, enclosing_bodies, entered_body
+from xmap_compat.core.placement import Body, enclosing_bodies, entered_body, known_inputs
 from xmap_compat.core.restored import restored
 from xmap_compat.core.specs import AxisName
 
@@ -53,7 +52,7 @@ def trace_program(
 
     @functools.wraps(fun)
     def remembering(*args):
-        with known_inputs(jax.tree.leaves(args) if known else (), known, body.sizes):
+        with known_inputs(jax.tree.leaves(args), known):
             try:
                 return fun(*args)
             except (IndexError, NotImplementedError, TypeError, ValueError) as error:

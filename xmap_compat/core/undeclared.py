@@ -3,6 +3,9 @@
 Where the axis fills its mesh axes, each device keeps its own element.  Reading the result gives the element of index 0,
 and the next xmap over the same mesh gets each device's own element there.  Programs that feed a decode state
 back rely on both.  Nothing is broadcast.
+
+No array tells whether it is such a result.  So once one ``exist``s, arguments may differ along each mesh axis, which
+names call ``OwnElement``.  If a collective, or a predicate around one, depends on it, the call is evaluated with these.
 """
 
 from __future__ import annotations
@@ -121,11 +124,6 @@ def of_first_device(leaves: Sequence[Any], mesh: Any) -> list[Any]:
     return taken(list(map(jnp.asarray, leaves)))
 
 
-def stacked_spec(mesh_axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
-    """The spec of a result that leaves the typed shard_map: the elements of all devices get their own dimension."""
-    return PartitionSpec(tuple(mesh_axes), *spec)
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def without_gradient(fun: str, *values: Any) -> Any:
     """The values; raises where a gradient from outside is taken."""
@@ -135,31 +133,7 @@ def without_gradient(fun: str, *values: Any) -> Any:
 @without_gradient.defjvp
 def _refuse(fun, primals, tangents):
     raise NotImplementedError(
-        f"{fun} has no gradient from outside: an xmap of this program returned a result that varies over an axis that "
-        "its out_axes do not name, and collectives of this one combine what each device has of such results. Add the "
-        "axis to those out_axes, or take the gradient in the function"
+        f"{fun} has no gradient from outside: it returns a result that varies over an axis that its out_axes do not "
+        "name, or its collectives combine what each device has of such a result of another xmap. Add the axis to those "
+        "out_axes, or take the gradient in the function"
     )
-
-
-def each_its_own(
-    stacked: Any, mesh: Any, mapped: Sequence[str], mesh_axes: Sequence[str], spec: PartitionSpec, path: str
-) -> Any:
-    """Drop that dimension on each device: each keeps its own element of an array that is declared replicated.
-
-    Args:
-      mapped: the mesh axes that are not left to the compiler.
-    """
-
-    @jax.custom_jvp
-    def drop(stacked):
-        sharded = {"mesh": mesh, "in_specs": stacked_spec(mesh_axes, spec), "out_specs": spec, "check_vma": False}
-        return jax.shard_map(lambda x: lax.squeeze(x, [0]), axis_names=set(mapped), **sharded)(stacked)
-
-    @drop.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(
-            f"{path} of an xmapped function has no gradient from outside, because it varies over an axis that its "
-            "out_axes do not name. Add the axis to its out_axes, or reduce over it in the function"
-        )
-
-    return drop(stacked)

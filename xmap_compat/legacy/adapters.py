@@ -21,31 +21,28 @@ UNSET: Any = object()
 # ------------------------------------------------------------------------------ partitioning
 
 
-def _specs(axis_resources: Any) -> Any:
-    """Shardings of today: None meant "whole on every device", and now means "as it comes"."""
-    return jax.tree.map(lambda x: P() if x is None else x, axis_resources, is_leaf=lambda x: x is None)
+FROM_GDA = object()  # as the argument lies
 
 
-def pjit(
-    fun: Callable[..., Any],
-    in_axis_resources: Any = UNSET,
-    out_axis_resources: Any = UNSET,
-    static_argnums: Any = None,
-    donate_argnums: Any = None,
-    **options: Any,
-):
+def _specs(resources: Any, on_mesh: bool = True) -> Any:
+    """Shardings of today: None meant "whole on every device" of a mesh in scope, and now means "as it comes"."""
+    whole = P() if on_mesh else None
+    return jax.tree.map(lambda x: None if x is FROM_GDA else whole if x is None else x, resources, is_leaf=_is_none)
+
+
+def pjit(fun, in_axis_resources=UNSET, out_axis_resources=UNSET, static_argnums=None, donate_argnums=None, **options):
     """``jax.experimental.pjit.pjit`` with ``in_axis_resources`` and ``out_axis_resources`` (or, later, shardings)."""
-    given = {"in_shardings": in_axis_resources, "out_shardings": out_axis_resources}
-    given = {keyword: resources for keyword, resources in given.items() if resources is not UNSET}
     options = {"static_argnums": static_argnums, "donate_argnums": donate_argnums, **options}
-    jitted = jax.jit(fun, **options, **{keyword: _specs(resources) for keyword, resources in given.items()})
-    if given and all(resources is None for resources in given.values()):
-        return _WithOrWithoutMesh(jitted, jax.jit(fun, **options))
-    return jitted
+    given = {"in_shardings": in_axis_resources, "out_shardings": out_axis_resources}
+    given = {keyword: options.pop(keyword, resources) for keyword, resources in given.items()}
+    given = {keyword: resources for keyword, resources in given.items() if resources is not UNSET}
+    on_mesh, without = ({k: _specs(r, there) for k, r in given.items()} for there in (True, False))
+    jitted = jax.jit(fun, **options, **on_mesh)
+    return jitted if on_mesh == without else _WithOrWithoutMesh(jitted, jax.jit(fun, **options, **without))
 
 
 class _WithOrWithoutMesh:
-    """A jitted function that names no mesh axis: it can be called where there is no mesh, too."""
+    """A jitted function for which None has one meaning on a mesh, and another without."""
 
     def __init__(self, on_mesh: Any, without: Any):
         functools.update_wrapper(self, on_mesh)
@@ -64,6 +61,34 @@ class _WithOrWithoutMesh:
 def with_sharding_constraint(x: Any, axis_resources: Any = UNSET, *, shardings: Any = UNSET) -> Any:
     """The function of ``jax.experimental.pjit``, with ``axis_resources``."""
     return jax.lax.with_sharding_constraint(x, _specs(axis_resources) if shardings is UNSET else shardings)
+
+
+class _JaxArrays(type):
+    def __instancecheck__(cls, x):
+        return isinstance(x, jax.Array)
+
+    def __getattr__(cls, name):
+        raise errors.removed_name(f"{cls.__name__}.{name}", removed.GLOBAL_ARRAY)
+
+
+class GlobalDeviceArray(metaclass=_JaxArrays):
+    """``jax.Array`` under its earlier name, made as it was made then."""
+
+    def __new__(cls, global_shape, global_mesh, mesh_axes, device_buffers):
+        sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
+        return jax.make_array_from_single_device_arrays(tuple(global_shape), sharding, list(device_buffers))
+
+    @staticmethod
+    def from_callback(global_shape, global_mesh, mesh_axes, data_callback):
+        sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
+        return jax.make_array_from_callback(tuple(global_shape), sharding, data_callback)
+
+    @staticmethod
+    def from_batched_callback(global_shape, global_mesh, mesh_axes, data_callback):
+        sharding = jax.sharding.NamedSharding(global_mesh, P(*mesh_axes))
+        indices = sharding.addressable_devices_indices_map(tuple(global_shape))
+        buffers = map(jax.device_put, data_callback(tuple(indices.values())), indices)
+        return jax.make_array_from_single_device_arrays(tuple(global_shape), sharding, list(buffers))
 
 
 def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
@@ -216,6 +241,8 @@ ADAPTERS: dict[str, Any] = {
     "jax.util.split_list": split_list,
     "jax.util.wraps": functools.wraps,
     "jax.experimental.pjit.with_sharding_constraint": with_sharding_constraint,
+    "jax.experimental.pjit.FROM_GDA": FROM_GDA,
+    "jax.experimental.global_device_array.GlobalDeviceArray": GlobalDeviceArray,
     "jax.device_put_replicated": device_put_replicated,
     "jax.device_put_sharded": device_put_sharded,
     "jax.core.raise_to_shaped": raise_to_shaped,

@@ -43,6 +43,8 @@ def restoration() -> _jax.Restoration:
         _add_names(made, module, finders[name])
     for name, attribute, extend in adapters.EXTENDED:
         made.attribute(_PRESENT[name], attribute, extend(getattr(_PRESENT[name], attribute)))
+    made.attribute(jax.Array, "local_shards", property(lambda self: self.addressable_shards))
+    made.attribute(jax.Array, "local_data", lambda self, index: self.addressable_data(index))
     # JAX's own pjit is deprecated, and does not know the old keywords.
     made.attribute(_PRESENT["jax.experimental.pjit"], "pjit", adapters.pjit)
     for name in ("config", "FLAGS"):

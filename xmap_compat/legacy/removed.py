@@ -72,14 +72,15 @@ adapter 0.8.0   jax.experimental.disable_x64 -> jax.enable_x64(False)
 module  0.3.15  jax.experimental.{stax optimizers} -> jax.example_libraries.{}
 alias   0.4.8   jax.experimental.pjit.PartitionSpec -> jax.sharding.PartitionSpec
 adapter 0.4.20  jax.experimental.pjit.with_sharding_constraint -> jax.lax.with_sharding_constraint
-refused 0.3.25  jax.experimental.pjit.FROM_GDA -> GLOBAL_ARRAY
+adapter 0.3.25  jax.experimental.pjit.FROM_GDA -> None in in_shardings
 alias   0.4.8   jax.interpreters.pxla.PartitionSpec -> jax.sharding.PartitionSpec
 alias   0.4.11  jax.interpreters.pxla.ShardedDeviceArray -> jax.Array
 alias   0.4.2   jax.sharding.MeshPspecSharding -> jax.sharding.NamedSharding
 alias   0.4.33  jax.sharding.XLACompatibleSharding -> jax.sharding.Sharding
 refused 0.6.0   jax.sharding.PositionalSharding -> jax.sharding.NamedSharding
 alias   0.3.15  jax.experimental.sharding.MeshPspecSharding -> jax.sharding.NamedSharding
-refused 0.4.2   jax.experimental.global_device_array.{GlobalDeviceArray Shard} -> GLOBAL_ARRAY
+adapter 0.4.2   jax.experimental.global_device_array.GlobalDeviceArray -> GLOBAL_ARRAY
+refused 0.4.2   jax.experimental.global_device_array.Shard -> GLOBAL_ARRAY
 refused 0.3.15  jax.interpreters.sharded_jit.sharded_jit -> jax.jit
 refused 0.3.15  jax.interpreters.sharded_jit.with_sharding_constraint -> jax.lax.with_sharding_constraint
 alias   0.3.15  jax.interpreters.sharded_jit.PartitionSpec -> jax.sharding.PartitionSpec

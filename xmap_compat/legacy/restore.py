@@ -46,7 +46,7 @@ def _new_installation() -> _jax.Restoration:
     heard = {table.SPMD_LOWERING: functools.partial(_jax.set_for_all_threads, unused_axes_to_compiler)}
     _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), heard)
     _jax.restore_mesh_context(installation)
-    _jax.hold(installation, restored.restored)
+    installation.hold(restored.restored)
     return installation
 
 

@@ -1,29 +1,13 @@
-"""Messages of plans, of the search and of generated programs."""
+"""Messages of plans and of the search."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from xmap_compat.core.errors import as_set, did_you_mean
 from xmap_compat.errors import described
-
-
-def no_source(function: str, reasons: Iterable[str]) -> NotImplementedError:
-    listed = "".join(f"\n- {reason}" for reason in dict.fromkeys(reasons))
-    return NotImplementedError(f"The program of {function} cannot be written as source:{listed}")
-
-
-def unreadable(error: Exception) -> str:
-    return f"a part that this package does not know how to write (its {type(error).__name__} is the cause above)"
-
-
-def option_has_changed(name: str, value: Any, present: Any) -> NotImplementedError:
-    return NotImplementedError(
-        f"{name} was {value!r} when the call was planned and is {present!r} now, and JAX sets it for a whole process "
-        f"only. Call jax.config.update({name!r}, {value!r}) before you ask for the source"
-    )
 
 
 def no_array_for_step(path: str, value: Any) -> TypeError:

@@ -7,6 +7,7 @@ without this command.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import dataclasses
@@ -14,49 +15,37 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from xmap_compat.legacy import runner
 from xmap_compat.legacy.import_hook import install_with_jax
-from xmap_compat.legacy.runner import run_program
+from xmap_compat.tools.programs import add_program, program_of
 from xmap_compat.tools.shown import view
 
 if TYPE_CHECKING:
     from xmap_compat.core.call import Declaration, PlacedCall
     from xmap_compat.tools.plan import CallPlan
 
-USAGE = """usage: python -m xmap_compat explain [--brief] [--mesh SIZES] SCRIPT [ARGS...]
-       python -m xmap_compat explain [--brief] [--mesh SIZES] -m MODULE [ARGS...]
-SIZES are those of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or lowers.  Its first
-call with arrays fails, as no devices can run it: the plan of that call is the last one."""
+ABOUT_MESH = """the sizes of a mesh that you do not have, as x=64,y=64, for a program that plans, traces or lowers. Its
+first call with arrays fails, as no devices can run it: the plan of that call is the last one"""
+WRONG_MESH = "--mesh takes a name and a size for each axis, x=64,y=64, but got {!r}"
 
 
-def main(args: Sequence[str]) -> int | None:
-    rest = list(args)
-    brief, sizes = _take_options(rest)
-    mesh = _mesh_sizes(sizes)
-    if mesh == {} or not rest or rest == ["-m"] or (rest[0].startswith("-") and rest[0] != "-m"):
-        seen = f"unknown option: {rest[0]}" if rest and rest != ["-m"] else "no program is given"
-        seen = f"--mesh takes a name and a size for each axis, x=64,y=64, but got {sizes!r}" if mesh == {} else seen
-        print(seen, USAGE, sep="\n", file=sys.stderr)
-        return 2
-    report = Report(sys.stdout, brief, mesh)  # the program may change its sys.stdout
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--brief", action="store_true", help="one line for each call, without its plan")
+    parser.add_argument("--mesh", metavar="SIZES", help=ABOUT_MESH)
+    add_program(parser, "SCRIPT [ARGS...]")
+
+
+def main(options: argparse.Namespace) -> int | None:
+    program, mesh = program_of(options), _mesh_sizes(options.mesh)
+    if not program or mesh == {}:
+        options.error(WRONG_MESH.format(options.mesh) if mesh == {} else "no program is given")
+    report = Report(sys.stdout, options.brief, mesh)  # the program may change its sys.stdout
     atexit.register(report.finish)
     install_with_jax(report.begin)
-    run_program(rest)
+    runner.run_program(program)
     return None
-
-
-def _take_options(args: list[str]) -> tuple[bool, str | None]:
-    """Remove the options at the start, and return them: ``--brief`` and ``--mesh SIZES``."""
-    brief, sizes = False, None
-    while args and (args[0] == "--brief" or args[0].partition("=")[0] == "--mesh"):
-        option, given, value = args.pop(0).partition("=")
-        if option == "--brief":
-            brief = True
-        else:
-            sizes = value if given else args.pop(0) if args else ""
-    return brief, sizes
 
 
 def _mesh_sizes(text: str | None) -> dict[str, int] | None:
@@ -108,8 +97,7 @@ class Report:
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
             plan = view("plan").describe_made(declared, made, args)
-            # The staged program of the plan may hold tracers, which must not outlive their trace.
-            key = dataclasses.replace(plan, staged=None), str(made.program.jaxpr)
+            key = plan, str(made.program.jaxpr)
             with self._lock:
                 if key not in self._seen:
                     self._seen.add(key)

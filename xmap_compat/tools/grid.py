@@ -13,7 +13,7 @@ import numpy as np
 from xmap_compat import _jax
 from xmap_compat.core.mesh import devices_of
 from xmap_compat.tools.plan import Array
-from xmap_compat.tools.text import MANY, by_key, listed, with_more
+from xmap_compat.tools.text import MANY, by_key, listed, with_more, without_index
 
 Block = tuple[int, ...]
 
@@ -25,12 +25,14 @@ class Grid:
     Attributes:
       rows, columns: the dimensions that run down and across, such as ``batch 12 over x``; empty if there is none.
       others: the other dimensions.
+      sizes: how many elements the rows and the columns have.
       panels: for each block index of ``others`` a label, and ``cells[row][column]``: the mesh positions with the block.
     """
 
     rows: str
     columns: str
     others: str
+    sizes: tuple[int, int]
     panels: tuple[tuple[str, list[list[list[int]]]], ...]
 
     @property
@@ -68,31 +70,37 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
         f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1
     )
     further = f"further dimensions: {listed(titles[k] for k in others)}" if others else ""
-    return _grid(holders.transpose(*others, *shown, -1), [titles[k] for k in shown], part, further)
+    sizes = [array.shape[k] for k in shown]
+    return _grid(holders.transpose(*others, *shown, -1), [titles[k] for k in shown], sizes, part, further)
 
 
-def mesh_grid(mesh: _jax.AnyMesh, upright: bool = False) -> Grid:
-    """The devices of a mesh, each a block; a single axis runs across, or down if ``upright``."""
+def mesh_grid(mesh: _jax.AnyMesh) -> Grid:
+    """The devices of a mesh, each a block."""
     titles = [f"{name} {size}" for name, size in mesh.shape.items()]
-    positions = np.arange(mesh.size).reshape(*mesh.axis_sizes, 1)
-    if upright and len(titles) == 1:
-        titles, positions = [*titles, ""], positions[:, None]
     place = lambda index: listed(f"{name} = {k}" for name, k in zip(mesh.axis_names, index))  # noqa: E731
-    return _grid(positions, titles[-2:], place)
+    positions = np.arange(mesh.size).reshape(*mesh.axis_sizes, 1)
+    return _grid(positions, titles[-2:], mesh.axis_sizes[-2:], place)
 
 
-def _grid(holders: np.ndarray, titles: Sequence[str], label_of: Callable[[Block], str], others: str = "") -> Grid:
+def _grid(
+    holders: np.ndarray,
+    titles: Sequence[str],
+    sizes: Sequence[int],
+    label_of: Callable[[Block], str],
+    others: str = "",
+) -> Grid:
     """A panel for each index, down to the last two dimensions of blocks, which have the titles."""
     rows, columns = ["", "", *titles][-2:]
     holders = holders[(None,) * (2 - len(titles))]
     panels = ((label_of(index), holders[index].tolist()) for index in np.ndindex(holders.shape[:-3]))
-    return Grid(rows, columns, others, tuple(panels))
+    down, across = [1, 1, *sizes][-2:]
+    return Grid(rows, columns, others, (down, across), tuple(panels))
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:
-    """The arrays to draw, with their names; if there are many, those with equal layouts are drawn once."""
-    layout = lambda array: dataclasses.replace(array, root="", keys=()) if len(arrays) > MANY else array.path  # noqa: E731
-    groups = by_key(arrays, layout)
+    """The arrays to draw, with their names; equal layers are drawn once, and if there are many, all equal ones."""
+    layout = lambda a: dataclasses.replace(a, root="", keys=())  # noqa: E731
+    groups = by_key(arrays, lambda a: (layout(a), "" if len(arrays) > MANY else without_index(a.path)))
     return [(with_more([a.path for a in group]), group[0]) for group in groups.values()]
 
 

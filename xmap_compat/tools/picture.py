@@ -1,89 +1,26 @@
 """Pictures of a plan: how each argument and result lies on the devices, and what moves between them.
 
-An array is a grid of the blocks that devices hold, coloured by device; the mesh is drawn beside it in the same
-colours.  A block on several devices has the hue that their colours share, or grey, and its array is drawn as a stack.
-A block on all devices is plain, and shows how many devices there are.  Below, an arrow shows each transfer, in the
-order of the program.  :func:`svg` draws the picture, :func:`text` writes it for a terminal.
+The mesh has a colour for each device.  An array, drawn in proportion, is cut into the blocks that devices hold, with
+the numbers of these devices and the colour that they share.  Below, a bar shows what each transfer sends, in the order
+of the program.  All of it lies on one grid of two columns, which a telephone shows as well.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from xmap_compat import _jax
+from xmap_compat.tools.candidates import Candidates
 from xmap_compat.tools.grid import Grid, alike, arrange, corner, device_ids, mesh_grid, mesh_title, ranges
-from xmap_compat.tools.plan import CallPlan
-from xmap_compat.tools.search import Candidates
+from xmap_compat.tools.plan import Array, CallPlan
+from xmap_compat.tools.shown import axes_name
 from xmap_compat.tools.steps import StepPlan
-from xmap_compat.tools.text import (
-    WIDTH,
-    escape,
-    listed,
-    show_bytes,
-    show_spec,
-    wrapped,
-)
+from xmap_compat.tools.text import escape, listed, show_bytes
 from xmap_compat.tools.transfers import Transfer, alike_transfers
-
-# --------------------------------------------------------------------------- characters
-
-MAX_ROWS = 20
-
-
-def text(plan: CallPlan) -> str:
-    """The picture of a plan in characters: blocks with the devices that hold them."""
-    ids, mesh = device_ids(plan.mesh), corner(plan.mesh)
-    parts = ["one device"] if mesh is None else [_grid_text(mesh_title(plan.mesh), mesh_grid(mesh), ids)]
-    for name, array in (*alike(plan.arguments), *alike(plan.results)):
-        title = f"{name}: {array.type}, on each device {array.device_type}"
-        parts.append(_grid_text(title, arrange(array, mesh), ids))
-    return "\n\n".join(parts)
-
-
-def _grid_text(title: str, grid: Grid, ids: Sequence[int]) -> str:
-    lines: list[str] = []
-    for label, panel in grid.panels:
-        cells = [[ranges(ids[k] for k in held) for held in row] for row in panel]
-        lines += [*filter(None, [label]), *_boxes(cells, grid.rows, grid.columns)]
-    lines += filter(None, [grid.others])
-    return "\n".join([*wrapped(title, WIDTH), *(f"  {line}" for line in lines)])
-
-
-def _boxes(cells: Sequence[Sequence[str]], row_label: str, column_label: str) -> Iterator[str]:
-    """A grid of boxes with a label over it and one to the left of its middle."""
-    room = WIDTH - 4 - len(row_label)
-    width = max(len(cell) for row in cells for cell in row) + 2
-    cells = _elided([_elided(row, max(room // (width + 1), 3), "..") for row in cells], MAX_ROWS, None)
-    cells = [row or [".."] * len(cells[0]) for row in cells]
-    columns = len(cells[0])
-    width = max(width, -(-(len(column_label) + 1) // columns) - 1 if column_label else width, 3)
-    lead = f"{row_label} " if row_label else ""
-    margin = " " * len(lead)
-    if column_label:
-        yield (margin + column_label.center(columns * (width + 1) + 1)).rstrip()
-    line = lambda left, joint, right: left + joint.join(["─" * width] * columns) + right  # noqa: E731
-    rows = [f"│{'│'.join(cell.center(width) for cell in row)}│" for row in cells]
-    body = f"\n{line('├', '┼', '┤')}\n".join(rows).split("\n")
-    yield margin + line("┌", "┬", "┐")
-    yield from ((lead if k == len(body) // 2 else margin) + part for k, part in enumerate(body))
-    yield margin + line("└", "┴", "┘")
-
-
-def _elided(items: Sequence[Any], most: int, gap: Any) -> list[Any]:
-    """The first and last items around a gap if there are too many."""
-    if len(items) <= most:
-        return list(items)
-    head = most - 1 - most // 3
-    return [*items[:head], gap, *items[len(items) - most // 3 :]]
-
-
-# ------------------------------------------------------------------------------ colours
-
 
 Colour = tuple[float, float]  # the hue, in degrees, and the lightness, in per cent
 
@@ -108,16 +45,18 @@ def shared(some: Sequence[Colour]) -> str:
 
 # ---------------------------------------------------------------------------------- SVG
 
-FONTS = "font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif"
 STYLE = (
-    f"text{{{FONTS};fill:#1f2430}}.faint{{fill:#6b7280}}.bold{{font-weight:bold}}.on{{fill:#1f2430}}"
-    ".paper{fill:#ffffff}.edge{stroke:#374151;fill:none}.sheet{fill:#f3f4f6;stroke:#9ca3af}"
-    ".sent{stroke:#2563eb;fill:#2563eb}.back{stroke:#c2410c;fill:#c2410c}"
-    "@media (prefers-color-scheme:dark){text{fill:#e5e7eb}.faint{fill:#9ca3af}.paper{fill:#16181d}"
-    ".edge{stroke:#9ca3af}.sheet{fill:#2a2e37}.sent{stroke:#60a5fa;fill:#60a5fa}.back{stroke:#fb923c;fill:#fb923c}}"
+    ".xmap text{font-family:DejaVu Sans,Verdana,Helvetica,Arial,sans-serif;fill:#1f2430}.xmap .faint{fill:#6b7280}"
+    ".xmap .bold{font-weight:bold}.xmap .on{fill:#1f2430}.xmap .paper{fill:#ffffff}.xmap .sheet{fill:#f3f4f6}"
+    ".xmap .edge{stroke:#374151;fill:none}.xmap .sent{fill:#2563eb}.xmap .back{fill:#c2410c}"
+    "@media (prefers-color-scheme:dark){.xmap text{fill:#e5e7eb}.xmap .faint{fill:#9ca3af}.xmap .paper{fill:#16181d}"
+    ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}.xmap .back{fill:#fb923c}}"
 )
-PAGE, MARGIN, GAP, SHEET = 1000.0, 24.0, 30.0, 5.0
-MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS, MAX_WIDE, MAX_TALL = 8, 60, 30, 720.0, 480.0
+PAGE, MARGIN, GAP = 500.0, 16.0, 20.0
+COLUMN = (PAGE - 2 * MARGIN - GAP) / 2
+LONG, SHORT, BLOCK = 160.0, 18.0, 15.0  # the longest and shortest side of an array, the least of a block
+MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS = 8, 60, 30
+Card = Callable[[float, float], float]  # draws at a place, and returns the bottom edge
 
 
 class _Canvas:
@@ -136,37 +75,47 @@ class _Canvas:
         size = f'width="{w:.1f}" height="{h:.1f}" rx="{radius:g}"'
         self.elements.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size}{more}>{tip}</rect>')
 
-    def path(self, data: str, kind: str, width: float = 1.5, filled: bool = False):
-        paint = "" if filled else ' style="fill:none"'
-        self.elements.append(f'<path d="{data}" class="{kind}" stroke-width="{width:g}"{paint}/>')
-
-    def text(self, x, y, content, size=12.0, kind="", anchor="start"):
-        if not content:
-            return
+    def text(self, x, y, content, size=11.0, kind="", anchor="start", room=0.0):
+        """A text, which is cut off where it has no more room."""
+        if room and _text_width(content, size) > room:
+            content = content[: int(room / size / 0.6) - 1] + "…"
         if anchor == "start":
             self.right, self.bottom = max(self.right, x + _text_width(content, size)), max(self.bottom, y)
         marks = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
-        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{marks}>{escape(content)}</text>')
+        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.3g}"{marks}>{escape(content)}</text>')
 
-    def label(self, holders: Sequence[int]) -> str:
-        """The numbers of devices; if these are all devices, how many there are."""
-        return f"x{self.size}" if len(holders) == len(self.ids) > 1 else ranges(self.ids[k] for k in holders)
+    def lines(self, x, y, contents: Iterable[str], room: float, kind="faint") -> float:
+        """Lines of text below each other; the bottom edge."""
+        for content in filter(None, contents):
+            y += 15
+            self.text(x, y, content, 11, kind, room=room)
+        return y
+
+    def is_everywhere(self, holders: Sequence[int]) -> bool:
+        return len(holders) == len(self.ids) > 1
+
+    def fill(self, holders: Sequence[int]) -> dict[str, str]:
+        everywhere = self.is_everywhere(holders)
+        return {"class_": "sheet"} if everywhere else {"fill": shared([self.colours[k] for k in holders])}
 
     def block(self, x, y, w, h, holders, title):
-        """A rectangle in the colour that devices share, with their numbers where there is room."""
-        everywhere, label = len(holders) == len(self.ids) > 1, self.label(holders)
-        fill = {"class_": "sheet"} if everywhere else {"fill": shared([self.colours[k] for k in holders])}
-        self.rect(x, y, w, h, title, stroke="#374151", **fill)
-        if len(self.ids) > 1 and _text_width(label, 11.5) <= w and h >= 13:
-            self.text(x + w / 2, y + h / 2 + 4, label, 11.5, "" if everywhere else "on", "middle")
+        """A rectangle in the colour that devices share, with their numbers as large as there is room."""
+        everywhere = self.is_everywhere(holders)
+        label = f"all {self.size} devices" if everywhere else ranges(self.ids[k] for k in holders)
+        self.rect(x, y, w, h, title, stroke="#374151", **self.fill(holders))
+        if _text_width(label, 5) > w - 2:
+            label = f"{self.ids[holders[0]]}…"
+        size = min(11.0, 0.75 * h, (w - 2) / (0.6 * len(label)))
+        if len(self.ids) > 1 and size >= 5:
+            self.text(x + w / 2, y + h / 2 + 0.36 * size, label, size, "" if everywhere else "on", "middle")
 
     def document(self, title: str) -> str:
         size = f"{self.right + MARGIN:.0f}", f"{self.bottom + MARGIN:.0f}"
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}"'
-            f' viewBox="0 0 {size[0]} {size[1]}" role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
-            f'<rect width="{size[0]}" height="{size[1]}" class="paper" rx="8"/>'
-            f"{''.join(self.elements)}</svg>\n"
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" class="xmap"'
+            f' viewBox="0 0 {size[0]} {size[1]}" style="max-width:100%;height:auto" role="img">'
+            f"<title>{escape(title)}</title><style>{STYLE}</style>"
+            f'<rect width="{size[0]}" height="{size[1]}" class="paper" rx="8"/>{"".join(self.elements)}</svg>\n'
         )
 
 
@@ -183,134 +132,150 @@ def svg(plan: Any) -> str:
 
 @svg.register
 def _(plan: StepPlan) -> str:
-    """The arrays of the calls of a step, and an arrow for each of its transfers, in the order of the program."""
+    """The arrays of the calls of a step, and a bar for each of its transfers, in the order of the program."""
     return _drawn(plan, plan.calls, "what moves between devices")
 
 
 def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> str:
-    """The mesh, beside it the arguments and results of calls that use it, and below it the transfers."""
-    canvas = _Canvas(plan.mesh)
-    _draw_mesh(canvas, mesh_title(plan.mesh), MARGIN, MARGIN + 40)
-    left, y = canvas.right + 36, MARGIN + 40
-    canvas.text(MARGIN, MARGIN + 14, plan.function, 17, "bold")
+    """The totals, the mesh, the arguments and results of calls that use it, and the transfers."""
+    canvas, room = _Canvas(plan.mesh), PAGE - 2 * MARGIN
+    canvas.text(MARGIN, MARGIN + 14, plan.function, 16, "bold", room=room)
     placed = [call for call in calls if call.mesh == plan.mesh]
+    y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed), room)
+    arrays = [a for call in placed[:MAX_CALLS] for a in (*call.arguments, *call.results)]
+    y = _cards([functools.partial(_mesh_card, canvas, mesh_title(plan.mesh)), _legend(canvas, arrays)], y + 18)
     for call in placed[:MAX_CALLS]:
         of, at = ("", "plan") if call is plan else (f" of {call.function}", f"plan.calls[{calls.index(call)}]")
-        for title, arrays in (("arguments", call.arguments), ("results", call.results)):
-            if arrays:
-                canvas.text(left, y + 12, title + of, 13, "faint bold")
-                y = _draw_arrays(canvas, arrays, f"{at}.{title}", left, y + 28) + 20
+        for title, own in (("arguments", call.arguments), ("results", call.results)):
+            if own:
+                canvas.text(MARGIN, y + 12, title + of, 13, "faint bold", room=room)
+                drawn = alike(own)
+                y = _cards([functools.partial(_array_card, canvas, *each) for each in drawn[:MAX_ARRAYS]], y + 20)
+                if len(drawn) > MAX_ARRAYS:
+                    more = f"... and {len(drawn) - MAX_ARRAYS} more kinds: see {at}.{title}"
+                    y = canvas.lines(MARGIN, y - 8, [more], room) + 12
     rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
     if rest:
-        y += 20
-        canvas.text(left, y - 10, f"not drawn: the arrays of {listed(dict.fromkeys(rest))}", 12, "faint")
-    _draw_transfers(canvas, plan.transfers, plan.mesh, MARGIN, max(y, canvas.bottom + 24))
+        y = canvas.lines(MARGIN, y - 8, [f"not drawn: the arrays of {listed(dict.fromkeys(rest))}"], room) + 12
+    _draw_transfers(canvas, plan.transfers, arrays, y)
+    canvas.right = PAGE - MARGIN
     return canvas.document(f"{plan.function}: {what}")
 
 
-def _draw_mesh(canvas, title, x, y) -> None:
-    """Draw each device as a block."""
+def _totals(plan: CallPlan | StepPlan, calls: Sequence[CallPlan]) -> list[str]:
+    held = sum(call.bytes_held for call in calls)
+    sent = [f"{show_bytes(count)} over {axes_name(axis)}" for axis, count in plan.sent_over.items() if count]
+    return [
+        f"each device holds {show_bytes(held)} of arguments and results",
+        f"and sends {listed(sent)}" if sent else "and sends nothing",
+    ]
+
+
+def _cards(cards: Sequence[Card], y: float) -> float:
+    """Draw cards in two columns; return the bottom edge."""
+    for k in range(0, len(cards), 2):
+        y = max(card(MARGIN + side * (COLUMN + GAP), y) for side, card in enumerate(cards[k : k + 2])) + 18
+    return y
+
+
+def _mesh_card(canvas: _Canvas, title: str, x: float, y: float) -> float:
+    title, _, part = title.partition(", ")
     canvas.text(x, y + 12, title, 13, "faint bold")
-    mesh = canvas.mesh
-    if mesh is None:
-        canvas.rect(x, y + 28, 96, 32, radius=4, fill=shared(canvas.colours))
-        canvas.text(x + 48, y + 49, "one device", 12, "on", "middle")
-        return
-    grid = mesh_grid(mesh, upright=True)
-    coordinates = list(np.ndindex(*mesh.axis_sizes))
-    place = lambda k: listed(f"{name} = {at}" for name, at in zip(mesh.axis_names, coordinates[k]))  # noqa: E731
-    _draw_grid(canvas, grid, (x, y + 28, 44.0, 32.0), lambda held: f"device {canvas.ids[held[0]]}: {place(held[0])}")
+    y = canvas.lines(x, y + 14, [part], COLUMN) - 2 if part else y
+    if canvas.mesh is None:
+        canvas.block(x, y + 20, 96, 32, [0], "one device")
+        canvas.text(x + 48, y + 40, "one device", 11, "on", "middle")
+        return y + 52
+    coordinates = list(np.ndindex(*canvas.mesh.axis_sizes))
+    axes = canvas.mesh.axis_names
+    place = lambda k: listed(f"{name} = {at}" for name, at in zip(axes, coordinates[k]))  # noqa: E731
+    tip = lambda held: f"device {canvas.ids[held[0]]}: {place(held[0])}"  # noqa: E731
+    return _draw_grid(canvas, mesh_grid(canvas.mesh), x, y + 14, tip)
 
 
-def _draw_arrays(canvas, arrays, where, left, y) -> float:
-    """Draw arrays side by side, in as many lines as needed; return the bottom edge."""
-    x, line_bottom = left, y
-    drawn = alike(arrays)
-    for name, array in drawn[:MAX_ARRAYS]:
-        grid = arrange(array, canvas.mesh)
-        each = "" if array.spec is None else f", {array.device_type} on each device"
-        heads = [name, f"{array.type}{each}", "" if array.spec is None else show_spec(array.spec)]
-        labels = [canvas.label(held) for _, rows in grid.panels for row in rows for held in row]
-        columns = grid.shape[1]
-        w = min(max(*(_text_width(label, 11.5) + 14 for label in labels), 34), MAX_WIDE / columns)
-        width = max(_indent(grid) + columns * w, *(_text_width(head, 12.5) for head in (*heads, grid.columns)))
-        if x > left and x + width > PAGE - MARGIN:
-            x, y = left, line_bottom + 22
-        canvas.text(x, y + 12, name, 13, "bold")
-        for k, head in enumerate(heads[1:]):
-            canvas.text(x, y + 28 + 15 * k, head, 11, "faint")
-        tip = lambda held: f"{array.device_type} on device {ranges(canvas.ids[k] for k in held)}"  # noqa: B023, E731
-        line_bottom = max(line_bottom, _draw_grid(canvas, grid, (x, y + 50, w, 26.0), tip))
-        x += width + GAP
-    if len(drawn) > MAX_ARRAYS:
-        line_bottom += 22
-        canvas.text(left, line_bottom, f"... and {len(drawn) - MAX_ARRAYS} more kinds: see {where}", 12, "faint")
-    return line_bottom
+def _legend(canvas: _Canvas, arrays: Sequence[Array]) -> Card:
+    """What the colours of blocks on several devices mean, as far as there are such blocks."""
+    grids = [arrange(a, canvas.mesh) for a in arrays]
+    blocks = {tuple(block) for g in grids for _, rows in g.panels for row in rows for block in row}
+    held = sorted(block for block in blocks if len(block) > 1 and not canvas.is_everywhere(block))
+    hues = lambda block: len({canvas.colours[k][0] for k in block})  # noqa: E731
+    shape = {} if canvas.mesh is None else dict(canvas.mesh.shape)
+    longest = max(shape, key=lambda axis: shape[axis], default="")
+    others = axes_name(tuple(axis for axis in shape if axis != longest))
+    meanings = {
+        f"devices at one place along {longest}": [b for b in held if hues(b) == 1],
+        f"devices at one place along {others}": [b for b in held if hues(b) > 1],
+    }
+    found = [(text, some[0]) for text, some in meanings.items() if some]
+
+    def card(x: float, y: float) -> float:
+        if found:
+            canvas.text(x, y + 12, "blocks on several devices", 13, "faint bold", room=COLUMN)
+        for k, (text, block) in enumerate(found):
+            canvas.rect(x, y + 24 + 20 * k, 14, 12, stroke="#374151", **canvas.fill(block))
+            canvas.text(x + 20, y + 34 + 20 * k, text, 11, "faint", room=COLUMN - 20)
+        return y + 22 + 20 * len(found)
+
+    return card
 
 
-def _indent(grid: Grid) -> float:
-    return _text_width(grid.rows, 11.5) + 8 if grid.rows else 0.0
+def _array_card(canvas: _Canvas, name: str, array: Array, x: float, y: float) -> float:
+    grid = arrange(array, canvas.mesh)
+    canvas.text(x, y + 12, name, 12, "bold", room=COLUMN)
+    y = canvas.lines(
+        x, y + 12, [array.type, f"{array.device_type} on a device" if array.spec is not None else ""], COLUMN
+    )
+    tip = lambda held: f"{array.device_type} on device {ranges(canvas.ids[k] for k in held)}"  # noqa: E731
+    y = _draw_grid(canvas, grid, x, y, tip)
+    copies = grid.shape[2]
+    apart = f"each block on {copies} devices" if 1 < copies < len(canvas.ids) else ""
+    return canvas.lines(x, y, [apart], COLUMN)
 
 
-def _draw_grid(canvas, grid: Grid, place, tip: Callable[[list[int]], str]) -> float:
-    """Draw a grid of blocks of a width and a height, or smaller ones where they are many; return the bottom edge."""
-    x, y, w, h = place
-    rows, columns, copies = grid.shape
-    w, h, x0, sheets = min(w, MAX_WIDE / columns), min(h, MAX_TALL / rows), x + _indent(grid), min(copies - 1, 3)
-    width, height = columns * w, rows * h
+def _draw_grid(canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[list[int]], str]) -> float:
+    """The names of dimensions, and the blocks, in proportion as far as their numbers can be read; the bottom edge."""
+    heads = [f"↓ {grid.rows}" if grid.rows else "", f"→ {grid.columns}" if grid.columns else "", grid.others]
+    y = canvas.lines(x, y, heads, COLUMN) + 6
+    rows, columns, _ = grid.shape
+    down, across = (max(size, 1) for size in grid.sizes)
+    tall = LONG * min(1, down / across) if grid.rows or grid.columns else SHORT
+    width = min(max(LONG * min(1, across / down), columns * 2 * BLOCK), COLUMN)
+    height = min(max(tall, rows * BLOCK, SHORT), LONG)
+    w, h = width / columns, height / rows
     for label, cells in grid.panels:
         if label:
-            canvas.text(x, y + 10, label, 11, "faint")
-            y += 16
-        if grid.columns:
-            canvas.text(x0, y + 11, grid.columns, 11.5)
-            y += 17
-        canvas.text(x, y + height / 2 + 4, grid.rows, 11.5)
-        for sheet in range(sheets, 0, -1):
-            canvas.rect(x0 + SHEET * sheet, y + SHEET * sheet, width, height, class_="sheet")
+            y = canvas.lines(x, y - 2, [label], COLUMN) + 5
         for r, row in enumerate(cells):
             for c, held in enumerate(row):
-                canvas.block(x0 + c * w, y + r * h, w, h, held, tip(held))
-        canvas.rect(x0, y, width, height, class_="edge", stroke_width=1.6)
-        y += height + SHEET * sheets + 8
-    canvas.text(x, y + 8, grid.others, 11, "faint")
-    return y + 16 if grid.others else y
+                canvas.block(x + c * w, y + r * h, w, h, held, tip(held))
+        canvas.rect(x, y, width, height, class_="edge", stroke_width=1.6)
+        y += height + 4
+    return y
 
 
-# ---- what moves
-
-LEGEND: Sequence[tuple[str, bool, str, Callable[[Transfer], bool]]] = (
-    ("sent", False, "for the function", lambda t: not t.derivative),
-    ("back", False, "for its derivative", lambda t: t.derivative),
-    ("sent", True, "ppermute: one way", lambda t: t.kind == "ppermute"),
-)
-
-
-def _draw_transfers(canvas, transfers: Sequence[Transfer], mesh, x, y) -> None:
-    """Draw each distinct transfer as an arrow across the devices of its mesh axes, in the order of the program."""
-    if mesh is None or not transfers:
+def _draw_transfers(canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequence[Array], y: float) -> None:
+    """A bar for each distinct transfer, as long as its bytes, below its words and the arrays that it joins."""
+    if not transfers:
         return
-    canvas.text(x, y + 12, "what moves, in the order of the program", 13, "faint bold")
-    y += 26
-    for kind, one_way, meaning, applies in LEGEND:
-        if any(map(applies, transfers)):
-            _arrow(canvas, x, y + 8, 40, kind, one_way, 2)
-            canvas.text(x + 52, y + 12, meaning, 11, "faint")
-            x += 190
-    x, y = MARGIN, y + 24
-    lanes = {axis: x + k * 110 for k, axis in enumerate(mesh.axis_names)}
-    for axis, at in lanes.items():
-        canvas.text(at, y + 8, f"{axis} {mesh.shape[axis]}", 12, "bold")
+    room = PAGE - 2 * MARGIN
+    canvas.text(MARGIN, y + 12, "what moves, in the order of the program", 13, "faint bold")
+    kinds = {False: ("sent", "for the function"), True: ("back", "for its derivative")}
+    if len({t.derivative for t in transfers}) > 1:
+        for k, (kind, meaning) in enumerate(kinds.values()):
+            canvas.rect(MARGIN + 150 * k, y + 24, 14, 8, class_=kind)
+            canvas.text(MARGIN + 150 * k + 20, y + 32, meaning, 11, "faint")
+        y += 20
+    y += 16
     rows = alike_transfers(transfers)
-    largest = max(sent for *_, sent in rows)
+    largest = max(max(sent for *_, sent in rows), 1)
     for t, times, sent in rows[:MAX_TRANSFERS]:
-        y += 24
-        weight = 1 + 4 * math.log1p(sent) / max(math.log1p(largest), 1)
-        for axis in t.mesh_axes:
-            _arrow(canvas, lanes[axis], y + 4, 84, "back" if t.derivative else "sent", t.kind == "ppermute", weight)
-        canvas.text(x + len(lanes) * 110, y + 8, _described(t, times, sent), 11.5)
+        joined = [name for name, a in alike(arrays) if {*a.axes} & {*t.axes}]
+        y = canvas.lines(MARGIN, y + 4, [_described(t, times, sent)], room, "")
+        y = canvas.lines(MARGIN, y - 1, [f"joins parts of {listed(joined)}"] if joined else [], room)
+        canvas.rect(MARGIN, y + 5, max(room * sent / largest, 2), 6, class_=kinds[t.derivative][0])
+        y += 12
     if len(rows) > MAX_TRANSFERS:
-        canvas.text(x, y + 28, f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers", 12, "faint")
+        canvas.lines(MARGIN, y, [f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers"], room)
 
 
 def _described(t: Transfer, times: int | None, sent: int) -> str:
@@ -321,52 +286,24 @@ def _described(t: Transfer, times: int | None, sent: int) -> str:
     return f"{t.kind}{names} over {listed(t.mesh_axes)}: {show_bytes(sent)}{turns}{where}"
 
 
-def _arrow(canvas, x, y, length, kind, one_way, weight):
-    canvas.path(f"M{x:.1f} {y:.1f}H{x + length:.1f}", kind, weight)
-    for tip, back in ((x + length + 4, -6), *([] if one_way else [(x - 4, 6)])):
-        size = 3 + weight / 2
-        canvas.path(f"M{tip:.1f} {y:.1f}l{back * size / 4:.1f} {-size:.1f}v{2 * size:.1f}z", kind, 0, filled=True)
-
-
 @svg.register
 def _(found: Candidates) -> str:
-    """The candidates as points of time and memory, with the front."""
-    usable = [c for c in found if c.refused is None]
-    points = [(float(c.bytes_held or 0), float(sum(c.bytes_sent.values())), c.name, not c.dominated) for c in usable]
-    return _scatter(points, "bytes held", "bytes sent", lambda count: show_bytes(round(count)))
-
-
-LINE = 13.0
-
-
-def _scatter(
-    points: Sequence[tuple[float, float, str, bool]], across: str, up: str, show: Callable[[float], str]
-) -> str:
-    """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones are labelled with their names and joined."""
-    canvas = _Canvas(None)
-    width, height, left, top = 640.0, 400.0, MARGIN + 60, MARGIN + 10
-    logs = np.log10([(max(x, 1e-12), max(y, 1.0)) for x, y, *_ in points] or [(1.0, 1.0)])
-    low, high = logs.min(0) - 0.05, logs.max(0) + 0.05
-    places = ((left, top + height) + (logs - low) / (high - low) * (width, -height)).tolist()
-    canvas.rect(left, top, width, height, class_="edge")
-    front = sorted(place for place, point in zip(places, points) if point[3])
-    if front:
-        canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in front), "sent", 1)
-    ends, under = (left, left + width), top + height
-    labels = [*((x - 40, x + 40, under + 16) for x in ends), (left + width / 2 - 40, left + width / 2 + 40, under + 32)]
-    for (cx, cy), (x, y, name, marked) in zip(places, points):
-        kind = "back" if marked else "sent"
-        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {show(x)}, {show_bytes(round(y))}", 3, class_=kind)
-        if marked:
-            until, cy = cx + 6 + _text_width(name, 11), cy - 5
-            while any(abs(cy - y) < LINE and cx + 6 < end and begin < until for begin, end, y in labels):
-                cy += 1  # below the names that are already there
-            labels.append((cx + 6, until, cy))
-            canvas.text(cx + 6, cy, name, 11)
-    for edge, k in ((low, 0), (high, 1)):
-        canvas.text(ends[k], under + 16, show(10 ** edge[0]), 11, "faint", "middle")
-        canvas.text(MARGIN, top + height * (1 - k) + 4, show_bytes(round(10 ** edge[1])), 11, "faint")
-    canvas.text(left + width / 2, under + 32, across, 12, "bold", "middle")
-    canvas.text(left, top - 8, up, 12, "bold")
-    canvas.bottom += 30
-    return canvas.document(f"{across} and {up}")
+    """Two bars for each assignment that can be used: what a device holds, and all that it sends."""
+    canvas, room, y = _Canvas(None), PAGE - 2 * MARGIN, MARGIN + 12
+    rows = [(c, c.bytes_held or 0, sum(c.bytes_sent.values())) for c in found if c.refused is None]
+    for k, (kind, meaning) in enumerate((("sent", "bytes held"), ("back", "bytes sent"))):
+        canvas.rect(MARGIN + 150 * k, y - 8, 14, 8, class_=kind)
+        canvas.text(MARGIN + 150 * k + 20, y, meaning, 11, "faint")
+    largest = max([max(held, sent) for _, held, sent in rows], default=1)
+    for c, held, sent in rows[:MAX_TRANSFERS]:
+        words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sent)}"
+        y = canvas.lines(MARGIN, y + 8, [words + ", dominated" * c.dominated], room, "faint" * c.dominated)
+        for kind, count in (("sent", held), ("back", sent)):
+            canvas.rect(MARGIN, y + 5, max(room * count / largest, 1), 5, class_=kind)
+            y += 6
+    if len(rows) > MAX_TRANSFERS:
+        y = canvas.lines(
+            MARGIN, y + 4, [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"], room
+        )
+    canvas.right = PAGE - MARGIN
+    return canvas.document("what each assignment holds and sends")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,19 +17,18 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core import call as calls
-from xmap_compat.core import execute
+from xmap_compat.core.execute import execute
 from xmap_compat.core.nested import marks as nested_marks
 from xmap_compat.core.nested.axes import own_of
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
-from xmap_compat.tools.configuration import configuration
+from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
-from xmap_compat.tools.shown import Shown, view
-from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
+from xmap_compat.tools.shown import Shown
+from xmap_compat.tools.staged import Position, bytes_of, position_of, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
-    MarkedEquation,
     MarkingEvaluator,
     Marks,
     Transfer,
@@ -80,7 +78,7 @@ class Array:
     @property
     def device_bytes(self) -> int:
         """Bytes on each device."""
-        return math.prod(self.device_shape) * itemsize(self.dtype)
+        return bytes_of(jax.ShapeDtypeStruct(self.device_shape, self.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Nested:
 class CallPlan(Shown):
     """All decisions about one call of an xmapped function.
 
-    Print it, show it in a notebook, or draw it with :meth:`picture` and :meth:`svg`.
+    Print it, show it in a notebook, or draw it with :meth:`svg`.
 
     Attributes:
       function: the name of the xmapped function.
@@ -125,7 +123,6 @@ class CallPlan(Shown):
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
     compiler_axes: tuple[Any, ...]
-    staged: Staged = dataclasses.field(compare=False, hash=False)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -147,33 +144,6 @@ class CallPlan(Shown):
         """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
         return sent_over(self.transfers, self.mesh)
 
-    def picture(self) -> str:
-        """The layout of each array on the devices, in characters; :meth:`svg` draws the same."""
-        return view("picture").text(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class Staged:
-    """The staged call that a plan is read from.
-
-    Attributes:
-      declared: the arguments that the user gave to xmap.
-      placed: the call with its placements.
-      jaxpr: the call as it runs, staged out: ``shard_map`` and its body.
-      in_tree: the structure of the arguments.
-      marked: the equations that may have left collectives.
-      configuration: the options of JAX that differed from JAX's own values when the call was staged.
-      kept: what is found once: the source, and how it runs.
-    """
-
-    declared: calls.Declaration
-    placed: calls.PlacedCall
-    jaxpr: Any
-    in_tree: Any
-    marked: tuple[MarkedEquation, ...]
-    configuration: Mapping[str, Any]
-    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
-
 
 # ---------------------------------------------------------------------------- making it
 
@@ -190,7 +160,8 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     def call(*args):
         nonlocal placed
         placed = calls.place_call(declared, args) if made is None else made
-        return execute.execute(placed, jax.tree.leaves(args), functools.partial(MarkingEvaluator, marks=marks))
+        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks))):
+            return execute(placed, jax.tree.leaves(args))
 
     jaxpr = jax.make_jaxpr(call)(*args)
     assert placed is not None
@@ -213,7 +184,6 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
-        Staged(declared, placed, jaxpr, jax.tree.structure(args), tuple(marks.found.values()), configuration()),
     )
 
 

@@ -12,14 +12,10 @@ import inspect
 import itertools
 import math
 import numbers
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from xmap_compat import _jax, api
 from xmap_compat.core.errors import should_be
@@ -27,99 +23,12 @@ from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
 from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, steps
-from xmap_compat.tools.shown import Shown, axes_name
-from xmap_compat.tools.text import listed, show_bytes
+from xmap_compat.tools.candidates import Candidate, Candidates, ranked
+from xmap_compat.tools.measured import measured, progress
+from xmap_compat.tools.text import show_bytes
 from xmap_compat.tools.transfers import sent_over
 
 LIMIT = 1000  # assignments that are planned at most
-ROUNDS, LEAST, SECONDS = 15, 5, 2.0  # turns of a measurement, of which some may be left out after so many seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One assignment.
-
-    Attributes:
-      axis_resources: the argument for ``xmap``.
-      devices: how many devices do different work; the others do the same as one of these.
-      bytes_held: bytes of the arguments and results of the xmapped calls on each device, exactly.  Not the peak:
-        temporary values, and arrays outside of the calls, are not among them.  None if it was refused.
-      bytes_sent: bytes that each device sends over each mesh axis, and over tuples of them at once.
-      flops, peak: XLA's figures for one device; None unless it was compiled.
-      seconds: the median of the measured seconds; None unless it was run.
-      noise: half the distance of the quartiles of these seconds.
-      dominated: whether another one is as good in each of these figures and better in one: devices, FLOPs, peak, bytes
-        held, all bytes sent; and sends no more over any mesh axis, however a transfer over several is routed.
-      refused: the reason why you cannot use it; else None.
-      alike: the assignments that differ from this one only by an exchange of equal mesh axes.
-    """
-
-    axis_resources: Mapping[Any, Any]
-    devices: int = 1
-    bytes_held: int | None = None
-    bytes_sent: Mapping[Any, int] = dataclasses.field(default_factory=dict)
-    flops: float | None = None
-    peak: int | None = None
-    seconds: float | None = None
-    noise: float | None = None
-    dominated: bool = False
-    refused: str | None = None
-    alike: tuple[Mapping[Any, Any], ...] = ()
-
-    @property
-    def name(self) -> str:
-        """``batch: x, hidden: y``, and after ``=`` the assignments that are alike."""
-        more = [f"{len(self.alike) - 1} more"] if len(self.alike) > 1 else []
-        return " = ".join([*map(_name_of, (self.axis_resources, *self.alike[:1])), *more])
-
-    @property
-    def facts(self) -> tuple[float, ...]:
-        """The figures that are compared, the less the better."""
-        compiled = () if self.flops is None else (self.flops, self.peak or 0)
-        return (-self.devices, *compiled, self.bytes_held or 0, sum(self.bytes_sent.values()))
-
-
-def _name_of(resources: Mapping[Any, Any]) -> str:
-    axes = {n: r if isinstance(r, (tuple, list)) else (r,) for n, r in resources.items() if r != ()}
-    return listed(f"{n}: {axes_name(tuple(rs))}" for n, rs in axes.items()) or "one device"
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Candidates(Shown, Sequence[Candidate]):
-    """The result of a search; it prints as a table, and draws what a device holds against what it sends.
-
-    Attributes:
-      mesh: the mesh.
-      found: the candidates: those that were run, the fastest first; others by their facts, dominated ones last; then
-        those that cannot be used.
-      memory: the bytes that a device may have; None if all may be used.
-      compiled: whether they were compiled, and ``memory`` was compared with XLA's peak.
-    """
-
-    mesh: Any
-    found: tuple[Candidate, ...]
-    memory: float | None
-    compiled: bool
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.found[key]
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    @property
-    def best(self) -> Candidate:
-        """The first that can be used."""
-        if not self.found or self.found[0].refused is not None:
-            raise errors.nothing_found([c.refused for c in self.found])
-        return self.found[0]
-
-    @property
-    def ties(self) -> str:
-        """Which measured candidates cannot be told from the fastest; empty if all can."""
-        run = [(c.name, c.seconds, c.noise or 0.0) for c in self.found if c.seconds is not None]
-        near = [name for name, seconds, noise in run[1:] if seconds - run[0][1] < noise + run[0][2]]
-        return errors.tied(run[0][0], near) if near else ""
 
 
 @_jax.api_boundary
@@ -166,7 +75,7 @@ def search(
       >>> [(candidate.axis_resources, candidate.bytes_held) for candidate in found]
       [({'i': 'x'}, 20), ({}, 36)]
     """
-    _check(f_or_make=f_or_make, fixed=fixed, memory=memory, measure=measure)
+    _check(f_or_make, fixed, memory, measure)
     scope = check_mesh("search", mesh) or (current_scope().mesh if mesh is None else None)
     if scope is None:
         raise errors.search_without_mesh()
@@ -176,24 +85,30 @@ def search(
     if measure and any(device.process_index != jax.process_index() for device in devices_of(scope)):
         raise errors.measured_by_each_process(asked)
     with entered(None if is_abstract and mesh is None else scope):
-        task = _Task(f_or_make, args, dict(fixed or {}), memory, compiled)
-        found = _ranked(task.found(), scope)
-        found = _ranked(task.measured(found, measure), scope) if measure else found
+        task = _Task(f_or_make, args, scope, dict(fixed or {}), memory, compiled)
+        found = ranked(task.found(), scope)
+        found = (
+            ranked(measured(task.executable, args, found, measure, devices_of(scope)[0]), scope) if measure else found
+        )
     return Candidates(scope, tuple(found), memory, compiled)
 
 
-_WANTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "f_or_make": (callable, "an xmapped function, or a function of axis_resources that returns the step"),
-    "fixed": (lambda v: isinstance(v, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
-    "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and float(v) > 0), "a number of bytes"),
-    "measure": (lambda v: type(v) is int and v >= 0, "a whole number that is not negative"),
-}
-
-
-def _check(**given: Any) -> None:
-    for name, value in given.items():
-        right, wanted = _WANTED[name]
-        if not right(value):
+def _check(f_or_make: Any, fixed: Any, memory: Any, measure: Any) -> None:
+    is_number = memory is None or (isinstance(memory, numbers.Real) and float(memory) > 0)
+    is_count = type(measure) is int and measure >= 0
+    function = "an xmapped function, or a function of axis_resources that returns the step"
+    for right, name, wanted, value in (
+        (callable(f_or_make), "f_or_make", function, f_or_make),
+        (
+            fixed is None or isinstance(fixed, Mapping),
+            "fixed",
+            "a mapping from axes to resources: {'batch': 'x'}",
+            fixed,
+        ),
+        (is_number, "memory", "a number of bytes", memory),
+        (is_count, "measure", "a whole number that is not negative", measure),
+    ):
+        if not right:
             raise should_be(f"The argument {name} of search", wanted, value)
 
 
@@ -210,35 +125,13 @@ def _maker(f_or_make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Ma
     return f_or_make
 
 
-def _ranked(found: Iterable[Candidate], mesh: Any) -> list[Candidate]:
-    """The candidates in order, with a mark on the dominated ones."""
-    every = list(found)
-    usable = [c for c in every if c.refused is None]
-    marked = [
-        dataclasses.replace(c, dominated=c.refused is None and any(_beats(other, c, mesh.shape) for other in usable))
-        for c in every
-    ]
-    return sorted(marked, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts))
-
-
-def _beats(a: Candidate, b: Candidate, mesh_shape: Mapping[Any, int]) -> bool:
-    if a.facts == b.facts or any(ours > theirs for ours, theirs in zip(a.facts, b.facts)):
-        return False
-    spare = {axis: float(b.bytes_sent[axis] - a.bytes_sent[axis]) for axis in mesh_shape}
-    for axes in (key for key in {**a.bytes_sent, **b.bytes_sent} if key not in mesh_shape):
-        more, devices = a.bytes_sent.get(axes, 0) - b.bytes_sent.get(axes, 0), math.prod(mesh_shape[k] for k in axes)
-        for axis in axes:  # of all its bytes, b sends at least this share over the axis, if it comes first
-            spare[axis] -= more if more > 0 else more * (mesh_shape[axis] - 1) / (devices - 1)
-    return min(spare.values()) >= 0
-
-
 class _Task:
     """The task of a search: the maker of the step, its arguments, and the known facts about its axes."""
 
-    def __init__(self, f_or_make, args, fixed, memory, compiled):
+    def __init__(self, f_or_make, args, mesh, fixed, memory, compiled):
         self.make, self.args, self.memory, self.compiled = _maker(f_or_make, args), args, memory, compiled
         self.scope, self.fixed, self._meetings = current_scope(), fixed, dict[Any, str | None]()
-        self.mesh: Any = self.scope.mesh
+        self.mesh: Any = mesh
         try:
             step = self.make(dict(fixed))
         except Exception as error:
@@ -252,7 +145,9 @@ class _Task:
             {n: p.size for n, p in found.items() if not isinstance(n, DeviceAxis)} for found in staged.placements
         ]
         split = any(p.mesh_axes for found in staged.placements for p in found.values())
-        self.kinds = _kinds(self.mesh, all_differ=staged.mesh is not None and not split)
+        # Mesh axes of one size are equal, unless some leave the process, or the step has a shard_map of its own.
+        alike = len({d.process_index for d in devices_of(self.mesh)}) < 2 and (staged.mesh is None or split)
+        self.kinds = {axis: size if alike else axis for axis, size in dict(self.mesh.shape).items()}
         if not self.sizes:
             raise errors.no_xmapped_call()
         known = list(dict.fromkeys(n for sizes in self.sizes for n in sizes))
@@ -263,7 +158,7 @@ class _Task:
     def found(self) -> Iterator[Candidate]:
         """Every assignment, those that exchange equal mesh axes once."""
         kept: dict[Any, Candidate] = {}
-        for resources, *alike in _progress(self._choices(), "search"):
+        for resources, *alike in progress(self._choices(), "search"):
             c = dataclasses.replace(self._looked_at(resources), alike=tuple(alike))
             unordered = repr({n: sorted(map(str, rs)) for n, rs in parse_axis_resources(resources).items() if rs})
             key = unordered, c.facts, *c.bytes_sent.items(), c.refused and len(kept)
@@ -291,7 +186,7 @@ class _Task:
         """The choices without those that are dominated where their axis alone is split, by one plan of each."""
         kept, spread = dict[Any, list[Any]](), dict[Any, int]()
         for name, choices in possible.items():
-            looked = _ranked((self._looked_at({**self.fixed, name: c}) for c in choices), self.mesh)
+            looked = ranked((self._looked_at({**self.fixed, name: c}) for c in choices), self.mesh)
             found = [c for c in looked if c.refused is None]
             kept[name] = [c.axis_resources[name] for c in found if not c.dominated]
             sent = [sum(c.bytes_sent.values()) for c in found] or [0]
@@ -346,7 +241,7 @@ class _Task:
         found = Candidate(resources, devices, held, sent_over(staged.transfers, self.mesh))
         if self.compiled:
             try:
-                read = steps.read_compiled(self._executable(resources), self.mesh)
+                read = steps.read_compiled(self.executable(resources), self.mesh)
             except Exception as error:
                 return dataclasses.replace(found, refused=errors.not_compiled(error))
             found = dataclasses.replace(found, flops=read.cost.get("flops", 0.0), peak=read.peak)
@@ -356,70 +251,8 @@ class _Task:
         too_much = errors.too_much_memory(which, show_bytes(needed), show_bytes(round(self.memory)))
         return dataclasses.replace(found, refused=too_much)
 
-    def _executable(self, resources: Mapping[Any, Any]) -> Any:
+    def executable(self, resources: Mapping[Any, Any]) -> Any:
         return steps.compile_step(self.make(dict(resources)), self.args)
-
-    def measured(self, found: Sequence[Candidate], count: int) -> list[Candidate]:
-        """The candidates, the first of them with the medians of interleaved calls."""
-        device, timers, done = devices_of(self.mesh)[0], dict[int, Callable[[], float]](), list(found)
-        for k, c in _progress([(k, c) for k, c in enumerate(found) if c.refused is None][:count], "compile"):
-            try:
-                timers[k] = _timer(self._executable(c.axis_resources), self.args, device)
-            except Exception as error:  # too little memory, or an argument that is elsewhere
-                done[k] = dataclasses.replace(c, refused=errors.not_compiled(error))
-        seconds: dict[int, list[float]] = {k: [] for k in timers}
-        end = time.monotonic() + SECONDS
-        for turn in _progress(range(ROUNDS), "measure"):
-            if turn < LEAST or time.monotonic() < end:
-                for k, timer in timers.items():
-                    seconds[k].append(timer())
-        for k, own in seconds.items():
-            low, middle, high = statistics.quantiles(own, n=4)
-            done[k] = dataclasses.replace(done[k], seconds=middle, noise=(high - low) / 2)
-        return done
-
-
-def _timer(compiled: Any, args: tuple[Any, ...], device: Any) -> Callable[[], float]:
-    """A function that runs a ``jax.stages.Compiled`` once, and returns the seconds; it has run here once."""
-    given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args)
-    donates = any(argument.donated for argument in jax.tree.leaves(compiled.args_info))
-    copied = functools.partial(jax.device_put, may_alias=False) if donates else jax.device_put
-    place = lambda: jax.block_until_ready(copied(given, compiled.input_shardings[0]))  # noqa: E731
-    clock = time.process_time if device.platform == "cpu" else time.perf_counter  # fake devices share the cores
-    placed = place()
-
-    def seconds() -> float:
-        arguments = place() if donates else placed
-        begin = clock()
-        jax.block_until_ready(compiled(*arguments))
-        return clock() - begin
-
-    seconds()
-    return seconds
-
-
-def _progress(items: Any, title: str) -> Any:
-    """Items with a progress bar, if tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return items
-    return tqdm(items, title, leave=False, delay=1)
-
-
-def _kinds(mesh: Any, all_differ: bool) -> dict[Any, Any]:
-    """For each mesh axis what equal ones have in common: their size, and whether they cross processes.
-
-    Args:
-      all_differ: whether no two are equal, because the step has a ``shard_map`` of its own.
-    """
-    if all_differ:
-        return {axis: axis for axis in mesh.axis_names}
-    devices, kinds = np.reshape(devices_of(mesh) or [None] * mesh.size, mesh.axis_sizes), dict[Any, Any]()
-    for k, (axis, size) in enumerate(mesh.shape.items()):
-        lines = np.moveaxis(devices, k, -1).reshape(-1, size)
-        kinds[axis] = size, any(len({getattr(d, "process_index", 0) for d in line}) > 1 for line in lines)
-    return kinds
 
 
 def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:

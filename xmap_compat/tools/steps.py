@@ -16,13 +16,13 @@ from typing import Any
 import jax
 
 from xmap_compat import _jax, api
-from xmap_compat.core import execute
 from xmap_compat.core.call import PlacedCall
 from xmap_compat.core.errors import should_be
 from xmap_compat.core.mesh import check_mesh, entered
 from xmap_compat.core.named_shape import is_array
 from xmap_compat.core.placement import current_scope
 from xmap_compat.core.specs import argument_path
+from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, hlo
 from xmap_compat.tools.gathered import Gathered, gathered_in_step
@@ -216,13 +216,12 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
         if describe and not placed.nested:
             plans.append(describe_made(declared, placed, arguments))
 
-    def executor(placed, leaves):
-        with jax.named_scope(marks.of_call(placed.placements)):
-            return execute.execute(placed, leaves, functools.partial(MarkingEvaluator, marks=marks))
+    def around(placed):
+        return jax.named_scope(marks.of_call(placed.placements))
 
     end = api.observe(notice)
     try:
-        with execute.executor(executor):
+        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks), around)):
             # A new function with the name of the step, because JAX's cache may have a trace of the step without marks.
             jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:

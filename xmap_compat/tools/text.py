@@ -44,13 +44,6 @@ def short_type(dtype: Any, shape: Sequence[int]) -> str:
     return jax.core.ShapedArray(tuple(shape), dtype).str_short(short_dtypes=True)
 
 
-def named_type(dtype: Any, shape: Sequence[int], names: Iterable[Any], ordered: Iterable[Any]) -> str:
-    """``f32[5]{batch}``: a type, and those of the axes that a value varies over."""
-    names = set(names)
-    shown = ",".join(str(n) for n in ordered if n in names)
-    return short_type(dtype, shape) + (f"{{{shown}}}" if shown else "")
-
-
 def show_bytes(count: int | None) -> str:
     """``96 B``, ``1.5 KiB``, ``12 MiB``."""
     return "unknown" if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
@@ -129,7 +122,7 @@ def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
     """Merge rows that differ only in an index of their first cell, and if there are more than ``most`` rows, those that
     differ in the first cell only.  ``where`` has all rows."""
     head, *body = rows
-    alike = by_key(body, lambda row: ("" if len(body) > most else _INDEX.sub("[]", row[0]), row[1:]))
+    alike = by_key(body, lambda row: ("" if len(body) > most else without_index(row[0]), row[1:]))
     found = [(with_more([row[0] for row in own]), *rest) for (_, rest), own in alike.items()]
     shown = found if len(found) <= most else found[: most - 1]
     hidden = len(body) - sum(map(len, list(alike.values())[: len(shown)]))
@@ -139,9 +132,14 @@ def grouped(rows: Rows, where: str, most: int = MANY) -> Rows:
 _INDEX = re.compile(r"\[\d+\]")
 
 
+def without_index(name: str) -> str:
+    """``params[]['w']`` for ``params[3]['w']``: layers of a list have one such name."""
+    return _INDEX.sub("[]", name)
+
+
 def with_more(alike: Sequence[str]) -> str:
     """``params[0..11]['w']``, or ``params['w1'] + 11 alike``"""
-    if len(alike) == 1 or len({_INDEX.sub("[]", name) for name in alike}) > 1:
+    if len(alike) == 1 or len({without_index(name) for name in alike}) > 1:
         return f"{alike[0]} + {len(alike) - 1} alike" if len(alike) > 1 else alike[0]
     first, last = (iter(_INDEX.findall(name)) for name in (alike[0], alike[-1]))
     ends = lambda low, high: low if low == high else f"{low[:-1]}..{high[1:]}"  # noqa: E731

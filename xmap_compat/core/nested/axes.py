@@ -19,6 +19,12 @@ def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
     return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
 
 
+def mesh_is_offered() -> bool:
+    """Whether a call may split its axes: at top level, but for the user's own ``shard_map``, or where a body offers."""
+    enclosing = enclosing_bodies()
+    return bool(enclosing[-1].device_axes) if enclosing else not _jax.in_manual_region()
+
+
 def check_offered(placements: Mapping[AxisName, Placement]) -> None:
     """Raise if a custom rule that is traced late needs mesh axes that the compiler has been given already."""
     if not (enclosing := enclosing_bodies()):

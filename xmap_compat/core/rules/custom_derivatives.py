@@ -173,13 +173,10 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
     has_aux = len(solve.solve.out_avals) > len(b)
     transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
-    outs = lax.custom_linear_solve(
-        run(solve.matvec, matvec_consts),
-        ev.conformed(b, [names] * len(b)),
-        solver(solve.solve, solve_consts),
-        transpose_solve=transpose,
-        has_aux=has_aux,
-    )
+    b = ev.conformed(b, [names] * len(b))
+    solving = solver(solve.solve, solve_consts)
+    symmetric = solve.vecmat is solve.matvec
+    outs = lax.custom_linear_solve(run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux)
     return [*outs[0], *outs[1]] if has_aux else outs
 
 

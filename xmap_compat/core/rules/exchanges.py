@@ -20,13 +20,7 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import DeviceView, Part, conform_to_names, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import (
-    all_to_all_in_groups,
-    dimension_of_groups,
-    group_numbers,
-    members_table,
-    partial_sums,
-)
+from xmap_compat.core.rules.groups import exchange_in_groups
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
@@ -64,24 +58,18 @@ def _scattered(view, summed, names, position):
     return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
 
 
-def _scatter_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    """Sum each member's piece on a device, then over devices."""
-    names, groups, at = axis_names(params), params["axis_index_groups"], params["scatter_dimension"]
-    count = len(groups[0])
+def _scatter_in_groups(members, place, params):
+    at = params["scatter_dimension"]
+    total = lax.reduce_sum(members, (0,))
+    width = total.shape[at] // len(members)
+    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
+    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
 
-    def cut(x):
-        return jnp.moveaxis(x.reshape(*x.shape[:at], count, x.shape[at] // count, *x.shape[at + 1 :]), at, 0)
 
-    pieces = apply_positional(view, cut, conform_to_names(view, value, value.names | view.own(names)))
-    along = dimension_of_groups(np.asarray(groups))
-    if along is None or view.local_names(names):
-        sums = partial_sums(view, pieces, names, members_table(groups), len(groups) * count)
-    else:  # one index for all pieces of the one element: XLA then updates a slice in place
-        pieces = apply_positional(view, lambda x: x[None], pieces)
-        sums = partial_sums(view, pieces, names, group_numbers(groups)[:, None], len(groups))
-        sums = merge_positional(move_positional(sums, 0, along), 0)
-    result = squeeze_positional(_scattered(view, sums, names, 0), 0)
-    return result if params["tiled"] else squeeze_positional(result, at)
+def _trade_in_groups(members, place, params):
+    at = 1 + params["split_axis"]
+    width = members.shape[at] // len(members)
+    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
@@ -304,7 +292,7 @@ def _matching(pairs):
 
 
 TRANSLATIONS = {
-    "reduce_scatter": Translation(_reduce_scatter, _scatter_in_groups),
-    "all_to_all": Translation(_all_to_all, all_to_all_in_groups),
+    "reduce_scatter": Translation(_reduce_scatter, exchange_in_groups(_scatter_in_groups)),
+    "all_to_all": Translation(_all_to_all, exchange_in_groups(_trade_in_groups)),
     "ppermute": Translation(_ppermute),
 }

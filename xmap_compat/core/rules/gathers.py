@@ -5,7 +5,7 @@ from __future__ import annotations
 from xmap_compat.core.device import DeviceView, gather_over
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import group_members
+from xmap_compat.core.rules.groups import exchange_in_groups
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.values import NamedValue, merge_positional, move_positional
 
@@ -15,7 +15,7 @@ def _all_gather(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
 
 
 def _all_gather_in_groups(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
-    return _put(group_members(view, value, params)[0], params)
+    return _put(exchange_in_groups(lambda members, *_: members)(view, params, value), params)
 
 
 def _put(gathered, params):

@@ -37,7 +37,7 @@ def evaluate_primitive(
 
 
 def _bind(view, primitive, data, params, dims, names):
-    return [NamedValue(*_jax.bind(primitive, data, params), dims, names)]
+    return [NamedValue(out, dims, names) for out in _jax.bind(primitive, data, params)]
 
 
 # ---------------------------------------------------------------------- elementwise

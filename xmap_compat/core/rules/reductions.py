@@ -15,7 +15,7 @@ from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import DeviceView, gather_devices, spread, sum_devices
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
-from xmap_compat.core.rules.groups import reduce_in_groups, sum_in_groups
+from xmap_compat.core.rules.groups import reduce_in_groups
 from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import COTANGENT, NamedValue, is_smooth
@@ -133,7 +133,7 @@ def _over_axes(reduce: Callable) -> Callable:
 
 
 TRANSLATIONS = {
-    "psum": Translation(_over_axes(sum_over), sum_in_groups),
+    "psum": Translation(_over_axes(sum_over), reduce_in_groups(lax.reduce_sum)),
     "pmax": Translation(_over_axes(max_over), reduce_in_groups(lax.reduce_max)),
     "pmin": Translation(_over_axes(min_over), reduce_in_groups(lax.reduce_min)),
     "pbroadcast": Translation(_pbroadcast),

@@ -2,140 +2,156 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import json
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xmap_compat.tools.leave import messages, patch
-from xmap_compat.tools.leave.construction import Construction, Edited, FileEdit
-from xmap_compat.tools.leave.old_check import fix
+from xmap_compat.tools.leave import messages, patch, report
+from xmap_compat.tools.leave.construction import Construction, Edited
+from xmap_compat.tools.leave.files import OURS, edited_files, others_that_need
 from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
+from xmap_compat.tools.leave.text import counted, plain
 from xmap_compat.tools.leave.verifying import moved
-from xmap_compat.tools.text import plural, table
+from xmap_compat.tools.programs import add_program, program_of
 
-USAGE = """usage: python -m xmap_compat leave [OPTIONS] SCRIPT [ARGS...]      (or NOTEBOOK.ipynb, or -m MODULE)
-  --write            write the verified edits into the files of the program
-  --diff FILE        save them as a patch for `git apply`
-  --calls N          record the first N calls of each kind (3)
-  --stop-after N     end both runs after N calls of xmapped functions, or after N seconds (90s)
-  --memory MB        record at most so much data (1024)
-  --assignment N     of a function under several assignments, follow the N-th
-  --force            write files although git has changes of them that are not committed
-The program runs twice, in copies of its folder and of the working directory."""
-ROUNDS = 4  # what differs when it is run is left out, and the rest is verified again
+MOST_LINES = 20  # of the output of a run that ends otherwise
+ROUNDS = 6  # what differs when it is run is left out, and the rest is verified again
 _FIRST = "import sys; from xmap_compat.tools.leave import recording; recording.main(sys.argv[1])"
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 
 
-@dataclasses.dataclass
-class Options:
-    write: bool = False
-    force: bool = False
-    diff: str = ""
-    calls: int = 3
-    stop_after: str = ""
-    memory: int = 1024
-    assignment: int | None = None
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--write", action="store_true", help="write the edits into the files of the program")
+    parser.add_argument("--unverified", action="store_true", help="edit also what this run does not verify")
+    parser.add_argument("--diff", metavar="FILE", default="", help="save the edits as a patch for `git apply`")
+    parser.add_argument("--recipe", action="store_true", help="print what to write by hand, for each xmap")
+    parser.add_argument("--calls", metavar="N", type=int, default=3, help="record the first N calls of each kind (3)")
+    words = "end both runs after N calls of xmapped functions, or after N seconds (90s)"
+    parser.add_argument("--stop-after", metavar="N", default="", help=words)
+    parser.add_argument("--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)")
+    words = "write files although git has changes of them that are not committed"
+    parser.add_argument("--force", action="store_true", help=words)
+    add_program(parser, "SCRIPT [ARGS...], or NOTEBOOK.ipynb; it runs in copies of its folders")
 
 
-def main(args: Sequence[str]) -> int:
+def main(options: argparse.Namespace) -> int:
     """Returns the exit code: 0 if each construction is verified, 1 if not, 2 if there is nothing to patch."""
-    if args and args[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
     try:
-        options, program = _options(list(args))
-    except ValueError as error:
-        print(error, USAGE, sep="\n", file=sys.stderr)
-        return 2
-    try:
+        _check(options)
         with tempfile.TemporaryDirectory(prefix="leave-") as scratch:
-            return Leaving(options, program, os.path.realpath(scratch)).run()
+            return Leaving(options, os.path.realpath(scratch)).run()
     except Refused as error:
         print(f"leave: {error}", file=sys.stderr)
-        return 2
+    except Exception as error:  # a fault of ours; the user's files are as they were
+        if os.environ.get("LEAVE_TRACEBACK"):
+            raise
+        words = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(f"leave: {messages.INTERNAL.format(error=words)}", file=sys.stderr)
+    return 2
 
 
-def _options(args: list[str]) -> tuple[Options, list[str]]:
-    """The options, and the program with its arguments; raises ValueError with what is wrong."""
-    options = Options()
-    while args and args[0].startswith("--"):
-        option, given, value = args.pop(0).partition("=")
-        name = option[2:].replace("-", "_")
-        if name not in Options.__dataclass_fields__:
-            raise ValueError(messages.UNKNOWN_OPTION.format(option))
-        if isinstance(getattr(options, name), bool):
-            setattr(options, name, True)
-            continue
-        value = value if given else args.pop(0) if args else ""
-        number = value.removesuffix("s") if name == "stop_after" else value
-        if not value or (name != "diff" and not (number.isdecimal() and int(number))):
-            what = "a file" if name == "diff" else "a number"
-            raise ValueError(messages.TAKES.format(option=option, what=what, value=value))
-        setattr(options, name, value if name in ("diff", "stop_after") else int(value))
-    if not args or args == ["-m"]:
-        raise ValueError(messages.NO_PROGRAM)
-    if args[0].startswith("-") and args[0] != "-m":
-        raise ValueError(messages.UNKNOWN_OPTION.format(args[0]))
-    for arg in args[1 + (args[0] == "-m") :]:
-        if (name := arg.partition("=")[0]) in (f"--{n.replace('_', '-')}" for n in Options.__dataclass_fields__):
+def _check(options: argparse.Namespace) -> None:
+    program = options.program = program_of(options)
+    if not program:
+        raise Refused(messages.NO_PROGRAM)
+    number = options.stop_after.removesuffix("s")
+    if options.stop_after and not (number.isdecimal() and int(number)):
+        raise Refused(messages.STOP_AFTER.format(value=options.stop_after))
+    own = {f"--{name.replace('_', '-')}" for name in vars(options)} - {"--program", "--module"}
+    for arg in program[1 + (program[0] == "-m") :]:
+        if (name := arg.partition("=")[0]) in own:
             print(messages.GIVEN_TO_THE_PROGRAM.format(option=name), file=sys.stderr)
-    return options, args
+
+
+@dataclasses.dataclass
+class Seen:
+    """What the second run has found.
+
+    Attributes:
+      problems: for constructions that differ, how.
+      reached: the edited calls that were executed.
+    """
+
+    problems: dict[int, str] = dataclasses.field(default_factory=dict)
+    reached: frozenset[int] = frozenset()
 
 
 class Leaving:
-    """One invocation: its two runs, what they found, and the patch that follows."""
+    """One invocation: its runs, what they found, and the patch that follows."""
 
-    def __init__(self, options: Options, program: list[str], scratch: str):
-        self.options, self.program, self.scratch = options, program, scratch
+    def __init__(self, options: argparse.Namespace, scratch: str):
+        self.options, self.program, self.scratch = options, options.program, scratch
         self.cwd, self.script, self.seconds, self.code = os.path.realpath(os.getcwd()), "", 0.0, 0
         self.folders: dict[str, str] = {}  # of the first run: each folder, and its copy
-        self.reasons: dict[Any, str] = {}
-        if program[0] != "-m":
-            self.script = os.path.realpath(program[0])
+        self.refused: dict[Any, str] = {}
+        self.noise: list[Any] = []  # whose noise is asked for
+        if self.program[0] != "-m":
+            self.script = os.path.realpath(self.program[0])
             try:
                 ast.parse(python_of(patch.contents(self.script), self.script))
             except SyntaxError as error:
-                raise Refused(messages.NOT_PYTHON.format(name=program[0], error=error)) from None
+                raise Refused(messages.NOT_PYTHON.format(name=self.program[0], error=error)) from None
             except (OSError, ValueError, KeyError) as error:
-                raise Refused(messages.NOT_READ.format(name=program[0], error=error)) from None
+                raise Refused(messages.NOT_READ.format(name=self.program[0], error=error)) from None
 
     def run(self) -> int:
         for _ in range(ROUNDS):
             found, records = self.first_run()
-            patched = {c.number: c for c in found.constructions if c.edits}
-            reasons = self.second_run(found, records, patched) if patched else {}
-            self.reasons |= {patched[n].key: reason for n, reason in reasons.items()}
-            if not reasons:
+            patched = [c for c in found.constructions if c.change and not c.refused]
+            seen = self.second_run(found, records, patched) if patched else Seen()
+            if not seen.problems:
                 break
+            self.learn(found, seen.problems)
         else:
-            left = (c.key for c in found.constructions if not c.refused)
-            self.reasons = dict.fromkeys(left, messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)) | self.reasons
-        return self.report(found, {} if reasons else self.changes(found, patched.values()))
+            for c in found.constructions:
+                c.refused = c.refused or messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)
+        kept = self.kept(found)
+        changes, left = self.changes(found, kept)
+        changes = self.checked(found, changes)
+        return report.Report(self.options, found, seen, kept, changes, left, self.scratch).print()
 
-    # The two runs
+    def learn(self, found: Edited, problems: Mapping[int, str]) -> None:
+        """Leave out what differs in the next round; what differs in numbers, when its noise is known."""
+        keys = {c.number: c.key for c in found.constructions}
+        asked = [keys[n] for n, why in problems.items() if "largest element" in why and keys[n] not in self.noise]
+        self.noise += asked
+        if not asked:
+            self.refused |= {keys[n]: why for n, why in problems.items()}
+
+    def kept(self, found: Edited) -> list[Construction]:
+        """The constructions that are patched: the verified ones, and those that share edited functions with them."""
+        able = [c for c in found.constructions if c.change and not c.refused]
+        kept = able if self.options.unverified else [c for c in able if report.is_verified(c)]
+        count = -1
+        while len(kept) != count:
+            count, edited = len(kept), {change for c in kept for change in c.changes}
+            kept += [c for c in able if c not in kept and edited.intersection(c.changes)]
+        return kept
+
+    # The runs
 
     def first_run(self) -> tuple[Edited, str]:
         """Record the program, and make its edits without the constructions that have differed."""
         stop, begun = self.options.stop_after, time.monotonic()
         limit = int(stop.removesuffix("s") or 0)
         spec = self.prepared("first", limit if stop.endswith("s") else 0)
-        spec |= {"without": [*self.reasons], "assignment": self.options.assignment, "calls": self.options.calls}
+        spec |= {"refused": [*self.refused.items()], "noise": self.noise, "calls": self.options.calls}
         spec |= {"bytes": self.options.memory << 20, "calls at most": 0 if stop.endswith("s") else limit}
         self.folders = spec["folders"]
-        self.code = self.execute(spec, ["-c", _FIRST], None)
+        with report.progress("recording the program with xmap"):
+            self.code = self.execute(spec, ["-c", _FIRST], None)
         self.seconds = time.monotonic() - begun
         found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
         if found is None or not any(c.calls for c in found.constructions):
@@ -145,37 +161,69 @@ class Leaving:
             raise Refused(messages.NO_CALL.format(name=name, how=how, when=when))
         return found, spec["records"]
 
-    def second_run(self, found: Edited, records: str, patched: Mapping[int, Construction]) -> dict[int, str]:
-        """Run the edited program; returns why constructions are not verified."""
-        if differ := {n: messages.COMPUTES_ANOTHER.format(c.differs) for n, c in patched.items() if c.differs}:
-            return differ
+    def second_run(self, found: Edited, records: str, patched: list[Construction]) -> Seen:
+        """Run the edited program on the recorded arguments."""
         spec = self.prepared("second", 0)
-        spec |= {"records": records, "patched": [*patched], "stopped": found.ended == "stopped"}
-        spec["stopped"] |= self.options.assignment is not None  # what is not chosen cannot run after it
-        spec["some stay"] = bool(found.left) or any(c.refused for c in found.constructions)
-        for path, (_, data) in self.changes(found, patched.values(), probed=True).items():
-            with open(moved(spec["folders"], path), "wb") as file:
-                file.write(data)
-        code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
+        stopped = found.ended == "stopped"
+        spec |= {"records": records, "patched": [c.number for c in patched], "stopped": stopped}
+        changes, left = self.changes(found, patched, probed=True)
+        self.put(spec, changes, bool(left))
+        limit = max(120.0, 10 * self.seconds)
+        with report.progress(f"running the edited program, for at most {limit:.0f} s"):
+            code = self.execute(spec, [os.path.join(HERE, "verifying.py")], limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
+        reached = frozenset(int(k) for k, count in seen.get("counts", {}).items() if count)
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
-        ended = seen.get("ended", "")
-        # The type of an exception: its message may have random numbers.
-        both = (ended, code), (found.ended, self.code)
-        same = len({(words.partition(":")[0], k) for words, k in both}) == 1
-        if not (
-            seen.get("whole") and (same or "stopped" in (ended, found.ended))
-        ):  # because of those that differ, if there are any
-            ends = (words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both)
-            how = ". ".join([messages.ENDED.format(*ends), *found.otherwise])
-            return problems or dict.fromkeys(patched, messages.NOT_VERIFIED.format(how))
-        for n, c in patched.items():
-            if (again := seen["agreed"].get(str(n), 0)) < c.recorded:
+        if not seen.get("whole") and seen.get("comparing", -1) >= 0:
+            problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))
+        if problems:
+            return Seen(problems, reached)  # because of which it may have ended
+        if why := self.otherwise(found, seen, code):
+            self.show(spec, "the edited program")
+            return Seen({c.number: messages.NOT_VERIFIED.format(why) for c in patched}, reached)
+        for c in patched:
+            if (again := seen["agreed"].get(str(c.number), 0)) < c.recorded:
                 why = messages.TOO_FEW.format(recorded=c.recorded, agreed=again)
-                problems.setdefault(n, messages.NOT_VERIFIED.format(why))
-            elif not (c.recorded or c.inside & patched.keys()):
-                problems.setdefault(n, messages.NOT_VERIFIED.format(c.problem or messages.NONE_RECORDED))
-        return problems
+                problems[c.number] = messages.NOT_VERIFIED.format(why)
+        return Seen(problems, reached)
+
+    def otherwise(self, found: Edited, seen: Mapping[str, Any], code: int) -> str:
+        """How the edited program ended otherwise than the one with xmap; empty if it did not."""
+        both = (seen.get("ended", ""), code), (found.ended, self.code)
+        # The type of an exception: its message may have random numbers.
+        same = len({(words.partition(":")[0], k) for words, k in both}) == 1
+        if seen.get("whole") and (same or "stopped" in (both[0][0], found.ended)):
+            return ""
+        ends = (words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both)
+        return messages.ENDED.format(*ends)
+
+    def checked(self, found: Edited, changes: patch.Changes) -> patch.Changes:
+        """The changes, if they compile, and the program ends with them as it did."""
+        if not changes:
+            return changes
+        for path, (_, after) in changes.items():
+            try:
+                compile(python_of(after, path), path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            except SyntaxError as error:
+                raise Refused(messages.DOES_NOT_COMPILE.format(path=path, error=error)) from None
+        spec = self.prepared("third", int(self.seconds) + 60 if found.ended == "stopped" else 0)
+        spec |= {"patched": [], "stopped": False}
+        self.put(spec, changes, any(b"xmap_compat" in after or b"xmap(" in after for _, after in changes.values()))
+        with report.progress("running the patched program"):
+            code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
+        seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
+        if why := self.otherwise(found, seen, code):
+            self.show(spec, "the patched program")
+            raise Refused(f"{why}. Nothing is written")
+        return changes
+
+    def put(self, spec: dict[str, Any], changes: patch.Changes, some_stay: bool) -> None:
+        """Write changes into the copy in which a run is."""
+        spec["some stay"] = some_stay
+        for path, (_, data) in changes.items():
+            is_cells = path.endswith(NOTEBOOK) and data.lstrip()[:1] == b"{"
+            with open(moved(spec["folders"], path), "wb") as file:
+                file.write(python_of(data, path).encode() if is_cells else data)
 
     def prepared(self, run: str, seconds: int) -> dict[str, Any]:
         """What a run is told, in fresh copies of the folders."""
@@ -196,7 +244,7 @@ class Leaving:
         return spec
 
     def execute(self, spec: dict[str, Any], entry: list[str], limit: float | None) -> int:
-        """Run a process; the second one's output is kept apart."""
+        """Run a process; the output of the edited program is kept apart."""
         with open(spec["spec"], "w", encoding="utf-8") as file:
             json.dump(spec, file)
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
@@ -209,58 +257,46 @@ class Leaving:
             except subprocess.TimeoutExpired:
                 return 124
 
+    def show(self, spec: Mapping[str, Any], what: str) -> None:
+        """Print how the output of a run ends."""
+        lines = patch.contents(spec["log"]).decode(errors="replace").splitlines()[-MOST_LINES:]
+        print(f"--- {what} prints:", *lines, "---", sep="\n", file=sys.stderr)
+
     # The patch
 
-    def changes(self, found: Edited, patched: Iterable[Construction], probed: bool = False) -> patch.Changes:
-        """What the files hold and are to hold; for the second run, with a probe around each construction."""
-        edits: dict[FileEdit, None] = {}
-        for c in patched:
-            (file, own), *others = c.edits
-            if probed:
-                probe = "lambda f: __leave_probe__({}, ({})(f))" if c.decorates else "__leave_probe__({}, {})"
-                text, *rest = re.split(r"(\n\s*@)", own.text, maxsplit=1) if c.decorates else [own.text]  # the first
-                own = dataclasses.replace(own, text="".join([probe.format(c.number, text), *rest]))
-            edits |= dict.fromkeys([(file, own), *others, *found.shared])
+    def changes(
+        self, found: Edited, patched: Iterable[Construction], probed: bool = False
+    ) -> tuple[patch.Changes, list[str]]:
+        """What the files hold and are to hold, and for what the program still needs this package.
+
+        Args:
+          probed: for the second run, with probes around each construction and each edited call.
+        """
         users = {copy: folder for folder, copy in self.folders.items()}
-        changes: dict[str, tuple[bytes | None, bytes]] = {}
-        for copy in sorted({file for file, _ in edits}):
-            path, ran = moved(users, copy), patch.contents(copy)
-            data, mine = patch.contents(path), [edit for file, edit in edits if file == copy]
+        edits = []
+        for c in patched:
+            own = c.change
+            assert own is not None
+            probe = f"__leave_mapped__({c.number}, {OURS}mapped)"
+            text = own.text.replace(f"{OURS}mapped", probe) if probed else own.text
+            edits += [own._replace(text=text)]
+            edits += [e._replace(text=(counted if probed else plain)(e.text)) for e in c.changes]
+        if not edits:
+            return {}, []
+        as_python = lambda path: path + ".py" if probed and path.endswith(NOTEBOOK) else path  # noqa: E731
+        here = {copy: moved(users, copy) for copy in found.files}
+        contents = {}
+        for copy, path in here.items():
+            data, ran = patch.contents(path), patch.contents(copy)
             if (python_of(data, path).encode() if path.endswith(NOTEBOOK) else data) != ran:
                 raise Refused(messages.CHANGED_WHILE_IT_RAN.format(path=path))
-            is_cells = path.endswith(NOTEBOOK) and not probed
-            changes[path] = data, fix.applied(data, path, mine) if is_cells else fix.applied(ran, "", mine)
-        if edits and found.helpers:
-            changes[moved(users, found.helper_file)] = None, found.helpers.encode()
-        return changes
-
-    def report(self, found: Edited, changes: patch.Changes) -> int:
-        """Print the patch and a table, save or write it, and return the exit code."""
-        text, constructions = patch.diff(changes), found.constructions
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
-        reasons = [self.reason(c) for c in constructions]
-        for c, reason in zip(constructions, reasons):
-            calls = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
-            calls += ", with gradients" * c.differentiated + f", by its calls only: {c.unproved}" * bool(c.unproved)
-            words = reason or calls
-            words = re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
-            lines.append((str(c.number + 1), c.where, c.function, str(c.calls), words))
-        verified = reasons.count("")
-        print("\n".join(table(lines)))
-        count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
-        where = f"{plural(count, 'line')} in {plural(len(changes), 'file')}"
-        print(f"{verified} of {len(constructions)} constructions patched, {where}")
-        if changes and found.left:
-            print(messages.LEFT.format(", ".join(found.left)))
-        if self.options.diff:
-            with open(self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                file.write(text)
-        if self.options.write and changes:
-            patch.write(changes, self.options.force)
-            print("written:", *changes)
-        return 0 if verified == len(constructions) else 1
-
-    def reason(self, c: Construction) -> str:
-        """Why a construction stays; empty if it is verified."""
-        return self.reasons.get(c.key) or (c.refused and f"refused: {c.refused}")
+            contents[as_python(path)] = ran if probed else data
+        edits = [e._replace(file=as_python(moved(users, e.file))) for e in edits]
+        entered = {(as_python(moved(users, of)), *at) for of, *at in found.entered}
+        module = os.path.basename(found.helper_file).removesuffix(".py")
+        others = others_that_need(list(here.values()), self.cwd)
+        new, left = edited_files(contents, edits, module, entered, found.keeps_meshes, bool(others))
+        changes = {path.removesuffix(".py") if path not in here.values() else path: data for path, data in new.items()}
+        result: dict[str, tuple[bytes | None, bytes]] = {p: (patch.contents(p), data) for p, data in changes.items()}
+        result[moved(users, found.helper_file)] = None, found.helpers.encode()
+        return result, [*left, *map(os.path.basename, others)]

@@ -7,12 +7,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xmap_compat.tools.leave.old_check.fix import Edit
-
-FileEdit = tuple[str, Edit]  # the path of a file, and an edit of it
+Place = tuple[str, int]  # a file and a line
 # Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
 # line and column of the item, and 0.
 Entered = tuple[str, int, int, int]
+
+
+class Change(NamedTuple):
+    """A replacement in a file, from one character to another.  Its text may hold marks (see ``text.plain``)."""
+
+    file: str
+    start: int
+    end: int
+    text: str
 
 
 @dataclasses.dataclass(eq=False)
@@ -23,17 +30,16 @@ class Construction:
       line, column: where the call starts; the column in bytes, None if it is unknown.
       globals: the global variables of its file.
       functions: the xmapped functions that it made, one for each declaration.
-      plans: the distinct plans of its calls.
+      placed: its traced calls, with their placements.
       inside: the numbers of the constructions in whose bodies it was called.
       reached, calls, recorded: how often it was made; how often it was called or traced; how many calls are recorded.
       differentiated: whether a gradient of it was taken from outside; where it is told, whether one is recorded.
       problem: why its calls could not be recorded, or that they raise.
       refused: why it stays, and what to do.
-      differs, unproved: how its edited functions differ from its plans, or why they are not compared with them.
-      edits: the first one replaces the call by one expression.
-      decorates: whether that expression is a function of the function to map, as ``@xmap(...)`` is.
-      site, made: its place in the file, and its edits before other constructions are considered.
-      assignment: its resources, in words.
+      change: the replacement of ``xmap``.
+      changes: the edits of the functions that it reaches, some of which others reach too.
+      places: the indices of the edited calls in the functions that it reaches.
+      recipe: what a person writes by hand.
     """
 
     file: str
@@ -43,7 +49,7 @@ class Construction:
     function: str = ""
     globals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     functions: list[Any] = dataclasses.field(default_factory=list)
-    plans: list[Any] = dataclasses.field(default_factory=list)
+    placed: list[Any] = dataclasses.field(default_factory=list)
     inside: set[int] = dataclasses.field(default_factory=set)
     reached: int = 0
     calls: int = 0
@@ -51,13 +57,10 @@ class Construction:
     differentiated: bool = False
     problem: str = ""
     refused: str = ""
-    differs: str = ""
-    unproved: str = ""
-    edits: list[FileEdit] = dataclasses.field(default_factory=list)
-    decorates: bool = False
-    site: Any = None
-    made: Any = None
-    assignment: str = ""
+    change: Change | None = None
+    changes: Sequence[Change] = ()
+    places: frozenset[int] = frozenset()
+    recipe: Sequence[str] = ()
 
     @property
     def where(self) -> str:
@@ -67,30 +70,32 @@ class Construction:
     def key(self) -> tuple[str, int, int | None]:
         return self.file, self.line, self.column
 
-    @property
-    def is_nested(self) -> bool:
-        return bool(self.plans) and all(plan.staged.placed.nested for plan in self.plans)
-
     def told(self) -> Construction:
         """What another process is told of it."""
-        return dataclasses.replace(self, globals={}, functions=[], plans=[], site=None, made=None)
+        return dataclasses.replace(self, globals={}, functions=[], placed=[])
 
 
 class Edited(NamedTuple):
     """The first run: all edits of a program, and how it ended.
 
     Attributes:
-      shared: edits of whole files: imports, mesh contexts, ``thread_resources``.
-      helpers: the text of the helper file; empty if nothing needs it.
+      places: the files and lines of the edited calls in functions.
+      files: what the program has read of its own, whose texts may be changed.
+      helpers: the text of the helper file; empty if nothing is patched.
       ended: the exception that ended it, or "".
-      otherwise: where meshes were entered as ``jax.set_mesh`` cannot be, in words.
-      left: the names of this package that files still import.
+      entered: where ``with`` entered meshes.
+      keeps_meshes: whether a mesh was entered as ``jax.set_mesh`` cannot be, so that all stay as they are.
     """
 
     constructions: list[Construction]
-    shared: list[FileEdit]
+    places: Sequence[Place] = ()
+    files: Sequence[str] = ()
     helpers: str = ""
     helper_file: str = ""
     ended: str = ""
-    otherwise: Sequence[str] = ()
-    left: Sequence[str] = ()
+    entered: frozenset[Entered] = frozenset()
+    keeps_meshes: bool = False
+
+    def places_of(self, c: Construction, among: frozenset[int] | None = None) -> set[Place]:
+        """The edited places in the functions that a construction reaches, or those among some."""
+        return {self.places[k] for k in c.places if among is None or k in among}

@@ -48,8 +48,9 @@ class Axis(NamedTuple):
 
 
 def mapped(
-    fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, donate_argnums=(), backend=None, check_vma=False
-):
+    fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, undeclared=False, donate_argnums=(), backend=None,
+    check_vma=False,
+):  # fmt: skip
     """A function of whole arrays from `fun`, which computes one element along each named axis.
 
       fun: takes and returns pytrees of arrays, without the named dimensions.
@@ -58,7 +59,8 @@ def mapped(
       axis_sizes, axis_resources: {name: size} of axes that no argument has; {name: mesh axis, SerialLoop, or both}.
       donate_argnums, backend, check_vma: as for `jax.jit` and `jax.shard_map`.
 
-    The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there.
+    The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there; with
+    `undeclared`, each device keeps its own element.  In the body of another one, each device computes its part.
     """
     given, gives, sizes, axes = specs_of(in_axes), specs_of(out_axes), dict(axis_sizes or {}), []
     for name in dict.fromkeys([*(name for spec in jax.tree.leaves(given) for name in spec), *sizes]):
@@ -77,10 +79,13 @@ def mapped(
         across = tuple(dict.fromkeys(name for axis in axes for name in axis.across))
         if not across:
             return device(*args)
+        if is_bound(across):
+            return at_arrays(gathered, out_specs, device(*at_arrays(own_part, in_specs, args)))
         mesh = context_mesh()
         args = at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
         results = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)(*args)
-        check_declared(device, axes, {name: mesh.shape[name] for name in across}, given, gives, args)
+        if not undeclared:
+            check_declared(device, axes, {name: mesh.shape[name] for name in across}, given, gives, args)
         return results
 
     return call
@@ -90,6 +95,29 @@ def partition(axes, spec):
     """The PartitionSpec of an array."""
     split = {spec[axis.name]: axis.across or None for axis in axes if axis.name in spec}
     return P(*(split.get(k) for k in range(max(split, default=-1) + 1)))
+
+
+def is_bound(axes):
+    """Whether the program that JAX traces now is mapped over axes."""
+    try:
+        return lax.axis_size(axes) > 0
+    except NameError:
+        return False
+
+
+def own_part(spec, x):
+    """The block of this device, of an array that all devices have."""
+    for k, axes in enumerate(spec):
+        size = jnp.shape(x)[k] // lax.axis_size(axes or ())
+        x = lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * size, size, k) if axes else x
+    return x
+
+
+def gathered(spec, x):
+    """An array of which each device has a block, on all devices."""
+    for k, axes in enumerate(spec):
+        x = lax.all_gather(x, axes, axis=k, tiled=True) if axes else x
+    return x
 
 
 def on_device(fun, given, gives, axes, axis_sizes, *args):
@@ -174,5 +202,8 @@ def at_arrays(function, specs, *trees):
 
 def context_mesh():
     """The mesh of `jax.set_mesh(mesh)`, or of `with mesh:`, which `jax.sharding.get_mesh()` does not see."""
+    inside = jax.sharding.get_abstract_mesh()  # of a function that is mapped
+    if inside.axis_names and is_bound(inside.axis_names):
+        return inside
     with jax.ensure_compile_time_eval():
         return lax.with_sharding_constraint(jnp.zeros(()), P()).sharding.mesh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import dis
 import functools
@@ -12,7 +11,7 @@ import os
 import pickle
 import sys
 import threading
-import types
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -26,6 +25,9 @@ from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, described, is_
 OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
+MOST_TRACES = 16  # of each construction
+
+
 class Pending(NamedTuple):
     """A call in a traced program, whose arguments were noted when that was executed; its results are computed last."""
 
@@ -34,8 +36,8 @@ class Pending(NamedTuple):
     structure: Any
 
 
-def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[str] | None = None) -> None:
-    """Note from now on where ``with`` enters a mesh of these classes, and where that cannot become ``jax.set_mesh``."""
+def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[Entered]) -> None:
+    """Note where ``with`` enters a mesh of these classes, and where a mesh is entered as ``jax.set_mesh`` cannot be."""
     is_clean = importlib.import_module("xmap_compat.legacy.adapters").trace_state_clean
     for kind in kinds:
 
@@ -45,23 +47,14 @@ def note_entered(kinds: Iterable[type], entered: set[Entered], otherwise: set[st
             code = list(dis.get_instructions(frame.f_code))
             before = (i for i in code if i.offset < frame.f_lasti)
             same = [i for i in before if i.opname == "BEFORE_WITH" and i.positions == (line, end, column, last)]
-            entered.add((frame.f_code.co_filename, line or 0, column or 0, len(same)))
-            if otherwise is not None and not is_clean():
-                otherwise.add(messages.WHILE_JAX_TRACES.format(_in_program(frame)))
-            elif otherwise is not None and not any(
-                i.offset == frame.f_lasti and i.opname == "BEFORE_WITH" for i in code
-            ):
-                otherwise.add(messages.NOT_BY_WITH.format(_in_program(frame)))
+            place = os.path.realpath(frame.f_code.co_filename), line or 0, column or 0, len(same)
+            entered.add(place)
+            by_with = any(i.offset == frame.f_lasti and i.opname == "BEFORE_WITH" for i in code)
+            if not (is_clean() and by_with):
+                otherwise.add(place)
             return enter(self)
 
         kind.__enter__ = noted  # type: ignore[attr-defined]
-
-
-def _in_program(frame: types.FrameType) -> str:
-    """The place of a frame, or of the one that called ``contextlib`` there."""
-    while frame.f_back is not None and frame.f_code.co_filename == contextlib.__file__:
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def noting_gradients(c: Construction, results: Any) -> Any:
@@ -85,15 +78,16 @@ class Recorder:
         self.found: dict[tuple[str, int, int], Construction] = {}
         self.records: list[RecordedCall] = []
         self.pending: list[Pending] = []
+        self.structures: list[tuple[Any, Any]] = []  # of each record: the function, and the structure of its arguments
         self.seen: dict[Any, int] = {}
-        self.entered, self.otherwise = set[Entered](), set[str]()
+        self.entered, self.otherwise = set[Entered](), set[Entered]()
         self.bytes, self.calls, self.over = 0, 0, False
 
     def begin(self) -> None:
         """Begin when the program has imported JAX, which these modules need."""
-        names = ("api", "tools.plan", "core.placement")
-        api, self.plan, self.placement = (importlib.import_module(f"xmap_compat.{name}") for name in names)
-        make = api.make
+        names = ("api", "core.placement")
+        self.api, self.placement = (importlib.import_module(f"xmap_compat.{name}") for name in names)
+        api, make = self.api, self.api.make
         api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
         api.observe(self.traced)
         note_entered(
@@ -117,19 +111,14 @@ class Recorder:
             return watched(function, functools.partial(self.called, c, c.reached, function))
 
     def traced(self, declared: Any, made: Any, args: Any) -> None:
-        """Keep the plan of a call that is traced.  A failure here must not change the behaviour of the program."""
+        """Keep the placements of a call that is traced."""
         with self.lock:
             known = [c for c in self.found.values() if not self.over]
             made_by = [c for c in known if any(f.plan.declared is declared for f in c.functions)]
-        for c in made_by:
-            try:
-                plan = self.plan.describe_made(declared, made, args)
-                apart = dataclasses.replace(plan, staged=None)
+        if made is not None:
+            for c in made_by:
                 with self.lock:
-                    if all(dataclasses.replace(known, staged=None) != apart for known in c.plans):
-                        c.plans.append(plan)
-            except Exception as error:
-                c.problem = messages.NO_PLAN.format(error=verifying.in_a_line(error))
+                    c.placed = [*c.placed, made][:MOST_TRACES]
 
     @property
     def stack(self) -> list[Construction]:
@@ -174,7 +163,11 @@ class Recorder:
         if is_traced(results):  # as those of a function that closes over a tracer are
             return noting_gradients(c, results)
         if wanted and not call.traced:
-            self.keep(c, call._replace(results=verifying.evaluated(lambda: results, (), False)))
+            try:
+                noted = call._replace(results=verifying.evaluated(lambda: results, (), False))
+                self.keep(c, noted, function, jax.tree.structure(args))
+            except Exception as error:  # must not change the behaviour of the program
+                c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
         return results
 
     def wanted(self, kind: Any, more: int) -> bool:
@@ -202,11 +195,12 @@ class Recorder:
         self.bytes += sum(getattr(value, "nbytes", 8) for value in values)
         return self.bytes <= self.spec["bytes"]
 
-    def keep(self, c: Construction, call: RecordedCall) -> None:
+    def keep(self, c: Construction, call: RecordedCall, function: Any, structure: Any) -> None:
         with self.lock:
             own = () if call.traced else call.leaves  # of a traced one, they are counted when they are noted
             if self.fits([leaf.value for leaf in (*own, *(leaf for _, leaf in call.results))]):
                 self.records.append(call)
+                self.structures.append((function, structure))
                 c.recorded += 1
             else:
                 c.problem = messages.NO_MEMORY
@@ -219,18 +213,30 @@ class Recorder:
         constructions = list(self.found.values())
         for pending in self.pending:
             self.compute(constructions[pending.call.construction], pending)
+        for k, call in enumerate(self.records):
+            if [*constructions[call.construction].key] in self.spec["noise"]:
+                self.records[k] = self.with_noise(call, *self.structures[k])
         verifying.write_calls(self.spec["records"], self.records)
-        try:
-            edited = self.edited(constructions) if constructions else Edited([], [])
-        except Exception as error:
-            for c in constructions:
-                c.edits, c.refused = [], messages.FAILED.format(error=verifying.in_a_line(error))
-            edited = Edited(constructions, [])
+        self.over = True
+        edited = self.edited(constructions) if constructions else Edited([])
         compared = {call.construction for call in self.records if call.differentiated}
         told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in constructions]
-        edited = edited._replace(constructions=told, ended=ended, otherwise=sorted(self.otherwise))
+        entered = frozenset(self.entered - self.otherwise)
+        edited = edited._replace(constructions=told, ended=ended, entered=entered, keeps_meshes=bool(self.otherwise))
         with open(self.spec["result"], "wb") as file:
             pickle.dump(edited, file)
+
+    def with_noise(self, call: RecordedCall, function: Any, structure: Any) -> RecordedCall:
+        """A record with the results that its arguments have where all elements are on one device."""
+        if any(leaf.devices for leaf in call.leaves):
+            return call
+        declared = function.plan.declared
+        alone = self.api.xmap(declared.fun, declared.in_source, declared.out_source, axis_sizes=declared.sizes)
+        try:
+            args = jax.tree.unflatten(structure, map(restored, call.leaves))
+            return call._replace(noise=verifying.evaluated(alone, args, call.differentiated))
+        except Exception:  # it is compared without
+            return call
 
     def compute(self, c: Construction, pending: Pending) -> None:
         """The results, and the gradients if the program took some, for arguments that were noted."""
@@ -239,21 +245,25 @@ class Recorder:
             with importlib.import_module("xmap_compat.core.mesh").entered(mesh):
                 args = jax.tree.unflatten(pending.structure, map(restored, pending.call.leaves))
                 results = verifying.evaluated(pending.function, args, c.differentiated)
-            self.keep(c, pending.call._replace(results=results, differentiated=c.differentiated))
+            call = pending.call._replace(results=results, differentiated=c.differentiated)
+            self.keep(c, call, pending.function, pending.structure)
         except Exception as error:
             c.problem = messages.NOT_REPEATED.format(error=verifying.in_a_line(error))
 
     def edited(self, constructions: list[Construction]) -> Edited:
+        refused = {tuple(key): why for key, why in self.spec["refused"]}
         for c in constructions:  # what one has traced, others of the same function need not trace again
             same = [o for o in constructions if any(f is g for f in c.functions for g in o.functions)]
-            plans = {id(plan): plan for o in same for plan in o.plans}
-            c.plans = list(plans.values()) if c.calls else []
-            c.refused = messages.DIFFERS if [*c.key] in self.spec["without"] else ""
-        edits, spec = importlib.import_module("xmap_compat.tools.leave.edits"), self.spec
-        options = {"root": spec["tree"], "beside": spec["beside"], "assignment": spec["assignment"]}
-        found, self.over = edits.edits_of(constructions, **options, entered=self.entered), True
-        importlib.import_module("xmap_compat.tools.leave.proving").prove(found, spec["tree"])
-        return found
+            c.placed = list({id(p): p for o in same for p in o.placed}.values()) if c.calls else []
+            c.refused = refused.get(c.key, "")
+        edits = importlib.import_module("xmap_compat.tools.leave.edits")
+        try:
+            return edits.edits_of(constructions, root=self.spec["tree"], beside=self.spec["beside"])
+        except Exception as error:
+            traceback.print_exc()
+            for c in constructions:
+                c.change, c.changes, c.refused = None, (), messages.FAILED.format(error=verifying.in_a_line(error))
+            return Edited(constructions)
 
 
 def main(path: str) -> None:

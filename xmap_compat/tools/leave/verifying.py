@@ -25,6 +25,8 @@ import numpy as np
 
 # Relative differences that an order of additions makes, by the size of the numbers' mantissas; others must be equal.
 TOLERANCES = {52: 1e-9, 23: 1e-4, 10: 1e-2, 7: 5e-2}
+# What differs by at most so many times the noise of the program is equal, if it is at most this part of the largest.
+NOISE, MOST_NOISE = 4, 1e-2
 TRACED = ("lower", "trace", "eval_shape", "clear_cache", "plan")
 
 
@@ -66,6 +68,10 @@ class RecordedCall(NamedTuple):
     leaves: Sequence[Leaf] = ()
     differentiated: bool = False
     results: Sequence[tuple[str, Leaf]] = ()
+    noise: Sequence[tuple[str, Leaf]] = ()
+
+
+Results = Sequence[tuple[str, Leaf]]
 
 
 def write_calls(path: str, calls: list[RecordedCall]) -> None:
@@ -154,38 +160,58 @@ def evaluated(function: Callable[..., Any], args: tuple[Any, ...], differentiate
     ]
 
 
-def difference(found: Sequence[tuple[str, Leaf]], expected: Sequence[tuple[str, Leaf]]) -> str:
-    """How results differ from those that were recorded; empty if they do not."""
+def difference(found: Results, expected: Results, noise: Results = ()) -> str:
+    """How results differ from those that were recorded; empty if they do not.
+
+    Args:
+      noise: the results with all elements on one device.  A program whose results depend on the order of additions
+        differs from itself by as much.
+    """
     if [path for path, _ in found] != [path for path, _ in expected]:
         return f"the results are {[path for path, _ in found]}, and with xmap {[path for path, _ in expected]}"
+    others = dict(noise)
     for (path, leaf), (_, other) in zip(found, expected):
         types = [f"{leaf.key or leaf.value.dtype}{list(leaf.value.shape)}" for leaf in (leaf, other)]
         if types[0] != types[1]:
             return f"{path} is {types[0]}, and with xmap {types[1]}"
         if (leaf.devices is None) != (other.devices is None):
             return f"the copies of {path} {'differ' if leaf.devices else 'are equal'} on its devices"
-        parts, others = (x.devices or {0: x.value} for x in (leaf, other))
-        if apart := next((words for k, part in parts.items() if (words := _apart(part, others[k]))), ""):
+        own = others.get(path)
+        spread = _distance(own.value, other.value) if own is not None and own.value.shape == other.value.shape else 0.0
+        parts, wanted = (x.devices or {0: x.value} for x in (leaf, other))
+        if apart := next((words for k, part in parts.items() if (words := _apart(part, wanted[k], spread))), ""):
             return f"{path} differs by {apart}"
     return ""
 
 
-def _apart(found: np.ndarray, expected: np.ndarray) -> str:
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference of numbers that are finite in both; 0 for integers, which have no noise."""
+    if not jax.numpy.issubdtype(a.dtype, np.inexact) or a.dtype != b.dtype:
+        return 0.0
+    a, b = _wide(a), _wide(b)
+    finite = np.isfinite(a) & np.isfinite(b)
+    return float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+
+
+def _apart(found: np.ndarray, expected: np.ndarray, spread: float = 0.0) -> str:
     """How far two arrays are apart, if that is more than the order of additions explains."""
     if found.tobytes() == expected.tobytes():
         return ""
     if not jax.numpy.issubdtype(found.dtype, np.inexact):
         return f"{np.sum(found != expected)} of its {found.size} elements"
     bits = jax.numpy.finfo(found.dtype).nmant
-    wide = np.complex128 if found.dtype.kind == "c" else np.float64
-    a, b = found.astype(wide), expected.astype(wide)
+    a, b = _wide(found), _wide(expected)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return "its infinities or NaN"
-    largest = float(np.max(np.abs(b[finite]), initial=0.0))
-    apart = float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
+    largest, apart = float(np.max(np.abs(b[finite]), initial=0.0)), _distance(found, expected)
     tolerance = next((t for at_least, t in TOLERANCES.items() if bits >= at_least), 0.5)
-    return "" if apart <= tolerance * largest else f"{apart:.2g}, where its largest element is {largest:.2g}"
+    allowed = max(tolerance * largest, min(NOISE * spread, MOST_NOISE * largest))
+    return "" if apart <= allowed else f"{apart:.2g}, where its largest element is {largest:.2g}"
 
 
 def in_a_line(error: BaseException) -> str:
@@ -282,11 +308,24 @@ class Verifier:
         self.reached: dict[int, int] = {}
         self.problems: dict[int, str] = {}
         self.agreed: dict[int, int] = {}
-        self.left = [call for call in read_calls(spec["records"]) if call.construction in spec["patched"]]
+        records = read_calls(spec["records"]) if spec["patched"] else []
+        self.left = [call for call in records if call.construction in spec["patched"]]
         self.traced: list[tuple[Any, ...]] = []  # what is compared when the program is in no trace, mesh or lock
+        self.counter: Any = None  # it needs JAX, which the program imports
+        self.comparing = -1
+
+    def mapped(self, n: int, mapped: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes the place of ``mapped`` in the edited construction number ``n``."""
+        return lambda *args, **kwargs: self.probe(n, mapped(*args, **kwargs))
+
+    def count(self, k: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes the place of the function of an edited call."""
+        with self.lock:
+            self.counter = self.counter or _loaded("counting").Counter()
+        return self.counter.place(k, function)
 
     def probe(self, n: int, made: Any) -> Any:
-        """What stands round the edited construction number ``n``."""
+        """What a construction makes, each call of which is compared."""
         with self.lock:
             self.reached[n] = self.reached.get(n, 0) + 1
             k = self.reached[n]
@@ -316,26 +355,51 @@ class Verifier:
         self.write(ended)
 
     def compare(self, record: RecordedCall, made: Any, structure: Any, own: Sequence[Any]) -> None:
+        self.comparing = record.construction
+        self.write("", False)  # which one, if the process dies here, or hangs
         try:
             other = record.mesh if record.mesh != placed(jax.sharding.get_mesh()) else None
             with jax.set_mesh(mesh_of(other)) if other else contextlib.nullcontext():
                 given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
                 function = made if hasattr(made, "lower") else jax.jit(made)  # as it is called in the program
-                apart = difference(evaluated(function, given, record.differentiated), record.results)
+                found = evaluated(function, given, record.differentiated)
+                apart = difference(found, record.results, record.noise)
+                if not apart and self.counter is not None:
+                    self.reach(function, structure, record, own)
         except Exception as error:
             traceback.print_exc()
             apart = f"it raises {in_a_line(error)}"
+        self.comparing = -1
         with self.lock:
             if apart:
                 self.problems.setdefault(record.construction, apart)
             else:
                 self.agreed[record.construction] = self.agreed.get(record.construction, 0) + 1
 
+    def reach(self, function: Any, structure: Any, record: RecordedCall, own: Sequence[Any]) -> None:
+        """Count the edited calls that the call executes.  What cannot be counted has not been reached."""
+        given = jax.tree.unflatten(structure, map(restored, record.leaves, own))
+        try:
+            with self.counter.counting():
+                evaluated(function, given, record.differentiated)
+        except Exception:
+            traceback.print_exc()
+
     def write(self, ended: str, whole: bool = True) -> None:
         with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
             found = {"problems": self.problems, "agreed": self.agreed, "ended": ended, "whole": whole}
+            found |= {"counts": self.counter.counts if self.counter else {}, "comparing": self.comparing}
             json.dump(found, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
+
+
+def _loaded(name: str, path: str = "") -> Any:
+    """A module that is loaded by its path, beside this one."""
+    path = path or os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    found: Any = importlib.util.spec_from_file_location(f"leave_{name}", path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 class _Refusing:
@@ -349,11 +413,9 @@ class _Refusing:
 def main(path: str) -> None:
     with open(path, encoding="utf-8") as file:
         spec = json.load(file)
-    found: Any = importlib.util.spec_from_file_location("leave_runner", spec["runner"])
-    runner = importlib.util.module_from_spec(found)
-    found.loader.exec_module(runner)
+    runner = _loaded("runner", spec["runner"])
     verifier = Verifier(spec)
-    builtins.__leave_probe__ = verifier.probe  # type: ignore[attr-defined]
+    builtins.__leave_mapped__, builtins.__leave_count__ = verifier.mapped, verifier.count  # type: ignore[attr-defined]
     if spec["some stay"]:
         importlib.import_module("xmap_compat.legacy.import_hook").install_with_jax()
     else:

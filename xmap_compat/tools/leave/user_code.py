@@ -6,66 +6,27 @@ import ast
 import dataclasses
 import dis
 import functools
-import inspect
 import linecache
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jax import lax
 
 from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.tools.leave.old_check.names import assigned_once, bound_by, first_line, imported_names, own_nodes
-from xmap_compat.tools.source.text import NotWritable, literal
+from xmap_compat.tools.leave.bindings import assigned_once, first_line, imported_names
+from xmap_compat.tools.leave.text import NotWritable, offset
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
 
 
-@dataclasses.dataclass(frozen=True)
-class AxisNames:
-    """The names of each named axis in plain JAX.
-
-    Attributes:
-      mesh: its mesh axes.
-      local: the name that each axis has in its vmap; None if the axis fills its mesh axes.
-      order: the mesh's axes, in order.
-      sizes: the size of each named axis.
-      inner: for each axis of a nested xmap, its mesh axes and the trip count of its loops.
-    """
-
-    mesh: Mapping[Any, tuple[str, ...]]
-    local: Mapping[Any, str | None]
-    order: tuple[str, ...]
-    sizes: Mapping[Any, int]
-    inner: Mapping[Any, tuple[tuple[str, ...], int]] = dataclasses.field(default_factory=dict)
-
-    def with_inner(self) -> AxisNames:
-        """The same names, together with those of nested xmaps."""
-        mesh = {**self.mesh, **{name: mesh_axes for name, (mesh_axes, _) in self.inner.items()}}
-        return dataclasses.replace(self, mesh=mesh, local={**self.local, **{name: name for name in self.inner}})
-
-    def parts(self, name: Any) -> tuple[Any, ...]:
-        if name not in self.mesh:
-            return (name,)  # an axis of the user's own vmap
-        own = self.local[name]
-        return self.mesh[name] if own is None else (*self.mesh[name], own)
-
-    def check_distinct(self, names: Sequence[Any]) -> None:
-        parts = [p for n in names for p in self.parts(n)]
-        if len(set(parts)) != len(parts):
-            raise NotWritable(f"a collective over {literal(tuple(names))}, which share mesh axes: write one for each")
-
-    @property
-    def all(self) -> dict[Any, tuple[Any, ...]]:
-        """The parts of each axis."""
-        return {name: self.parts(name) for name in self.mesh}
-
-    @property
-    def same(self) -> bool:
-        return all(parts == (n,) for n, parts in self.all.items())
+def is_xmap(callee: Any) -> bool:
+    """Whether a function is xmap: this package's, which imports these tools, or the one at legacy's place."""
+    homes = (sys.modules.get(name) for name in ("xmap_compat.api", "xmap_compat.legacy.maps"))
+    return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
 def operations(jaxpr: Any) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
@@ -87,13 +48,20 @@ def collectives(jaxpr: Any) -> Iterator[tuple[Any, str, list[Span]]]:
             yield eqn, stack, next(filter(None, spans), [])
 
 
-def calls_of_collectives(jaxpr: Any) -> dict[Span, list[Any]]:
-    """The collectives of a program, by the innermost call of the user."""
+def calls_of_collectives(jaxprs: Iterable[Any]) -> dict[Span, list[Any]]:
+    """The collectives of programs, by the innermost call of the user."""
     found: dict[Span, list[Any]] = {}
-    for eqn, _, spans in collectives(jaxpr):
+    for eqn, _, spans in (each for jaxpr in jaxprs for each in collectives(jaxpr)):
         if spans:
             found.setdefault(spans[0], []).append(eqn)
     return found
+
+
+def contractions_inside(jaxpr: Any) -> frozenset[Span]:
+    """The calls of contractions over names that the body differentiates: inside it, they sum no cotangents."""
+    call = lambda eqn: next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())  # noqa: E731
+    forward = {call(e) for e, stack, _ in operations(jaxpr) if e.primitive.name == "pdot" and not is_backward(stack)}
+    return frozenset(call(e) for e, stack, _ in operations(jaxpr) if is_backward(stack)) & forward
 
 
 # ------------------------------------------------------------------------------- pieces of files
@@ -112,11 +80,6 @@ def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     return dict(sorted(found.items()))
 
 
-def variables(node: ast.AST) -> set[str]:
-    """The names of variables of the functions in a piece of a program."""
-    return {name for code in codes_in(_compiled(node)) for name in (*code.co_varnames, *code.co_cellvars)}
-
-
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for inner in code.co_consts:
@@ -131,53 +94,6 @@ def _compiled(node: Any) -> types.CodeType:
 
 
 LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-
-
-def offset(text: str, line: int, column: int) -> int:
-    """The position in a text of a line and a column in bytes."""
-    lines = text.split("\n")
-    return sum(len(x) + 1 for x in lines[: line - 1]) + len(lines[line - 1].encode()[:column].decode())
-
-
-def spliced(text: str, edits: Iterable[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
-    """A part of a text with pieces of it replaced."""
-    pieces, at = [], start
-    for begin, finish, new in sorted(edits, key=lambda e: e[:2]):
-        if at <= begin and finish <= (len(text) if end is None else end):
-            pieces += [text[at:begin], new]
-            at = finish
-    return "".join([*pieces, text[at:end]])
-
-
-def parsed(text: str) -> ast.Module:
-    """A rewritten piece of a program."""
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:  # in Python 3.11, say, quotes inside an f-string end it
-        raise NotWritable(f"code that is not valid Python after it is rewritten: {error.msg}") from None
-
-
-def dedented(text: str) -> str:
-    """A definition without indentation; its strings of several lines stay as they are."""
-    width = len(text) - len(text.lstrip())
-    nodes = ast.walk(parsed(f"if 1:\n{text}")) if width else ()
-    strings = [n for n in nodes if isinstance(n, (ast.Constant, ast.JoinedStr))]
-    held = {line for n in strings for line in range(n.lineno - 1, (n.end_lineno or 0) - 1)}
-    blank = lambda line: len(line) - len(line.lstrip())  # noqa: E731
-    lines = enumerate(text.split("\n"))
-    return "\n".join(line if k in held else line[min(width, blank(line)) :] for k, line in lines)
-
-
-def renamed(text: str, names: Mapping[str, str]) -> str:
-    """A program in which names that it reads and does not bind are replaced."""
-    edits = []
-    for (line, column), name in free_reads(parsed(text)).items():
-        at = offset(text, line, column)
-        if names.get(name, name) != name:
-            if not text.startswith(name, at):
-                raise NotWritable(f"{name} in an f-string")  # Python 3.11 does not know the places of names there
-            edits.append((at, at + len(name), names[name]))
-    return spliced(text, edits)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -252,17 +168,7 @@ class Piece:
 
     def assigned_inside(self, name: str) -> ast.expr | None:
         """The expression that the function assigns to a variable, if it does so once."""
-        return assigned_once(ast.walk(self.node), lambda own, value: own == name).get(name)
-
-    def assigned_around(self, name: str) -> ast.expr | None:
-        """The expression that the functions around or the module assign to a variable, if they do so once."""
-        holds = lambda n: n.lineno <= self.node.lineno and self.node.end_lineno <= n.end_lineno  # noqa: E731
-        around = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and holds(n) and n is not self.node]
-        for scope in [*sorted(around, key=lambda n: -n.lineno), self.tree]:
-            parts = list(own_nodes(ast.iter_child_nodes(scope)))
-            if any(name in bound_by(part) for part in parts):
-                return assigned_once(parts, lambda own, value: own == name).get(name)
-        return None
+        return assigned_once(ast.walk(self.node), name)
 
 
 def imported_as(name: str, node: ast.AST) -> str:
@@ -297,16 +203,6 @@ def source_of(fun: types.FunctionType) -> Piece:
     by_name = {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if d is not None}
     defaults.update((by_name[k], v) for k, v in (fun.__kwdefaults__ or {}).items() if k in by_name)
     return dataclasses.replace(found, node=node, globals=fun.__globals__, closure=closure, defaults=defaults)
-
-
-def source_of_class(cls: type) -> Piece:
-    """The piece that defines a class."""
-    module = inspect.getmodule(cls)
-    found = file_at(getattr(module, "__file__", None) or "", f"the class {cls.__name__}")
-    nodes = [n for n in ast.walk(found.tree) if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
-    if len(nodes) != 1:
-        raise NotWritable(f"the class {cls.__name__}, whose source is not found")
-    return dataclasses.replace(found, node=nodes[0], globals=vars(module))
 
 
 def _def_node(tree: ast.Module, code: types.CodeType) -> Any:

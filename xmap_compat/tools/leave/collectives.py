@@ -1,6 +1,6 @@
-"""Functions that a written program defines for itself: collectives that JAX lacks, or does otherwise than xmap.
+"""Collectives that JAX lacks, or does otherwise than xmap: functions that an edited program has beside ``mapped``.
 
-Each is inserted as it stands here, with what it needs of the others.  Their axes are axes of the mesh and of
+Each is copied as it stands here, with what it needs of the others.  Their axes are axes of the mesh and of
 ``jax.vmap``, in the order in which they count elements, the major one first.  A device holds a slot for each element
 along the latter.
 """
@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# In a written program: what executes each named axis.
+from xmap_compat.tools.leave.mapped import is_bound
+
+# In an edited program: for each named axis, the ways in which xmaps split it.
 AXES: dict = {}
 
 
@@ -21,7 +23,7 @@ def axes_of(names):
     if names is None or isinstance(names, int):
         return names
     names = names if isinstance(names, (tuple, list)) else (names,)
-    return tuple(axis for name in names for axis in AXES.get(name, (name,)))
+    return tuple(axis for name in names for axis in next(filter(is_bound, AXES.get(name, ())), (name,)))
 
 
 def split_axes(axes):
@@ -30,7 +32,7 @@ def split_axes(axes):
     return tuple(a for a in across if a in axes), tuple(a for a in axes if a not in across)
 
 
-def gathered(x, local):
+def with_all(x, local):
     """An array with a dimension for each axis of jax.vmap: gathering over one moves a dimension and nothing else."""
     for name in reversed(local):
         x = lax.all_gather(x, name)
@@ -39,7 +41,7 @@ def gathered(x, local):
 
 def slots(x, local):
     """An array with one dimension for all axes of jax.vmap."""
-    return jnp.asarray(gathered(x, local)).reshape(lax.axis_size(local), *jnp.shape(x))
+    return jnp.asarray(with_all(x, local)).reshape(lax.axis_size(local), *jnp.shape(x))
 
 
 def by_place(x, axes, back=False):
@@ -162,7 +164,7 @@ def pgather(src, idx, axes):
     """Elements of src at indices that count row-major through axes and positions; those out of range clip."""
     axes = [a % jnp.ndim(src) if isinstance(a, int) else a for a in (axes if isinstance(axes, tuple) else (axes,))]
     order = [*(a for a in axes if not isinstance(a, int)), *range(jnp.ndim(src))]
-    table = gathered(src, order[: len(order) - jnp.ndim(src)])
+    table = with_all(src, order[: len(order) - jnp.ndim(src)])
     table = jnp.moveaxis(table, [order.index(a) for a in axes], range(len(axes)))
     return jnp.take(table.reshape(-1, *table.shape[len(axes) :]), idx, axis=0, mode="clip")
 
@@ -176,7 +178,7 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
     n = len(local)
     contract = [(*range(n), *(d % z.ndim + n for d in dims)) for dims, z in zip(pos_contract, (x, y))]
     batch = [[d % z.ndim + n for d in dims] for dims, z in zip(pos_batch, (x, y))]
-    x, y = gathered(x, local), gathered(y, local)
+    x, y = with_all(x, local), with_all(y, local)
     product = lax.dot_general(x, y, (contract, batch), precision, preferred_element_type)
     return lax.psum(product, across) if across else product
 
@@ -184,7 +186,7 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
 def einsum_over(subscripts, *operands, local=(), across=(), **options):
     """jnp.einsum whose terms start with letters for axes of jax.vmap, and a sum over axes of the mesh at the end."""
     terms = subscripts.split("->")[0].split(",")
-    arrays = [gathered(x, [local[k] for k in term if k in local]) for term, x in zip(terms, operands, strict=True)]
+    arrays = [with_all(x, [local[k] for k in term if k in local]) for term, x in zip(terms, operands, strict=True)]
     result = jnp.einsum(subscripts, *arrays, **options)
     return lax.psum(result, across) if across else result
 
@@ -218,9 +220,14 @@ def split_positions(x, axes):
 
 
 def reduced(x, axes, over=(jnp.sum, lax.psum)):
-    """The sum over positions and axes, or another reduction; positions stay as dimensions of one element."""
+    """The sum over positions and axes, or another reduction; positions stay as dimensions of one element.
+
+    Numbers of 16 bits are added in float32, as jax.numpy does.
+    """
     positions, names = split_positions(x, axes)
-    return over[1](over[0](x, positions, keepdims=True), names)
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    wide = x.astype(jnp.float32) if is_narrow else x
+    return over[1](over[0](wide, positions, keepdims=True), names).astype(x.dtype)
 
 
 def top_over(x, axes):
@@ -272,143 +279,3 @@ def log_softmax_over(x, axes):
     """log_softmax over axes and positions."""
     shifted = x - top_over(x, axes)
     return shifted - jnp.log(reduced(jnp.exp(shifted), axes))
-
-
-def backward_over(rule, axes, cotangents=None, results=None):
-    """A backward rule that sums over axes by itself, for cotangents that stand for all elements of an axis.
-
-    Args:
-      axes: or a function of the arguments that are not differentiated.
-      cotangents: what is made of the rule's cotangents and the axes first.
-      results: what is made of its results and the axes.
-    """
-
-    def backward(*args):
-        *nondiff, residuals, given = args
-        names = axes(*nondiff) if callable(axes) else axes
-        found = rule(*nondiff, residuals, cotangents(given, names) if cotangents else given)
-        return results(found, names) if results else found
-
-    return backward
-
-
-def summed_across(tree, axes):
-    """Cotangents of which each device has a part."""
-    return lax.psum(tree, split_axes(axes)[0])
-
-
-def at_first(tree, axes):
-    """Arrays that are zero but for the first element along axes."""
-    first = sum(map(lax.axis_index, axes)) == 0
-    return jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), tree)
-
-
-def as_varying(tree, axes):
-    """Arrays that are equal along axes of the mesh, of the type of those that differ."""
-    return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), tree)
-
-
-def varying_over(function, axes):
-    """A function whose arguments differ, to jax.vmap, along its axes, so that each element has its own cotangent.
-
-    Args:
-      axes: or a function of the arguments that are not differentiated.
-    """
-    nondiff = function.nondiff_argnums
-
-    @functools.wraps(function)
-    def call(*args):
-        _, local = split_axes(axes(*(args[k] for k in nondiff)) if callable(axes) else axes)
-        own = sum(map(lax.axis_index, local)) >= 0
-        given = [a if k in nondiff else jax.tree.map(lambda x: jnp.where(own, x, x), a) for k, a in enumerate(args)]
-        return function(*given)
-
-    return call
-
-
-def values_only(function):
-    """A function whose derivative is refused: collectives inside are made for the gradients that it takes itself."""
-    held = jax.custom_jvp(function)
-
-    @held.defjvp
-    def refuse(primals, tangents):
-        raise TypeError("this program is written for its values: it takes gradients of collectives itself")
-
-    return held
-
-
-def at_leaves(function, entries, tree):
-    """A function of each leaf of a pytree, and of its entry in a prefix of this: a dimension, or None."""
-    full = jax.tree.broadcast(entries, tree, is_leaf=lambda x: x is None)
-    return jax.tree.map(lambda k, x: function(x, k), full, tree, is_leaf=lambda x: x is None)
-
-
-def one_element(function, in_axes=0, out_axes=0):
-    """jax.vmap over axes that fill axes of the mesh, so that a device has one element, whose dimension is removed."""
-
-    def mapped(*args):
-        found = function(*at_leaves(lambda x, k: x if k is None else jnp.squeeze(x, k), in_axes, args))
-        return at_leaves(lambda x, k: x if k is None else jnp.expand_dims(x, k), out_axes, found)
-
-    return mapped
-
-
-def in_loop(function, in_axes=0, out_axes=0, turns=None, axis_size=None):
-    """jax.vmap over a part of the elements at a time, in so many turns, or over one after another."""
-
-    def mapped(*args):
-        rows = at_leaves(lambda x, k: None if k is None else jnp.moveaxis(x, k, 0), in_axes, args)
-        size = axis_size or len(jax.tree.leaves(rows)[0])
-
-        def element(given):
-            return function(*at_leaves(lambda x, row: x if row is None else row, given[1], args))
-
-        batch = None if turns in (None, size) else size // turns
-        results = lax.map(element, (jnp.arange(size), rows), batch_size=batch)
-        return at_leaves(lambda x, k: x[0] if k is None else jnp.moveaxis(x, 0, k), out_axes, results)
-
-    return mapped
-
-
-def on_devices(function, axes, in_axes=0, out_axes=0):
-    """A function that each device calls with its part of arrays, cut over axes of the mesh; results are gathered."""
-
-    def part(x, k):
-        size = 0 if k is None else x.shape[k] // lax.axis_size(axes)
-        return x if k is None else lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * size, size, k)
-
-    def whole(x, k):
-        return x if k is None else lax.all_gather(x, axes, axis=k, tiled=True)
-
-    return lambda *args: at_leaves(whole, out_axes, function(*at_leaves(part, in_axes, args)))
-
-
-class NamedShape:
-    """The shape of an array with positional dimensions and named ones: NamedShape(2, 3, batch=8)."""
-
-    def __init__(self, *positional, **named):
-        self.positional, self.named = positional, named
-
-
-def sample(function, key, *args, **options):
-    """A function of jax.random, with a key of its own for each element along the names of a shape."""
-    shape = next((x for x in (*args, *options.values()) if isinstance(x, NamedShape)), NamedShape())
-    for name in shape.named:
-        key = jax.random.fold_in(key, lax.axis_index(axes_of(name)))
-    options = {k: x.positional if x is shape else x for k, x in options.items()}
-    return function(key, *(x.positional if x is shape else x for x in args), **options)
-
-
-def safe_zip(*sequences):
-    """zip of sequences of one length, as a list."""
-    return list(zip(*sequences, strict=True))
-
-
-def safe_map(function, *sequences):
-    """map over sequences of one length, as a list."""
-    return [function(*xs) for xs in zip(*sequences, strict=True)]
-
-
-def unzip2(pairs):
-    """The first elements of pairs, and the second ones."""
-    return tuple(zip(*pairs, strict=True)) or ((), ())

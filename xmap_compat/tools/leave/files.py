@@ -1,0 +1,334 @@
+"""The texts of a program's files after its edits: imports, mesh contexts, ``thread_resources``, and where they stay.
+
+The driver, which does not import JAX, makes them from what the first run has found.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
+from xmap_compat.tools.leave.construction import Change, Entered
+from xmap_compat.tools.leave.old_check import fix
+from xmap_compat.tools.leave.old_check.fix import Edit, replacing
+from xmap_compat.tools.leave.old_check.sources import program_of, python_of
+from xmap_compat.tools.leave.text import Names
+
+OURS = "_xmap_compat_"  # begins a name in a change that is not the user's: of a helper, or of a module
+_HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
+_OLD = tuple(f"{home}." for home in _HOMES)
+_MESHES = tuple(f"{home}.{name}" for home in _HOMES for name in ("Mesh", "mesh"))
+_LOOPS = tuple(f"{home}.SerialLoop" for home in _HOMES)
+_PJIT = "jax.experimental.pjit.pjit"
+_INSTALL = ("xmap_compat.install", "xmap_compat.legacy.install")
+MODULES = {"jax": "jax", "jnp": "jax.numpy", "lax": "jax.lax", "np": "numpy", "partial": "functools.partial"}
+_ENVIRONMENT = "thread_resources.env"
+
+
+class FileNames:
+    """The names under which a file knows modules and helpers; names that it lacks are imported."""
+
+    def __init__(self, tree: ast.Module, helpers: str):
+        self.helpers = helpers
+        self.added: dict[str, tuple[str, str]] = {}  # by name, where from and what
+        bindings = Bindings(tree)
+        top = [name for node in _at_top(tree.body) for name, _ in imported_names(node)]
+        self._known = {home: name for name in reversed(top) if (home := bindings.of(ast.Name(name, ast.Load())))}
+        names = (n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+        old = {name for name in top if bindings.of(ast.Name(name, ast.Load())).startswith(_OLD)}  # which go
+        self._fresh = Names({*bound_anywhere(tree), *names} - old)
+
+    def name(self, wanted: str) -> str:
+        home = MODULES.get(wanted, f"{self.helpers}.{wanted}")
+        if home not in self._known:
+            self._known[home] = own = self._fresh.like(wanted)
+            module, _, last = home.rpartition(".")
+            self.added[own] = f"from {module} " * bool(module), f"{last} as {own}" if last != own else last
+        return self._known[home]
+
+    def resolved(self, text: str) -> str:
+        return re.sub(rf"{OURS}(\w+)", lambda found: self.name(found[1]), text)
+
+
+def _at_top(statements: Iterable[ast.AST]) -> Iterable[ast.Import | ast.ImportFrom]:
+    """The imports that are executed with a module, but for those that only type checkers see."""
+    for statement in statements:
+        if isinstance(statement, IMPORTS):
+            yield statement
+        elif isinstance(statement, (ast.Try, ast.ExceptHandler)) or (
+            isinstance(statement, ast.If) and not ast.unparse(statement.test).endswith("TYPE_CHECKING")
+        ):
+            yield from _at_top(ast.iter_child_nodes(statement))
+
+
+@dataclasses.dataclass
+class File:
+    """A file of the program: what it holds, and what it holds after each step."""
+
+    path: str
+    data: bytes
+    left: list[str] = dataclasses.field(default_factory=list)
+
+    def tree(self) -> ast.Module:
+        return program_of(self.data, self.path).tree
+
+
+def edited_files(
+    contents: Mapping[str, bytes],
+    changes: Iterable[Change],
+    helpers: str,
+    entered: Collection[Entered],
+    keeps_meshes: bool,
+    keeps_install: bool = False,
+) -> tuple[dict[str, bytes], list[str]]:
+    """The new contents of files, and the names of this package that they still need.
+
+    Args:
+      contents: of the files of the program, by path.
+      changes: in these files; names that begin with a mark are given those of the file.
+      helpers: the name of the helper module.
+      entered: where meshes were entered by ``with``, which becomes ``jax.set_mesh``.
+      keeps_meshes: whether meshes are entered as before.
+      keeps_install: whether other files need this package.
+    """
+    changes = list(dict.fromkeys(changes))
+    files, names = [], {}
+    for path, data in contents.items():
+        names[path] = own = FileNames(program_of(data, path).tree, helpers)
+        edits = [] if keeps_meshes else _meshes(data, path, {tuple(at) for of, *at in entered if of == path})
+        edits = [*edits, *_environment(data, path)]
+        edits = [dataclasses.replace(e, text=own.resolved(e.text)) for e in edits]
+        edits += _edits([c for c in changes if c.file == path], python_of(data, path), own)
+        files.append(File(path, fix.applied(data, path, merged(edits)) if edits else data))
+    for file in files:
+        own, edits = names[file.path], _removed(file)
+        file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+        renamed = [dataclasses.replace(e, text=own.resolved(e.text)) for e in _renamed(file.tree(), keeps_meshes)]
+        file.data = fix.applied(file.data, file.path, renamed) if renamed else file.data
+    taken = [names_taken(file.tree()) for file in files]
+    for k, file in enumerate(files):
+        elsewhere = set().union(*(t for j, t in enumerate(taken) if j != k))
+        edits = _Imports(file, elsewhere, names[file.path].added).edits
+        file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+    left = [name for file in files for name in file.left]
+    for file in files:
+        tree = file.tree()
+        edits = (
+            []
+            if left or keeps_install
+            else [_without(tree, node, python_of(file.data, file.path)) for node in _installs(tree)]
+        )
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        edits += _added(tree, {own: home for own, home in names[file.path].added.items() if own in used})
+        file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+    if not (left or keeps_install):
+        for file in files:  # the import of the package, which only `install` has read
+            edits = _Imports(file, set(), names[file.path].added).edits
+            file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+    return {file.path: file.data for file in files if file.data != contents[file.path]}, left
+
+
+def _edits(changes: Sequence[Change], text: str, names: FileNames) -> list[Edit]:
+    return [Edit(_position(text, c.start), _position(text, c.end), names.resolved(c.text)) for c in changes]
+
+
+def _position(text: str, k: int) -> tuple[int, int]:
+    """The line of a character, and its column in bytes: what ``text.offset`` is the inverse of."""
+    return text.count("\n", 0, k) + 1, len(text[text.rfind("\n", 0, k) + 1 : k].encode())
+
+
+def merged(edits: Iterable[Edit]) -> list[Edit]:
+    """One insertion for all that are at one place, in their order."""
+    found: dict[tuple[tuple[int, int], tuple[int, int]], str] = {}
+    for edit in edits:
+        key = edit.start, edit.end
+        found[key] = found.get(key, "") + edit.text if edit.start == edit.end else edit.text
+    return [Edit(*key, text) for key, text in found.items() if text or key[0] != key[1]]
+
+
+# ---------------------------------------------------------------------- meshes, thread_resources
+
+
+def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> list[Edit]:
+    """``with mesh:`` becomes ``with jax.set_mesh(mesh):`` where a mesh was entered, or is made there."""
+    tree = program_of(data, path).tree
+    bindings, edits = Bindings(tree), []
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.With)):
+        for k, item in enumerate(node.items):
+            context, bound = item.context_expr, item.optional_vars
+            function = context.func if isinstance(context, ast.Call) else context
+            is_mesh = bindings.of(function) in ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
+            places = {(node.lineno, node.col_offset, k), (context.lineno, context.col_offset, 0)}
+            if isinstance(bound, (ast.Name, type(None))) and (is_mesh or places & {*entered}):
+                (start, end), own = _bounds(context), f"{bound.id} := " if bound is not None else ""
+                last = _bounds(bound)[1] if bound is not None else end
+                edits += [Edit(start, start, f"{OURS}jax.set_mesh({own}"), Edit(end, last, ")")]
+    return edits
+
+
+def _environment(data: bytes, path: str) -> list[Edit]:
+    """Reads of the mesh, and assignments, of ``thread_resources``."""
+    tree = program_of(data, path).tree
+    bindings, edits = Bindings(tree), []
+    for node in ast.walk(tree):
+        name = bindings.of(node)
+        if isinstance(node, ast.Assign) and bindings.of(node.targets[0]).endswith(_ENVIRONMENT):
+            value = node.value
+            given = [*value.args, *(k.value for k in value.keywords)] if isinstance(value, ast.Call) else []
+            if given:
+                (start, end), (first, last) = _bounds(node), _bounds(given[0])
+                edits += [Edit(start, first, f"{OURS}jax.set_mesh("), Edit(last, end, ")")]
+            elif bindings.of(value).endswith(".EMPTY_ENV"):
+                text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
+                edits.append(replacing(node, text))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
+            for last, then in ((".physical_mesh", ""), (".shape", ".shape")):
+                if name.endswith(_ENVIRONMENT + last):
+                    edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
+    return edits
+
+
+def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
+    """Other names of the old modules; ``pjit`` takes specs in a mesh that ``with`` enters, and ``jit`` in others."""
+    bindings, nodes = Bindings(tree), list(ast.walk(tree))
+    read = {
+        bindings.of(n): n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)
+    }
+    new = dict.fromkeys(_MESHES, "jax.sharding.Mesh")
+    new |= {} if any(f"{home}.xmap" in read for home in _HOMES) else dict.fromkeys(_LOOPS, "SerialLoop")
+    new |= {} if keeps_meshes else {_PJIT: "jax.jit"}
+    found = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
+    is_moved = lambda n: isinstance(n, ast.Name) and n.id == "Mesh"  # noqa: E731  (its import moves)
+    return [replacing(n, OURS + new[name]) for n in found if (name := bindings.of(n)) in new and not is_moved(n)]
+
+
+def _removed(file: File) -> list[Edit]:
+    """Names that JAX has removed elsewhere, and options of xmap that it no longer has."""
+    program = program_of(file.data, file.path)
+    text, edits = python_of(file.data, file.path), []
+    for edit in fix.edits_of(program):
+        new = re.sub(r"import xmap_compat(; |\n)", "", edit.text)  # `check --fix` keeps what this package restores
+        if "xmap_compat" not in new and (new or edit.start != edit.end):
+            edits.append(dataclasses.replace(edit, text=new))
+    imports = [_bounds(n) for n in ast.walk(program.tree) if isinstance(n, IMPORTS) and _is_old(n)]
+    edits = [e for e in edits if not any(start <= e.start and e.end <= end for start, end in imports)]
+    for node in (n for n in ast.walk(program.tree) if isinstance(n, ast.Expr)):
+        called = node.value if isinstance(node.value, ast.Call) else None
+        option = called.args[0] if called is not None and called.args else None
+        if isinstance(option, ast.Constant) and str(option.value).removeprefix("jax_").startswith("experimental_xmap"):
+            edits.append(_without(program.tree, node, text))
+    return list(dict.fromkeys(edits))
+
+
+# ------------------------------------------------------------------------------------ imports
+
+
+def names_taken(tree: ast.Module) -> set[str]:
+    """The names that a file may take from others: imported ones, and attributes of imported modules."""
+    nodes = list(ast.walk(tree))
+    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and not f"{n.module}.".startswith(_OLD)]
+    taken = {a.name for n in froms for a in n.names}
+    taken |= {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    return taken | (_used(tree) if "*" in taken else set())
+
+
+def _used(tree: ast.Module) -> set[str]:
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    exported = [n for n in tree.body if isinstance(n, (ast.Assign, ast.AugAssign)) and "__all__" in ast.unparse(n)]
+    return used | {str(c.value) for n in exported for c in ast.walk(n) if isinstance(c, ast.Constant)}
+
+
+def _is_old(node: ast.AST) -> bool:
+    home = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
+    names = [a.name for a in node.names] if isinstance(node, IMPORTS) else []
+    return any(f"{home}{name}.".startswith(_OLD) for name in names)
+
+
+class _Imports:
+    """The edits that remove old imports which nothing reads any more; notes in ``file.left`` those that stay."""
+
+    def __init__(self, file: File, elsewhere: Collection[str], added: Collection[str]):
+        self.file, self.tree, self.edits, self.added = file, file.tree(), list[Edit](), added
+        self.text, file.left = python_of(file.data, file.path), []
+        installs = {id(n) for node in _installs(self.tree) for n in ast.walk(node)}
+        loads = [n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        self.read = _used(self.tree) | {*elsewhere}
+        self.by_install = {n.id for n in loads if id(n) in installs} - {n.id for n in loads if id(n) not in installs}
+        for node in ast.walk(self.tree):
+            if isinstance(node, IMPORTS) and _is_old(node):
+                self._import(node)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        module = node.module if isinstance(node, ast.ImportFrom) else None
+        home = f"{module}." if module else ""
+        old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
+        of_star = self.read & {"xmap", "mesh", "SerialLoop", "thread_resources"} - Bindings(self.tree).own
+        local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
+        is_read = lambda a: of_star if a.name == "*" else local(a) in self.read and local(a) not in self.added  # noqa: E731
+        moved = [a for a in old if home and a.name == "Mesh" and is_read(a)]
+        moved += [ast.alias("Mesh") for a in old if a.name == "*" and "Mesh" in self.read]
+        kept = [a for a in node.names if a not in moved and (a not in old or is_read(a))]
+        where = f"{os.path.basename(self.file.path)}:{node.lineno}"
+        needed = [a for a in kept if a in old and (a.asname or a.name) not in self.by_install]
+        self.file.left += [f"{a.name} of {where}" for a in needed]
+        if len(kept) == len(node.names):
+            return
+        names = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
+        lines = [f"from jax.sharding import {names(moved)}"] * bool(moved)  # first: the other may be in a `try`
+        lines += [f"{f'from {module} ' if home else ''}import {names(kept)}"] * bool(kept)
+        indented = f"\n{' ' * node.col_offset}".join(lines)
+        self.edits.append(replacing(node, indented) if lines else _without(self.tree, node, self.text))
+
+
+def _installs(tree: ast.Module) -> list[ast.stmt]:
+    bindings, statements = Bindings(tree), (n for n in ast.walk(tree) if isinstance(n, ast.Expr))
+    return [n for n in statements if isinstance(n.value, ast.Call) and bindings.of(n.value.func) in _INSTALL]
+
+
+def _without(tree: ast.Module, node: ast.stmt, text: str) -> Edit:
+    """The edit that removes a statement."""
+    ((first, left), (last, right)), lines = _bounds(node), text.split("\n")
+    apart = (lines[first - 1].encode()[:left] + lines[last - 1].encode()[right:]).partition(b"#")[0]
+    only = any(block == [node] for n in ast.walk(tree) for _, block in ast.iter_fields(n))
+    return replacing(node, "pass") if apart.strip() or only else Edit((first, 0), (last + 1, 0), "")
+
+
+def _added(tree: ast.Module, added: Mapping[str, tuple[str, str]]) -> list[Edit]:
+    """New imports, one for each module."""
+    found = sorted(added.values())
+    lines = [f"import {name}" for home, name in found if not home]
+    homes = dict.fromkeys(home for home, _ in found if home)
+    lines += [f"{home}import {', '.join(name for of, name in found if of == home)}" for home in homes]
+    return fix.before_jax(tree, lines)
+
+
+def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+    edit = replacing(node, "")
+    return edit.start, edit.end
+
+
+def others_that_need(files: Sequence[str], root: str) -> list[str]:
+    """Files that files of the program import, directly or not, which did not run and hold names of xmap."""
+    seen, pending, found = {*files}, [*files], []
+    while pending:
+        path = pending.pop()
+        with open(path, "rb") as file:
+            tree = program_of(file.read(), path).tree
+        for node in (n for n in ast.walk(tree) if isinstance(n, IMPORTS)):
+            if path not in files and _is_old(node):
+                found.append(path)
+            modules = [a.name for a in node.names]
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+            for folder in {os.path.dirname(path), root}:
+                for name in modules:
+                    for end in (".py", os.sep + "__init__.py"):
+                        other = os.path.realpath(os.path.join(folder, name.replace(".", os.sep)) + end)
+                        if name and other not in seen and os.path.exists(other):
+                            seen.add(other)
+                            pending.append(other)
+    return sorted({*found})

@@ -1,0 +1,47 @@
+"""The helper file of an edited program: ``mapped``, and the collectives that JAX lacks, where they are used."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from xmap_compat.tools.leave import collectives, mapped
+from xmap_compat.tools.leave.text import literal
+
+_OURS = {n: made for n, made in vars(collectives).items() if getattr(made, "__module__", "") == collectives.__name__}
+HELPERS = {name: inspect.getsource(made).rstrip().split("\n") for name, made in _OURS.items()}
+_READS = {
+    name: {n.id for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.Name)}
+    for name, lines in HELPERS.items()
+}
+
+
+def with_needs(names: Iterable[str]) -> set[str]:
+    """These helpers, and those that they need."""
+    needed: set[str] = set()
+    pending = set(names) & HELPERS.keys()
+    while pending:
+        needed |= pending
+        pending = (set().union(*(_READS[name] for name in pending)) & HELPERS.keys()) - needed
+    return needed
+
+
+def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, ...]]]) -> str:
+    """The text of the file.
+
+    Args:
+      choices: for each axis, the ways in which xmaps split it.
+    """
+    needed = [name for name in HELPERS if name in with_needs(names)]
+    text = inspect.getsource(mapped)
+    if needed:
+        table = "".join(f"    {literal(n)}: {literal([*parts])},\n" for n, parts in choices.items())
+        lines = [line for name in needed for line in ("", "", *HELPERS[name])]
+        text = text.replace("import jax.numpy as jnp\n", "import jax.numpy as jnp\nimport numpy as np\n", 1)
+        text += f"\n\n# For each named axis, the ways in which it is split.\nAXES = {{\n{table}}}\n" * (
+            "axes_of" in needed
+        )
+        text += "\n".join([*lines, ""])
+    return text

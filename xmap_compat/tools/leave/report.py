@@ -1,0 +1,107 @@
+"""What ``leave`` prints: the patch, a table of the constructions, and what is left to do."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from xmap_compat.tools.leave import messages, patch
+from xmap_compat.tools.leave.construction import Construction, Edited
+from xmap_compat.tools.text import plural, table
+
+
+def is_verified(c: Construction) -> bool:
+    """Whether the second run has compared calls of a construction that does not differ."""
+    return bool(c.recorded or (c.calls and c.inside)) and not c.refused
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Tell what is being done, if somebody looks on."""
+    begun, looks_on = time.monotonic(), sys.stderr.isatty()
+    if looks_on:
+        print(f"leave: {what} ...", file=sys.stderr)
+    yield
+    if looks_on:
+        print(f"leave: {what}: {time.monotonic() - begun:.1f} s", file=sys.stderr)
+
+
+class Report:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        found: Edited,
+        seen: Any,
+        kept: Sequence[Construction],
+        changes: patch.Changes,
+        left: Sequence[str],
+        scratch: str,
+    ):
+        self.options, self.found, self.seen, self.kept = options, found, seen, kept
+        self.changes, self.left, self.scratch = changes, left, scratch
+
+    def print(self) -> int:
+        """Print the patch and a table, save or write it, and return the exit code."""
+        text, cs = patch.diff(self.changes), self.found.constructions
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+        words = [self.words(c) for c in cs]
+        if len(cs) > 1 and len({*words}) == 1 and cs[0].refused:
+            print(f"all constructions: {words[0]}")
+            words = [""] * len(cs)
+        lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
+        lines += [(str(c.number + 1), c.where, c.function, str(c.calls), own) for c, own in zip(cs, words)]
+        print("\n".join(table(lines)))
+        for place in self.unreached():
+            print(f"edited, not reached: {place}")
+        count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
+        where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
+        print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")
+        for c in cs:
+            if self.options.recipe or c not in self.kept:
+                print(f"By hand, {c.where}:", *(f"  {line}" for line in c.recipe), sep="\n")
+        self.write(text)
+        if self.left or len(self.kept) < len(cs):
+            stays = [f"xmap of {c.where}" for c in cs if c not in self.kept]
+            print(messages.LEFT.format(", ".join(dict.fromkeys([*stays, *self.left]))))
+        unverified = [c.where for c in self.kept if not is_verified(c)]
+        if unverified:
+            print(f"edited without verification: {', '.join(unverified)}")
+        return 0 if all(c in self.kept and is_verified(c) for c in cs) else 1
+
+    def write(self, text: str) -> None:
+        if self.options.diff:
+            with open(self.options.diff, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                file.write(text)
+        if self.options.write and self.changes:
+            patch.write(self.changes, self.options.force)
+            print("written:", *self.changes)
+
+    def words(self, c: Construction) -> str:
+        """What the table says of a construction."""
+        if c.refused:
+            is_found = c.refused.startswith(("differs", "not verified"))
+            words = c.refused if is_found else f"refused: {c.refused}"
+        elif not c.calls:
+            words = messages.NEVER_CALLED
+        elif not is_verified(c):
+            words = messages.NOT_VERIFIED.format(c.problem or messages.NONE_RECORDED)
+        else:
+            words = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
+            words += ", with gradients" * c.differentiated
+            if missed := {*self.found.places_of(c)} - {*self.found.places_of(c, self.seen.reached)}:
+                words += f", except {plural(len(missed), 'place')}"
+        return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
+
+    def unreached(self) -> list[str]:
+        """The edited places of verified constructions that no recorded call has executed."""
+        places = {p for c in self.kept if is_verified(c) for p in self.found.places_of(c)}
+        places -= {p for c in self.kept for p in self.found.places_of(c, self.seen.reached)}
+        return [f"{os.path.basename(file)}:{line}" for file, line in sorted(places)]

@@ -1,0 +1,281 @@
+"""The text of the user's functions with their collectives rewritten for plain JAX.
+
+In the new text, the parts that execute a named axis replace it: its mesh axes, then a ``jax.vmap`` axis.  A call of a
+collective gets these parts.  If JAX's function does not support them, a helper is called instead.  Where an axis is
+executed in several ways, or its name is a variable, ``axes_of`` finds the parts when the program is traced.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xmap_compat import braces as named_einsum
+from xmap_compat import random as named_random
+from xmap_compat.core.parameters import mentioned_names
+from xmap_compat.tools.leave import collectives
+from xmap_compat.tools.leave.rewriting import OURS, CallOverAxes, Rewriting
+from xmap_compat.tools.leave.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
+from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark
+from xmap_compat.tools.leave.user_code import Piece, is_xmap
+
+
+class Rewriter:
+    """Rewrites a function of the user."""
+
+    def __init__(self, module: Rewriting, piece: Piece):
+        self.module, self.piece, self.names = module, piece, module.names
+        self.callee = piece.meaning
+        self._edits: list[tuple[int, int, str]] = []
+        self._marked: set[ast.Call] = set()
+
+    def _counted(self, node: ast.Call, function: str) -> str:
+        """The text of a function with the mark of a call that is replaced as a whole."""
+        opening, closing = mark(self.module.place(self.piece, node))
+        self._marked.add(node)
+        return f"{opening}{function}{closing}"
+
+    def edits(self) -> list[tuple[int, int, str]]:
+        """The edits of the piece in its file: start, end and new text."""
+        self._edit([self.piece.node])
+        return self._edits
+
+    # ---- edits
+
+    def _put(self, start: int, end: int, text: str) -> None:
+        self._edits.append((start, end, text))
+
+    def _replace(self, node: Any, text: str) -> None:
+        self._put(*self.piece.bounds(node), text)
+
+    def _around(self, node: Any, inner: Any, before: str, after: str) -> None:
+        """Insert text before and after a part of an expression."""
+        (start, end), (inside, inside_end) = self.piece.bounds(node), self.piece.bounds(inner)
+        self._put(start, inside, before)
+        self._put(inside_end, end, after)
+
+    def _source(self, node: Any) -> str:
+        return ast.get_source_segment(self.piece.text, node) or ""
+
+    def _edit(self, roots: Sequence[Any]) -> None:
+        """Edit the parts of the piece that change, from the outside in."""
+        pending = list(roots)
+        while pending:
+            node = pending.pop(0)
+            if isinstance(node, ast.Call):
+                start, end = self.piece.bounds(node)
+                if any(b <= start and end <= e and b < e for b, e, _ in self._edits):
+                    continue
+                before = len(self._edits)
+                try:
+                    self._call(node)
+                except NotWritable as reason:
+                    raise reason.at(f"{os.path.basename(self.piece.file)}:{node.lineno}") from reason.__cause__
+                if len(self._edits) > before and node not in self._marked:  # around the function
+                    first, last = self.piece.bounds(node.func)
+                    opening, closing = mark(self.module.place(self.piece, node))
+                    self._edits[before:before] = [(first, first, opening), (last, last, closing)]
+            pending.extend(ast.iter_child_nodes(node))
+
+    # ---- one call
+
+    def _call(self, node: ast.Call) -> None:
+        callee, function = self.callee(node.func), node.func
+        if is_xmap(callee):
+            return None
+        if callee is functools.partial and node.args and takes_axes(inner := self.callee(node.args[0])):
+            return self._over_axes(node, inner, node.args[0], node.args[1:])
+        options = {k.arg: k for k in node.keywords}
+        if getattr(callee, "__name__", "") == "pure_callback" and "vmap_method" not in options:
+            return self._callback(node, options.get("vectorized"))
+        is_drawn = isinstance(callee, types.FunctionType) and callee.__module__ == named_random.__name__
+        if is_drawn and self.piece.span(node) in self.module.calls:
+            raise NotWritable(f"a named shape of {ast.unparse(function)}: fold lax.axis_index of its axes into the key")
+        if any(einsum in (callee, getattr(callee, "__wrapped__", None)) for einsum in EINSUMS):  # also once installed
+            return self._einsum(node)
+        if self.piece.span(node) in self.module.calls or takes_axes(callee):
+            return self._over_axes(node, callee, function, node.args)
+
+    def _callback(self, node: ast.Call, vectorized: ast.keyword | None) -> None:
+        """``pure_callback`` maps itself only by a method that is named; legacy's was one element after the other."""
+        if vectorized is None:
+            _, end = self.piece.bounds([*node.args, *node.keywords][-1])
+            self._put(end, end, ', vmap_method="sequential"')
+        else:
+            method = f'"expand_dims" if {self._source(vectorized.value)} else "sequential"'
+            self._replace(vectorized, f"vmap_method={method}")
+
+    def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
+        """A call of a function over axes, or a partial one: change its axes, or call a helper."""
+        traced = self.module.calls.get(self.piece.span(node), ())
+        if callee is None and isinstance(function, ast.Attribute) and function.attr in vars(jnp):
+            callee, arguments = vars(jnp)[function.attr], [function.value, *arguments]  # a method of an array
+        row = row_of(callee)
+        given = self._given(node, callee, arguments, bool(traced or row))
+        parameter = next((p for p in AXIS_PARAMETERS if p in given), None)
+        if parameter is None:
+            return
+        at = given[parameter]
+        value = self._axis_value(at, function is not node.func)
+        if value is _UNKNOWN:
+            if not traced and parameter != "axis_name" and (row is None or parameter == "axis"):
+                return
+            over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or (*self.names.choices,)
+            text = None if self.names.same else f"{OURS}axes_of({self._source(at)})"
+        else:
+            over, text = self._known(value, callee, parameter, at)
+        if not over:
+            return
+        self.module.handled[self.piece.span(node) if function is node.func else over] = over
+        every = [p for n in over for p in self.names.every(n)]
+        across, local = ([p for p in every if (p in self.names.mesh_axes) is kind] for kind in (True, False))
+        if row is not None and row.needed(CallOverAxes(given, over, across, local, traced, self.names, self.callee)):
+            return self._helped(node, function, row, next(iter(given.values())), at, text or self._source(at))
+        if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
+            return self._replace(node, self._index_over(self._counted(node, self._source(function)), over))
+        if text is not None:
+            self._replace(at, text)
+
+    def _known(self, value: Any, callee: Any, parameter: str, at: ast.expr) -> tuple[tuple[Any, ...], str | None]:
+        """The named axes in an argument, and its new text; None if it stays."""
+        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        own = self.names.choices
+        # Any string is the name of an axis, perhaps of a vmap inside.
+        over = tuple(v for v in values if isinstance(v, str) or (v in own and not isinstance(v, int)))
+        self.names.check_distinct([v for v in over if v in own])
+        found = [self.names.parts(v) if v in over else (v,) for v in values]
+        # Functions and methods of jax.numpy read a string letter by letter.
+        in_letters = isinstance(value, str) and vars(jnp).get(getattr(callee, "__name__", "")) is callee
+        if None in found:
+            return over, f"{OURS}axes_of({self._source(at)})"
+        parts = tuple(p for part in found for p in part or ())
+        stays = parts == values and not (in_letters and len(value) > 1)
+        return over, None if stays else axes(parts) if parameter == "axis_name" else literal(parts)
+
+    def _given(self, node: ast.Call, callee: Any, arguments: Sequence[Any], needed: bool) -> dict[str, Any]:
+        """The arguments of a call, by parameter name; if unknown, an argument that names an axis is ``axis``."""
+        keywords = {str(k.arg): k.value for k in node.keywords}
+        if any(isinstance(a, ast.Starred) for a in arguments) or "None" in keywords:
+            if needed:
+                raise NotWritable(f"unpacked arguments: {ast.unparse(node)}: write them out")
+            return {}
+        try:
+            return dict(inspect.signature(callee).bind_partial(*arguments, **keywords).arguments)
+        except (TypeError, ValueError):
+            named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.choices]
+            return {**dict(zip(["axis"], named)), **keywords}
+
+    def _helped(self, node: ast.Call, function: Any, row: Replacement, given: Any, at: ast.expr, text: str) -> None:
+        """Call a helper instead of the function.
+
+        Args:
+          given: the first argument.
+          at: the axes.
+        """
+        helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
+        parameters, own = (inspect.signature(f).parameters for f in (getattr(collectives, helper), row.function))
+        default = {name: repr(own[name].default) for name in own.keys() - parameters.keys()}
+        useless = [k for k in node.keywords if ast.unparse(k.value) == default.get(str(k.arg))]
+        if self.callee(function) is None and len(node.args) + len(node.keywords) - len(useless) == 1:  # a method
+            text_of_helper = self._counted(node, OURS + helper)
+            return self._around(node, function.value, f"{text_of_helper}(", f", {text})")
+        if self.callee(function) is None or len(node.args) > len(parameters) + (function is not node.func):
+            raise NotWritable(f"too many arguments of {ast.unparse(function)}: write what they do as a step of its own")
+        self._replace(function, OURS + helper)
+        self._replace(at, text)
+        called = {given: next(iter(parameters)), at: "axes"}
+        for k in node.keywords:
+            start, end = self.piece.bounds(k)
+            if k in useless and node.args:
+                self._put(self.piece.text.rindex(",", 0, start), end, "")
+            elif k.value in called and k.arg not in parameters:
+                self._put(start, start + len(str(k.arg)), called[k.value])
+            elif k.arg not in parameters:
+                raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
+
+    def _index_over(self, function: str, names: Sequence[Any]) -> str:
+        """The index over several axes, the major one first.  The axes that execute one named axis stay together.
+
+        The terms are added from the minor axis on, as JAX does.
+        """
+        terms, parts = [], [self.names.parts(name) for name in names]
+        if None in parts:
+            raise NotWritable("an index over several axes, which two xmaps split differently: write one for each")
+        for k, own in enumerate(parts):
+            size = axes(tuple(p for part in parts[k + 1 :] for p in part or ()))
+            terms.append(f"{function}({axes(own or ())})" + f" * {OURS}lax.axis_size({size})" * (k + 1 < len(parts)))
+        return f"({' + '.join(reversed(terms))})"
+
+    def _einsum(self, node: ast.Call) -> None:
+        """Contracted names that are vmapped become letters.  For those that devices hold, the result is summed."""
+        spec: Any = node.args[0] if node.args else None
+        if not isinstance(spec, ast.Constant) or "{" not in str(spec.value):
+            return
+        parsed = named_einsum.parse(str(spec.value))
+        known = {str(n): n for n in self.names.choices}
+        mentioned = [known[n] for t in parsed.inputs for n in t.names if n in known]
+        contracted = [n for n in dict.fromkeys(mentioned) if str(n) not in parsed.output.names]
+        self.names.check_distinct(contracted)
+        if any(self.names.parts(n) is None for n in contracted):
+            raise NotWritable("an einsum over an axis that two xmaps split differently: write a function for each")
+        parts = {n: self.names.parts(n) or () for n in contracted}
+        used = {x for t in (*parsed.inputs, parsed.output) for x in t.letters}
+        spare = iter(x for x in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if x not in used)
+        letters = {n: next(spare) for n in contracted}
+        terms = ["".join([*(letters[n] for n in letters if str(n) in t.names), *t.letters]) for t in parsed.inputs]
+        across = tuple(m for n in contracted for m in parts[n][:-1])
+        local = {letters[n]: parts[n][-1] for n in letters}  # the last part is the one that jax.vmap has
+        options = f", local={literal(local)}" * bool(local) + f", across={literal(across)}" * bool(across)
+        self.module.handled[self.piece.span(node)] = tuple(mentioned)
+        helper = "einsum_inside" if self.piece.span(node) in self.module.inside else "einsum_over"
+        self._replace(node.func, OURS + helper)
+        self._replace(spec, literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}"))
+        _, end = self.piece.bounds(node.args[-1])
+        self._put(end, end, options)
+
+    # ---- values
+
+    def _evaluated(self, node: ast.expr) -> Any:
+        """The value of an expression if it is known before the function runs; else a ValueError."""
+        if any(isinstance(n, ast.Name) and self.piece.is_bound(n) for n in ast.walk(node)):
+            raise ValueError
+        names = {**self.piece.globals, **self.piece.closure}
+        try:
+            return eval(compile(ast.Expression(node), "<axes>", "eval"), names)
+        except Exception as error:
+            raise ValueError from error
+
+    def _axis_value(self, node: ast.expr | None, evaluated: bool = False) -> Any:
+        """The axes and positions of an axis argument; ``_UNKNOWN`` if they are unknown before the function runs."""
+        if isinstance(node, (ast.Tuple, ast.List)):
+            values = [self._axis_value(e, evaluated) for e in node.elts]
+            return _UNKNOWN if _UNKNOWN in values else tuple(values)
+        if isinstance(node, ast.Name) and not self.piece.known(node):
+            return self._axis_value(self.piece.assigned_inside(node.id))
+        try:
+            constant = evaluated or isinstance(node, (ast.Name, ast.Constant, ast.UnaryOp))
+            value = self._evaluated(node) if constant and node is not None else _UNKNOWN
+            hash(tuple(value) if isinstance(value, list) else value)
+            return value
+        except (ValueError, TypeError):
+            return _UNKNOWN
+
+
+_UNKNOWN = object()
+
+
+def takes_axes(callee: Any) -> bool:
+    """Whether a function is a JAX function that takes axis names and does not bind them."""
+    if callee is None or callee is jax.vmap or callee is jax.pmap:
+        return False
+    module = getattr(callee, "__module__", None) or type(callee).__module__
+    return str(module).split(".")[0] == "jax" or row_of(callee) is not None

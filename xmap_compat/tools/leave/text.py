@@ -1,0 +1,90 @@
+"""Python source as text: literals, pieces of a text that are replaced, and fresh names."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import keyword
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# What was said of an edit: a mark that an edited text holds where it may be counted, and the end of what is counted.
+# They are removed from what the user gets (`plain`); the second run has calls in their place (`counted`).
+_COUNT, _END = "\ue000", "\ue001"
+
+
+class NotWritable(Exception):
+    """A part of the program cannot be written in this way.  The message names the part, and the place."""
+
+    placed = False
+
+    def at(self, place: str) -> NotWritable:
+        """The same error with a place in the user's files, unless it names one already."""
+        if not self.placed:
+            self.args, self.placed = (f"{self} ({place})",), True
+        return self
+
+
+def literal(value: Any) -> str:
+    """Plain Python data as source: its ``repr``, if that evaluates to the same value."""
+    shown = re.sub(r"'([^'\"\\]*)'", r'"\1"', repr(value))
+    for text in (shown, repr(value)):
+        with contextlib.suppress(Exception):
+            found = ast.literal_eval(text)
+            if type(found) is type(value) and repr(found) == repr(value):
+                return text
+    raise NotWritable(f"the name {value!r} of type {type(value).__name__}: name it by a string")
+
+
+def axes(names: Sequence[Any]) -> str:
+    """One axis name, or a tuple of them."""
+    return literal(names[0] if len(names) == 1 else tuple(names))
+
+
+class Names:
+    """Fresh names, which differ from those that are taken."""
+
+    def __init__(self, taken: Iterable[str]):
+        self.taken = {*taken, *keyword.kwlist}
+
+    def like(self, wanted: str) -> str:
+        """A free name as close to the wanted one as possible; it is taken from now on."""
+        variants = itertools.chain([wanted], (f"{wanted}_{k}" for k in itertools.count(2)))
+        name = next(name for name in variants if name not in self.taken)
+        self.taken.add(name)
+        return name
+
+
+def offset(text: str, line: int, column: int) -> int:
+    """The position in a text of a line and a column in bytes."""
+    lines = text.split("\n")
+    return sum(len(x) + 1 for x in lines[: line - 1]) + len(lines[line - 1].encode()[:column].decode())
+
+
+def spliced(text: str, edits: Iterable[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
+    """A part of a text with pieces of it replaced; of edits in one another, the outer ones."""
+    pieces, at = [], start
+    for begin, finish, new in sorted(edits, key=lambda e: (e[0], -e[1] if e[1] > e[0] else -len(text))):
+        if at <= begin and finish <= (len(text) if end is None else end):
+            pieces += [text[at:begin], new]
+            at = finish
+    return "".join([*pieces, text[at:end]])
+
+
+# ------------------------------------------------------------------------- places that are counted
+
+
+def mark(k: int) -> tuple[str, str]:
+    """What is put around the function of an edited call, which is counted as number ``k``."""
+    return f"{_COUNT}{k}{_COUNT}", _END
+
+
+def plain(text: str) -> str:
+    return re.sub(rf"{_COUNT}\d+{_COUNT}|{_END}", "", text)
+
+
+def counted(text: str) -> str:
+    """The text of the second run, which counts how often the edited calls are executed."""
+    return re.sub(rf"{_COUNT}(\d+){_COUNT}", r"__leave_count__(\1, ", text).replace(_END, ")")
