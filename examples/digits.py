@@ -162,6 +162,7 @@ def main():
     difference = largest_difference(trained)
     print(f"largest difference between the parameters of the three runs: {difference:.1e}")
     if min(scores) > MIN_ACCURACY and difference <= MAX_DIFFERENCE:
+        print(f"passed: {difference:.1e} <= {MAX_DIFFERENCE}, all held-out accuracies over {MIN_ACCURACY:.0%}")
         return 0
     print(f"FAILED: want an accuracy over {MIN_ACCURACY:.0%} and a difference of at most {MAX_DIFFERENCE}")
     return 1

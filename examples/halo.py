@@ -134,6 +134,7 @@ def main():
     print(*picture(plate), sep="\n")
     print(f"largest difference from NumPy: {max(differences):.1e}")
     if max(differences) <= MAX_DIFFERENCE:
+        print(f"passed: {max(differences):.1e} <= {MAX_DIFFERENCE}")
         return 0
     print(f"FAILED: want a difference of at most {MAX_DIFFERENCE}")
     return 1

@@ -189,6 +189,7 @@ def main():
             print(f"  hidden_in: parts of {part}  ({time.perf_counter() - begin:.1f} s)")
     print(f"largest difference from the losses of plain JAX: {max(differences):.1e}")
     if expected[-1] < MAX_LOSS and max(differences) <= MAX_DIFFERENCE:
+        print(f"passed: {max(differences):.1e} <= {MAX_DIFFERENCE}")
         return 0
     print(f"FAILED: want a last loss under {MAX_LOSS} and a difference of at most {MAX_DIFFERENCE}")
     return 1

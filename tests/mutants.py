@@ -171,7 +171,7 @@ found_by(
         "names.difference(met).union(split[m] for n in met for m in placements[n].mesh_axes)": "names",
         "self.met.update(alone(predicate, self.placements))": "pass",
         "self.met.update(names - operand if operand - names else ())": "self.met.update(names - operand)",
-        "mine = jnp.where(lax.axis_index(mesh.axis_names) == 0, x": "mine = jnp.where(lax.axis_index(mesh.axis_names) == 7, x",
+        "lax.axis_index(mesh.axis_names) == 0, x": "lax.axis_index(mesh.axis_names) == 7, x",
         "_jax.set_for_all_threads(exist, True)": "pass",
         "return {name: place for name, place in own.items() if name in found.met}": "return {}",
     },

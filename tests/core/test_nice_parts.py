@@ -176,4 +176,4 @@ def test_a_private_thing_that_has_changed_turns_its_part_off(
 def test_a_caller_of_named_shape_without_its_part_gets_an_error_of_ours(monkeypatch):
     monkeypatch.setenv("XMAP_COMPAT_PUBLIC", "1")
     with pytest.raises(ValueError, match="named_shape cannot tell"):
-        xmap(lambda v: v * len(v.named_shape), ["i", ...], ["i", ...])(X)
+        xmap(lambda v: v * len((v + 1).named_shape), ["i", ...], ["i", ...])(X)

@@ -76,8 +76,9 @@ MOST_NEEDED, MOST = 3, 23
 
 # module: how often it asks what the text of an error says, where no type tells.  Only words depend on the answers.
 TEXTS = {
-    "core.trace": 4,  # an unbound axis, an integer that is a name, a result that is no array: JAX has no types for them
-    "core.notes": 4,  # notes on errors of JAX and NumPy
+    "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
+    "core.notes": 5,  # notes on errors of JAX and NumPy
+    "tools.leave.mapped": 1,  # what a run has printed
     "errors": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
 
@@ -117,6 +118,7 @@ PARAMETERS_OF = {
 
 PUBLIC = [
     *(jax, jax.numpy, jax.lax, jax.sharding, jax.core, jax.tree, jax.random, jax.dtypes, jax.errors, jax.ref),
+    jax.tree_util,
     *(
         jex_core,
         jex_source_info,
@@ -143,7 +145,14 @@ LIBRARIES = re.findall(
 PYTHON = [
     *(object, dict, list, tuple, str, set, np, np.ndarray, property, ImportError, types.CellType, staticmethod),
     *(types.FunctionType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
-    *(inspect.Parameter, inspect.Signature, contextlib.ExitStack, *map(importlib.import_module, LIBRARIES)),
+    *(
+        inspect.Parameter,
+        inspect.Signature,
+        inspect.ClosureVars,
+        functools.partial,
+        contextlib.ExitStack,
+        *map(importlib.import_module, LIBRARIES),
+    ),
 ]
 # Of JAX's equations and types, which are documented, and of what the parameters of some are made.
 OF_FIELDS = re.findall(

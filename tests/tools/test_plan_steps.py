@@ -542,7 +542,7 @@ def test_the_picture_has_a_bar_for_each_transfer(mesh42, tmp_path):
     assert len(rows) == len(found.transfers) == 4
     assert {"for the function", "for its derivative", "↓ x 4", "→ y 2"} <= set(texts)
     assert f"each device holds {show_bytes(found.calls[0].bytes_held)} of arguments and results" in texts
-    assert "and sends 1.69 KiB over x, 192 B over y" in texts
+    assert "and sends 1.88 KiB over x, 192 B over y" in texts
     joined = texts[texts.index(rows[0]) + 1], texts[texts.index(rows[1]) + 1]
     assert joined == ("joins parts of w1, w2", "joins parts of image, label")
     bars = [r for r in tree.iter(f"{space}rect") if r.get("class") in ("sent", "back")][2:]  # after the legend

@@ -91,6 +91,6 @@ def _step(value, kind, origin, operands, checker) -> Names:
         for tracer, names in body.inputs or ():
             if tracer is value:
                 return names
-    raise errors.named_shape_unknown(
-        "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
-    )
+    hidden = "this JAX does not say how a value was made, or XMAP_COMPAT_PUBLIC is set"
+    traced = "it depends on an argument of a function that is traced by itself (under jit, in a loop, in a nested xmap)"
+    raise errors.named_shape_unknown(hidden if kind == "hidden" else traced)

@@ -97,8 +97,7 @@ class Report:
         where = importlib.import_module("xmap_compat._jax").where_now()
         try:
             plan = view("plan").describe_made(declared, made, args)
-            # The staged program of the plan may hold tracers, which must not outlive their trace.
-            key = dataclasses.replace(plan, staged=None), str(made.program.jaxpr)
+            key = plan, str(made.program.jaxpr)
             with self._lock:
                 if key not in self._seen:
                     self._seen.add(key)

@@ -93,7 +93,8 @@ def _grid(
     rows, columns = ["", "", *titles][-2:]
     holders = holders[(None,) * (2 - len(titles))]
     panels = ((label_of(index), holders[index].tolist()) for index in np.ndindex(holders.shape[:-3]))
-    return Grid(rows, columns, others, (*(1, 1), *sizes)[-2:], tuple(panels))
+    down, across = [1, 1, *sizes][-2:]
+    return Grid(rows, columns, others, (down, across), tuple(panels))
 
 
 def alike(arrays: Sequence[Array]) -> list[tuple[str, Array]]:

@@ -39,7 +39,6 @@ _CALLED = re.compile(
     r"|(?:branch|called)_computations=\{([^}]*)\}"
 )
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -53,14 +52,12 @@ class CompiledCollective:
       groups: the devices (as numbers along the flattened mesh) that take part together; for
         ``collective-permute`` its (source, target) pairs.
       nbytes: size of its result on one device.
-      op_name: the JAX operation that it comes from.
       times: how often it runs; None in a loop whose trip count XLA does not know.
     """
 
     kind: str
     groups: Groups
     nbytes: int
-    op_name: str = dataclasses.field(default="", compare=False)
     times: int | None = dataclasses.field(default=1, compare=False)
 
     @property
@@ -121,9 +118,8 @@ def _collective(
         # An asynchronous start returns its operands, its results, and counters; an older all-reduce its results alone.
         results = _ELEMENT.findall(_LAYOUT.sub("", results)[1:-1])[1]
     nbytes = sum(_nbytes(*array) for array in ARRAY.findall(results))
-    name = _OP_NAME.search(rest)
     home = next((name for start, end, name in within if start <= match.start() < end), "")
-    return CompiledCollective(kind, groups, nbytes, name[1] if name else "", turns.get(home, 1))
+    return CompiledCollective(kind, groups, nbytes, turns.get(home, 1))
 
 
 def _attribute(rest: str, name: str) -> str:

@@ -288,39 +288,22 @@ def _described(t: Transfer, times: int | None, sent: int) -> str:
 
 @svg.register
 def _(found: Candidates) -> str:
-    """The candidates as points: what a device holds, and all that it sends."""
-    usable = [c for c in found if c.refused is None]
-    points = [(float(c.bytes_held or 0), float(sum(c.bytes_sent.values())), c.name, not c.dominated) for c in usable]
-    return _scatter(points, "bytes held", "bytes sent")
-
-
-LINE = 13.0
-
-
-def _scatter(points: Sequence[tuple[float, float, str, bool]], across: str, up: str) -> str:
-    """Points ``(x, y, name, marked)`` on logarithmic axes; marked ones are labelled with their names."""
-    canvas = _Canvas(None)
-    width, height, left, top = 400.0, 320.0, MARGIN + 70, MARGIN + 10
-    logs = np.log10([(max(x, 1e-12), max(y, 1.0)) for x, y, *_ in points] or [(1.0, 1.0)])
-    low, high = logs.min(0) - 0.05, logs.max(0) + 0.05
-    places = ((left, top + height) + (logs - low) / (high - low) * (width, -height)).tolist()
-    canvas.rect(left, top, width, height, class_="edge")
-    ends, under = (left, left + width), top + height
-    labels = [*((x - 40, x + 40, under + 16) for x in ends), (left + width / 2 - 40, left + width / 2 + 40, under + 32)]
-    for (cx, cy), (x, y, name, marked) in zip(places, points):
-        kind = "back" if marked else "sent"
-        canvas.rect(cx - 3, cy - 3, 6, 6, f"{name}: {show_bytes(round(x))}, {show_bytes(round(y))}", 3, class_=kind)
-        if marked:
-            until, cy = cx + 6 + _text_width(name, 11), cy - 5
-            while any(abs(cy - y) < LINE and cx + 6 < end and begin < until for begin, end, y in labels):
-                cy += 1  # below the names that are already there
-            labels.append((cx + 6, until, cy))
-            canvas.text(cx + 6, cy, name, 11)
-    for edge, k in ((low, 0), (high, 1)):
-        canvas.text(ends[k], under + 16, show_bytes(round(10 ** edge[0])), 11, "faint", "middle")
-        canvas.text(MARGIN, top + height * (1 - k) + 4, show_bytes(round(10 ** edge[1])), 11, "faint")
-    canvas.text(left + width / 2, under + 32, across, 12, "bold", "middle")
-    canvas.text(left, top - 8, up, 12, "bold")
-    canvas.text(left + 100, top - 8, "named: not dominated", 11, "faint")
-    canvas.right, canvas.bottom = max(canvas.right, left + width + 30), canvas.bottom + 30
-    return canvas.document(f"{across} and {up}")
+    """Two bars for each assignment that can be used: what a device holds, and all that it sends."""
+    canvas, room, y = _Canvas(None), PAGE - 2 * MARGIN, MARGIN + 12
+    rows = [(c, c.bytes_held or 0, sum(c.bytes_sent.values())) for c in found if c.refused is None]
+    for k, (kind, meaning) in enumerate((("sent", "bytes held"), ("back", "bytes sent"))):
+        canvas.rect(MARGIN + 150 * k, y - 8, 14, 8, class_=kind)
+        canvas.text(MARGIN + 150 * k + 20, y, meaning, 11, "faint")
+    largest = max([max(held, sent) for _, held, sent in rows], default=1)
+    for c, held, sent in rows[:MAX_TRANSFERS]:
+        words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sent)}"
+        y = canvas.lines(MARGIN, y + 8, [words + ", dominated" * c.dominated], room, "faint" * c.dominated)
+        for kind, count in (("sent", held), ("back", sent)):
+            canvas.rect(MARGIN, y + 5, max(room * count / largest, 1), 5, class_=kind)
+            y += 6
+    if len(rows) > MAX_TRANSFERS:
+        y = canvas.lines(
+            MARGIN, y + 4, [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"], room
+        )
+    canvas.right = PAGE - MARGIN
+    return canvas.document("what each assignment holds and sends")

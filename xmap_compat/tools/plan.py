@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,11 +25,10 @@ from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
 from xmap_compat.tools.shown import Shown
-from xmap_compat.tools.staged import Position, itemsize, position_of, tree_of
+from xmap_compat.tools.staged import Position, bytes_of, position_of, tree_of
 from xmap_compat.tools.text import short_type
 from xmap_compat.tools.transfers import (
     Collective,
-    MarkedEquation,
     MarkingEvaluator,
     Marks,
     Transfer,
@@ -80,7 +78,7 @@ class Array:
     @property
     def device_bytes(self) -> int:
         """Bytes on each device."""
-        return math.prod(self.device_shape) * itemsize(self.dtype)
+        return bytes_of(jax.ShapeDtypeStruct(self.device_shape, self.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +123,6 @@ class CallPlan(Shown):
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
     compiler_axes: tuple[Any, ...]
-    staged: Staged = dataclasses.field(compare=False, hash=False)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -146,27 +143,6 @@ class CallPlan(Shown):
     def sent_over(self) -> dict[Any, int]:
         """The bytes that each device sends over each mesh axis: see :func:`xmap_compat.tools.transfers.sent_over`."""
         return sent_over(self.transfers, self.mesh)
-
-
-@dataclasses.dataclass(frozen=True)
-class Staged:
-    """The staged call that a plan is read from.
-
-    Attributes:
-      declared: the arguments that the user gave to xmap.
-      placed: the call with its placements.
-      jaxpr: the call as it runs, staged out: ``shard_map`` and its body.
-      in_tree: the structure of the arguments.
-      marked: the equations that may have left collectives.
-      kept: what is found once: the source, and how it runs.
-    """
-
-    declared: calls.Declaration
-    placed: calls.PlacedCall
-    jaxpr: Any
-    in_tree: Any
-    marked: tuple[MarkedEquation, ...]
-    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- making it
@@ -208,7 +184,6 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
         tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
-        Staged(declared, placed, jaxpr, jax.tree.structure(args), tuple(marks.found.values())),
     )
 
 

@@ -75,7 +75,7 @@ def search(
       >>> [(candidate.axis_resources, candidate.bytes_held) for candidate in found]
       [({'i': 'x'}, 20), ({}, 36)]
     """
-    _check(f_or_make=f_or_make, fixed=fixed, memory=memory, measure=measure)
+    _check(f_or_make, fixed, memory, measure)
     scope = check_mesh("search", mesh) or (current_scope().mesh if mesh is None else None)
     if scope is None:
         raise errors.search_without_mesh()
@@ -85,7 +85,7 @@ def search(
     if measure and any(device.process_index != jax.process_index() for device in devices_of(scope)):
         raise errors.measured_by_each_process(asked)
     with entered(None if is_abstract and mesh is None else scope):
-        task = _Task(f_or_make, args, dict(fixed or {}), memory, compiled)
+        task = _Task(f_or_make, args, scope, dict(fixed or {}), memory, compiled)
         found = ranked(task.found(), scope)
         found = (
             ranked(measured(task.executable, args, found, measure, devices_of(scope)[0]), scope) if measure else found
@@ -93,18 +93,22 @@ def search(
     return Candidates(scope, tuple(found), memory, compiled)
 
 
-_WANTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "f_or_make": (callable, "an xmapped function, or a function of axis_resources that returns the step"),
-    "fixed": (lambda v: isinstance(v, (Mapping, type(None))), "a mapping from axes to resources: {'batch': 'x'}"),
-    "memory": (lambda v: v is None or (isinstance(v, numbers.Real) and float(v) > 0), "a number of bytes"),
-    "measure": (lambda v: type(v) is int and v >= 0, "a whole number that is not negative"),
-}
-
-
-def _check(**given: Any) -> None:
-    for name, value in given.items():
-        right, wanted = _WANTED[name]
-        if not right(value):
+def _check(f_or_make: Any, fixed: Any, memory: Any, measure: Any) -> None:
+    is_number = memory is None or (isinstance(memory, numbers.Real) and float(memory) > 0)
+    is_count = type(measure) is int and measure >= 0
+    function = "an xmapped function, or a function of axis_resources that returns the step"
+    for right, name, wanted, value in (
+        (callable(f_or_make), "f_or_make", function, f_or_make),
+        (
+            fixed is None or isinstance(fixed, Mapping),
+            "fixed",
+            "a mapping from axes to resources: {'batch': 'x'}",
+            fixed,
+        ),
+        (is_number, "memory", "a number of bytes", memory),
+        (is_count, "measure", "a whole number that is not negative", measure),
+    ):
+        if not right:
             raise should_be(f"The argument {name} of search", wanted, value)
 
 
@@ -124,10 +128,10 @@ def _maker(f_or_make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Ma
 class _Task:
     """The task of a search: the maker of the step, its arguments, and the known facts about its axes."""
 
-    def __init__(self, f_or_make, args, fixed, memory, compiled):
+    def __init__(self, f_or_make, args, mesh, fixed, memory, compiled):
         self.make, self.args, self.memory, self.compiled = _maker(f_or_make, args), args, memory, compiled
         self.scope, self.fixed, self._meetings = current_scope(), fixed, dict[Any, str | None]()
-        self.mesh: Any = self.scope.mesh
+        self.mesh: Any = mesh
         try:
             step = self.make(dict(fixed))
         except Exception as error:
@@ -143,7 +147,7 @@ class _Task:
         split = any(p.mesh_axes for found in staged.placements for p in found.values())
         # Mesh axes of one size are equal, unless some leave the process, or the step has a shard_map of its own.
         alike = len({d.process_index for d in devices_of(self.mesh)}) < 2 and (staged.mesh is None or split)
-        self.kinds = {axis: size if alike else axis for axis, size in self.mesh.shape.items()}
+        self.kinds = {axis: size if alike else axis for axis, size in dict(self.mesh.shape).items()}
         if not self.sizes:
             raise errors.no_xmapped_call()
         known = list(dict.fromkeys(n for sizes in self.sizes for n in sizes))

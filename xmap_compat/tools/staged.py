@@ -39,16 +39,8 @@ class Value:
     literal: bool = False
 
 
-def size_of(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ()))
-
-
 def bytes_of(aval: Any) -> int:
-    return size_of(aval) * itemsize(getattr(aval, "dtype", None))
-
-
-def itemsize(dtype: Any) -> int:
-    return getattr(dtype, "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

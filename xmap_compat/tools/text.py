@@ -44,13 +44,6 @@ def short_type(dtype: Any, shape: Sequence[int]) -> str:
     return jax.core.ShapedArray(tuple(shape), dtype).str_short(short_dtypes=True)
 
 
-def named_type(dtype: Any, shape: Sequence[int], names: Iterable[Any], ordered: Iterable[Any]) -> str:
-    """``f32[5]{batch}``: a type, and those of the axes that a value varies over."""
-    names = set(names)
-    shown = ",".join(str(n) for n in ordered if n in names)
-    return short_type(dtype, shape) + (f"{{{shown}}}" if shown else "")
-
-
 def show_bytes(count: int | None) -> str:
     """``96 B``, ``1.5 KiB``, ``12 MiB``."""
     return "unknown" if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))

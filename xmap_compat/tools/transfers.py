@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,10 +21,9 @@ from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement
-from xmap_compat.core.rules.callables import positional_type
 from xmap_compat.core.specs import AxisName
 from xmap_compat.tools.staged import Operation, Position, Tree, Value, bytes_of, position_of
-from xmap_compat.tools.text import by_key, listed, named_type, plural, short_type
+from xmap_compat.tools.text import by_key, listed, plural, short_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,6 @@ class Collective:
       primitive: its name: ``'psum'``, ``'pdot'``, ...; ``'while'`` for the agreement of devices to go on.
       axes: the named axes, in the user's order.
       where: the position of the user's call.
-      operands: the named types of its operands.
       became: ``'local sum, all-reduce over x'``: what a device does for it, in the order of its first steps.
       transfers: its transfers between devices; empty if there are none.
     """
@@ -84,7 +82,6 @@ class Collective:
     primitive: str
     axes: tuple[AxisName, ...]
     where: Position | None
-    operands: tuple[str, ...]
     became: str
     transfers: tuple[Transfer, ...]
 
@@ -136,13 +133,11 @@ class Marks:
         return f"{_CALL_MARK}{len(self.calls) - 1}"
 
     @contextlib.contextmanager
-    def at(self, eqn, operands, placements) -> Iterator[str]:
+    def at(self, eqn, placements) -> Iterator[str]:
         """The mark of an equation; an equation in a function that is called twice has two."""
         where = position_of(eqn) or (self._around[-1][1] if self._around else None)
         self._around.append((id(eqn), where))
-        marked = MarkedEquation(
-            len(self.found), eqn, tuple(Operand(v.names, positional_type(v)) for v in operands), where, placements
-        )
+        marked = MarkedEquation(len(self.found), eqn, where, placements)
         marked = self.found.setdefault(tuple(self._around), marked)
         try:
             yield f"{_MARK}{marked.number}"
@@ -165,7 +160,6 @@ class MarkedEquation:
 
     number: int
     eqn: Any
-    operands: tuple[Operand, ...]
     where: Position | None
     placements: Mapping[AxisName, Placement]
 
@@ -173,13 +167,6 @@ class MarkedEquation:
     def axes(self) -> tuple[AxisName, ...]:
         """The named axes that it mentions, if it is a collective."""
         return mentioned_names(self.eqn.params) if self.eqn.primitive.name in COLLECTIVES else ()
-
-
-class Operand(NamedTuple):
-    """An operand of such an equation: the axes that it varies over, and its positional type."""
-
-    names: frozenset[AxisName]
-    type: jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +181,7 @@ class MarkingEvaluator(Evaluator):
     def equation(self, eqn, operands):
         if eqn.primitive.name not in COLLECTIVES and _jax.read(eqn) is None:
             return super().equation(eqn, operands)
-        with self.marks.at(eqn, operands, self.view.placements) as mark, jax.named_scope(mark):
+        with self.marks.at(eqn, self.view.placements) as mark, jax.named_scope(mark):
             return super().equation(eqn, operands)
 
 
@@ -204,7 +191,7 @@ def collectives(tree: Tree, marks: Marks) -> tuple[Collective, ...]:
     for number, _, what in _told(tree, marks):
         done.setdefault(number, []).append(what)
     found = (_collective(marked, _merged(done.get(marked.number, []))) for marked in marks.found.values())
-    return tuple(c for c in found if c.transfers or c.operands or c.axes)
+    return tuple(c for c in found if c.transfers or c.primitive in _NAMES.values())
 
 
 def every_transfer(tree: Tree, marks: Marks) -> tuple[Transfer, ...]:
@@ -243,20 +230,21 @@ def _split_over(placements: Mapping[AxisName, Placement], mesh_axes: Sequence[An
     return tuple(n for n, axes in over.items() if not axes.isdisjoint(mesh_axes))
 
 
+_NAMES = {name: {"reduce_scatter": "psum_scatter"}.get(name, name) for name in COLLECTIVES}
+
+
 def _collective(marked: MarkedEquation, done: Sequence[Transfer | str]) -> Collective:
     primitive = marked.eqn.primitive.name
     transfers = tuple(t for t in done if isinstance(t, Transfer))
-    operands = tuple(named_type(o.type.dtype, o.type.shape, o.names, marked.placements) for o in marked.operands)
     if primitive not in COLLECTIVES:  # it holds others, which have rows of their own
         agreement = ["agreement of the devices to go on"] if isinstance(_jax.read(marked.eqn), _jax.While) else []
-        operands, done = (), [*agreement, *transfers]
+        done = [*agreement, *transfers]
     words = list(dict.fromkeys(what if isinstance(what, str) else _phrase(what, transfers) for what in done))
     told = [word for word in words if word != RESHAPED] or words
     return Collective(
-        {"reduce_scatter": "psum_scatter"}.get(primitive, primitive),
+        _NAMES.get(primitive, primitive),
         marked.axes,
         marked.where,
-        operands,
         ", ".join(told) or "nothing to do",
         transfers,
     )

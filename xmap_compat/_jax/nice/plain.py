@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jax
 from jax.extend import source_info_util
-
-from xmap_compat.core import errors
 
 
 class recovery:
@@ -62,11 +61,11 @@ class processes:
 
 
 class origins:
-    """x.named_shape raises an error"""
+    """x.named_shape raises an error, except of an argument of the body"""
 
     @staticmethod
     def tracer_origin(x) -> Any:
-        raise errors.named_shape_unknown("this JAX does not say how a value was made, or XMAP_COMPAT_PUBLIC is set")
+        return ("hidden" if isinstance(x, jax.core.Tracer) else "constant"), None
 
 
 class frames:
