@@ -53,6 +53,25 @@ def root(v, w):
     return lax.custom_root(equation, v, solve, lambda g, y: y / g(jnp.ones(3))) * w
 
 
+def factor(w):
+    return jnp.where(w[0] > 0, 3, jnp.where(w[1] > 0, 2.5, -1))
+
+
+def branching(w):
+    """An operator that elements choose by w, and that JAX transposes: x times the factor."""
+    inner = lambda x: lax.cond(w[1] > 0, lambda x: 2.5 * x, jnp.negative, x)
+    return lambda x: lax.cond(w[0] > 0, lambda x: 3 * x, inner, x)
+
+
+def cg_of_branches(v, w):
+    return cg(lambda x: branching(w)(branching(w)(x)), v, maxiter=4)[0] * w
+
+
+def root_of_branches(v, w):
+    equation = lambda x: branching(w)(x) - jnp.sin(v)
+    return lax.custom_root(equation, v, lambda f, x: x - f(x) / factor(w), lambda g, y: y / factor(w))
+
+
 # JAX (to 0.12) fails in the derivative of a reduction if one operand has none: all depend on v.
 def reduce_pairs(v, w):
     """A product of complex numbers, by a computation of two operands."""
@@ -89,6 +108,8 @@ ALGEBRA = {
     "linear_solve": wide(linear_solve),
     "cg": wide(lambda v, w: cg(lambda x: symmetric(w, w) @ x, v, maxiter=4)[0]),
     "root": wide(root),
+    "cg_of_branches": wide(cg_of_branches),
+    "root_of_branches": wide(root_of_branches),
     "reduce_pairs": wide(reduce_pairs),
     "reduce_triples": wide(reduce_triples),
     "reduce_with": wide(lambda v, w: v * lax.reduce(v * w, jnp.float32(0), lambda x, y: x + y + x * y, (0,)) / 8),
@@ -256,6 +277,10 @@ def tangent(g):
     return lambda v, w, key: jax.jvp(lambda v: g(v, w, key), (v,), (w,))[1]
 
 
+def linearized(g):
+    return lambda v, w, key: jax.linearize(lambda v: g(v, w, key), v)[1](w)
+
+
 def remat(g):
     return jax.checkpoint(g)
 
@@ -266,7 +291,7 @@ def jit(g):
 
 WRAPPERS = {
     f.__name__: f
-    for f in (vmapped, vmapped_in_part, scan, loop, counted, cond, switch, remat, jit, gradient, tangent)
+    for f in (vmapped, vmapped_in_part, scan, loop, counted, cond, switch, remat, jit, gradient, tangent, linearized)
     + (custom_jvp, custom_vjp, custom_vjp_summing, custom_batched)
 }
 
@@ -298,7 +323,7 @@ def shared_without_rule(g):
 
 
 NEEDED = {"gradient": "reverse", "custom_vjp": "reverse", "custom_vjp_summing": "reverse"}
-NEEDED |= {"tangent": "forward", "custom_jvp": "forward"}
+NEEDED |= {"tangent": "forward", "custom_jvp": "forward", "linearized": "forward"}
 LOST = {
     "loop": "reverse",
     "shared": "forward",
