@@ -297,9 +297,9 @@ COLLECTIVES = {
     "axis_index": (lambda x: lax.axis_index("i"), *[("index arithmetic", 0)] * 3),
     "psum in groups": (
         lambda x: lax.psum(x, "i", axis_index_groups=GROUPS),
-        ("local sum, index arithmetic, local indexing", 0),
-        ("index arithmetic, local indexing, all-reduce over x", 2 * 3 * 2 * 16 // 4),
-        ("index arithmetic, local indexing, all-reduce over x, y", 2 * 7 * 2 * 16 // 8),
+        ("index arithmetic, local indexing, local sum", 0),
+        ("all-gather over x, index arithmetic, local indexing, local sum", 3 * 2 * 16),
+        ("all-gather over x, y, index arithmetic, local indexing, local sum", 7 * 16),
     ),
 }
 PRIMITIVES = {

@@ -229,8 +229,8 @@ class _Task:
     def _looked_at(self, resources: Mapping[Any, Any]) -> Candidate:
         """An assignment with its facts."""
         staged: Any = None
-        refused = self._refusal(resources) or self._meeting(resources)
-        if not refused:
+        refused = None if self._refusal(resources) else self._meeting(resources)
+        if not refused:  # sizes that cannot be divided are refused in the words of the call
             staged, refused = self._staged(resources)
         if refused:
             return Candidate(resources, refused=refused)
