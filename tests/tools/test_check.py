@@ -7,12 +7,14 @@ import collections
 import json
 import re
 import textwrap
+import time
 from pathlib import Path
 
 import forks
 import pytest
+from subprocesses import run
 
-from xmap_compat.tools.check import findings
+from xmap_compat.tools.check import checker, command, editor, findings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text()
@@ -100,7 +102,7 @@ REASONS = {
     "what TYPE_CHECKING or install() hides": """
         type_checking_else hasattr_not""",
     "an argument, not a name": """
-        mhlo of_2021_jit_specs positional_too_many star_numpy xla_positional""",
+        kwargs_dict2 kwargs_variable mhlo of_2021_jit_specs positional_too_many star_numpy xla_positional""",
     "a module that JAX has and does not import": """
         sub_module_not_imported submodule_imported_by_a_library""",
 }
@@ -128,3 +130,142 @@ def test_what_dies_under_install_fails_there(checked, folder):
 
 # Programs with what "dies" under install(), which have a guard that check does not follow.
 RUN_ALL_THE_SAME = {"has_no_jax", "optional_chain", "sys_modules_alias2", "try_except_two_modules"}
+
+
+# ------------------------------------------------------------------------------- the command
+
+
+def check(*arguments, cwd, **variables):
+    return run("-m", "xmap_compat", "check", *arguments, cwd=cwd, **variables)
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "line"),
+    [
+        ("x = 1\n", 0, "No removed name found in 1 file (jax "),
+        ("import jax\njax.tree_map\n", 0, "p.py:2:5: jax.tree_map: last in jax 0.5.0; write jax.tree.map, or run it"),
+        ("import jax\njax.nonsense\n", 1, "p.py:2:5: jax.nonsense: jax "),
+        ("def broken(:\n", 1, "p.py:1:12: cannot be read: SyntaxError: "),
+        (
+            "from jax.experimental.maps import xmap_p\nxmap_p.bind\n",
+            1,
+            "p.py:1:35: jax.experimental.maps.xmap_p: it was",
+        ),
+        ("from jax.experimental import jax2tf\n", 0, "No removed name found in 1 file (jax "),
+        (
+            "import numpy as np\nnp.nonsense\nnp.sum(nonsense=1)\nx: int = ''\n",
+            0,
+            "No removed name found in 1 file (jax ",
+        ),
+        ("import jax\r\nif 1:\r\n    jax.tree_map\r\n", 0, "p.py:3:9: jax.tree_map: "),
+        ("import jax\né = 'é'; jax.tree_map  # type: ignore\n", 0, "p.py:2:14: jax.tree_map: "),
+    ],
+)
+def test_the_exit_code_and_the_first_line(tmp_path, source, code, line):
+    (tmp_path / "p.py").write_bytes(source.encode())
+    done = check("p.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(line)
+    assert "Not seen: names made at run time" in done.stdout and "check --report SCRIPT" in done.stdout
+
+
+def notebook_of(*cells):
+    return {
+        "cells": [
+            {"cell_type": "code", "source": cell, "metadata": {}, "outputs": [], "execution_count": None}
+            for cell in cells
+        ],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+MAGICS = ["%matplotlib inline\nimport jax\n", "!ls\n%time y = jax.tree_map(abs, [-1])\n", "%%bash\njax.tree_map\n"]
+
+
+def test_a_notebook_is_read_and_fixed_by_its_cells(tmp_path):
+    cells = [*MAGICS, "  # indented\n  z = jax.tree_leaves([1])\n", "%%time\nprint(y, z)\njax.tree_map?\n"]
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook_of(*cells)))
+    done = check("n.ipynb", cwd=tmp_path)
+    places = re.findall(r"(?m)^n.ipynb:cell (\d+):(\d+):(\d+): (jax\.\w+)", done.stdout)
+    assert places == [("2", "2", "15", "jax.tree_map"), ("4", "2", "11", "jax.tree_leaves")]
+    fixed = editor.fixed([tmp_path / "n.ipynb"])
+    (text,) = fixed.texts.values()
+    now = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+    assert now[1] == "!ls\n%time y = jax.tree.map(abs, [-1])\n" and now[3].endswith("z = jax.tree.leaves([1])\n")
+    assert (now[0], now[2], now[4]) == (cells[0], cells[2], cells[4])
+
+
+def test_json(tmp_path):
+    (tmp_path / "a.py").write_text("import jax\njax.tree_map\njax.nonsense\n")
+    (tmp_path / "b.py").write_text("def broken(:\n")
+    done = check(".", "--output-format", "json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(f["path"], f["line"], f["name"], f["kind"], f["dies"]) for f in found] == [
+        ("a.py", 2, "jax.tree_map", "restored", False),
+        ("a.py", 3, "jax.nonsense", "gone", True),
+        ("b.py", 1, "cannot be read", "error", True),
+    ]
+
+
+def test_fix_keeps_what_it_does_not_change_and_lists_what_is_left(tmp_path):
+    source = b"# coding: latin-1\r\nimport jax\r\nx = '\xe9'; jax.tree_map(abs, [-1])\r\njax.device_put_replicated\r\n"
+    (tmp_path / "p.py").write_bytes(source)
+    done = check("--fix", "--no-install", "p.py", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "p.py:4:5: jax.device_put_replicated: " in done.stdout and "needs install()" in done.stdout
+    assert (tmp_path / "p.py").read_bytes() == source.replace(b"tree_map", b"tree.map")
+    assert check("--fix", "p.py", cwd=tmp_path).returncode == 0
+    installed = b"latin-1\r\nimport xmap_compat; xmap_compat.install()\r\nimport jax\r\n"
+    assert installed in (tmp_path / "p.py").read_bytes()
+
+
+def test_without_the_checker_or_jax_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    (tmp_path / "p.py").write_text("import jax\n")
+    monkeypatch.setattr(checker, "installed", lambda: None)
+    assert command.run([str(tmp_path / "p.py")]) == 2
+    assert "pip install 'xmap-compat[check]'" in capsys.readouterr().err
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise ImportError('no JAX')\n")
+    done = check("p.py", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 2 and "cannot be imported: ImportError: no JAX" in done.stderr
+
+
+REPORTED = """
+import sys
+import jax
+from jax.experimental.maps import xmap
+for _ in range(2):
+    jax.tree_map(abs, [-1])
+print(sys.argv[1:])
+raise ValueError('the end')
+"""
+
+
+def test_report_lists_what_a_run_looked_up_also_when_it_ends_with_an_error(tmp_path):
+    (tmp_path / "p.py").write_text(REPORTED)
+    done = check("--report", "p.py", "--fix", "b", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: the end")
+    assert done.stdout.splitlines() == [
+        "['--fix', 'b']",
+        "xmap_compat check: 2 places looked up names that JAX removed",
+        "p.py:4: jax.experimental.maps.xmap: write xmap_compat.xmap, or run it under xmap_compat.install()",
+        "p.py:6: jax.tree_map (2 lookups): write jax.tree.map, or run it under xmap_compat.install()",
+    ]
+    (tmp_path / "p.py").write_text("import jax\n")
+    assert "the program looked up no name" in check("--report", "-m", "p", cwd=tmp_path).stdout
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook_of("import jax\n", "%time\njax.tree_map")))
+    assert "n.ipynb:cell 2:2: jax.tree_map: " in check("--report", "n.ipynb", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_two_thousand_files_take_less_than_a_minute(tmp_path):
+    for number in range(2000):
+        (tmp_path / f"m{number}.py").write_text(
+            "import jax\n" + f"def f{number}(x):\n    return jax.numpy.sum(x)\n" * 40
+        )
+    start = time.monotonic()
+    assert check(".", cwd=tmp_path).returncode == 0
+    assert time.monotonic() - start < 60

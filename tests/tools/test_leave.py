@@ -25,8 +25,7 @@ from xmap_compat.core import placement
 from xmap_compat.tools.leave import command, counting, edits, patch, report, verifying
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
 from xmap_compat.tools.leave.edits import edits_of
-from xmap_compat.tools.leave.old_check import fix
-from xmap_compat.tools.leave.old_check.sources import decoded, python_of
+from xmap_compat.tools.leave.layout import Edit, applied, python_of
 from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import Recorder, note_entered
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
@@ -525,7 +524,7 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
 
 def edit(text, old, new):
     line, column = text[: text.index(old)].count("\n") + 1, len(text[: text.index(old)].rpartition("\n")[2])
-    return fix.Edit((line, column), (line, column + len(old)), new)
+    return Edit((line, column), (line, column + len(old)), new)
 
 
 FILES = {
@@ -545,7 +544,7 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     git("init", "-q", cwd=tmp_path)
     git("add", "-A", cwd=tmp_path)
     new = "b = 22\nnew = '\u00e9'"
-    after = fix.applied(before, str(path), [edit(decoded(before), "b = 2", new)])
+    after = applied(before, str(path), [edit(python_of(before, "prog.py"), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
     (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes).encode("utf-8", "surrogateescape"))
     git("apply", tmp_path.parent / "p.patch", cwd=tmp_path)
@@ -556,14 +555,14 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
 def test_cells_are_edited_and_the_rest_of_a_notebook_stays(indent, end):
-    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\r# a\nif a:\n    !ls\nc = 3", "d = a"]
+    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\n# a\nif a:\n    !ls\nc = 3", "d = a"]
     cells = [{"cell_type": "code", "source": source} for source in sources] + [{"cell_type": "markdown", "source": "x"}]
     data = (json.dumps({"cells": cells}, indent=indent, ensure_ascii=False) + end).encode()
     text = python_of(data, "n.ipynb")
     names = {}
     exec(text, names)
     assert (names["b"], names["c"], names["d"]) == (2, 3, 1)
-    after = fix.applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
+    after = applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
     assert after == data.replace(b"a = 1", b"aa = 1").replace(b"c =", b"cc =").replace(b"d =", b"dd =")
 
 

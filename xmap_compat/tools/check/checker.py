@@ -30,6 +30,7 @@ _RULES = {
     "import-not-found": re.compile("Cannot resolve imported module `(.*)`"),
     "missing-union-attribute": re.compile("Attribute `(?P<b>.*)` is not defined on `<module '(?P<a>jax[^']*)'>`"),
     "not-callable": re.compile("Object of type `(Sharding)` is not (callable)"),
+    "no-matching-overload": re.compile("No overload(.*) matches (arguments)"),
     "unknown-argument": re.compile("Argument `(.*)` does not match any known parameter(?: of .*`(.*)`)?"),
 }
 _OBJECT = re.compile("Object of type `(.*)` has no attribute `(.*)`")
@@ -43,20 +44,15 @@ class NoChecker(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Reported:
-    """What ty says about one name; lines and columns count from 1, columns in characters.
-
-    Attributes:
-      name: the dotted name; for ``unknown-argument`` the keyword and the function; for an array ``Array.attribute``.
-      rule: the name of ty's rule.
-    """
+    """What ty says about one name; lines and columns count from 1, columns in characters."""
 
     path: Path
     line: int
     column: int
     end_line: int
     end_column: int
-    name: str
-    rule: str
+    name: str  # dotted; for unknown-argument the keyword and the function; for an array ``Array.attribute``
+    rule: str  # the name of ty's rule
 
 
 def installed() -> str | None:

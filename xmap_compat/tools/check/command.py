@@ -10,10 +10,10 @@ import difflib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from xmap_compat.tools.check import checker, editor, facts, findings, report, sources
+from xmap_compat.tools.check import checker, editor, facts, findings, report, sources, table
 
 CLEAN, FOUND, WRONG, LEFT = 0, 1, 2, 3
 NOT_SEEN = (
@@ -60,8 +60,8 @@ def main(args: argparse.Namespace) -> int:
     if args.output_format == "json":
         print(json.dumps(list(_as_json(checked)), indent=1))
     else:
-        print(*_errors(checked), *checked.reported, _summary(checked), sep="\n")
-    return FOUND if list(_errors(checked)) or any(finding.dies for finding in checked.reported) else CLEAN
+        print(*checked.reported, _summary(checked), sep="\n")
+    return FOUND if any(finding.dies for finding in checked.reported) else CLEAN
 
 
 def _wrong(message: str) -> int:
@@ -77,14 +77,6 @@ def _with_progress(files: list[Path]) -> Iterator[Path]:
         if shown and (number % 10 == 0 or number == len(files)):
             bar = "#" * (30 * number // len(files))
             print(f"\r[{bar:30}] {number} of {len(files)} files", end="\n" * (number == len(files)), file=sys.stderr)
-
-
-def _errors(checked: findings.Checked) -> Iterable[str]:
-    for program in checked.programs:
-        for line, column, message in program.errors:
-            number, first = program.where(line)
-            cell = f":cell {number}" if number else ""
-            yield f"{program.path}{cell}:{first}:{column}: cannot be read: {message}"
 
 
 def _summary(checked: findings.Checked) -> str:
@@ -104,11 +96,6 @@ def _as_json(checked: findings.Checked) -> Iterator[dict[str, object]]:
         where = {"path": str(finding.path), "cell": finding.cell, "line": finding.line, "column": finding.column}
         gone = {"name": finding.gone.name, "kind": finding.gone.kind, "until": finding.gone.until}
         yield {**where, **gone, "dies": finding.dies, "remedy": finding.gone.remedy}
-    for program in checked.programs:
-        for line, column, message in program.errors:
-            number, first = program.where(line)
-            where = {"path": str(program.path), "cell": number, "line": first, "column": column}
-            yield {**where, "name": "", "kind": "error", "until": "", "dies": True, "remedy": message}
 
 
 def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
@@ -121,7 +108,8 @@ def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
         else:
             before, after = (part.splitlines(True) for part in (sources.decoded(old), text))
             sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
+    errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
     left = [f"{finding}{'; needs install()' * (not finding.dies)}" for finding in fixed.left]
     done = f"{len(fixed.texts)} file{'s' * (len(fixed.texts) != 1)} {'' if write else 'would be '}rewritten"
-    print(*_errors(checked), *left, f"{done}, {len(left)} names left.\n{NOT_SEEN}", sep="\n")
-    return LEFT if left else FOUND if list(_errors(checked)) else CLEAN
+    print(*errors, *left, f"{done}, {len(left)} names left.\n{NOT_SEEN}", sep="\n")
+    return LEFT if left else FOUND if errors else CLEAN

@@ -21,23 +21,21 @@ MESHES = (f"{table.MAPS}.Mesh", "jax.interpreters.pxla.Mesh")
 _REDUCES = re.compile(r"\b(psum|pmean|pmax|pmin|pdot|xeinsum|all_gather|pargmax|pargmin|einsum)\b")
 # Keywords that are more than another name of the same: of pjit and its constraint.
 _SAME_KEYWORDS = {gone.name: gone for gone in table.KEYWORDS.values() if gone.now and ".pjit." not in gone.name}
+# Where a mesh class is a value: ours is another class than JAX's.
+_COMPARES = re.compile(
+    r"\b(isinstance|issubclass|type|__class__|case|register)\b.*\bMesh\b|[{,] *(\w+\.)*Mesh *[]:,}]|: Mesh\): return"
+)
 Spot = tuple[int, int]  # a line, from 1, and a column in bytes, from 0
 Edit = tuple[Spot, Spot, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """What fixing some files gives.
+    """What fixing some files gives."""
 
-    Attributes:
-      texts: the new texts of the files that need one.
-      left: the findings that it could not mend, with ``path``, ``line``, ``gone.name`` and ``gone.remedy``.
-      needs_install: whether a file needs ``install()``, which its new text calls if it may.
-    """
-
-    texts: dict[Path, str]
-    left: tuple[Finding, ...]
-    needs_install: bool
+    texts: dict[Path, str]  # the new texts of the files that need one
+    left: tuple[Finding, ...]  # what it could not mend, each with ``path``, ``line``, ``gone.name``, ``gone.remedy``
+    needs_install: bool  # whether a file needs ``install()``, which its new text calls if it may
 
 
 def fixed(paths: Sequence[Path], *, install: bool = True, keep: Collection[str] = ()) -> Fixed:
@@ -134,7 +132,7 @@ class _File:
         self.installed: list[Finding] = []
         self._undeclared = any(map(self._may_be_undeclared, self._names.nodes))
         imports = [finding for finding in findings if isinstance(finding.node, ast.alias)]
-        self._compared = {id(f) for f in findings if f.gone.name in MESHES and self._is_compared(f)}
+        self._compares = _COMPARES.search(program.text) is not None
         for finding in findings:
             if not isinstance(finding.node, ast.alias):
                 self._use(finding)
@@ -176,7 +174,9 @@ class _File:
 
     def _now(self, finding: Finding) -> str:
         """Today's name of the same object, if it means the same here."""
-        differs = (self._undeclared and finding.gone.name == f"{table.MAPS}.xmap") or id(finding) in self._compared
+        differs = (self._undeclared and finding.gone.name == f"{table.MAPS}.xmap") or (
+            self._compares and finding.gone.name in MESHES
+        )
         return "" if differs else finding.gone.now
 
     # ------------------------------------------------------------------------------- uses
@@ -212,16 +212,16 @@ class _File:
 
     # ---------------------------------------------------------------------------- imports
 
+    def _stays(self, node: ast.AST | None) -> bool:
+        """Whether a node is not part of what was rewritten."""
+        while node is not None and id(node) not in self._rewritten:
+            node = self._parents.get(id(node))
+        return node is None
+
     def _is_used(self, local: str) -> bool:
-        """Whether something still reads a name of this file: not only what was rewritten."""
-        for node in self._names.nodes:
-            if isinstance(node, ast.Name) and node.id == local and not isinstance(node.ctx, ast.Store):
-                around: ast.AST | None = node
-                while around is not None and id(around) not in self._rewritten:
-                    around = self._parents.get(id(around))
-                if around is None:
-                    return True
-        return local in self._exported
+        """Whether something still reads a name of this file."""
+        names = (n for n in self._names.nodes if isinstance(n, ast.Name) and n.id == local)
+        return local in self._exported or any(not isinstance(n.ctx, ast.Store) and self._stays(n) for n in names)
 
     def _import(self, findings: dict[int, Finding]) -> None:
         statement = self._parents[next(iter(findings))]
@@ -251,75 +251,39 @@ class _File:
 
     def _whole_name_stays(self, module: str) -> bool:
         """Whether ``import a.b`` serves a name ``a.b.c`` that is not rewritten."""
-        for node in self._names.nodes:
-            if isinstance(node, ast.Attribute) and self._names.dotted(node) == module:
-                around: ast.AST | None = node
-                while around is not None and id(around) not in self._rewritten:
-                    around = self._parents.get(id(around))
-                if around is None:
-                    return True
-        return False
+        names = (n for n in self._names.nodes if isinstance(n, ast.Attribute) and self._names.dotted(n) == module)
+        return any(map(self._stays, names))
 
     def _statement(self, node: ast.Import | ast.ImportFrom, stays: list[ast.alias], moved: list) -> None:
-        """Edit an import: the names that stay, in their order, after statements for those that have moved."""
-        by_module: dict[str, list[str]] = defaultdict(list)
+        """Write an import anew: its comments, the names that have moved, and those that stay, in their order."""
+        heads: dict[str, list[str]] = defaultdict(list)
         for alias, now in moved:
             module, _, last = now.rpartition(".")
             local = alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else "")
             if isinstance(node, ast.ImportFrom) and module:
-                by_module[f"from {module} import "].append(last if last == local else f"{last} as {local}")
+                heads[f"from {module} import "].append(last if last == local else f"{last} as {local}")
             else:
-                by_module["import "].append(f"{now} as {local}" if local and local != now else now)
-        statements = [head + ", ".join(dict.fromkeys(names)) for head, names in by_module.items()]
-        before = self._lines[node.lineno - 1].encode()[: node.col_offset].decode()
-        separator = "; " if before.strip() else "\n" + before
-        if stays:
-            if statements:
-                self.edits.append((_start(node), _start(node), separator.join([*statements, ""])))
-            self._remove([alias for alias in node.names if alias not in stays], node.names)
-            return
-        inner = "\n".join(self._lines[node.lineno - 1 : node.end_lineno])
-        comments = re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1]) if not before.strip() else []
-        block = next(b for b in _blocks(self._parents[id(node)]) if node in b)
-        after = self._lines[(node.end_lineno or 0) - 1].encode()[node.end_col_offset or 0 :].strip()
-        if not statements and len(block) > 1 and not before.strip() and not after and not comments:
-            self.edits.append(((node.lineno, 0), ((node.end_lineno or 0) + 1, 0), ""))
-            return
-        self.edits.append((_start(node), _end(node), separator.join([*comments, *(statements or ["pass"])])))
-
-    def _remove(self, gone: list[ast.alias], names: list[ast.alias]) -> None:
-        """Take names out of a list: with the comma after each, or before the last."""
-        first, last = _start(names[0]), _end(names[-1])
-        text = "\n".join(self._lines[first[0] - 1 : last[0]])
-        kept = [alias for alias in names if alias not in gone]
-        if "#" not in text:
-            gap = "\n" + " " * first[1] if first[0] != last[0] else " "
-            written = [f"{a.name} as {a.asname}" if a.asname else a.name for a in kept]
-            self.edits.append((first, last, f",{gap}".join(written)))
-            return
-        for alias in gone:
-            line, column = _end(alias)
-            comma = re.match(rb"\s*,[ \t]?", self._lines[line - 1].encode()[column:])
-            self.edits.append((_start(alias), (line, column + (comma.end() if comma else 0)), ""))
+                heads["import "].append(f"{now} as {local}" if local and local != now else now)
+        of_stays = f"from {node.module} import " if isinstance(node, ast.ImportFrom) else "import "
+        for alias in stays:
+            heads[of_stays].append(f"{alias.name} as {alias.asname}" if alias.asname else alias.name)
+        statements = [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()]
+        (line, column), (end_line, end_column) = _start(node), _end(node)
+        before = self._lines[line - 1].encode()[:column].decode()
+        after = self._lines[end_line - 1].encode()[end_column:].strip()
+        inner = "\n".join(self._lines[line - 1 : end_line])
+        comments = [] if before.strip() else re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
+        parent = self._parents[id(node)]
+        alone = any(getattr(parent, name, None) == [node] for name in ("body", "orelse", "finalbody"))
+        if not (statements or alone or before.strip() or after or comments):
+            self.edits.append(((line, 0), (end_line + 1, 0), ""))
+        else:
+            separator = "; " if before.strip() else "\n" + before
+            self.edits.append(
+                ((line, column), (end_line, end_column), separator.join([*comments, *(statements or ["pass"])]))
+            )
 
     # ------------------------------------------------------- names that are not always the same
-
-    def _is_compared(self, finding: Finding) -> bool:
-        """Whether a mesh class is a value: ``isinstance(mesh, maps.Mesh)``; ours is another class than JAX's."""
-        node, nodes = finding.node, [finding.node]
-        if isinstance(node, ast.alias):
-            local = node.asname or node.name
-            nodes = [n for n in self._names.nodes if isinstance(n, ast.Name) and n.id == local]
-        return any(getattr(self._parents[id(n)], "func", None) is not n and not self._is_type(n) for n in nodes)
-
-    def _is_type(self, node: ast.AST) -> bool:
-        while not isinstance(node, ast.stmt):
-            parent = self._parents[id(node)]
-            typed = isinstance(parent, (ast.arg, ast.AnnAssign)) and node is parent.annotation
-            if typed or node is getattr(parent, "returns", None):
-                return True
-            node = parent
-        return False
 
     def _may_be_undeclared(self, node: ast.AST) -> bool:
         """Whether an ``xmap`` may return what its ``out_axes`` do not name: only that of ``install()`` accepts it."""
@@ -348,7 +312,3 @@ def _texts(node: ast.expr | None) -> set[str] | None:
     if node is None or any(isinstance(n, (ast.Name, ast.Call)) for n in ast.walk(node)):
         return None
     return {text for part in ast.walk(node) if (text := text_of(part))}
-
-
-def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    yield from (block for name in ("body", "orelse", "finalbody") if (block := getattr(node, name, None)))

@@ -22,28 +22,21 @@ MODES = ("plain", "installed")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A use of a removed name.
-
-    Attributes:
-      path, cell, line, column: where; the line is that of the cell in a notebook (else ``cell`` is 0).
-      gone: what was removed, and the remedy.
-      dies: whether a program that runs under ``install()`` fails there.
-      guarded: whether the program is ready for its absence or does not get there: it is not reported.
-      caught: whether a ``try`` around it catches its error.
-      node: the import, name, attribute, call or keyword, in the tree of its program.
-      statement: the first and the last line of its statement.
-    """
+    """A use of a removed name, or what keeps a file from being read."""
 
     path: Path
-    cell: int
+    cell: int  # of a notebook; the line is that in the cell
     line: int
     column: int
     gone: table.Gone
-    dies: bool = True
-    guarded: bool = False
-    caught: bool = False
+    dies: bool = True  # whether a program that runs under install() fails there
+    guarded: bool = False  # whether the program is ready for its absence, or does not get there: not reported
+    caught: bool = False  # whether a try around it catches its error
     node: ast.AST = dataclasses.field(default_factory=ast.Pass, compare=False)
-    statement: tuple[int, int] = (0, 0)
+    statement: tuple[int, int] = (0, 0)  # its first and its last line
+
+    def place(self) -> tuple[str, int, int, int]:
+        return str(self.path), self.cell, self.line, self.column
 
     def __str__(self) -> str:
         cell = f":cell {self.cell}" if self.cell else ""
@@ -84,6 +77,8 @@ def check(paths: Sequence[Path], progress: Callable[[list[Path]], Iterable[Path]
         reported = _reported(programs, marks, Path(folder).resolve())
         candidates: list[_Candidate] = []
         for program in programs:
+            if "jax" not in program.text and not reported[program.path]:
+                continue
             reader = _Reader(program)
             assigned = reader.assigned()
             found = [c for c in reader.candidates(reported[program.path]) if c.name not in assigned]
@@ -92,8 +87,16 @@ def check(paths: Sequence[Path], progress: Callable[[list[Path]], Iterable[Path]
         names = {c.name for c in candidates if c.name.startswith("jax.") and "(" not in c.name}
         calls = [c.name[:-2].split("(") for c in candidates if c.name.endswith("=)") and c.name not in table.ALL]
         answers = jax.answers(names, tests, {c.name for c in candidates if c.option}, calls)
-    findings = _Judge(marks, answers, tests).findings(candidates)
-    return Checked(programs, tuple(findings), marks["jax"])
+    findings = [*_unread(programs), *_Judge(marks, answers, tests).findings(candidates)]
+    return Checked(programs, tuple(sorted(findings, key=Finding.place)), marks["jax"])
+
+
+def _unread(programs: Iterable[Program]) -> Iterator[Finding]:
+    for program in programs:
+        for line, column, message in program.errors:
+            yield Finding(
+                program.path, *program.where(line), column, table.Gone("cannot be read", table.ERROR, message)
+            )
 
 
 def _reported(programs: Iterable[Program], marks: dict[str, Any], folder: Path) -> dict[Path, list[Reported]]:
@@ -114,7 +117,7 @@ def _reported(programs: Iterable[Program], marks: dict[str, Any], folder: Path) 
         for program in members:
             path, text = program.path.resolve(), texts.as_attributes(program.text)
             files[path] = program.path
-            if text != program.text or program.errors or path.suffix != ".py":
+            if path.suffix != ".py" or text.encode() != path.read_bytes():
                 changed[path.relative_to(root).with_name(f"{path.stem}{path.suffix.replace('.ipynb', '_')}.py")] = text
                 files[folder / str(number) / [*changed][-1]] = files.pop(path)
         if changed:
@@ -146,7 +149,10 @@ class _Reader:
         return found - {""}
 
     def candidates(self, reported: Iterable[Reported]) -> Iterator[_Candidate]:
+        calls: set[int] = set()  # the lines of calls that ty does not accept
         for report in reported:
+            if report.rule in ("unknown-argument", "no-matching-overload"):
+                calls.update(range(report.line, report.end_line + 1))
             start = self._bytes(report.line, report.column - 1)
             node = self._node(start, self._bytes(report.end_line, report.end_column - 1))
             if report.rule == "unknown-argument":
@@ -166,7 +172,7 @@ class _Reader:
         for node, called, keyword in texts.keywords(self._names):
             if (called, keyword) in table.KEYWORDS:
                 yield self._made(node, table.KEYWORDS[called, keyword].name)
-            else:
+            elif node.lineno in calls:  # type: ignore[attr-defined]
                 yield self._made(node, f"{called}({keyword}=)")
 
     def _is_found_before(self, node: ast.Name, name: str) -> bool:
@@ -213,7 +219,10 @@ class _Reader:
                         yield self._made(node, f"{asked[1]}.{asked[2]}")
 
     def _made(self, node: Any, name: str, at: tuple[int, int] | None = None, option: bool = False) -> _Candidate:
-        if at is None:
+        if isinstance(node, ast.Attribute):  # where its name stands
+            end = self._lines[(node.end_lineno or 0) - 1].encode()[: node.end_col_offset].decode()
+            at = node.end_lineno or 0, len(end) - len(node.attr) + 1
+        elif at is None:
             line = node.lineno
             start = self._lines[line - 1].encode()[: node.col_offset]  # type: ignore[attr-defined]
             at = line, len(start.decode(errors="replace")) + 1
@@ -242,7 +251,7 @@ class _Reader:
                 first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
                 if first <= start and end <= last:
                     found.append(((last[0] - first[0], last[1] - first[1] if last[0] == first[0] else 0), node))
-        return min(found, key=lambda pair: pair[0])[1] if found else self._program.tree.body[0]
+        return min(reversed(found), key=lambda pair: pair[0])[1] if found else self._program.tree.body[0]
 
 
 class _Judge:

@@ -29,19 +29,12 @@ Test = tuple[str, bool]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a node stands.
+    """Where a node stands."""
 
-    Attributes:
-      tests: what holds where it is reached.
-      tries: the ``try`` around it, each with its part: body, else, handler.
-      caught: whether an error there is caught, and not raised again.
-      lazy: whether it is an annotation that Python does not evaluate.
-    """
-
-    tests: tuple[Test, ...]
-    tries: tuple[tuple[ast.Try, str], ...]
-    caught: bool
-    lazy: bool
+    tests: tuple[Test, ...]  # what holds where it is reached
+    tries: tuple[tuple[ast.Try, str], ...]  # the tries around it, each with its part: body, else, handler
+    caught: bool  # whether an error there is caught, and not raised again
+    lazy: bool  # whether it is an annotation that Python does not evaluate
 
 
 class Guards:

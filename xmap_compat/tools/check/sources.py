@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import io
 import json
 import os
 import re
 import tokenize
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 NOTEBOOK = ".ipynb"
 # Magics: cells that run Python; lines that run Python, shell, or ask for help.
 _PYTHON_CELL = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*")
-_PYTHON_LINE = re.compile(r"(?m)^([ \t]*)(%(?:time|timeit|prun|memit)(?:\s+-\S+(?:\s+\d+)?)*\s)")
+_PYTHON_LINE = re.compile(r"(?m)^([ \t]*)(%(?:time|timeit|prun|memit)(?:[ \t]+-\S+(?:[ \t]+\d+)?)*[ \t])")
 _LINE = re.compile(r"(?m)^([ \t]*)(?:(?:[\w, ]+=\s*)?[%!](?:.*\\\n)*.*|\?{1,2}[\w.]+\s*|[\w.]+\?{1,2}\s*)$")
 
 
@@ -70,7 +72,7 @@ def cells_of(path: Path) -> tuple[Cell, ...]:
     cells, before = [], 0
     for number, cell in enumerate(json.loads(path.read_bytes())["cells"], start=1):
         if cell["cell_type"] == "code":
-            cells.append(Cell(number, before + 1, "".join(cell["source"]).rstrip("\n")))
+            cells.append(Cell(number, before + 1, "".join(cell["source"])))
             before += cells[-1].text.count("\n") + 2
     return tuple(cells)
 
@@ -85,8 +87,11 @@ def encoded(text: str, source: bytes) -> bytes:
     return text.encode(tokenize.detect_encoding(io.BytesIO(source).readline)[0])
 
 
+@functools.lru_cache(maxsize=1)
 def _parsed(text: str, notebook: bool) -> ast.Module:
-    tree = compile(text, "program", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT * notebook, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the program's own texts
+        tree = compile(text, "program", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT * notebook, True)
     assert isinstance(tree, ast.Module)
     return tree
 

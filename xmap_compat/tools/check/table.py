@@ -8,28 +8,20 @@ from xmap_compat.legacy import removed
 from xmap_compat.legacy.not_restored import why_not_restored
 
 # RESTORED: as it was under install(); REFUSED: imports under install(), and raises at use; GONE: not there at all.
-RESTORED, REFUSED, GONE = "restored", "refused", "gone"
+RESTORED, REFUSED, GONE, ERROR = "restored", "refused", "gone", "error"
 MAPS = "jax.experimental.maps"
 INSTALL = "run it under xmap_compat.install()"
 
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-    """A name that JAX removed.
-
-    Attributes:
-      name: where it was; ``function(keyword=)`` for a keyword.
-      kind: RESTORED, REFUSED or GONE.
-      remedy: what to write today, and ``install()`` where that helps.
-      until: the last of the releases looked at that has it.
-      now: the dotted name of the same object today.
-    """
+    """A name that JAX removed; ``function(keyword=)`` for a keyword."""
 
     name: str
-    kind: str
-    remedy: str
-    until: str = ""
-    now: str = ""
+    kind: str  # RESTORED, REFUSED or GONE; ERROR for a file that cannot be read
+    remedy: str  # what to write today, and install() where that helps
+    until: str = ""  # the last of the releases looked at that has it
+    now: str = ""  # the dotted name of the same object today
 
 
 # Every public name of jax.experimental.maps, and where it is today: in this package, nowhere, or internal.
