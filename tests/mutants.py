@@ -53,6 +53,19 @@ def found_by(*tests, edits):
     MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
 
 
+# -------------------------------------------------------------- what a search compares and runs
+
+found_by(
+    "test_search",
+    edits={
+        "spare[axis] -= more if more > 0 else": "spare[axis] -= more if more < 0 else",
+        "functools.partial(jax.device_put, may_alias=False) if donates": "jax.device_put if donates",
+        "devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in axes)": "devices = 1",
+        "seconds - run[0][1] < noise + run[0][2]": "False",
+    },
+)
+
+
 # -------------------------------------------------------------- leave: what the second run compares
 
 found_by(
