@@ -41,6 +41,7 @@ import numpy as np
 import placements
 import pytest
 from sampling import covering, part, part_of, spread
+from wording import watch_messages
 
 import xmap_compat
 
@@ -149,6 +150,17 @@ def _mark_unsampled(items):
 
 
 # ------------------------------------------------------------------------------ fixtures
+
+_FAULTY_MESSAGES = []
+watch_messages(_FAULTY_MESSAGES)
+
+
+@pytest.fixture(autouse=True)
+def _messages_are_whole():
+    """No message that a test raises has a double space, an empty list or a stray bracket."""
+    _FAULTY_MESSAGES.clear()
+    yield
+    assert _FAULTY_MESSAGES == []
 
 
 @pytest.fixture

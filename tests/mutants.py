@@ -53,6 +53,19 @@ def found_by(*tests, edits):
     MUTANTS.extend(Mutant(old, new, tests) for old, new in edits.items())
 
 
+# -------------------------------------------------------------- what a search compares and runs
+
+found_by(
+    "test_search",
+    edits={
+        "spare[axis] -= more if more > 0 else": "spare[axis] -= more if more < 0 else",
+        "functools.partial(jax.device_put, may_alias=False) if donates": "jax.device_put if donates",
+        "devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in axes)": "devices = 1",
+        "seconds - run[0][1] < noise + run[0][2]": "False",
+    },
+)
+
+
 # -------------------------------------------------------------- leave: what the second run compares
 
 found_by(
@@ -165,10 +178,23 @@ found_by(
 )
 
 found_by(
+    "test_undeclared",
+    edits={
+        "return names.union(n for n in own if n.mesh_axis not in split)": "return names",
+        "names.difference(met).union(split[m] for n in met for m in placements[n].mesh_axes)": "names",
+        "self.met.update(alone(predicate, self.placements))": "pass",
+        "self.met.update(names - operand if operand - names else ())": "self.met.update(names - operand)",
+        "lax.axis_index(mesh.axis_names) == 0, x": "lax.axis_index(mesh.axis_names) == 7, x",
+        "_jax.set_for_all_threads(exist, True)": "pass",
+        "return {name: place for name, place in own.items() if name in found.met}": "return {}",
+    },
+)
+
+found_by(
     "test_compiler_axes",
     "test_misuse",
     edits={
-        "out_specs=leaving, axis_names=set(axes))": "out_specs=leaving)",
+        '"out_specs": out_specs, "axis_names": set(axes)}': '"out_specs": out_specs}',
         "axes_of_compiler.value | frozenset(names)": "frozenset(names)",
         "- mesh_axes_used(program, placements)": "",
         "if axis.mesh_axis not in compiler}": "}",

@@ -453,8 +453,6 @@ def arrows_of_tools(sources):
 
 
 def tool_of(name):
-    if in_folder(name, "tools.leave.old_check"):  # until leave and source stand on the new check
-        return "tools.leave.old_check"
     return ".".join(name.split(".")[:2])
 
 
@@ -536,7 +534,7 @@ MOST_LINES_OF_FOLDERS = {
     # the same call in every process, or an error in each, and its messages
     "core.processes": 414,
     # one row for each collective, one rule for each structured equation
-    "core.rules": 2_074,
+    "core.rules": 2_073,
     # what old programs find again; the table of removed names; its messages
     "legacy": 1_450,
     # plans, the search, views, messages
@@ -544,9 +542,7 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 1_670,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 3_693,
-    # what leave and source read of the old check, until they stand on the new one
-    "tools.leave.old_check": 1_483,
+    "tools.leave": 3_870,
 }
 MOST_LINES_OF_ALL = 28_030
 

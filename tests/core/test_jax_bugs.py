@@ -352,6 +352,15 @@ def test_a_callback_in_a_scan_whose_result_nothing_needs_runs_in_a_gradient_too(
     assert len(told) == 3
 
 
+@bug("nothing: an xmap whose program is such a one, with one element a device, is wrong with it", raises=AssertionError)
+def test_a_shifted_update_with_a_dimension_added_on_cpu():
+    """XLA updates in place and reads what it has just written; an optimization_barrier between them is right."""
+    v = np.arange(6.0, dtype=np.float32)
+    shifted = lambda v: v.at[1:].set(v[:-1])
+    np.testing.assert_array_equal(jax.jit(lambda v: lax.optimization_barrier(shifted(v))[None])(v)[0], [0, *v[:-1]])
+    np.testing.assert_array_equal(jax.jit(lambda v: shifted(v)[None])(v)[0], [0, *v[:-1]])
+
+
 # --------------------------------------------------------------------------------- what says so
 
 CLAIM = re.compile(r"\b(?:JAX|XLA)\b[^.]{0,40} \((?:to|as of) (?:jax )?0\.")

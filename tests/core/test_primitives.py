@@ -236,6 +236,19 @@ def test_an_operation_that_jax_does_not_map_is_computed_for_one_element_after_an
     np.testing.assert_array_equal(result, np.maximum(x.max(2), start).T)
 
 
+@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": ("x", "y")}], ids=str)
+@pytest.mark.parametrize("factor", [["a", ...], {}], ids=str)
+def test_updates_of_cholesky_factors(resources, factor, rng, mesh42):
+    """JAX has no batching rule for them, and their lowering does not type-check among values that vary."""
+    vectors = floats(rng, (16, 3))
+    factors = np.broadcast_to(2 * np.eye(3, dtype=np.float32), (16, 3, 3))[slice(None) if factor else 0]
+    updated = xmap(lax.linalg.cholesky_update, (factor, ["a", ...]), ["a", ...], axis_resources=resources)
+    with mesh42:
+        found = updated(factors, vectors)
+    expected = [np.linalg.cholesky(4 * np.eye(3) + np.outer(v, v)).T for v in vectors]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @jax.custom_batching.custom_vmap
 def hides_a_name(x):
     return lax.psum(x, "a")

@@ -115,6 +115,11 @@ def test_a_predicate_around_a_collective_gives_results_where_legacy_hung(maps, q
     with MESH:
         assert devices_of(maps.xmap(chosen, {}, {}, **options)(own(maps))) == [-10, -11, 46, 46]
         found = devices_of(maps.xmap(grown, {}, {}, **options)(own(maps)))
+        # What decides is a state, and what the collective combines is not.
+        sums = maps.xmap(
+            lambda s, v: lax.cond(s > 11, lambda v: lax.psum(v, "i"), lambda v: -v, v), ({}, ["i"]), ["i"], **options
+        )
+        np.testing.assert_array_equal(sums(own(maps), V), [-10, -11, 46, 46])
     values = np.arange(10.0, 14)
     while (values < 30).any():
         values = np.where(values < 30, values + values.max() / 2, values)

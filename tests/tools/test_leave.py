@@ -22,11 +22,10 @@ import pytest
 
 from xmap_compat import xmap
 from xmap_compat.core import placement
-from xmap_compat.tools.leave import command, counting, edits, patch, report, verifying
+from xmap_compat.tools.leave import collectives, command, counting, edits, mapped, patch, report, verifying
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
 from xmap_compat.tools.leave.edits import edits_of
-from xmap_compat.tools.leave.old_check import fix
-from xmap_compat.tools.leave.old_check.sources import decoded, python_of
+from xmap_compat.tools.leave.layout import Edit, applied, python_of
 from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import Recorder, note_entered
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
@@ -525,7 +524,7 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
 
 def edit(text, old, new):
     line, column = text[: text.index(old)].count("\n") + 1, len(text[: text.index(old)].rpartition("\n")[2])
-    return fix.Edit((line, column), (line, column + len(old)), new)
+    return Edit((line, column), (line, column + len(old)), new)
 
 
 FILES = {
@@ -545,7 +544,7 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
     git("init", "-q", cwd=tmp_path)
     git("add", "-A", cwd=tmp_path)
     new = "b = 22\nnew = '\u00e9'"
-    after = fix.applied(before, str(path), [edit(decoded(before), "b = 2", new)])
+    after = applied(before, str(path), [edit(python_of(before, "prog.py"), "b = 2", new)])
     changes = {str(path): (before, after), str(path.parent / "helpers.py"): (None, b"# new\n")}
     (tmp_path.parent / "p.patch").write_bytes(patch.diff(changes).encode("utf-8", "surrogateescape"))
     git("apply", tmp_path.parent / "p.patch", cwd=tmp_path)
@@ -556,14 +555,14 @@ def test_git_applies_the_patch_to_the_same_bytes(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
 def test_cells_are_edited_and_the_rest_of_a_notebook_stays(indent, end):
-    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\r# a\nif a:\n    !ls\nc = 3", "d = a"]
+    sources = [["%precision 4\n", "a = 1"], "%%bash\nls", "%time b = 2\n# a\nif a:\n    !ls\nc = 3", "d = a"]
     cells = [{"cell_type": "code", "source": source} for source in sources] + [{"cell_type": "markdown", "source": "x"}]
     data = (json.dumps({"cells": cells}, indent=indent, ensure_ascii=False) + end).encode()
     text = python_of(data, "n.ipynb")
     names = {}
     exec(text, names)
     assert (names["b"], names["c"], names["d"]) == (2, 3, 1)
-    after = fix.applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
+    after = applied(data, "n.ipynb", [edit(text, f"{name} =", f"{name}{name} =") for name in "acd"])
     assert after == data.replace(b"a = 1", b"aa = 1").replace(b"c =", b"cc =").replace(b"d =", b"dd =")
 
 
@@ -801,3 +800,147 @@ def test_a_place_counts_when_a_result_of_it_is_used(kind):
         np.testing.assert_array_equal(run(X[0]), before)
     assert bool(counter.counts.get(0)) == bool(expected)
     assert jax.lax.cond.__module__.startswith("jax")
+
+
+# ------------------------------------------------------------------------- kinds of real programs
+
+NEVER_MADE = """
+import sys
+
+def loss(v):
+    return v - lax.pmean(v, 'rows')
+
+f = xmap(loss, in_axes=['rows', ...], out_axes=['rows', ...], axis_resources={'rows': 'x'})
+
+def other(spec):
+    return xmap(loss, in_axes=spec, out_axes=['rows', ...], axis_resources={'rows': 'x'})
+
+with Mesh(devices, ('x',)):
+    print(np.asarray(f(x)).tolist())
+    if '--other' in sys.argv:
+        print(other(['rows', ...])(x))
+"""
+KINDS = {
+    "one name for an axis and a mesh axis": (
+        """
+f = xmap(lambda v: v - lax.pmean(v, 'x'), in_axes=['x', ...], out_axes=['x', ...], axis_resources={'x': 'x'})
+with Mesh(devices, ('x',)):
+    np.testing.assert_allclose(f(x), x - x.mean(0), rtol=1e-5)
+""",
+        "1 of 1 constructions patched",
+    ),
+    "one function for parts of two sizes, and without a mesh": (
+        """
+def share(v):
+    return v - lax.pmean(v, 'rows')
+
+on_mesh = xmap(share, in_axes=['rows', ...], out_axes=['rows', ...], axis_resources={'rows': 'x'})
+alone = xmap(share, in_axes=['rows', ...], out_axes=['rows', ...])
+with Mesh(devices, ('x',)):
+    for part in (x, x[:4]):
+        np.testing.assert_allclose(on_mesh(part), part - part.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(alone(x), x - x.mean(0), rtol=1e-5)
+""",
+        "2 of 2 constructions patched",
+    ),
+    "specs in a class, options unpacked, several xmaps of one line, and names in an enumeration": (
+        """
+import enum
+
+@jax.tree_util.register_pytree_node_class
+class State:
+    def __init__(self, w, n):
+        self.w, self.n = w, n
+    def tree_flatten(self):
+        return (self.w, self.n), None
+    @classmethod
+    def tree_unflatten(cls, _, held):
+        return cls(*held)
+
+class Axis(enum.Enum):
+    ROWS = 'rows'
+
+def step(state, v):
+    return State(state.w + lax.psum(v, 'rows'), state.n + 1)
+
+SPECS, options = State([...], {}), {'axis_resources': {'rows': 'x'}, 'donate_argnums': 0, 'backend': None}
+both = (step, SPECS), (lambda s, v: s.n, {})
+step, size = (xmap(f, (SPECS, [Axis.ROWS.value, ...]), s, **options) for f, s in both)
+with Mesh(devices, ('x',)):
+    assert size(State(np.zeros(3, np.float32), 4), x) == 4
+    np.testing.assert_allclose(step(State(np.zeros(3, np.float32), 0), x).w, x.sum(0), rtol=1e-5)
+""",
+        "1 of 1 constructions patched",
+    ),
+    "an xmap of an xmap, which share a function": (
+        """
+def total(v):
+    return lax.psum(v, 'rows')
+
+inner = xmap(lambda v: 2 * v, in_axes=['cols'], out_axes=['cols'])
+outer = xmap(lambda v: total(inner(v)), in_axes=['rows', ...], out_axes=[...], axis_resources={'rows': 'x'})
+with Mesh(devices, ('x',)):
+    np.testing.assert_allclose(outer(x), 2 * x.sum(0), rtol=1e-5)
+""",
+        "2 of 2 constructions patched",
+    ),
+    "a backward rule with a sum, and a gradient from outside": (
+        """
+@jax.custom_vjp
+def synced(v):
+    return v
+
+synced.defvjp(lambda v: (v, None), lambda _, ct: (lax.psum(ct, 'rows'),))
+axes = {'in_axes': ([...], ['rows', ...]), 'out_axes': ['rows'], 'axis_resources': {'rows': 'x'}}
+f = xmap(lambda w, v: (synced(w) * v).sum(), **axes)
+with Mesh(devices, ('x',)):
+    print(jax.grad(lambda w: f(w, x).sum())(np.ones(3, np.float32)))
+""",
+        "0 of 1 constructions patched",
+    ),
+    "a function of an xmap that this run does not make": (NEVER_MADE, "0 of 2 constructions patched"),
+    "an option of xmap, and a mesh that is read": (
+        """
+from jax.experimental import maps
+jax.config.update('experimental_xmap_spmd_lowering', True)
+
+def share(v):
+    return v / lax.psum(1, 'rows') * maps.thread_resources.env.shape['x']
+
+f = jax.jit(xmap(share, in_axes=['rows', ...], out_axes=['rows', ...], axis_resources={'rows': 'x'}))
+with Mesh(devices, ('x',)):
+    np.testing.assert_allclose(f(x), x / 8 * 4, rtol=1e-5)
+""",
+        "1 of 1 constructions patched",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_written_program_runs_without_the_package_or_is_as_it_was(kind, tmp_path):
+    text, words = KINDS[kind]
+    (tmp_path / "prog.py").write_text(HEAD + text)
+    done = leave("--write", "prog.py", cwd=tmp_path)
+    assert words in done.stdout, done.stdout + done.stderr
+    if words.startswith("0 of"):
+        assert (tmp_path / "prog.py").read_text() == HEAD + text
+        return
+    ran = leave("-c", "import sys; sys.modules['xmap_compat'] = None; exec(open('prog.py').read())", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_functions_over_a_name_are_those_of_xmap_bit_for_bit_in_bfloat16(name):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 500)), "bfloat16")
+    axes = {
+        "in_axes": ["i", ...],
+        "out_axes": [...] if name == "logsumexp" else ["i", ...],
+        "axis_resources": {"i": "d"},
+    }
+    own, jaxs = getattr(collectives, f"{name}_over"), getattr(jax.nn, name)
+    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[:4]), "d")):
+        found = mapped.mapped(lambda v: own(v, ("d", "i_local")), **axes)(x)
+        expected = xmap(lambda v: jaxs(v, axis=("i",)), **axes)(x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(np.asarray(found, "float32"), np.asarray(expected, "float32"))

@@ -19,7 +19,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.device import conform, conform_to_names, vary_as, vary_over
+from xmap_compat.core.device import conform, conform_to_names, vary_alike, vary_as, vary_over
 from xmap_compat.core.names import Names, scan_carry_names, while_names
 from xmap_compat.core.rules.reductions import max_over
 from xmap_compat.core.values import NamedValue, is_smooth, split, transposed, without
@@ -277,6 +277,7 @@ def _cut(ev: Evaluator, over: Names, value: NamedValue) -> NamedValue:
         taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
     elif over:
         taken = max_over(ev.view, taken, sorted(over, key=str))
+    value, taken = vary_alike(ev.view, [value, taken])
     dims = [n for n in value.dims if n is not None]
     taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
     local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])

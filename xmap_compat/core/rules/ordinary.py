@@ -21,6 +21,7 @@ from xmap_compat.core.values import NamedValue
 
 Params = Mapping[str, Any]
 OrdinaryRule = Callable[[DeviceView, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
+GENERAL = None  # what a rule returns for operands that need the general way
 
 
 def evaluate_primitive(
@@ -32,8 +33,8 @@ def evaluate_primitive(
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
         return bind_per_element(view, primitive, operands, params)
     rule = DIRECT.get(primitive.name)
-    results = None if rule is None else rule(view, primitive, operands, params)
-    return bind_named(view, primitive, operands, params) if results is None else results
+    results = GENERAL if rule is None else rule(view, primitive, operands, params)
+    return bind_named(view, primitive, operands, params) if results is GENERAL else results
 
 
 def _bind(view, primitive, data, params, dims, names):
@@ -47,7 +48,7 @@ def _elementwise(view, primitive, operands, params):
     """Align all operands to one layout; scalars may stay scalars, as they may in the program."""
     rank = max(v.dims.count(None) for v in operands)
     if any(v.dims and v.dims.count(None) != rank for v in operands):
-        return None
+        return GENERAL
     dims = max((v.dims for v in operands), key=len)
     missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
     dims = (*dict.fromkeys(missing), *dims)
@@ -139,7 +140,7 @@ def _broadcast_in_dim(view, primitive, operands, params):
     named = [n for n in x.dims if n is not None]
     lead = len(named)
     if dynamic or any(n is not None for n in x.dims[lead:]):
-        return None
+        return GENERAL
     sizes = [view.placements[n].local_size for n in named]
     shifted = {
         "shape": (*sizes, *params["shape"]),
@@ -152,7 +153,7 @@ def _broadcast_in_dim(view, primitive, operands, params):
 def _dot_general(view, primitive, operands, params):
     x, y = operands
     if params.get("out_sharding") is not None:
-        return None
+        return GENERAL
     names = x.names | y.names
     numbers, dims = dot_dimensions(x, y, *params["dimension_numbers"])
     data = [vary_over(view, v, names).data for v in operands]

@@ -19,7 +19,7 @@ from typing import Any
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import OURS, edited_files, others_that_need
-from xmap_compat.tools.leave.old_check.sources import NOTEBOOK, python_of
+from xmap_compat.tools.leave.layout import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import counted, plain
 from xmap_compat.tools.leave.verifying import moved
@@ -102,6 +102,8 @@ class Leaving:
             try:
                 ast.parse(python_of(patch.contents(self.script), self.script))
             except SyntaxError as error:
+                if self.script.endswith(NOTEBOOK) and "Error: 'cells'" in str(error):
+                    raise Refused(messages.NOT_READ.format(name=self.program[0], error=error)) from None
                 raise Refused(messages.NOT_PYTHON.format(name=self.program[0], error=error)) from None
             except (OSError, ValueError, KeyError) as error:
                 raise Refused(messages.NOT_READ.format(name=self.program[0], error=error)) from None
@@ -119,7 +121,7 @@ class Leaving:
                 c.refused = c.refused or messages.NOT_VERIFIED.format(messages.OTHERS_DIFFER)
         kept = self.kept(found)
         changes, left = self.changes(found, kept)
-        changes = self.checked(found, changes)
+        changes = self.checked(found, changes, bool(left) or len(kept) < len(found.constructions))
         return report.Report(self.options, found, seen, kept, changes, left, self.scratch).print()
 
     def learn(self, found: Edited, problems: Mapping[int, str]) -> None:
@@ -197,7 +199,7 @@ class Leaving:
         ends = (words.rstrip(".") or (f"exit code {k}" if k else messages.NO_ERROR) for words, k in both)
         return messages.ENDED.format(*ends)
 
-    def checked(self, found: Edited, changes: patch.Changes) -> patch.Changes:
+    def checked(self, found: Edited, changes: patch.Changes, some_stay: bool) -> patch.Changes:
         """The changes, if they compile, and the program ends with them as it did."""
         if not changes:
             return changes
@@ -208,7 +210,7 @@ class Leaving:
                 raise Refused(messages.DOES_NOT_COMPILE.format(path=path, error=error)) from None
         spec = self.prepared("third", int(self.seconds) + 60 if found.ended == "stopped" else 0)
         spec |= {"patched": [], "stopped": False}
-        self.put(spec, changes, any(b"xmap_compat" in after or b"xmap(" in after for _, after in changes.values()))
+        self.put(spec, changes, some_stay)
         with report.progress("running the patched program"):
             code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}

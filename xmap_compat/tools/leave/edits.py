@@ -14,7 +14,7 @@ from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
-from xmap_compat.tools.leave.places import Reached, file_of, is_under, xmap_at
+from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
 from xmap_compat.tools.leave.recipe import recipe_of
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import OURS, AxisNames, Parts, Rewriting
@@ -52,6 +52,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     Args:
       beside: the folder for the helper file, if it is not ``root``.
     """
+    cs = [*cs, *unmade(cs, root)]
     for c in cs:
         _or_refuse(c, _find, root)
     reached = {c: Reached([f.plan.declared.fun for f in c.functions], root) for c in cs}
@@ -72,7 +73,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
         own = [f for f in functions if c in f.reached_by]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
-        of_last = [f.plan.declared for f in c.functions[-1:]]
+        of_last = [f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")]
         c.recipe = [line for declared in of_last for line in recipe_of(declared, c.placed[-1] if c.placed else None)]
         c.change = c.change and c.change._replace(file=os.path.realpath(c.file))
         c.changes = [change._replace(file=os.path.realpath(change.file)) for change in c.changes]

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import os
 import re
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
+from xmap_compat.tools.check import editor, table
+from xmap_compat.tools.check.checker import NoChecker
+from xmap_compat.tools.check.sources import encoded
 from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
 from xmap_compat.tools.leave.construction import Change, Entered
-from xmap_compat.tools.leave.old_check import fix
-from xmap_compat.tools.leave.old_check.fix import Edit, replacing
-from xmap_compat.tools.leave.old_check.sources import program_of, python_of
+from xmap_compat.tools.leave.layout import Edit, applied, before_jax, program_of, python_of, replacing
 from xmap_compat.tools.leave.text import Names
 
 OURS = "_xmap_compat_"  # begins a name in a change that is not the user's: of a helper, or of a module
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
-_OLD = tuple(f"{home}." for home in _HOMES)
+_CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
+_OLD = (*(f"{home}." for home in _HOMES), f"{_CONSTRAINT}.")
 _MESHES = tuple(f"{home}.{name}" for home in _HOMES for name in ("Mesh", "mesh"))
 _LOOPS = tuple(f"{home}.SerialLoop" for home in _HOMES)
 _PJIT = "jax.experimental.pjit.pjit"
@@ -100,21 +105,21 @@ def edited_files(
     for path, data in contents.items():
         names[path] = own = FileNames(program_of(data, path).tree, helpers)
         edits = [] if keeps_meshes else _meshes(data, path, {tuple(at) for of, *at in entered if of == path})
-        edits = [*edits, *_environment(data, path)]
+        edits = [*edits, *_environment(data, path), *_options_of_xmap(data, path)]
         edits = [dataclasses.replace(e, text=own.resolved(e.text)) for e in edits]
         edits += _edits([c for c in changes if c.file == path], python_of(data, path), own)
-        files.append(File(path, fix.applied(data, path, merged(edits)) if edits else data))
+        files.append(File(path, applied(data, path, merged(edits)) if edits else data))
+    texts, others = _modernized(tuple((file.path, file.data) for file in files))
     for file in files:
-        own, edits = names[file.path], _removed(file)
-        file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+        file.data, own = texts.get(file.path, file.data), names[file.path]
         renamed = [dataclasses.replace(e, text=own.resolved(e.text)) for e in _renamed(file.tree(), keeps_meshes)]
-        file.data = fix.applied(file.data, file.path, renamed) if renamed else file.data
+        file.data = applied(file.data, file.path, renamed) if renamed else file.data
     taken = [names_taken(file.tree()) for file in files]
     for k, file in enumerate(files):
         elsewhere = set().union(*(t for j, t in enumerate(taken) if j != k))
         edits = _Imports(file, elsewhere, names[file.path].added).edits
-        file.data = fix.applied(file.data, file.path, edits) if edits else file.data
-    left = [name for file in files for name in file.left]
+        file.data = applied(file.data, file.path, edits) if edits else file.data
+    left = [*(name for file in files for name in file.left), *others]
     for file in files:
         tree = file.tree()
         edits = (
@@ -124,11 +129,11 @@ def edited_files(
         )
         used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         edits += _added(tree, {own: home for own, home in names[file.path].added.items() if own in used})
-        file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+        file.data = applied(file.data, file.path, edits) if edits else file.data
     if not (left or keeps_install):
         for file in files:  # the import of the package, which only `install` has read
             edits = _Imports(file, set(), names[file.path].added).edits
-            file.data = fix.applied(file.data, file.path, edits) if edits else file.data
+            file.data = applied(file.data, file.path, edits) if edits else file.data
     return {file.path: file.data for file in files if file.data != contents[file.path]}, left
 
 
@@ -186,8 +191,8 @@ def _environment(data: bytes, path: str) -> list[Edit]:
                 text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
                 edits.append(replacing(node, text))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
-            for last, then in ((".physical_mesh", ""), (".shape", ".shape")):
-                if name.endswith(_ENVIRONMENT + last):
+            for ending, then in ((".physical_mesh", ""), (".shape", ".shape")):
+                if name.endswith(_ENVIRONMENT + ending):
                     edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
     return edits
 
@@ -198,30 +203,66 @@ def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
     read = {
         bindings.of(n): n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)
     }
-    new = dict.fromkeys(_MESHES, "jax.sharding.Mesh")
+    new = dict.fromkeys(_MESHES, "jax.sharding.Mesh") | {_CONSTRAINT: "lax.with_sharding_constraint"}
     new |= {} if any(f"{home}.xmap" in read for home in _HOMES) else dict.fromkeys(_LOOPS, "SerialLoop")
     new |= {} if keeps_meshes else {_PJIT: "jax.jit"}
     found = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
     is_moved = lambda n: isinstance(n, ast.Name) and n.id == "Mesh"  # noqa: E731  (its import moves)
-    return [replacing(n, OURS + new[name]) for n in found if (name := bindings.of(n)) in new and not is_moved(n)]
+    edits = [replacing(n, OURS + new[name]) for n in found if (name := bindings.of(n)) in new and not is_moved(n)]
+    for call in (n for n in nodes if isinstance(n, ast.Call)):
+        if any(bindings.of(part) == _PJIT for part in (call.func, *call.args[:1])):  # also in functools.partial
+            named = (k for k in call.keywords if k.arg in ("in_axis_resources", "out_axis_resources"))
+            for k in named:
+                end = k.lineno, k.col_offset + len(str(k.arg))
+                edits.append(Edit((k.lineno, k.col_offset), end, str(k.arg).replace("axis_resources", "shardings")))
+    return edits
 
 
-def _removed(file: File) -> list[Edit]:
-    """Names that JAX has removed elsewhere, and options of xmap that it no longer has."""
-    program = program_of(file.data, file.path)
-    text, edits = python_of(file.data, file.path), []
-    for edit in fix.edits_of(program):
-        new = re.sub(r"import xmap_compat(; |\n)", "", edit.text)  # `check --fix` keeps what this package restores
-        if "xmap_compat" not in new and (new or edit.start != edit.end):
-            edits.append(dataclasses.replace(edit, text=new))
-    imports = [_bounds(n) for n in ast.walk(program.tree) if isinstance(n, IMPORTS) and _is_old(n)]
-    edits = [e for e in edits if not any(start <= e.start and e.end <= end for start, end in imports)]
-    for node in (n for n in ast.walk(program.tree) if isinstance(n, ast.Expr)):
+def _options_of_xmap(data: bytes, path: str) -> list[Edit]:
+    """Options of xmap, which JAX no longer has, are not set."""
+    tree, edits = program_of(data, path).tree, []
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Expr)):
         called = node.value if isinstance(node.value, ast.Call) else None
         option = called.args[0] if called is not None and called.args else None
         if isinstance(option, ast.Constant) and str(option.value).removeprefix("jax_").startswith("experimental_xmap"):
-            edits.append(_without(program.tree, node, text))
-    return list(dict.fromkeys(edits))
+            edits.append(_without(tree, node, python_of(data, path)))
+    return edits
+
+
+@functools.lru_cache(maxsize=8)
+def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, bytes], list[str]]:
+    """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them, and what it leaves.
+
+    Names of xmap and its meshes are edited here; notebooks stay as they are.
+    """
+    of_xmap = [name for name in (*table.NAMES, *table.MODULES) if f"{name}.".startswith(_OLD)]
+    of_xmap += [gone.name for gone in table.KEYWORDS.values() if ".pjit." in gone.name]
+    with tempfile.TemporaryDirectory() as folder:
+        copies = {Path(folder + path).resolve(): path for path, _ in contents if path.endswith(".py")}
+        for path, data in contents:
+            copy = Path(folder + path).resolve()
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+        try:
+            fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
+        except NoChecker:
+            return {}, [where for path, data in contents for where in _old_names(data, path, of_xmap)]
+        before = dict(contents)
+        new = {copies[path.resolve()]: text for path, text in fixed.texts.items()}
+        texts = {path: encoded(text, before[path]) for path, text in new.items()}
+    return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
+
+
+def _old_names(data: bytes, path: str, but: Collection[str]) -> list[str]:
+    """Names that JAX has removed, where no type checker is installed that could say more."""
+    tree, found = program_of(data, path).tree, dict[str, None]()
+    bindings, names = Bindings(tree), {*table.NAMES} - {*but}
+    for node in ast.walk(tree):
+        for name in (bindings.of(node), *(meant for _, meant in imported_names(node))):
+            if name in names:
+                where = f"{os.path.basename(path)}:{getattr(node, 'lineno', 0)}"
+                found[f"{name} of {where} (to replace such names: pip install 'xmap-compat[check]')"] = None
+    return list(found)
 
 
 # ------------------------------------------------------------------------------------ imports
@@ -303,7 +344,7 @@ def _added(tree: ast.Module, added: Mapping[str, tuple[str, str]]) -> list[Edit]
     lines = [f"import {name}" for home, name in found if not home]
     homes = dict.fromkeys(home for home, _ in found if home)
     lines += [f"{home}import {', '.join(name for of, name in found if of == home)}" for home in homes]
-    return fix.before_jax(tree, lines)
+    return before_jax(tree, lines)
 
 
 def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -9,6 +9,7 @@ import functools
 import gc
 import inspect
 import os
+import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Sequence
@@ -77,6 +78,37 @@ def xmap_at(c: Construction, undeclared: bool) -> Change:
         end = whole.text.index("(", end) + 1  # a decorator that takes the function later
         text = f"{OURS}partial({OURS}mapped, " + "undeclared=True, " * undeclared
     return Change(c.file, start, end, text)
+
+
+def unmade(cs: Iterable[Construction], root: str) -> list[Construction]:
+    """The calls of xmap in files of the program that this run has not executed, such as in branches not taken."""
+    made, found = {(os.path.realpath(c.file), c.line) for c in cs}, list[Construction]()
+    known = {file_of(m): m for m in list(sys.modules.values()) if file_of(m).endswith((".py", ".ipynb"))}
+    modules = {os.path.realpath(f): m for f, m in known.items() if is_under(f, root) and os.path.getsize(f)}
+    for file, module in modules.items():
+        whole = dataclasses.replace(file_at(file, file), globals=vars(module))
+        for statement in whole.tree.body:
+            piece = whole.at(statement)
+            for node in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
+                if (file, node.lineno) in made or _xmap_of(piece, node) is None:
+                    continue
+                made.add((file, node.lineno))
+                c = Construction(file, node.lineno, node.col_offset, len(made) + 10_000, globals=vars(module))
+                c.functions, c.refused = _as_if_made(node, vars(module))
+                c.function = getattr(c.functions[0], "__name__", "") if c.functions else ""
+                found.append(c)
+    return found
+
+
+def _as_if_made(node: ast.Call, names: dict[str, Any]) -> tuple[list[Any], str]:
+    """The function that a call of xmap makes, if it can be made of global variables; why not."""
+    try:
+        made = eval(compile(ast.Expression(node), "<xmap>", "eval"), dict(names))
+        return [made] if is_xmapped(made) or hasattr(made, "plan") else [], ""
+    except Exception:
+        given = next((value for n in node.args[:1] if isinstance(n, ast.Name) and (value := names.get(n.id))), None)
+        stays = types.SimpleNamespace(plan=types.SimpleNamespace(declared=types.SimpleNamespace(fun=given, names=())))
+        return [stays], messages.NOT_MADE
 
 
 def _xmap_of(piece: Piece, node: ast.Call) -> ast.expr | None:

@@ -220,7 +220,7 @@ class Recorder:
         self.over = True
         edited = self.edited(constructions) if constructions else Edited([])
         compared = {call.construction for call in self.records if call.differentiated}
-        told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in constructions]
+        told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in edited.constructions]
         entered = frozenset(self.entered - self.otherwise)
         edited = edited._replace(constructions=told, ended=ended, entered=entered, keeps_meshes=bool(self.otherwise))
         with open(self.spec["result"], "wb") as file:

@@ -57,7 +57,7 @@ class Report:
             print(f"all constructions: {words[0]}")
             words = [""] * len(cs)
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
-        lines += [(str(c.number + 1), c.where, c.function, str(c.calls), own) for c, own in zip(cs, words)]
+        lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
         print("\n".join(table(lines)))
         for place in self.unreached():
             print(f"edited, not reached: {place}")
@@ -89,6 +89,7 @@ class Report:
         if c.refused:
             is_found = c.refused.startswith(("differs", "not verified"))
             words = c.refused if is_found else f"refused: {c.refused}"
+            words += messages.RULE * ("unbound axis name" in words or "the gradient of" in words)
         elif not c.calls:
             words = messages.NEVER_CALLED
         elif not is_verified(c):
