@@ -107,7 +107,7 @@ def _reported(programs: Iterable[Program], marks: dict[str, Any], folder: Path) 
     names += [f"{old}.{name}" for old, own in marks["moved"].items() if old in lacking for name in own]
     checker.mark(Path(marks["folder"]), names, modules, folder)
     roots: dict[Path, list[Program]] = defaultdict(list)
-    for program in programs:
+    for program in _near_jax(programs):
         if program.cells:
             roots[checker.root_of(program.path.resolve())].append(program)
     files, searched = {}, []
@@ -128,6 +128,18 @@ def _reported(programs: Iterable[Program], marks: dict[str, Any], folder: Path) 
     for report in checker.run(list(files), folder, [folder, *searched]) if files else ():
         found[files[report.path]].append(report)
     return found
+
+
+def _near_jax(programs: Iterable[Program]) -> list[Program]:
+    """The programs that speak of JAX, or import one that does: ty need not see others."""
+    near, others, stems = [], list(programs), {"jax"}
+    while stems:
+        word = re.compile(rf"\b({'|'.join(map(re.escape, sorted(stems)))})\b")
+        found = [program for program in others if word.search(program.text)]
+        near += found
+        others = [program for program in others if not word.search(program.text)]
+        stems = {p.path.parent.name if p.path.stem == "__init__" else p.path.stem for p in found} - {""}
+    return near
 
 
 class _Reader:

@@ -78,7 +78,7 @@ def imported_by_text(names: Names) -> Iterator[Found]:
                 if text.startswith(".") or (text != base and "." not in text):
                     yield call, importlib.util.resolve_name("." * (not text.startswith(".")) + text, base)
     for node in names.nodes if calls else ():
-        if id(node) not in inside and _MODULE.fullmatch(text_of(node)):
+        if id(node) not in inside and "." in text_of(node) and _MODULE.fullmatch(text_of(node)):
             yield next((c for c in calls if not text_of(c.args[0])), calls[0]), text_of(node)
 
 
