@@ -535,7 +535,7 @@ found_by(
 )
 found_by(
     "test_gradients::test_a_reduction_of_operands_that_vary_over_different_axes",
-    edits={"return bool(mesh_axes)  # its derivative": "return False  # its derivative"},
+    edits={"return bool(mesh_axes)  # the user's": "return False  # the user's"},
 )
 found_by(
     "test_branches",
