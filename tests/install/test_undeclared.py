@@ -192,3 +192,34 @@ def test_a_nested_one_is_refused_as_it_was(maps):
     outer = maps.xmap(lambda v: inner(v), ["i", ...], ["i", ...], axis_resources=ON_X)
     with MESH, pytest.raises(TypeError, match="actually mapped along more axes"):
         outer(jnp.ones((4, 2)))
+
+
+CALLS = {  # of v = 1, 4, 9, 16 on the devices along x: what 0.4.30 returned there
+    "alone": (lambda call, v: call(v), [2, 8, 18, 32]),
+    "in a loop": (lambda call, v: lax.fori_loop(0, 2, lambda _, c: c + call(c), v), [9, 36, 81, 144]),
+    "in a branch": (lambda call, v: lax.cond(v > 5, call, lambda v: v, v), None),
+    "in a loop that devices leave apart": (lambda call, v: lax.while_loop(lambda c: c < 9, call, v), None),
+}
+
+
+@pytest.mark.parametrize(("body", "wanted"), CALLS.values(), ids=CALLS)
+def test_an_io_callback_is_called_with_what_each_device_has_or_refused(maps, quiet, end_a_hang, body, wanted):
+    seen = []
+
+    def double(x):
+        seen.append(float(x))
+        return np.float32(2 * x)
+
+    def call(v):
+        return jax.experimental.io_callback(double, jax.ShapeDtypeStruct((), np.float32), v)
+
+    with MESH:
+        state = maps.xmap(lambda v: v * v, ["i"], {}, axis_resources=ON_X)(np.arange(1, 5, dtype=np.float32))
+        fun = maps.xmap(lambda v: body(call, v), {}, {}, axis_sizes={"i": 4}, axis_resources=ON_X)
+        if wanted is None:
+            with pytest.raises(NotImplementedError, match=r"Not all elements of .*x.* reach the io_callback"):
+                fun(state)
+            return
+        found = [float(shard.data) for shard in fun(state).addressable_shards]
+    np.testing.assert_array_equal(found, np.repeat(wanted, 2))
+    assert len(seen) == (4 if body is CALLS["alone"][0] else 8)  # once for each device along x, not for the copies

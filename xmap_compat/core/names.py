@@ -127,6 +127,8 @@ class Checker:
     def _ordinary(self, eqn, inputs):
         """An operation in no table.  If it names axes, its batching rule decides where no device is involved."""
         over = names_used(eqn) & self.own
+        if eqn.primitive.name == "io_callback":
+            self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
         if not over:
             return [_union(inputs)] * len(eqn.outvars)
         sizes = {n: self.placements[n].size for n in self.placements if n in over}
@@ -162,8 +164,8 @@ class Checker:
         return operand
 
     def together(self, predicate: Names, *bodies: Any) -> None:
-        """Note what decides alone on a device which branch it takes, or how often it iterates, around collectives."""
-        if any(map(collectives_in, bodies)):
+        """Note what decides alone on a device which branch it takes, or how often it loops, around what is shared."""
+        if any(collectives_in(body) or body.effects for body in bodies):
             self.met.update(alone(predicate, self.placements))
 
     def _check_mentions(self, eqn, inputs):

@@ -101,6 +101,8 @@ class OwnElement(DeviceAxis):
     def __str__(self) -> str:
         return f"{self.mesh_axis} (own element)"
 
+    __repr__ = __str__
+
 
 def is_of_devices(axis: Any) -> bool:
     return isinstance(axis, DeviceAxis)

@@ -51,7 +51,7 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
         raise errors.ordered_callback(names, _jax.where_in_user_code(eqn))
     copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
     params = {**eqn.params, "sharding": None}
-    if not (copies and view.typed):
+    if not copies or view.nested:
         return bind_named(view, eqn.primitive, operands, params)
     params["callback"] = _CalledByOne(eqn.params["callback"], tuple(eqn.params["result_avals"]))
     is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
