@@ -26,7 +26,7 @@ from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional, split
-from xmap_compat.core.watch import NOBODY, watching
+from xmap_compat.core.watch import NOBODY, watcher
 
 _on_mesh_p = _jax.define_device_check("on_mesh", errors.lowered_for_others)
 
@@ -61,7 +61,7 @@ class Execution:
         outer = as_placements(body.device_axes, nested=True) if view.nested else {}
         checker = Checker(view.placements, placed.fun_name, outer, room, trace)
         jaxpr = placed.program.jaxpr
-        ev = watching.value.evaluator(view, checker, trace, RepeatedCalls(jaxpr))
+        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr))
         wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
         if loop_lengths(view.placements):
             return evaluate_in_loops(ev, placed.program, values, args, wanted)
@@ -73,7 +73,7 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
     if placed.first_device_of is not None:
         leaves = undeclared.of_first_device(leaves, placed.first_device_of)
     outs, mesh = execute(placed, leaves), placed.scope.mesh
-    runs = placed.uses_mesh and not placed.nested and watching.value is NOBODY
+    runs = placed.uses_mesh and not placed.nested and watcher() is NOBODY
     if runs and isinstance(mesh, jax.sharding.AbstractMesh):
         outs = [_on_mesh_p.bind(out, axes=mesh.axis_names, sizes=mesh.axis_sizes) for out in outs]
     return jax.tree.unflatten(placed.program.out_tree, outs)
@@ -82,7 +82,7 @@ def run(placed: PlacedCall, leaves: Sequence[Any]) -> Any:
 def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     """Stages 5 and 6: evaluate the program on one device, or on each device of the mesh."""
     call = NestedCall(placed.fun_name, own_of(placed.placements.values()))
-    with watching.value.around(placed), mark(call) if placed.nested else contextlib.nullcontext():
+    with watcher().around(placed), mark(call) if placed.nested else contextlib.nullcontext():
         if placed.uses_mesh and not placed.nested:
             return _on_mesh(placed, leaves)
         if not placed.uses_mesh:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from xmap_compat.core.evaluate import Evaluator
 
 @dataclasses.dataclass(frozen=True)
 class Watcher:
-    """``with watching(Watcher(evaluator)):`` while a program is traced.
+    """What a tool does in the place of the core, or around it.
 
     Attributes:
       evaluator: makes the evaluator of each call.
@@ -28,5 +30,26 @@ class Watcher:
 
 NOBODY = Watcher()
 
-# A part of jit's cache key, so that jit does not reuse programs that were traced without the watcher.
-watching = jax.make_user_context(default_value=NOBODY)
+_watcher: contextvars.ContextVar[Watcher] = contextvars.ContextVar("watcher", default=NOBODY)
+# A part of jit's cache key.  JAX's caches keep keys, so it is no watcher.
+_number = jax.make_user_context(default_value=0)
+_numbers = itertools.count(1)
+
+
+def watcher() -> Watcher:
+    return _watcher.get()
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher, jitted: bool) -> Iterator[None]:
+    """Watch what is traced here.
+
+    Args:
+      jitted: whether jitted functions call xmapped ones: JAX must not reuse what it has traced without the watcher.
+    """
+    token = _watcher.set(watcher)
+    try:
+        with _number(next(_numbers)) if jitted else contextlib.nullcontext():
+            yield
+    finally:
+        _watcher.reset(token)

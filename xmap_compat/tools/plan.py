@@ -160,7 +160,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
     def call(*args):
         nonlocal placed
         placed = calls.place_call(declared, args) if made is None else made
-        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks))):
+        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks)), jitted=False):
             return execute(placed, jax.tree.leaves(args))
 
     jaxpr = jax.make_jaxpr(call)(*args)

@@ -221,7 +221,7 @@ def stage(step: Callable[..., Any], args: tuple[Any, ...], describe: bool) -> St
 
     end = api.observe(notice)
     try:
-        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks), around)):
+        with watching(Watcher(functools.partial(MarkingEvaluator, marks=marks), around), jitted=True):
             # A new function with the name of the step, because JAX's cache may have a trace of the step without marks.
             jaxpr = jax.make_jaxpr(functools.wraps(step)(lambda *args: step(*args)))(*args)
     finally:
