@@ -288,14 +288,14 @@ REFUSED = {
     "repeated resource": (X, ROWS, {"i": ("x", "x")}, None, "must be a tuple of distinct resources"),
     "size and resources": (X[:6], ROWS, {"i": ("x", "y")}, None, r"axis i \(6\) is not divisible"),
     "size and loop": (X, ROWS, {"i": ("x", SerialLoop(3))}, None, r"axis i \(8\) is not divisible"),
-    "rank": (X[0], ["i", "k"], {"i": "x"}, None, "asserts that it should be of rank 2, but the argument has rank 1"),
+    "rank": (X[0], ["i", "k"], {"i": "x"}, None, r"local has shape \(4,\), but \['i', 'k'\] names exactly 2 dimensions"),
     "not a prefix": (
         (X, X),
         (ROWS,),
         {},
         None,
         r"^local is a tuple of length 2, but in_axes has a tuple of length 1 for it. "
-        r"\(The in_axes of global_array is \(\['i', ...\],\).\)",
+        r"The in_axes here: \(\['i', ...\],\)",
     ),
     "two arrays": ((X, X[:4]), ROWS, {"i": "x"}, None, "The size of axis i was previously inferred to be 8"),
     "another size given": (X, ROWS, {"i": "x"}, {"i": 16}, "global_shape"),

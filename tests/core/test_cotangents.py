@@ -178,5 +178,5 @@ def test_what_the_tangent_of_an_ignored_operand_varies_over_must_be_in_every_res
     """Without it the function gives its value as before, and the refusal says what to do; ``jax.vmap`` refuses too."""
     mapped = xmap(ignoring, (["i"], ["j"]), ["i"])
     np.testing.assert_allclose(mapped(X, YS), np.sin(X), rtol=1e-6)
-    with pytest.raises(TypeError, match=r"varies over `j` for an output that does not.*name them in out_axes of every"):
+    with pytest.raises(TypeError, match=r"varies over `j` for an output that does not.*name them in out_axes of each"):
         jax.grad(lambda x: mapped(x, YS).sum())(X)

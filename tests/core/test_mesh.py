@@ -683,8 +683,7 @@ def test_committed_arrays_of_a_nested_xmap_keys_and_donated_ones_are_moved():
 
 
 NOTE = (
-    "xmap moves an array that is committed to one device to the mesh only in a direct call. Under jax.grad, "
-    "jax.jit and the like, or if the array lies on another mesh, move it first: "
+    "xmap moves an array that is committed to one device to the mesh only in a direct call. Otherwise move it: "
     "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
 )
 # How a call may be refused, and whether it is one of xmap's own, which sees the arrays.

@@ -276,7 +276,7 @@ def test_a_primitive_that_names_axes_is_refused_in_words_over_devices(mesh42):
             {"a": SerialLoop(2)},
             "",
             RuntimeError,
-            "loop resources .* `a` violates that",
+            "assign a serial loop to `a`",
         ),
     ]
     for body, resources, operation, error, text in refused:

@@ -13,7 +13,7 @@ MODULES = [path.relative_to(PACKAGE.parent).with_suffix("").parts for path in PA
 
 # Places where an argument was empty, or a part is missing.
 _HOLES = re.compile(r"\S  +\S| [,;.](?!\.)(\s|$)|[,:;] ?[,;.](?!\.)|\( | \)|``|:\s*$")
-_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]+`")
+_QUOTED = re.compile(r"(?<!\w)'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]+`")
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 

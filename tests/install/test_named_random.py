@@ -152,7 +152,7 @@ MISTAKES = {
     ),
     "one dimension": (
         lambda: named.variance_scaling(1.0, "fan_in", "normal")(jax.random.key(0), NamedShape(i=3)),
-        r"1-dimensional weights tensor. Must be at least 2D, named dimensions included, but the shape is \(i=3\)",
+        r"shape of weights should have two dimensions, named ones included, or more, but is \(i=3\)",
     ),
     "complex": (
         lambda: named.variance_scaling(1.0, "fan_in", "normal")(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from jax._src.mesh import get_concrete_mesh
 
 from xmap_compat._jax.nice import part
 from xmap_compat._jax.patches import Restoration
@@ -25,14 +26,6 @@ _meshes_in_scope = jax.make_user_context(())
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 _EMPTY = jax.sharding.Mesh(np.empty((), dtype=object), ())
-
-
-def _set_mesh() -> AnyMesh:
-    """The mesh of ``jax.set_mesh``; while JAX traces, only what is abstract of it is known."""
-    try:
-        return jax.sharding.get_mesh()
-    except ValueError:
-        return jax.sharding.get_abstract_mesh()
 
 
 class _Entered(NamedTuple):
@@ -66,7 +59,7 @@ def ambient_mesh() -> AnyMesh | None:
 
     One with devices counts before an abstract one of its shape, which stands for it under ``jax.set_mesh`` and in jit.
     """
-    concrete, entered = _set_mesh(), _entered_meshes.stack[-1]
+    concrete, entered = get_concrete_mesh(), _entered_meshes.stack[-1]
     mesh, outside = entered.mesh, entered.outside
     if not _is_innermost(entered):
         # Only our own contexts know what jax.set_mesh had set when they were entered.
@@ -102,17 +95,17 @@ def exit_mesh(mesh: AnyMesh) -> None:
 def _push_mesh(mesh):
     leave = contextlib.ExitStack()
     is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
-    if not (_set_mesh().empty or in_manual_region()):
+    if not (get_concrete_mesh().empty or in_manual_region()):
         # Otherwise the devices of jax.set_mesh would count for a whole jit.
         with contextlib.suppress(ValueError):  # within a jit it cannot be set
             leave.enter_context(jax.set_mesh(_EMPTY))
-    if is_abstract or (_set_mesh().empty and not in_manual_region()):
+    if is_abstract or (get_concrete_mesh().empty and not in_manual_region()):
         leave.enter_context(jax.sharding.use_abstract_mesh(_EMPTY.abstract_mesh))
     if is_abstract:
         mesh = mesh.update(axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
         leave.enter_context(jax.sharding.use_abstract_mesh(mesh))
     found_as = contexts.push(_EMPTY if is_abstract else mesh)
-    _enter(_Entered(mesh, _set_mesh(), jax.sharding.get_abstract_mesh(), found_as, leave))
+    _enter(_Entered(mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, leave))
 
 
 def _enter(entered):
@@ -142,7 +135,7 @@ def mesh_to_stage(mesh: AnyMesh) -> AnyMesh:
 
     Only the abstract mesh of that one is part of jit's cache key: the program is reused for other devices.
     """
-    return mesh.abstract_mesh if _set_mesh() == mesh else mesh
+    return mesh.abstract_mesh if get_concrete_mesh() == mesh else mesh
 
 
 def resharded(values: Sequence[Any], specs: Sequence[Any], mesh: Any, kept: Container[Any] = ()) -> list[Any]:
@@ -208,12 +201,12 @@ def assign_mesh(mesh: jax.sharding.Mesh) -> None:
     The mesh of ``jax.set_mesh`` is not kept beyond it (a program that saves the environment assigns it back).
     """
     entered = _entered_meshes.stack[-1]
-    mesh = _EMPTY if mesh is _set_mesh() else mesh
+    mesh = _EMPTY if mesh is get_concrete_mesh() else mesh
     is_ours, is_base = _is_innermost(entered), len(_entered_meshes.stack) == 1
     found_as = contexts.replace(mesh)
     if is_ours or is_base:
         _entered_meshes.stack.pop()
-        _enter(_Entered(mesh, _set_mesh(), jax.sharding.get_abstract_mesh(), found_as, entered.leave))
+        _enter(_Entered(mesh, get_concrete_mesh(), jax.sharding.get_abstract_mesh(), found_as, entered.leave))
 
 
 def forget_assigned_mesh() -> None:
