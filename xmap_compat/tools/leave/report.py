@@ -85,6 +85,8 @@ class Report:
         if self.options.write and self.changes:
             patch.write(self.changes, self.options.force)
             print("written:", *self.changes)
+        elif self.changes and not self.options.diff:
+            print("nothing written: add --write before the program")
 
     def words(self, c: Construction) -> str:
         """What the table says of a construction."""
