@@ -74,8 +74,6 @@ class Report:
         unverified = [c.where for c in self.kept if not is_verified(c)]
         if unverified:
             print(f"edited without verification: {', '.join(unverified)}")
-        if self.changes and not (self.options.write or self.options.diff):
-            print(messages.NOTHING_WRITTEN)
         return 0 if all(c in self.kept and is_verified(c) for c in cs) else 1
 
     def write(self, text: str) -> None:
