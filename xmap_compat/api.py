@@ -124,10 +124,9 @@ def xmap(
     Args:
       fun: a function of positional arguments: arrays, scalars, or pytrees of them.  Without it, ``xmap(...)`` is a
         decorator: ``@xmap(in_axes=..., out_axes=...)``.
-      in_axes: for each argument, which dimensions are named: a dictionary ``{position: name}``, or a
-        list of names for the leading dimensions ending in ``...`` (without it, the list also asserts the
-        rank; None leaves a dimension positional).  A pytree prefix of the arguments, or one such
-        specification for all of them.
+      in_axes: for each argument, which dimensions are named: a dictionary ``{position: name}``, or a list of names for
+        the leading dimensions ending in ``...`` (without it, the list also asserts the rank; None leaves a dimension
+        positional).  A pytree prefix of the arguments, or one such specification for all of them.
       out_axes: the same for the results.  A result that does not vary over a name is broadcast along it.
       axis_sizes: sizes of axes that appear in no argument; sizes of other axes are checked.
       axis_resources: for each axis, mesh axes of the mesh in scope at the call and then loops

@@ -38,7 +38,8 @@ def keyword_arguments(names: Iterable[str]) -> TypeError:
 def unknown_keywords(names: Iterable[str]) -> TypeError:
     known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
     advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
-    return TypeError(f"xmap() got the unexpected keyword arguments {', '.join(names)}{advice}")
+    advice = ". Bind static values with functools.partial before xmap" if "static_arg" in "".join(names) else advice
+    return TypeError(f"xmap() got an unexpected keyword argument: {quoted(names)}{advice}")
 
 
 def donated_argument(path: str, donated: Sequence[int]) -> RuntimeError:

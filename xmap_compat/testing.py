@@ -29,7 +29,7 @@ from xmap_compat.api import declaration_of, with_resources
 from xmap_compat.core import call as calls
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.errors import axes_text
-from xmap_compat.core.mesh import Mesh, SerialLoop
+from xmap_compat.core.mesh import Mesh, SerialLoop, check_mesh
 from xmap_compat.core.placement import DeviceAxis
 from xmap_compat.core.specs import AxisName, argument_path
 
@@ -38,6 +38,7 @@ Resources = dict[AxisName, Any]
 __all__ = ["assignments", "check_assignments"]
 
 
+@_jax.api_boundary
 def check_assignments(
     xmapped: Callable[..., Any],
     *args: Any,
@@ -105,7 +106,7 @@ def check_assignments(
         expected = compute(reference or with_resources(declared, {}), args)
         allowed = functools.partial(_allowed, rtol)
         for k, resources in enumerate(tried):
-            what = f"axis_resources={resources} on the mesh {_mesh_text(mesh)}"
+            what = f"axis_resources={resources} on the mesh ({axes_text(mesh.shape)})"
             try:
                 _compare(what, _computed(what, compute, with_resources(declared, resources), args), expected, allowed)
             except AssertionError as error:
@@ -217,7 +218,7 @@ def _choices(declared, args, mesh):
 @contextlib.contextmanager
 def _mesh_context(mesh):
     """Enter the given mesh, or the one in scope again, or a mesh of all devices."""
-    mesh = mesh if mesh is not None else _jax.ambient_mesh()
+    mesh = check_mesh("check_assignments", mesh) or _jax.ambient_mesh()
     if isinstance(mesh, jax.sharding.AbstractMesh):
         raise errors.no_devices("check_assignments", mesh)
     devices = np.array(jax.devices()) if mesh is None else mesh.devices
@@ -230,10 +231,6 @@ def _mesh_context(mesh):
         devices = devices.reshape(-1, 2 if len(devices) % 2 == 0 else 1)
     with Mesh(devices, ("x", "y") if mesh is None else mesh.axis_names) as entered:
         yield entered
-
-
-def _mesh_text(mesh):
-    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
 
 
 def _value(function, args):

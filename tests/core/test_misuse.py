@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import Mesh, SerialLoop, compiler_axes, einsum, named_shape, pdot, serial_loop, xeinsum, xmap
+from xmap_compat import Mesh, SerialLoop, compiler_axes, einsum, mesh, named_shape, pdot, serial_loop, xeinsum, xmap
 from xmap_compat import numpy as xnp
 from xmap_compat.core import notes
 from xmap_compat.legacy import maps
@@ -368,6 +368,13 @@ MISUSES = {
         lambda: xmap(identity, ({"a": I},), I)({"b": ones(5)}),
         ValueError,
         "in_axes[0] lacks 'b', which args[0] has: add 'b': [...] or {}. The in_axes here: ({'a': ['i', ...]},)"
+        f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
+    ),
+    "specs with more keys than the argument": (
+        lambda: xmap(identity, ({"a": I, "b": I},), I)({"a": ones(5)}),
+        ValueError,
+        "args[0] is a dict with the keys 'a', but in_axes has a dict with the keys 'a', 'b' for it. Give both the same "
+        "keys. The in_axes here: ({'a': ['i', ...], 'b': ['i', ...]},)"
         f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "specs with other keys deep in a tree": (
@@ -1623,36 +1630,48 @@ MISUSES = {
     "the same name twice in a mesh": (
         lambda: Mesh(DEVICES.reshape(4, 2), ("x", "x")),
         ValueError,
-        "A mesh got the axis names ('x', 'x'), of which one is repeated. Give each dimension a name of its own",
+        "A mesh got the axis names ('x', 'x'), which repeat one. Give each dimension its own name",
     ),
     "a number for the names of a mesh": (
         lambda: Mesh(DEVICES, 1),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got 1. Write "
+        "The axis names of a mesh should be strings (or hashable, and not None), but got 1. Write "
         "mesh(devices, ('x', 'y'))",
     ),
     "None as the name of a mesh axis": (
         lambda: Mesh(DEVICES, (None,)),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (None,). Write "
+        "The axis names of a mesh should be strings (or hashable, and not None), but got (None,). Write "
         "mesh(devices, ('x', 'y'))",
     ),
     "an unhashable name of a mesh axis": (
         lambda: Mesh(DEVICES, (["x"],)),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got (['x'],). Write "
+        "The axis names of a mesh should be strings (or hashable, and not None), but got (['x'],). Write "
         "mesh(devices, ('x', 'y'))",
     ),
     "the names of a mesh before its devices": (
         lambda: Mesh(("x", "y"), DEVICES.reshape(4, 2)),
         TypeError,
-        "The axis names of a mesh should be strings (or hashable, and not None) in a tuple, but got an array of "
-        "shape (4, 2). Write mesh(devices, ('x', 'y'))",
+        "The axis names of a mesh should be strings (or hashable, and not None), but got an array of "
+        "shape (4, 2). Devices and names are swapped: write mesh(devices, ('x', 'y'))",
+    ),
+    "the name of a mesh before a list of devices": (
+        lambda: mesh(("x",), list(DEVICES[:1])),
+        TypeError,
+        f"The axis names of a mesh should be strings (or hashable, and not None), but got [{DEVICES[0]!r}]. Devices "
+        "and names are swapped: write mesh(devices, ('x', 'y'))",
     ),
     "a misspelt keyword": (
         lambda: xmap(identity, I, I, axis_resource={"i": "x"}),
         TypeError,
-        "xmap() got the unexpected keyword arguments axis_resource. Did you mean `axis_resources`?",
+        "xmap() got an unexpected keyword argument: `axis_resource`. Did you mean `axis_resources`?",
+    ),
+    "a static argument": (
+        lambda: xmap(identity, I, I, static_argnums=(1,)),
+        TypeError,
+        "xmap() got an unexpected keyword argument: `static_argnums`. Bind static values with functools.partial before "
+        "xmap",
     ),
     "a function without a return": (
         lambda: xmap(lambda x: None, I, I)(ones(8)),

@@ -118,6 +118,7 @@ def test_methods_share_no_function_with_others_of_the_program(tmp_path):
     (tmp_path / "prog.py").write_text(HEAD + METHODS)
     done = leave("prog.py", cwd=tmp_path)
     assert "2 of 2 constructions patched" in done.stdout, done.stdout + done.stderr
+    assert "nothing written: add --write before the program" in done.stdout
 
 
 def test_where_a_mesh_is_entered_while_jax_traces_is_noted():

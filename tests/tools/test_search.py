@@ -18,8 +18,7 @@ from jax.sharding import PartitionSpec as P
 from placements import shaped
 
 from xmap_compat import Mesh, SerialLoop, pdot, plan, search, xmap
-from xmap_compat.tools.candidates import Candidate, ranked
-from xmap_compat.tools.search import LIMIT
+from xmap_compat.tools.search import LIMIT, Candidate
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def product(resources):
 
 
 ARGS = (shaped(4, 8), shaped(8, 6))
-CHOICES = [(), "x", "y", ("x", "y"), ("y", "x")]
+CHOICES = [(), "x", "y", ("x", "y")]
 
 
 def every_choice(names):
@@ -65,10 +64,7 @@ def test_every_assignment_is_there_and_refused_as_its_call_is(mesh22):
     assert len(by_resources) == len(assignments(found)) > len(found)
     for resources in every_choice(["i", "k", "j"]):
         said = message_of_call(resources, mesh22)
-        candidate = by_resources.pop(repr(resources), None)
-        if candidate is None:  # j has 6 elements: choices that cannot divide them are listed once, by themselves
-            assert said is not None and isinstance(resources["j"], tuple)
-            continue
+        candidate = by_resources.pop(repr(resources))
         assert (candidate.refused is None) == (said is None)
         if said is not None:
             same = re.sub(r"\S+\.py:\d+\S*", "", candidate.refused), re.sub(r"\S+\.py:\d+\S*", "", said)
@@ -103,17 +99,14 @@ def test_a_device_holds_what_the_table_says(mesh22):
 def test_dominated_ones_are_marked_and_last(mesh22):
     found = usable(search(product, *ARGS, mesh=mesh22))
 
-    def figures(c, worst):
-        """With all, or none, of the bytes over both axes at once on each of them; the truth of two axes is between."""
-        both = c.bytes_sent.get(("x", "y"), 0)
-        over = [c.bytes_sent[axis] + both * worst for axis in ("x", "y")]
-        return -c.devices, c.bytes_held, sum(c.bytes_sent.values()), *over
+    def no_larger(a, b):
+        over = {*a.bytes_sent, *b.bytes_sent}
+        more = [(b.devices, a.devices), (a.bytes_held, b.bytes_held), (sent(a), sent(b))]
+        return all(m <= n for m, n in [*more, *((a.bytes_sent.get(k, 0), b.bytes_sent.get(k, 0)) for k in over)])
 
+    sent = lambda c: sum(c.bytes_sent.values())
     for c in found:
-        others = [o for o in found if figures(o, 0)[:3] != figures(c, 0)[:3]]
-        surely = any(all(u <= v for u, v in zip(figures(o, 1), figures(c, 0))) for o in others)
-        possibly = any(all(u <= v for u, v in zip(figures(o, 0), figures(c, 1))) for o in others)
-        assert surely <= c.dominated <= possibly
+        assert c.dominated == any(no_larger(other, c) and not no_larger(c, other) for other in found)
     assert sorted(c.dominated for c in found) == [c.dominated for c in found]
     assert not all(c.dominated for c in found) and any(c.dominated for c in found)
 
@@ -161,7 +154,7 @@ def test_axes_that_never_meet_may_share_a_mesh_axis(mesh22):
     found = search(make, shaped(8), shaped(8), mesh=mesh22)
     assert len(usable(found)) == len(found)
     assert {"i": "x", "j": "x"} in assignments(found)
-    assert len(assignments(found)) == 25 and len(found) < 25
+    assert len(assignments(found)) == 16 and len(found) < 16
     assert {repr(c.axis_resources): c.devices for c in found}["{'i': 'x', 'j': 'x'}"] == 2
 
 
@@ -186,15 +179,6 @@ def test_equal_and_dominated_choices_are_left_out_before_too_many_are_refused():
     assert len(search(f, *args, mesh=AbstractMesh((2,), "x"), fixed=dict.fromkeys(("a1", "a2", "a3"), ()))) == 32
 
 
-def test_axes_whose_split_gains_nothing_are_left_out():
-    """Of a0 to a4 five are worth nothing alone where one element is all that there is to hold."""
-    names = [f"a{k}" for k in range(6)]
-    body = lambda v: lax.psum(v, names)
-    f = xmap(body, {}, {}, axis_sizes=dict.fromkeys(names, 2))
-    found = search(f, shaped(), mesh=AbstractMesh((2, 2, 2), ("x", "y", "z")))
-    assert len(found) < LIMIT and usable(found)
-
-
 # ------------------------------------------------------------------------------- memory
 
 
@@ -215,8 +199,6 @@ def test_what_is_above_the_memory_is_named_and_not_run(mesh22):
     compiled = search(squares, *args, mesh=mesh22, memory=least, compiled=True)
     assert "is compared with XLA's peak" in str(compiled) and not usable(compiled)
     assert all(c.peak > least and re.match("XLA.s peak is", c.refused) for c in compiled)
-    with pytest.raises(ValueError, match=r"No assignment can be used. Reasons: XLA's peak is"):
-        _ = compiled.best
 
 
 # ------------------------------------------------------------------------- compiling, running
@@ -247,7 +229,7 @@ def test_the_fastest_of_three_is_found():
     make_some = lambda resources: make(resources) if resources.get("i", ()) in turns else {}["not one of the three"]
     found = search(make_some, *args, mesh=mesh, measure=3)
     run = [c for c in found if c.seconds is not None]
-    assert [c.axis_resources for c in run] == [{"i": "x"}, {"i": ("x", "y")}, {}] and found.best is run[0]
+    assert [c.axis_resources for c in run] == [{"i": "x"}, {"i": ("x", "y")}, {}] and found[0] is run[0]
     assert all(a.seconds < b.seconds for a, b in itertools.pairwise(run))
     assert found.ties == "" and all(c.noise is not None for c in run)
     assert "the fastest first" in str(found) and "MEDIAN" in str(found)
@@ -279,7 +261,7 @@ def test_progress_is_shown_by_tqdm_and_a_search_works_without(mesh22, monkeypatc
         sys.modules, "tqdm", types.SimpleNamespace(tqdm=lambda items, title, **_: [seen.append(title), items][1])
     )
     found = search(product, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()}, measure=1)
-    assert seen == ["search", "compile", "measure"]
+    assert seen == ["search", "measure"]
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert len(search(product, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})) == len(found)
 
@@ -399,10 +381,10 @@ def test_what_cannot_be_compiled_is_refused(mesh22):
     """JAX does not move an array that was put on a device of its own where a mesh is used."""
     elsewhere = jax.device_put(jnp.ones((4, 8)), mesh22.devices.flat[3])
     found = search(product, elsewhere, jnp.ones((8, 6)), mesh=mesh22, measure=100)
-    assert found.best.axis_resources == {} and found.best.seconds > 0
+    assert found[0].axis_resources == {} and found[0].seconds > 0
     assert len(found) == len(search(product, *ARGS, mesh=mesh22))
     reasons = [c.refused for c in found if c.refused and c.bytes_held]
-    assert reasons and all("it cannot be compiled or run: ValueError: Received incompatible" in r for r in reasons)
+    assert reasons and all("Received incompatible" in r for r in reasons)
 
 
 def test_an_error_of_make_says_that_search_called_it(mesh22):
@@ -420,7 +402,7 @@ def test_an_axis_that_is_not_there_cannot_be_pinned(mesh22):
 def test_resources_that_the_step_ignores_have_no_facts(mesh22):
     found = search(lambda resources: product({**resources, "i": "x"}), *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})
     assert [c.axis_resources["i"] for c in usable(found)] == ["x"]
-    assert "gave axis i the resources ('x',) instead" in found[-1].refused
+    assert "gave other resources to the axes {'i'}" in found[-1].refused
 
 
 def test_a_reason_is_never_an_empty_line(mesh22):
@@ -430,7 +412,7 @@ def test_a_reason_is_never_an_empty_line(mesh22):
         return product(resources) if resources.get("i") != ("x", "y") else {}["lost"]
 
     reasons = {c.axis_resources.get("i"): c.refused for c in search(make, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})}
-    assert (reasons["x"], reasons["x", "y"]) == ("ArithmeticError()", "KeyError('lost')")
+    assert (reasons["x"], reasons["x", "y"]) == ("ArithmeticError()", "'lost'")
 
 
 def test_axes_of_nested_calls_are_searched_and_pinned(mesh22):
@@ -453,13 +435,13 @@ def test_axes_of_nested_calls_are_searched_and_pinned(mesh22):
 def test_assignments_that_exchange_equal_mesh_axes_are_one_candidate(mesh22):
     pinned = {"k": (), "j": ()}
     found = search(product, *ARGS, mesh=mesh22, fixed=pinned)
-    assert sorted(c.name for c in found) == ["i: x = i: y", "i: x+y = i: y+x", "one device"]
+    assert sorted(c.name for c in found) == ["i: x = i: y", "i: x+y", "one device"]
     by_name = {c.name: c for c in found}
     assert by_name["i: x = i: y"].alike == ({**pinned, "i": "y"},)
     assert by_name["one device"].alike == ()
     sizes = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
     alike = {c.name: c.alike for c in search(product, shaped(8, 8), shaped(8, 6), mesh=sizes, fixed=pinned)}
-    assert alike == {"i: x": (), "i: y": (), "one device": (), "i: x+y = i: y+x": ({**pinned, "i": ("y", "x")},)}
+    assert alike == {"i: x": (), "i: y": (), "one device": (), "i: x+y": ()}
 
 
 OWN = {
@@ -491,23 +473,3 @@ def test_a_step_that_treats_equal_mesh_axes_differently_has_candidates_for_each(
 def parsed_axes(candidate):
     resources = candidate.axis_resources.get("j", ())
     return (resources,) if isinstance(resources, str) else resources
-
-
-JOINT = {
-    # what one sends, what another one sends, whether the first is no worse; on a mesh of x: 4 and y: 2
-    "less over an axis alone": ({"x": 5, "y": 0}, {"x": 6, "y": 0}, True),
-    "more over an axis alone": ({"x": 5, "y": 1}, {"x": 16, "y": 0}, False),
-    "both at once": ({"x": 0, "y": 0, ("x", "y"): 7}, {"x": 0, "y": 0, ("x", "y"): 8}, True),
-    "at once may be over y alone": ({"x": 0, "y": 2}, {"x": 0, "y": 0, ("x", "y"): 7}, False),
-    "at once is over y too": ({"x": 0, "y": 1}, {"x": 0, "y": 0, ("x", "y"): 7}, True),
-    "all of it may be over x": ({"x": 0, "y": 0, ("x", "y"): 7}, {"x": 6, "y": 7}, False),
-}
-
-
-@pytest.mark.parametrize("case", JOINT)
-def test_what_is_sent_over_several_axes_may_be_routed_in_any_order(case):
-    """Of an all-reduce over 4 x 2 devices at least 3/7 go over x, and 1/7 over y."""
-    ours, theirs, better = JOINT[case]
-    found = [Candidate({"i": name}, 8, 100, sent) for name, sent in (("a", ours), ("b", theirs))]
-    found = ranked(found, AbstractMesh((4, 2), ("x", "y")))
-    assert {c.axis_resources["i"]: c.dominated for c in found}["b"] == better

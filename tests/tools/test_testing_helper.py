@@ -104,7 +104,7 @@ def test_a_planted_error_is_found_and_described(wrong_on_devices):
     with pytest.raises(AssertionError) as caught:
         testing.check_assignments(f, np.ones((8, 3), np.float32), only=[{}, {"i": "y"}], mesh=MESH42)
     assert str(caught.value) == (
-        "axis_resources={'i': 'y'} on the mesh x=4, y=2 changes result['sum']: the largest difference is 0.5 "
+        "axis_resources={'i': 'y'} on the mesh (x: 4, y: 2) changes result['sum']: the largest difference is 0.5 "
         "at index (1,), 8.5 instead of 8.0 (1 of 3 elements differ by more than rounding)"
     )
 
@@ -260,6 +260,12 @@ def test_one_device_is_refused(monkeypatch):
 def test_other_functions_are_refused():
     with pytest.raises(TypeError, match="expects a function made by xmap"):
         testing.check_assignments(jax.jit(jnp.sin), X)
+
+
+def test_what_is_no_mesh_is_refused_without_a_frame_of_the_package():
+    with pytest.raises(TypeError, match="The argument mesh of check_assignments should be a mesh") as caught:
+        testing.check_assignments(xmap(jnp.sin, ROWS, ROWS), X, mesh=MESH42.devices)
+    assert {entry.path.name for entry in caught.traceback}.isdisjoint({"testing.py", "mesh.py"})
 
 
 def test_a_check_that_would_try_nothing_is_refused():

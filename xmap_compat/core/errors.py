@@ -164,7 +164,8 @@ def not_a_prefix(
 ) -> ValueError:
     """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
     place, asked, found, missing = parting
-    ours, advice = f"{_result(place)} is {found}, but {where} has {asked} for it", ""
+    advice = ". Give both the same keys" if asked[:6] == found[:6] == "a dict" else ""
+    ours = f"{_result(place)} is {found}, but {where} has {asked} for it"
     if missing:
         keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
         path = where + place.removeprefix("args").removeprefix("result").removeprefix("local")
@@ -358,14 +359,13 @@ def bad_mesh(shape: Sequence[int], names: Sequence[Any]) -> ValueError:
 
 
 def bad_mesh_names(names: Any) -> Exception:
-    wanted, advice = "strings (or hashable, and not None) in a tuple", "Write mesh(devices, ('x', 'y'))"
-    return should_be("The axis names of a mesh", wanted, names, advice=advice)
+    is_swapped = any(isinstance(name, jax.Device) for name in np.asarray(names, object).flat)
+    advice = f"{'Devices and names are swapped: write' if is_swapped else 'Write'} mesh(devices, ('x', 'y'))"
+    return should_be("The axis names of a mesh", "strings (or hashable, and not None)", names, advice=advice)
 
 
 def repeated_mesh_name(names: Sequence[Any]) -> ValueError:
-    return ValueError(
-        f"A mesh got the axis names {names!r}, of which one is repeated. Give each dimension a name of its own"
-    )
+    return ValueError(f"A mesh got the axis names {names!r}, which repeat one. Give each dimension its own name")
 
 
 def bad_mesh_devices(found: Any) -> TypeError:

@@ -19,10 +19,9 @@ from xmap_compat.core import errors
 class Mesh(jax.sharding.Mesh):
     """An array of devices with a name for each of its dimensions, usable as a context.
 
-    ``with Mesh(devices, names) as m:`` makes the names available as resources for
-    ``axis_resources`` and lets bare PartitionSpecs be used in ``jax.jit`` and
-    ``jax.lax.with_sharding_constraint``.  The context can be entered again, nested, and used as a
-    decorator.
+    ``with Mesh(devices, names) as m:`` makes the names available as resources for ``axis_resources`` and lets bare
+    PartitionSpecs be used in ``jax.jit`` and ``jax.lax.with_sharding_constraint``.  The context can be entered again,
+    nested, and used as a decorator.
 
     It is a ``jax.sharding.Mesh``, equal to JAX's mesh of the same devices and names, and accepted wherever
     that one is.  Only its ``with`` differs, which JAX has deprecated.
@@ -142,7 +141,7 @@ def _mesh_names(axis_names):
         distinct = len(set(names)) == len(names)
     except TypeError:
         raise errors.bad_mesh_names(axis_names) from None
-    if None in names:
+    if None in names or any(isinstance(name, jax.Device) for name in names):
         raise errors.bad_mesh_names(axis_names)
     if not distinct:
         raise errors.repeated_mesh_name(names)
@@ -163,6 +162,7 @@ def _check_devices(devices, names):
         raise errors.empty_mesh(names)
 
 
+@_jax.api_boundary
 def mesh(devices: Any, axis_names: Any) -> Mesh:
     """``with mesh(devices, ('x', 'y')):`` as in the xmap tutorial; see :class:`Mesh`.
 

@@ -24,13 +24,6 @@ def search_without_mesh() -> ValueError:
     )
 
 
-def measured_by_each_process(call: str) -> ValueError:
-    return ValueError(
-        f"{call} is to run on a mesh with devices of other processes, but each process would measure other times, and "
-        "might choose another assignment. Search with measure=0, or fix the assignment that a smaller mesh prefers"
-    )
-
-
 def no_maker(name: str, count: int) -> TypeError:
     return TypeError(
         f"search got {name}, which cannot be called with axis_resources alone: it looks like the step itself. Pass an "
@@ -50,16 +43,11 @@ def unknown_fixed_axes(unknown: Sequence[Hashable], known: Sequence[Hashable]) -
     )
 
 
-def ignored_resources(got: Mapping[Hashable, Any]) -> str:
-    each = ", ".join(f"{name} the resources {axes}" for name, axes in got.items())
-    return (
-        f"the step that make(axis_resources) returned gave axis {each} instead. Let it pass axis_resources on to xmap, "
-        "or pin the axis by fixed="
+def ignored_resources(names: Sequence[Hashable]) -> ValueError:
+    return ValueError(
+        f"the step that make(axis_resources) returned gave other resources to the axes {as_set(names)}. Let it pass "
+        "axis_resources on to xmap, or pin the axis by fixed="
     )
-
-
-def not_compiled(error: Exception) -> str:
-    return f"it cannot be compiled or run: {type(error).__name__}: {error}"
 
 
 def no_xmapped_call() -> ValueError:
@@ -77,13 +65,8 @@ def too_many_candidates(choices: Mapping[Any, int], most: int, proposed: Any) ->
     )
 
 
-def nothing_found(reasons: Sequence[str | None]) -> ValueError:
-    kinds = "; ".join(dict.fromkeys(filter(None, reasons)))
-    return ValueError(f"No assignment can be used. Reasons: {kinds or 'there are no candidates'}")
-
-
-def too_much_memory(which: str, needed: str, given: str) -> str:
-    return f"{which} {needed}, more than memory, {given}"
+def too_much_memory(which: str, needed: str, given: str) -> ValueError:
+    return ValueError(f"{which} {needed}, more than memory, {given}")
 
 
 def tied(fastest: str, others: Sequence[str]) -> str:

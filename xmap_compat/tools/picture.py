@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.tools.candidates import Candidates
 from xmap_compat.tools.grid import Grid, alike, arrange, corner, device_ids, mesh_grid, mesh_title, ranges
 from xmap_compat.tools.plan import Array, CallPlan
+from xmap_compat.tools.search import Candidates
 from xmap_compat.tools.shown import axes_name
 from xmap_compat.tools.steps import StepPlan
 from xmap_compat.tools.text import escape, listed, show_bytes

@@ -11,8 +11,8 @@ from xmap_compat import _jax
 from xmap_compat.core.errors import axes_text
 from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.placement import Placement
-from xmap_compat.tools.candidates import Candidate, Candidates
 from xmap_compat.tools.plan import Array, CallPlan
+from xmap_compat.tools.search import Candidate, Candidates
 from xmap_compat.tools.shown import axes_name
 from xmap_compat.tools.steps import Compiled, StepPlan
 from xmap_compat.tools.text import (

@@ -1,8 +1,4 @@
-"""``xmap_compat.search``: every assignment of named axes to mesh axes beside the facts about it.
-
-An assignment never changes a result.  It changes what a device holds and sends, which is counted here, and how long a
-call takes, which is measured if you ask for it.
-"""
+"""``xmap_compat.search``: every assignment of named axes to mesh axes beside the facts about it."""
 
 from __future__ import annotations
 
@@ -11,24 +7,96 @@ import functools
 import inspect
 import itertools
 import math
-import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from xmap_compat import _jax, api
 from xmap_compat.core.errors import should_be
-from xmap_compat.core.mesh import SerialLoop, check_mesh, devices_of, entered
-from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources, place_axes
+from xmap_compat.core.mesh import SerialLoop, check_mesh, entered
+from xmap_compat.core.placement import DeviceAxis, current_scope, parse_axis_resources
 from xmap_compat.errors import no_devices
 from xmap_compat.tools import errors, steps
-from xmap_compat.tools.candidates import Candidate, Candidates, ranked
-from xmap_compat.tools.measured import measured, progress
-from xmap_compat.tools.text import show_bytes
+from xmap_compat.tools.shown import Shown, axes_name
+from xmap_compat.tools.text import listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
 
 LIMIT = 1000  # assignments that are planned at most
+ROUNDS = 11  # calls of each step that is measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One assignment.
+
+    Attributes:
+      axis_resources: the argument for ``xmap``.
+      devices: how many devices do different work; the others do the same as one of these.
+      bytes_held: of arguments and results of the calls on each device, exactly, without temporaries; None if refused.
+      bytes_sent: bytes that each device sends over each mesh axis, and over tuples of them at once.
+      flops, peak: XLA's figures for one device; None unless it was compiled.
+      seconds, noise: the median of the measured seconds, and half the distance of their quartiles; None if not run.
+      dominated: whether another one has no larger figure and a smaller one, and sends no more over any mesh axis.
+      refused: the reason why you cannot use it; else None.
+      alike: the assignments that differ from this one only by an exchange of equal mesh axes.
+    """
+
+    axis_resources: Mapping[Any, Any]
+    devices: int = 1
+    bytes_held: int | None = None
+    bytes_sent: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+    flops: float | None = None
+    peak: int | None = None
+    seconds: float | None = None
+    noise: float | None = None
+    dominated: bool = False
+    refused: str | None = None
+    alike: tuple[Mapping[Any, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``batch: x, hidden: y``, and after ``=`` the assignments that are alike."""
+        parsed = map(parse_axis_resources, (self.axis_resources, *self.alike))
+        names = [listed(f"{n}: {axes_name(rs)}" for n, rs in found.items() if rs) or "one device" for found in parsed]
+        return " = ".join([*names[:2], *[f"{len(names) - 2} more"] * (len(names) > 2)])
+
+    @property
+    def facts(self) -> tuple[float, ...]:
+        """The figures that are compared, the less the better."""
+        return (-self.devices, self.flops or 0, self.peak or 0, self.bytes_held or 0, sum(self.bytes_sent.values()))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Candidates(Shown, Sequence[Candidate]):
+    """The result of a search; it prints as a table, and draws what a device holds against what it sends.
+
+    Attributes:
+      mesh, memory: as they were given, or in scope.
+      found: those that were run, the fastest first; others by their facts, dominated ones last; then refused ones.
+      compiled: whether they were compiled, and ``memory`` was compared with XLA's peak.
+    """
+
+    mesh: Any
+    found: tuple[Candidate, ...]
+    memory: float | None
+    compiled: bool
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.found[key]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @property
+    def ties(self) -> str:
+        """Which measured candidates cannot be told from the fastest; empty if all can."""
+        run = [(c.name, c.seconds, c.noise or 0.0) for c in self.found if c.seconds is not None]
+        near = [name for name, seconds, noise in run[1:] if seconds - run[0][1] < noise + run[0][2]]
+        return errors.tied(run[0][0], near) if near else ""
 
 
 @_jax.api_boundary
@@ -43,27 +111,21 @@ def search(
 ) -> Candidates:
     """Every assignment of named axes to mesh axes, beside what each device holds and sends under it.
 
-    Those that only exchange equal mesh axes are one.  *Dominated* ones, which hold and send as much as another one or
-    more, are marked and come last; the order of the others is no judgement.  docs/choosing.md says how to choose.
+    Those that only exchange equal mesh axes are one.  *Dominated* ones are marked and come last; the order of the
+    others is no judgement.  An axis over several mesh axes takes them in the order of the mesh.
 
     Args:
       f_or_make: an xmapped function; or ``make(axis_resources)`` that returns the step, gradients and update included.
-      args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``.
+      args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``, which are zeros if they are measured.
       mesh: the mesh, which may be a ``jax.sharding.AbstractMesh``; None for the mesh in scope.
       fixed: resources of axes that the search leaves fixed: ``{'batch': 'x', 'classes': ()}``.
-      memory: bytes of each device: an assignment above it is named and not run.  It is compared with the bytes held, or
-        with XLA's peak if ``compiled``.
-      measure: how many to run, the first that can be used, by turns.  Types become zeros; compiling, and copies of
-        donated arguments, do not count.  CPUs give processor time, because fake devices share the cores.
+      memory: bytes of each device, beside the bytes held, or XLA's peak if ``compiled``.  What is above is not run.
+      measure: how many to run by turns, the first that can be used.  Each process measures its own times.
       compiled: whether to compile every assignment, for XLA's FLOPs and peak memory.
-
-    Returns:
-      Candidates: a sequence, which prints as a table.
 
     Raises:
       TypeError: an argument is of the wrong type.
-      ValueError: there is no mesh, ``fixed`` names an axis that the step does not have, or there are too many
-        assignments: the message proposes which axis to fix.
+      ValueError: there is no mesh, ``fixed`` has an unknown axis, or assignments are too many: one to fix is proposed.
 
     Example:
 
@@ -75,203 +137,164 @@ def search(
       >>> [(candidate.axis_resources, candidate.bytes_held) for candidate in found]
       [({'i': 'x'}, 20), ({}, 36)]
     """
-    _check(f_or_make, fixed, memory, measure)
-    scope = check_mesh("search", mesh) or (current_scope().mesh if mesh is None else None)
-    if scope is None:
-        raise errors.search_without_mesh()
-    is_abstract, asked = isinstance(scope, jax.sharding.AbstractMesh), f"search(measure={measure}, compiled={compiled})"
-    if is_abstract and (compiled or measure):
-        raise no_devices(asked, scope)
-    if measure and any(device.process_index != jax.process_index() for device in devices_of(scope)):
-        raise errors.measured_by_each_process(asked)
-    with entered(None if is_abstract and mesh is None else scope):
-        task = _Task(f_or_make, args, scope, dict(fixed or {}), memory, compiled)
-        found = ranked(task.found(), scope)
-        found = (
-            ranked(measured(task.executable, args, found, measure, devices_of(scope)[0]), scope) if measure else found
-        )
-    return Candidates(scope, tuple(found), memory, compiled)
-
-
-def _check(f_or_make: Any, fixed: Any, memory: Any, measure: Any) -> None:
-    is_number = memory is None or (isinstance(memory, numbers.Real) and float(memory) > 0)
-    is_count = type(measure) is int and measure >= 0
-    function = "an xmapped function, or a function of axis_resources that returns the step"
     for right, name, wanted, value in (
-        (callable(f_or_make), "f_or_make", function, f_or_make),
-        (
-            fixed is None or isinstance(fixed, Mapping),
-            "fixed",
-            "a mapping from axes to resources: {'batch': 'x'}",
-            fixed,
-        ),
-        (is_number, "memory", "a number of bytes", memory),
-        (is_count, "measure", "a whole number that is not negative", measure),
+        (callable(f_or_make), "f_or_make", "an xmapped function, or a function that makes the step", f_or_make),
+        (fixed is None or isinstance(fixed, Mapping), "fixed", "a mapping like {'batch': 'x'}", fixed),
+        (memory is None or (isinstance(memory, (int, float)) and memory > 0), "memory", "a number of bytes", memory),
+        (type(measure) is int and measure >= 0, "measure", "a whole number that is not negative", measure),
     ):
         if not right:
             raise should_be(f"The argument {name} of search", wanted, value)
-
-
-def _maker(f_or_make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Mapping[Any, Any]], Any]:
-    declared = api.declaration_of(f_or_make)
-    if declared is not None:
-        return functools.partial(api.with_resources, declared)
-    try:
-        inspect.signature(f_or_make).bind({})
-    except TypeError:
-        raise errors.no_maker(api.name_of(f_or_make), len(args)) from None
-    except ValueError:
-        pass
-    return f_or_make
+    with entered(check_mesh("search", mesh)):
+        scope = current_scope().mesh
+        if scope is None:
+            raise errors.search_without_mesh()
+        if (compiled or measure) and isinstance(scope, jax.sharding.AbstractMesh):
+            raise no_devices(f"search(measure={measure}, compiled={compiled})", scope)
+        task = _Task(f_or_make, args, scope, dict(fixed or {}), memory, compiled)
+        found = _ranked([task.candidate(*alike) for alike in _progress(task.assignments(), "search")])
+        found = _ranked(task.measured(found, measure)) if measure else found
+    return Candidates(scope, tuple(found), memory, compiled)
 
 
 class _Task:
-    """The task of a search: the maker of the step, its arguments, and the known facts about its axes."""
+    """The task of a search: the maker of the step, its arguments, and the axes to assign."""
 
     def __init__(self, f_or_make, args, mesh, fixed, memory, compiled):
-        self.make, self.args, self.memory, self.compiled = _maker(f_or_make, args), args, memory, compiled
-        self.scope, self.fixed, self._meetings = current_scope(), fixed, dict[Any, str | None]()
-        self.mesh: Any = mesh
+        self.args, self.mesh, self.fixed, self.memory, self.compiled = args, mesh, fixed, memory, compiled
+        declared = api.declaration_of(f_or_make)
+        self.make = f_or_make if declared is None else functools.partial(api.with_resources, declared)
+        try:
+            inspect.signature(self.make).bind({})
+        except TypeError:
+            raise errors.no_maker(api.name_of(f_or_make), len(args)) from None
         try:
             step = self.make(dict(fixed))
         except Exception as error:
             error.add_note(errors.made_by_search(fixed))
             raise
         if not callable(step):
-            advice = "Write make = lambda axis_resources: step"
-            raise should_be("What make(axis_resources) returns to search", "the step, a function", step, advice=advice)
+            raise should_be("What make(axis_resources) returns to search", "the step, a function", step)
         staged = steps.stage(step, args, describe=False)
-        self.sizes = [
-            {n: p.size for n, p in found.items() if not isinstance(n, DeviceAxis)} for found in staged.placements
-        ]
-        split = any(p.mesh_axes for found in staged.placements for p in found.values())
-        # Mesh axes of one size are equal, unless some leave the process, or the step has a shard_map of its own.
-        alike = len({d.process_index for d in devices_of(self.mesh)}) < 2 and (staged.mesh is None or split)
-        self.kinds = {axis: size if alike else axis for axis, size in dict(self.mesh.shape).items()}
-        if not self.sizes:
+        if not staged.placements:
             raise errors.no_xmapped_call()
-        known = list(dict.fromkeys(n for sizes in self.sizes for n in sizes))
+        known = dict(_placed(staged))
         if unknown := [n for n in fixed if n not in known]:
-            raise errors.unknown_fixed_axes(unknown, known)
+            raise errors.unknown_fixed_axes(unknown, list(known))
         self.names = [n for n in known if n not in fixed]
+        # Mesh axes of one size are equal, unless the step has a shard_map of its own.
+        alike = staged.mesh is None or any(known.values())
+        self.kinds = {axis: size if alike else axis for axis, size in mesh.shape.items()}
 
-    def found(self) -> Iterator[Candidate]:
-        """Every assignment, those that exchange equal mesh axes once."""
-        kept: dict[Any, Candidate] = {}
-        for resources, *alike in progress(self._choices(), "search"):
-            c = dataclasses.replace(self._looked_at(resources), alike=tuple(alike))
-            unordered = repr({n: sorted(map(str, rs)) for n, rs in parse_axis_resources(resources).items() if rs})
-            key = unordered, c.facts, *c.bytes_sent.items(), c.refused and len(kept)
-            first = kept.setdefault(key, c)
-            if first is not c:  # the order of mesh axes in a tuple changes the facts of few collectives
-                kept[key] = dataclasses.replace(first, alike=(*first.alike, resources, *alike))
-        yield from kept.values()
-
-    def _choices(self) -> list[list[dict[Any, Any]]]:
-        """For each name every ordered choice of mesh axes; assignments that exchange equal mesh axes are together."""
-        axes, kinds = list(self.mesh.shape), self.kinds
-        ordered = [c for n in range(len(axes) + 1) for c in itertools.permutations(axes, n)]
-        possible = {name: [c for c in ordered if self._refusal({name: c}) is None] for name in self.names}
-        refused = [[{**self.fixed, n: _plain(c)}] for n in self.names for c in ordered if c not in possible[n]]
-        exchanges = math.prod(math.factorial(sum(k == kind for k in kinds.values())) for kind in set(kinds.values()))
-        if math.prod(map(len, possible.values())) > LIMIT * exchanges:
-            possible = self._pruned(possible, LIMIT * exchanges)
+    def assignments(self) -> list[list[dict[Any, Any]]]:
+        """Every assignment, beside those that only exchange equal mesh axes."""
+        sets = [c for n in range(len(self.kinds) + 1) for c in itertools.combinations(self.kinds, n)]
+        choices = {n: [c[0] if len(c) == 1 else c for c in sets] for n in self.names}
+        kinds = list(self.kinds.values())
+        most = LIMIT * math.prod(math.factorial(kinds.count(kind)) for kind in set(kinds))
+        if len(sets) ** len(choices) > most:
+            choices = self._undominated(choices, most)
         alike: dict[str, list[dict[Any, Any]]] = {}
-        for chosen in itertools.product(*possible.values()):
-            resources = {**self.fixed, **{n: _plain(c) for n, c in zip(self.names, chosen) if c}}
-            alike.setdefault(_exchanged(resources, kinds), []).append(resources)
-        return [*alike.values(), *refused]
+        for chosen in itertools.product(*choices.values()):
+            resources = {**self.fixed, **{n: c for n, c in zip(choices, chosen) if c != ()}}
+            alike.setdefault(_exchanged(resources, self.kinds), []).append(resources)
+        return list(alike.values())
 
-    def _pruned(self, possible: Mapping[Any, list[Any]], most: int) -> dict[Any, list[Any]]:
-        """The choices without those that are dominated where their axis alone is split, by one plan of each."""
-        kept, spread = dict[Any, list[Any]](), dict[Any, int]()
-        for name, choices in possible.items():
-            looked = ranked((self._looked_at({**self.fixed, name: c}) for c in choices), self.mesh)
-            found = [c for c in looked if c.refused is None]
-            kept[name] = [c.axis_resources[name] for c in found if not c.dominated]
-            sent = [sum(c.bytes_sent.values()) for c in found] or [0]
-            spread[name] = max(sent) - min(sent)
+    def _undominated(self, choices: Mapping[Any, list[Any]], most: int) -> dict[Any, list[Any]]:
+        """The choices that are possible and not dominated where their axis alone is split."""
+        planned = {n: _ranked([self.candidate({**self.fixed, n: c}) for c in own]) for n, own in choices.items()}
+        found = {n: [c for c in own if c.bytes_held is not None] for n, own in planned.items()}
+        kept = {n: [c.axis_resources[n] for c in own if not c.dominated] for n, own in found.items()}
         if math.prod(map(len, kept.values())) > most:
-            proposed = min(spread, key=lambda name: spread[name])
-            raise errors.too_many_candidates({name: len(choices) for name, choices in kept.items()}, most, proposed)
+            sent = {n: [sum(c.bytes_sent.values()) for c in own] for n, own in found.items()}
+            proposed = min(sent, key=lambda n: max(sent[n]) - min(sent[n]))
+            raise errors.too_many_candidates({n: len(own) for n, own in kept.items()}, most, proposed)
         return kept
 
-    def _refusal(self, resources: Mapping[Any, Any]) -> str | None:
-        """The message of a call for sizes that cannot be divided."""
+    def candidate(self, resources: Mapping[Any, Any], *alike: Mapping[Any, Any]) -> Candidate:
+        """An assignment with its facts, or why it cannot be used."""
+        found = Candidate(resources, alike=alike)
         try:
-            for sizes in self.sizes:
-                parsed = parse_axis_resources({n: r for n, r in resources.items() if n in sizes})
-                place_axes(sizes, parsed, self.scope)
-        except ValueError as error:
-            return str(error)
-        return None
+            found = self._planned(found)
+            needed, which = found.bytes_held or 0, "arguments and results are"
+            if self.compiled:
+                read = steps.read_compiled(steps.compile_step(self.make(dict(resources)), self.args), self.mesh)
+                found = dataclasses.replace(found, flops=read.cost.get("flops", 0.0), peak=read.peak)
+                needed, which = read.peak, "XLA's peak is"
+            if self.memory is not None and needed > self.memory:
+                raise errors.too_much_memory(which, show_bytes(needed), show_bytes(round(self.memory)))
+        except Exception as error:  # of the call, or of the compiler
+            found = dataclasses.replace(found, refused=str(error) or repr(error))
+        return found
 
-    def _meeting(self, resources: Mapping[Any, Any]) -> str | None:
-        """The message of a call for two axes that share a mesh axis and meet; each pair and mesh axis is tried once."""
-        taken = [(n, a) for n, r in resources.items() for a in (r if isinstance(r, tuple) else (r,))]
-        for (n, a), (m, b) in itertools.combinations(taken, 2):
-            if a == b and n != m:
-                if (n, m, a) not in self._meetings:
-                    self._meetings[n, m, a] = self._refusal({n: a, m: a}) or self._staged({n: a, m: a})[1]
-                if self._meetings[n, m, a]:
-                    return self._meetings[n, m, a]
-        return None
-
-    def _staged(self, resources: Mapping[Any, Any]) -> tuple[Any, str | None]:
-        """The step staged out, or why it cannot be."""
-        try:
-            staged = steps.stage(self.make(dict(resources)), self.args, describe=False)
-        except Exception as error:  # any refusal of the call
-            return None, repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
-        ignored = _ignored(resources, staged.placements)
-        return staged, errors.ignored_resources(ignored) if ignored else None
-
-    def _looked_at(self, resources: Mapping[Any, Any]) -> Candidate:
-        """An assignment with its facts."""
-        staged: Any = None
-        refused = None if self._refusal(resources) else self._meeting(resources)
-        if not refused:  # sizes that cannot be divided are refused in the words of the call
-            staged, refused = self._staged(resources)
-        if refused:
-            return Candidate(resources, refused=refused)
-        held = sum(a.device_bytes for a in staged.arrays)
-        own = [p.mesh_axes for placed in staged.placements for n, p in placed.items() if not isinstance(n, DeviceAxis)]
-        axes = {axis.mesh_axis if isinstance(axis, DeviceAxis) else axis for split in own for axis in split}
+    def _planned(self, found: Candidate) -> Candidate:
+        staged = steps.stage(self.make(dict(found.axis_resources)), self.args, describe=False)
+        placed, wanted = _placed(staged), parse_axis_resources(found.axis_resources)
+        split = {n: tuple(r for r in rs if not isinstance(r, SerialLoop)) for n, rs in wanted.items()}
+        if ignored := [n for n in dict(placed) if (n, split.get(n, ())) not in placed]:
+            raise errors.ignored_resources(ignored)
+        held, sent = sum(a.device_bytes for a in staged.arrays), sent_over(staged.transfers, self.mesh)
+        axes = {getattr(axis, "mesh_axis", axis) for _, own in placed for axis in own}
         devices = math.prod(size for axis, size in self.mesh.shape.items() if axis in axes)
-        found = Candidate(resources, devices, held, sent_over(staged.transfers, self.mesh))
-        if self.compiled:
-            try:
-                read = steps.read_compiled(self.executable(resources), self.mesh)
-            except Exception as error:
-                return dataclasses.replace(found, refused=errors.not_compiled(error))
-            found = dataclasses.replace(found, flops=read.cost.get("flops", 0.0), peak=read.peak)
-        needed, which = (found.peak or 0, "XLA's peak is") if self.compiled else (held, "arguments and results are")
-        if self.memory is None or needed <= self.memory:
-            return found
-        too_much = errors.too_much_memory(which, show_bytes(needed), show_bytes(round(self.memory)))
-        return dataclasses.replace(found, refused=too_much)
+        return dataclasses.replace(found, devices=devices, bytes_held=held, bytes_sent=sent)
 
-    def executable(self, resources: Mapping[Any, Any]) -> Any:
-        return steps.compile_step(self.make(dict(resources)), self.args)
+    def measured(self, found: Sequence[Candidate], count: int) -> list[Candidate]:
+        """The candidates, ``count`` of them with medians: steps take turns, so that a busy machine slows all."""
+        compiled, done = dict[int, Any](), list(found)
+        for k in [k for k, c in enumerate(found) if c.refused is None][:count]:
+            try:
+                step = steps.compile_step(self.make(dict(found[k].axis_resources)), self.args)
+                _seconds(step, self.args)
+                compiled[k] = step
+            except Exception as error:  # too little memory, or an argument that is elsewhere
+                done[k] = dataclasses.replace(found[k], refused=str(error) or repr(error))
+        turns = [{k: _seconds(s, self.args) for k, s in compiled.items()} for _ in _progress(range(ROUNDS), "measure")]
+        for k in compiled:
+            low, middle, high = statistics.quantiles([turn[k] for turn in turns], n=4)
+            done[k] = dataclasses.replace(found[k], seconds=middle, noise=(high - low) / 2)
+        return done
+
+
+def _placed(staged: steps.StagedStep) -> list[tuple[Any, tuple[Any, ...]]]:
+    """The named axes of all calls, each with the mesh axes that it is split over."""
+    every = (item for placed in staged.placements for item in placed.items())
+    return [(n, placement.mesh_axes) for n, placement in every if not isinstance(n, DeviceAxis)]
 
 
 def _exchanged(resources: Mapping[Any, Any], kinds: Mapping[Any, Any]) -> str:
     """An assignment with mesh axes named after their kind, in the order in which they occur."""
-    known: dict[Any, Any] = {}
-    for resource in (r for rs in parse_axis_resources(resources).values() for r in rs if r in kinds):
+    parsed, known = parse_axis_resources(resources), dict[Any, Any]()
+    for resource in (r for rs in parsed.values() for r in rs if r in kinds):
         known.setdefault(resource, (kinds[resource], sum(kinds[k] == kinds[resource] for k in known)))
-    return repr({n: [known.get(r, r) for r in rs] for n, rs in parse_axis_resources(resources).items() if rs})
+    return repr({n: [known.get(r, r) for r in rs] for n, rs in parsed.items() if rs})
 
 
-def _ignored(resources: Mapping[Any, Any], met: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """The axes that no call placed as ``resources`` say, with the mesh axes that they got."""
-    wanted, got = parse_axis_resources(resources), dict[Any, list[Any]]()
-    for name, placement in (item for placements in met for item in placements.items()):
-        if not isinstance(name, DeviceAxis):
-            got.setdefault(name, []).append(placement.mesh_axes)
-    split = {n: tuple(r for r in rs if not isinstance(r, SerialLoop)) for n, rs in wanted.items()}
-    return {n: axes[0] for n, axes in got.items() if split.get(n, ()) not in axes}
+def _ranked(found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates in order, with a mark on the dominated ones."""
+    usable = [c for c in found if c.refused is None]
+    marked = [dataclasses.replace(c, dominated=any(_beats(other, c) for other in usable)) for c in found]
+    return sorted(marked, key=lambda c: (c.refused is not None, c.seconds or math.inf, c.dominated, c.facts))
 
 
-def _plain(choice: tuple[Any, ...]) -> Any:
-    return choice[0] if len(choice) == 1 else choice
+def _beats(a: Candidate, b: Candidate) -> bool:
+    no_larger = all(ours <= theirs for ours, theirs in zip(a.facts, b.facts))
+    return no_larger and a.facts != b.facts and all(n <= b.bytes_sent.get(k, 0) for k, n in a.bytes_sent.items())
+
+
+def _seconds(compiled: Any, args: Any) -> float:
+    """The seconds of one call, whose arguments are copies, because the step may donate them."""
+    given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, args)
+    given = jax.block_until_ready(jax.device_put(given, compiled.input_shardings[0], may_alias=False))
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter  # fake devices share the cores
+    begin = clock()
+    jax.block_until_ready(compiled(*given))
+    return clock() - begin
+
+
+def _progress(items: Any, title: str) -> Any:
+    """Items with a progress bar, if tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return items
+    return tqdm(items, title, leave=False, delay=1)

@@ -127,11 +127,11 @@ def _bytes_by_kind(transfers: tuple[Transfer, ...]) -> dict[tuple[str, tuple[Any
     return sent
 
 
+@_jax.api_boundary
 def plan(step: Callable[..., Any], *args: Any, compiled: bool = False, mesh: _jax.AnyMesh | None = None) -> StepPlan:
     """The plan of any JAX function with xmapped calls in it, under the mesh in scope.
 
-    The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan over steps.  The plan has the
-    transfers of the calls and of their derivatives.  With ``compiled=True`` it also has what XLA says.
+    The function may be a gradient (``jax.grad(loss)``), an optimizer step, or a scan: transfers of derivatives count.
 
     Args:
       step: the function; it is traced, not executed.

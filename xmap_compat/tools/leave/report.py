@@ -74,6 +74,8 @@ class Report:
         unverified = [c.where for c in self.kept if not is_verified(c)]
         if unverified:
             print(f"edited without verification: {', '.join(unverified)}")
+        if self.changes and not (self.options.write or self.options.diff):
+            print(messages.NOTHING_WRITTEN)
         return 0 if all(c in self.kept and is_verified(c) for c in cs) else 1
 
     def write(self, text: str) -> None:
@@ -83,6 +85,8 @@ class Report:
         if self.options.write and self.changes:
             patch.write(self.changes, self.options.force)
             print("written:", *self.changes)
+        elif self.changes and not self.options.diff:
+            print("nothing written: add --write before the program")
 
     def words(self, c: Construction) -> str:
         """What the table says of a construction."""
