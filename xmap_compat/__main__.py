@@ -22,7 +22,7 @@ COMMANDS = {
     "explain": ("xmap_compat.tools.explain", "run a program, and print the plans of its xmaps", "--brief train.py"),
     "leave": ("xmap_compat.tools.leave.command", "edit a program into plain JAX, verified by runs", "--write train.py"),
 }
-USAGE = """python -m xmap_compat [run] SCRIPT [ARGS...]      (or -m MODULE, or NOTEBOOK.ipynb [--compare])
+USAGE = """python -m xmap_compat [run] SCRIPT [ARGS...]      (or -m MODULE, or NOTEBOOK.ipynb)
        python -m xmap_compat {check,explain,leave} [-h] ..."""
 
 

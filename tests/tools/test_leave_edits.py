@@ -21,6 +21,7 @@ from xmap_compat import api
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.files import edited_files
+from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.recording import note_entered
 from xmap_compat.tools.leave.text import plain
 
@@ -479,6 +480,30 @@ PROGRAMS = {
         """,
         lambda: (x.sum(0) + x, (x.sum(0) + x).min(0)),
     ),
+    "the mesh read under jit, and an old module imported in functions of several files": (
+        """
+        import helper
+
+        def size():
+            from jax.experimental import maps
+            return maps.thread_resources.env.physical_mesh.shape['d']
+
+        with Mesh(devices[:4], ('d',)):
+            f = xmap(lambda v: helper.share(v) * size(), ['i', ...], ['i', ...], axis_resources={'i': 'd'})
+            results = f(x), jax.jit(lambda v: v * size())(x), jax.jit(f)(x), size()
+        """,
+        lambda: (x / x.sum(0) * 4, x * 4, x / x.sum(0) * 4, 4),
+        {
+            "helper": """
+            import jax
+            from jax.experimental import maps
+
+            def share(v):
+                from jax.experimental import maps
+                return v / jax.lax.psum(v, 'i') + 0 * maps.thread_resources.env.shape['d']
+            """
+        },
+    ),
     "imports in one line of try, and names that only type checkers see": (
         """
         from typing import TYPE_CHECKING
@@ -689,3 +714,30 @@ def test_an_edited_program_computes_the_same_without_this_package(name, tmp_path
     assert left.refused == [None] * len(left.refused) and left.refused
     assert_close(left.before, truth())
     assert_close(left.run(), truth())
+    assert not left.left
+
+
+SET = {
+    "made on another line": "env = maps.ResourceEnv(mesh, ())\nmaps.thread_resources.env = env",
+    "kept and put back": "old = maps.thread_resources.env\nmaps.thread_resources.env = old.with_mesh(mesh)",
+    "with a loop": "maps.thread_resources.env = maps.thread_resources.env.with_extra_loop(mesh)",
+    "with loops": "maps.thread_resources.env = maps.ResourceEnv(mesh, loops)",
+    "by options": "maps.thread_resources.env = maps.ResourceEnv(**options)",
+    "among other targets": "maps.thread_resources.env = env = maps.ResourceEnv(mesh, ())",
+}
+
+
+@pytest.mark.parametrize("how", SET)
+def test_an_environment_set_otherwise_is_refused_in_words(how):
+    text = f"from jax.experimental import maps\n{SET[how]}\n"
+    line = text[: text.index("thread_resources.env =")].count("\n") + 1
+    with pytest.raises(Refused, match=f"p.py:{line} sets thread_resources.env .* write `thread_resources.env = "):
+        edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
+
+
+def test_the_mesh_of_an_environment_is_set():
+    texts = ["maps.ResourceEnv(loops=(), physical_mesh=mesh)", "maps.thread_resources.env.with_mesh(mesh)"]
+    for value in texts:
+        text = f"import jax\nfrom jax.experimental import maps\nmaps.thread_resources.env = {value}\n"
+        new, left = edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
+        assert new["/p.py"] == b"import jax\njax.set_mesh(mesh)\n" and not left

@@ -43,8 +43,8 @@ def _needs_plain_types(eqn, params, mesh_axes):
     primitive = eqn.primitive
     if primitive.name == "pallas_call":
         return params["interpret"]
-    if primitive.name in ("reduce", "cholesky_update"):
-        return bool(mesh_axes)  # the user's computation in the derivative, or branches of the lowering, do not vary
+    if primitive.name in ("reduce", "cholesky_update", "erf", "erfc"):
+        return bool(mesh_axes)  # the user's computation in the derivative, constants or branches do not vary
     if primitive.name == "regularized_incomplete_beta":
         # Before 0.12 its lowering loops from constants to values that vary.
         return not VERSION >= (0, 12, 0)

@@ -153,7 +153,9 @@ class Leaving:
         spec |= {"bytes": self.options.memory << 20, "calls at most": 0 if stop.endswith("s") else limit}
         self.folders = spec["folders"]
         with report.progress("recording the program with xmap"):
+            print(messages.FIRST_PRINTS, file=sys.stderr, flush=True)
             self.code = self.execute(spec, ["-c", _FIRST], None)
+            print("---", file=sys.stderr)
         self.seconds = time.monotonic() - begun
         found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
         if found is None or not any(c.calls for c in found.constructions):

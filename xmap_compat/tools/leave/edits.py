@@ -159,7 +159,7 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], di
                     found[code] = Function(of.piece(values), [])
                 found[code].reached_by.append(c)
             except NotWritable as reason:
-                if any(name in code.co_names for name in dir(_lax())):  # it may have collectives
+                if any(name in code.co_names for name in dir(sys.modules["jax.lax"])):  # it may have collectives
                     unread[c] = str(reason)
     functions = sorted(found.values(), key=lambda f: f.piece.node.end_lineno - f.piece.node.lineno)
     for inner in functions:
@@ -167,10 +167,6 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], di
             if outer is not inner and _holds(outer.piece, inner.piece):
                 inner.reached_by += [c for c in outer.reached_by if c not in inner.reached_by]
     return functions, unread
-
-
-def _lax() -> Any:
-    return sys.modules["jax.lax"]
 
 
 def _holds(outer: Piece, inner: Piece) -> bool:

@@ -17,9 +17,11 @@ from pathlib import Path
 from xmap_compat.tools.check import editor, table
 from xmap_compat.tools.check.checker import NoChecker
 from xmap_compat.tools.check.sources import encoded
+from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
 from xmap_compat.tools.leave.construction import Change, Entered
 from xmap_compat.tools.leave.layout import Edit, applied, before_jax, program_of, python_of, replacing
+from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import Names
 
 OURS = "_xmap_compat_"  # begins a name in a change that is not the user's: of a helper, or of a module
@@ -179,22 +181,39 @@ def _environment(data: bytes, path: str) -> list[Edit]:
     """Reads of the mesh, and assignments, of ``thread_resources``."""
     tree = program_of(data, path).tree
     bindings, edits = Bindings(tree), []
+    statements = {n.targets[0]: n for n in ast.walk(tree) if isinstance(n, ast.Assign) and len(n.targets) == 1}
     for node in ast.walk(tree):
         name = bindings.of(node)
-        if isinstance(node, ast.Assign) and bindings.of(node.targets[0]).endswith(_ENVIRONMENT):
-            value = node.value
-            given = [*value.args, *(k.value for k in value.keywords)] if isinstance(value, ast.Call) else []
-            if given:
-                (start, end), (first, last) = _bounds(node), _bounds(given[0])
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and name.endswith(_ENVIRONMENT):
+            assigned = statements.get(node)
+            mesh = _mesh_given(assigned.value, bindings) if assigned is not None else None
+            if assigned is not None and mesh is not None:
+                (start, end), (first, last) = _bounds(assigned), _bounds(mesh)
                 edits += [Edit(start, first, f"{OURS}jax.set_mesh("), Edit(last, end, ")")]
-            elif bindings.of(value).endswith(".EMPTY_ENV"):
+            elif assigned is not None and bindings.of(assigned.value).endswith(".EMPTY_ENV"):
                 text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
-                edits.append(replacing(node, text))
+                edits.append(replacing(assigned, text))
+            else:
+                raise Refused(messages.ENVIRONMENT.format(where=f"{os.path.basename(path)}:{node.lineno}"))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and name.startswith(_OLD):
             for ending, then in ((".physical_mesh", ""), (".shape", ".shape")):
                 if name.endswith(_ENVIRONMENT + ending):
                     edits.append(replacing(node, f"{OURS}context_mesh(){then}"))
     return edits
+
+
+def _mesh_given(value: ast.expr, bindings: Bindings) -> ast.expr | None:
+    """The mesh of ``ResourceEnv(mesh, ...)``, ``env.with_mesh(mesh)`` or ``env._replace(physical_mesh=mesh)``."""
+    made = bindings.of(value.func) if isinstance(value, ast.Call) else ""
+    if not (isinstance(value, ast.Call) and made.startswith(_OLD)):
+        return None
+    is_env = made.endswith((".ResourceEnv", f"{_ENVIRONMENT}.with_mesh", f"{_ENVIRONMENT}._replace"))
+    given = {"physical_mesh": value.args[0]} if value.args else {}
+    given |= {k.arg or "**": k.value for k in value.keywords}
+    others = [*value.args[1:], *(v for name, v in given.items() if name not in ("physical_mesh", "mesh"))]
+    mesh = given.get("physical_mesh", given.get("mesh"))
+    is_plain = is_env and not isinstance(mesh, ast.Starred) and all(ast.unparse(v) == "()" for v in others)  # no loops
+    return mesh if is_plain else None
 
 
 def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
@@ -272,7 +291,7 @@ def names_taken(tree: ast.Module) -> set[str]:
     """The names that a file may take from others: imported ones, and attributes of imported modules."""
     nodes = list(ast.walk(tree))
     froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and not f"{n.module}.".startswith(_OLD)]
-    taken = {a.name for n in froms for a in n.names}
+    taken = {a.name for n in froms for a in n.names if not f"{n.module}.{a.name}.".startswith(_OLD)}
     taken |= {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
     return taken | (_used(tree) if "*" in taken else set())
 

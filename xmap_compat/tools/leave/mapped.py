@@ -1,63 +1,40 @@
 """xmap in plain JAX: `mapped(fun, in_axes, out_axes, ...)` is a `jax.jit` of a `jax.shard_map` of nested `jax.vmap`s.
 
 Each call takes the mesh of `jax.set_mesh(mesh)` or `with mesh:`.  In `fun`, a collective over an axis `a` names what
-executes it:
-
-    resources of a    name
-    none              "a"
-    "x"               ("x", "a_local"): the mesh axis, then the elements that a device has along `a`
-    ("x", "y")        ("x", "y", "a_local")
-    SerialLoop(n)     none: a collective over it is an unbound name
-
-"x" alone means the same where a device has one element; where it has several, "x" reduces a part of them, silently.
-
+executes it: "a", if it has no resources; ("x", "a_local") with the resource "x", the mesh axis and then the elements
+that a device has along `a`; ("x", "y", "a_local") with ("x", "y").  "x" alone means the same where a device has one
+element; where it has several, it reduces a part of them, silently.  Over a SerialLoop(n) there are no collectives.
 What JAX does not tell you:
 
-- JAX's types (check_vma=True) refuse most collectives over a pair, and `pmean(grad(loss)(w), "x")` of a `w` that is not
-  mapped is n times too large with them.  Without them, gradients taken *outside* of the mapped function are wrong where
-  a `custom_vjp` has a collective in a rule: take it out of the rule.
+- Its types (check_vma=True) refuse most collectives over a pair, and are off.  So gradients taken *outside* of the
+  mapped function are wrong where a `custom_vjp` has a collective in a rule: take it out of the rule.
 - A branch or loop that devices take or leave apart, with a collective over their axis inside, hangs.
 - Two axes on one mesh axis: a collective over the one that a value lacks reduces the other, silently.
 """
 
 import functools
 import math
-from typing import NamedTuple
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec
 
-
-class SerialLoop(NamedTuple):  # a resource: a device computes an axis in `length` turns, one after the other
-    length: int
+SerialLoop = namedtuple("SerialLoop", "length")  # a resource: a device computes an axis in so many turns
+Axis = namedtuple("Axis", "name across turns")  # a named axis, the mesh axes that split it, and the turns of a device
 
 
 class Spec(dict):
     """{name of an axis: its dimension} of an array.  For JAX a dict is a pytree, and this class is a leaf of one."""
 
 
-class Axis(NamedTuple):
-    """A named axis, the mesh axes that split it, and in how many turns a device computes its part."""
+def mapped(fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, undeclared=False, **options):
+    """A function of whole arrays, with options of `jax.jit`, from `fun`, which computes one element along each axis.
 
-    name: object
-    across: tuple
-    turns: int
-
-
-def mapped(
-    fun, in_axes, out_axes, *, axis_sizes=None, axis_resources=None, undeclared=False, donate_argnums=(), backend=None,
-    check_vma=False,
-):  # fmt: skip
-    """A function of whole arrays from `fun`, which computes one element along each named axis.
-
-      fun: takes and returns pytrees of arrays, without the named dimensions.
       in_axes, out_axes: pytrees of specs, prefixes of the arguments and results.  A spec names dimensions: `["a", ...]`
         or `{0: "a"}`.  All elements share an array with the spec `[...]` or `{}`.
       axis_sizes, axis_resources: {name: size} of axes that no argument has; {name: mesh axis, SerialLoop, or both}.
-      donate_argnums, backend, check_vma: as for `jax.jit` and `jax.shard_map`.
 
     The function raises ValueError if a result varies over a mesh axis and its spec names no axis that lies there; with
     `undeclared`, each device keeps its own element.  In the body of another one, each device computes its part.
@@ -71,34 +48,30 @@ def mapped(
     axes.sort(key=lambda axis: axis.turns == 1)  # outermost first: those with turns are around the others
     element = fun if type(gives) is not tuple else lambda *args: tuple(fun(*args))  # which may return a list
     device = functools.partial(on_device, element, given, gives, axes, sizes)
-    in_specs, out_specs = (jax.tree.map(functools.partial(partition, axes), specs) for specs in (given, gives))
+    in_specs, out_specs = (jax.tree.map(functools.partial(partition_spec, axes), specs) for specs in (given, gives))
 
-    @functools.partial(jax.jit, donate_argnums=donate_argnums, backend=backend)
+    @functools.partial(jax.jit, **options)
     @functools.wraps(fun, updated=())
     def call(*args):
         across = tuple(dict.fromkeys(name for axis in axes for name in axis.across))
-        if not across:
-            return device(*args)
         if is_bound(across):
             return at_arrays(gathered, out_specs, device(*at_arrays(own_part, in_specs, args)))
         mesh = context_mesh()
         args = at_arrays(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), in_specs, args)
-        results = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)(*args)
+        results = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*args)
         if not undeclared:
-            check_declared(device, axes, {name: mesh.shape[name] for name in across}, given, gives, args)
+            check_declared(device, axes, mesh, across, given, gives, args)
         return results
 
     return call
 
 
-def partition(axes, spec):
-    """The PartitionSpec of an array."""
+def partition_spec(axes, spec):
     split = {spec[axis.name]: axis.across or None for axis in axes if axis.name in spec}
-    return P(*(split.get(k) for k in range(max(split, default=-1) + 1)))
+    return PartitionSpec(*(split.get(k) for k in range(max(split, default=-1) + 1)))
 
 
 def is_bound(axes):
-    """Whether the program that JAX traces now is mapped over axes."""
     try:
         return lax.axis_size(axes) > 0
     except NameError:
@@ -158,26 +131,23 @@ def over_axis(fun, axis, size, given, gives):
     return in_turns if turns > 1 else one_element if axis.across and size == 1 else vmapped
 
 
-def check_declared(device, axes, sizes, given, gives, args):
+def check_declared(device, axes, mesh, across, given, gives, args):
     """Refuse a result that differs between devices where its spec says that it does not: `jax.vmap` of blocks tells."""
 
     def blocks(spec, x):
-        shape, split = list(jnp.shape(x)), [axis for axis in axes if axis.name in spec]
-        for axis in split:
-            shape[spec[axis.name]] //= math.prod(sizes[name] for name in axis.across)
-        devices = [size for name, size in sizes.items() if any(name in axis.across for axis in split)]
-        return jax.ShapeDtypeStruct((*devices, *shape), jnp.result_type(x))
+        split = {name for axis in axes if axis.name in spec for name in axis.across}
+        block = NamedSharding(mesh, partition_spec(axes, spec)).shard_shape(jnp.shape(x))
+        return jax.ShapeDtypeStruct((*(mesh.shape[m] for m in across if m in split), *block), jnp.result_type(x))
 
-    for name in reversed(sizes):
+    for name in reversed(across):
         there = {axis.name for axis in axes if name in axis.across}
         first = [jax.tree.map(lambda spec, there=there: 0 if there & {*spec} else None, s) for s in (given, gives)]
-        device = jax.vmap(device, *first, axis_name=name, axis_size=sizes[name])
+        device = jax.vmap(device, *first, axis_name=name, axis_size=mesh.shape[name])
     try:
         jax.eval_shape(device, *at_arrays(blocks, given, args))
     except Exception as error:  # others are of what jax.vmap cannot do, and shard_map can
         if "mapped output" in str(error):
-            words = f"a result varies over {(*sizes,)}: name the axis in out_axes, or reduce over it"
-            raise ValueError(words) from error
+            raise ValueError(f"a result varies over {across}: name the axis in out_axes, or reduce over it") from error
 
 
 def specs_of(axes):
@@ -206,4 +176,4 @@ def context_mesh():
     if inside.axis_names and is_bound(inside.axis_names):
         return inside
     with jax.ensure_compile_time_eval():
-        return lax.with_sharding_constraint(jnp.zeros(()), P()).sharding.mesh
+        return lax.with_sharding_constraint(jnp.zeros(()), PartitionSpec()).sharding.mesh

@@ -20,6 +20,11 @@ UNCOMMITTED = "{path} has changes that git has not committed. Nothing is written
 NOT_WRITTEN = "Nothing is written: {error}"
 DOES_NOT_COMPILE = "{path} would not be valid Python: {error}. Nothing is written: please report the program"
 
+ENVIRONMENT = (
+    "{where} sets thread_resources.env to something else than a ResourceEnv that is made there. Nothing is written: "
+    "write `thread_resources.env = ResourceEnv(mesh, ())`, or `with mesh:`"
+)
+FIRST_PRINTS = "--- the program with xmap prints:"
 LEFT = "The program still needs xmap_compat, for {}"
 
 # Constructions that are refused
