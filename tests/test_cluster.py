@@ -65,8 +65,11 @@ def job(tmp_path):
 
 
 def commands():
-    """Those of the guide, in order."""
-    return re.findall(r"^```bash\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    """Those of the guide: the one that starts, and the one on a cluster, within a sentence."""
+    text = GUIDE.read_text()
+    (start,) = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (on_slurm,) = re.findall(r"`(sbatch [^`]+)`", text)
+    return start, on_slurm
 
 
 def train_in_numpy(steps):

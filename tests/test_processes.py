@@ -288,7 +288,13 @@ REFUSED = {
     "repeated resource": (X, ROWS, {"i": ("x", "x")}, None, "must be a tuple of distinct resources"),
     "size and resources": (X[:6], ROWS, {"i": ("x", "y")}, None, r"axis i \(6\) is not divisible"),
     "size and loop": (X, ROWS, {"i": ("x", SerialLoop(3))}, None, r"axis i \(8\) is not divisible"),
-    "rank": (X[0], ["i", "k"], {"i": "x"}, None, r"local has shape \(4,\), but \['i', 'k'\] names exactly 2 dimensions"),
+    "rank": (
+        X[0],
+        ["i", "k"],
+        {"i": "x"},
+        None,
+        r"local has shape \(4,\), but \['i', 'k'\] names exactly 2 dimensions",
+    ),
     "not a prefix": (
         (X, X),
         (ROWS,),

@@ -299,7 +299,7 @@ def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):
     ("devices", "names"), [(DEVICES, ("x", "y")), (SQUARE, "x"), (SQUARE, ("x",)), (SQUARE, ("x", "x"))], ids=str
 )
 def test_names_must_fit_the_devices(devices, names):
-    with pytest.raises(ValueError, match=r"one axis name for each dimension|Give each dimension a name of its own"):
+    with pytest.raises(ValueError, match=r"one axis name for each dimension|Give each dimension its own name"):
         mesh(devices, names)
 
 

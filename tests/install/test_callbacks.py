@@ -94,5 +94,8 @@ def test_what_a_callback_raises_is_in_the_error(installed, resources):
 @pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}], ids=str)
 def test_an_ordered_callback_of_what_varies_is_refused_under_every_assignment(resources):
     body = lambda v: io_callback(lambda a: a, SCALAR, v, ordered=True)
-    with MESH, pytest.raises((ValueError, NotImplementedError), match=r"ordered=True|Cannot `vmap` ordered IO callback"):
+    with (
+        MESH,
+        pytest.raises((ValueError, NotImplementedError), match=r"ordered=True|Cannot `vmap` ordered IO callback"),
+    ):
         xmap(body, ["i"], ["i"], axis_resources=resources)(jnp.ones(8))

@@ -32,6 +32,9 @@ _RULES = {
     "not-callable": re.compile("Object of type `(Sharding)` is not (callable)"),
     "no-matching-overload": re.compile("No overload(.*) matches (arguments)"),
     "unknown-argument": re.compile("Argument `(.*)` does not match any known parameter(?: of .*`(.*)`)?"),
+    "positional-only-parameter-as-kwarg": re.compile(
+        "Positional-only.* \\(`(.*)`\\) passed as keyword.*?(?: of .*`(.*)`)?$"
+    ),
 }
 _OBJECT = re.compile("Object of type `(.*)` has no attribute `(.*)`")
 _MARKED = "@_removed({!r})\nclass {}(_Any): ...\n"
@@ -90,6 +93,7 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
             name = f"{owner[1]}.{found.groupdict().get('b', found[2])}" if owner else ".".join(parts)
             begin, end = place["positions"]["begin"], place["positions"]["end"]
             span = (begin["line"], begin["column"], end["line"], end["column"])
+            rule = "unknown-argument" if rule == "positional-only-parameter-as-kwarg" else rule
             yield Reported(folder / place["path"], *span, name, rule)
 
 
