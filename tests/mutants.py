@@ -532,7 +532,7 @@ found_by(
         "bits = lax.bitcast_convert_type(data, np.dtype(f": "bits = lax.convert_element_type(data, np.dtype(f",
         "    ev = dataclasses.replace(ev, apart=ev.apart | index.names)\n": "\n",
         "    ev = dataclasses.replace(ev, apart=ev.apart | varying)\n": "\n",
-        "ev.view), ev.gathers, ev.apart)": "ev.view), ev.gathers)",
+        "ev.view), ev.gathers, ev.apart, ev.iterating)": "ev.view), ev.gathers, ev.iterating)",
         "if v in wanted or _jax.has_side_effect(e)]": "if v in wanted]",
         'if name == "check" and not eqn.params["debug"]:': "if False:",
     },
@@ -620,7 +620,7 @@ found_by(
         '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
         "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
-        "key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart)": "key = (id(jaxpr), 0, ev.gathers, ev.apart)",
+        "key = (id(jaxpr), id(ev.view), ev.gathers": "key = (id(jaxpr), 0, ev.gathers",
         "self._repeated = {key for key, count in counts.items() if count > 1}": "self._repeated = set()",
     },
 )

@@ -120,6 +120,29 @@ def test_an_io_callback_runs_once_for_each_element_that_its_operands_vary_over(g
         assert (out == (out[:, :1] if axes == 1 else out[:1] if axes == 0 else out[:1, :1])).all()
 
 
+# A construct of values that vary over i, around a callback of what does not.
+AROUND = {
+    "a loop": lambda call, v: lax.fori_loop(0, 3, lambda k, c: c + call(jnp.float32(k)), v),
+    "a scan": lambda call, v: lax.scan(lambda c, k: (c + call(k), None), v, jnp.arange(3.0))[0],
+    "a branch of all": lambda call, v: lax.switch(1, [lambda v: v, lambda v: v + sum(map(call, jnp.arange(3.0)))], v),
+}
+
+
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": SerialLoop(2)}, {"i": ("x", SerialLoop(2))}], ids=str)
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_a_callback_that_a_serial_loop_would_repeat_is_refused(around, resources):
+    host = Host()
+    fun = xmap(lambda v: around(lambda k: io_callback(host, SCALAR, k), v), ["i"], ["i"], axis_resources=resources)
+    with mesh42():
+        if "SerialLoop" in str(resources):
+            with pytest.raises(NotImplementedError, match=r"does not vary over \{'i'\}, but is in a loop or branch"):
+                fun(X)
+            return
+        fun(X).block_until_ready()
+        jax.effects_barrier()
+    assert collections.Counter(host.told) == {(0.0,): 1, (1.0,): 1, (2.0,): 1}
+
+
 TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "bool", "int8", "uint16", "int32", "complex64"]
 
 

@@ -530,11 +530,11 @@ MOST_LINES_OF_FOLDERS = {
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
     "_jax": 2_399,
     # the way of a call, and its messages
-    "core": 4_789,
+    "core": 4_801,
     # the same call in every process, or an error in each, and its messages
     "core.processes": 414,
     # one row for each collective, one rule for each structured equation
-    "core.rules": 2_073,
+    "core.rules": 2_076,
     # what old programs find again; the table of removed names; its messages
     "legacy": 1_450,
     # plans, the search, views, messages
@@ -544,7 +544,7 @@ MOST_LINES_OF_FOLDERS = {
     # edits of a program's own files, the two runs that verify them, and files written all or none
     "tools.leave": 3_859,
 }
-MOST_LINES_OF_ALL = 21_988
+MOST_LINES_OF_ALL = 22_003
 
 
 def lines_by_folder(sources):

@@ -462,6 +462,13 @@ def callback_not_reached(axes: Iterable[Hashable], where: str) -> NotImplemented
     )
 
 
+def callback_repeated(axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The io_callback at {where} does not vary over {as_set(axes)}, but is in a loop or branch that each iteration "
+        "of the serial loop runs anew. Call it outside of that loop or branch"
+    )
+
+
 def check_from_outside(where: str) -> NotImplementedError:
     return NotImplementedError(
         f"The check at {where} is in an xmapped function. Apply checkify inside, and map its error like any result: "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ class RepeatedCalls:
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
-        key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart)
+        key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart, ev.iterating)
         if key not in self._functions:
 
             def fun(*operands):
@@ -75,6 +75,7 @@ class Evaluator:
       calls: jitted functions that the program calls repeatedly.
       taken: in a branch, which elements take it; None where all do.
       apart: axes along which not every element gets here, as they take another branch or have left the loop.
+      iterating: the loop resources whose iterations run this.
       rules: the axis names found in the custom rules of equations.
       gathers: equations of the program whose results vary in their type.
     """
@@ -85,6 +86,7 @@ class Evaluator:
     calls: RepeatedCalls
     taken: NamedValue | None = None
     apart: Names = frozenset()
+    iterating: frozenset[Hashable] = frozenset()
     rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
 

@@ -123,7 +123,10 @@ class _Nest:
 
     def _run_here(self, eqns, env):
         values = {v: chunked.value for v, chunked in env.items() if not chunked.loops}
-        self.ev.run(eqns, values)
+        for eqn in eqns:
+            has_effect = _jax.has_side_effect(eqn)
+            ev = dataclasses.replace(self.ev, iterating=self._loops_of(eqn)) if has_effect else self.ev
+            ev.run([eqn], values)
         return {**env, **{v: _Chunked(values[v], ()) for e in eqns for v in e.outvars}}
 
     def _scan(self, loop, eqns, wanted, env, inner):

@@ -47,6 +47,9 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     view, names = ev.view, frozenset().union(*(v.names for v in operands))
     if ev.apart:
         raise errors.callback_not_reached(ev.apart, _jax.where_in_user_code(eqn))
+    if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
+        axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
+        raise errors.callback_repeated(axes, _jax.where_in_user_code(eqn))
     if names and eqn.params["ordered"]:
         raise errors.ordered_callback(names, _jax.where_in_user_code(eqn))
     copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
