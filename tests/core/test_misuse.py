@@ -1836,7 +1836,10 @@ def test_a_donated_array_that_is_used_again(repeat):
     fun = xmap(identity, I, I, donate_argnums=0)
     array = jnp.ones((8, 3))
     fun(array)
-    with pytest.raises(RuntimeError, match=re.escape("args[0] was donated by an earlier call (donate_argnums=(0,))")):
+    # Before 0.11, JAX refuses it within its compiled call, in its own words.
+    ours = re.escape("args[0] was donated by an earlier call (donate_argnums=(0,))")
+    words = ours if jax.__version_info__ >= (0, 11) else "deleted or donated"
+    with pytest.raises((RuntimeError, ValueError), match=words):
         fun(array)
     np.testing.assert_array_equal(repeat(fun)(jnp.ones((8, 3))), ones((8, 3)))
 
