@@ -51,7 +51,7 @@ def install_and_test(session, jax, *args, **environment):
 @nox.session
 @nox.parametrize("python,jax", PAIRS)
 def tests(session, jax):
-    """The quick tests, which cover every kind of behaviour (8 to 12 minutes for each pair)."""
+    """The quick tests, which cover every kind of behaviour (6 to 8 minutes for each pair)."""
     install_and_test(session, jax)
 
 
