@@ -20,7 +20,7 @@ ROOMS = {
     "Plans and search": "tools/errors.py",
 }
 BEGIN, END = "<!-- made by docs/messages.py -->\n", "<!-- end -->\n"
-MOST_WORDS = 14
+FEWEST_WORDS, MOST_WORDS = 7, 14
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:
@@ -71,7 +71,12 @@ def row(function: ast.FunctionDef) -> str:
 def words(text: str) -> str:
     """The first sentence of a text, or its first words."""
     text = re.sub(r"\s+", " ", text.replace("`", "").replace("|", "/"))
-    first = re.split(r"(?<=[\w…)\]}])[.:?] ", text)[0].split()
+    sentences = re.split(r"(?<=[\w…)\]}])[.:?] ", text)
+    # A search needs words of its own, beside the values.
+    enough = (
+        n for n in range(1, len(sentences)) if len(" ".join(sentences[:n]).replace("…", "").split()) >= FEWEST_WORDS
+    )
+    first = ". ".join(sentences[: next(enough, None)]).split()
     return " ".join(first[:MOST_WORDS]) + (" …" if len(first) > MOST_WORDS else "")
 
 

@@ -530,7 +530,7 @@ MOST_LINES_OF_FOLDERS = {
     # every private name of JAX, a stand-in for each part that only helps, and meshes in scope
     "_jax": 2_399,
     # the way of a call, and its messages
-    "core": 4_801,
+    "core": 4_803,
     # the same call in every process, or an error in each, and its messages
     "core.processes": 414,
     # one row for each collective, one rule for each structured equation
@@ -544,7 +544,7 @@ MOST_LINES_OF_FOLDERS = {
     # edits of a program's own files, the two runs that verify them, and files written all or none
     "tools.leave": 3_859,
 }
-MOST_LINES_OF_ALL = 22_003
+MOST_LINES_OF_ALL = 22_005
 
 
 def lines_by_folder(sources):

@@ -68,7 +68,7 @@ def _exactly(spec: Any, rank: int, found: int) -> str:
     """Say what a list without an ellipsis requires, and what to do."""
     other = "the other" if found == rank + 1 else "the others"
     advice = f"Write {show([*spec, ...])} or name {other}" if found > rank else _FEWER
-    return f"{show(spec)} names exactly {_dimensions(rank)}. {advice}"
+    return f"{_dimensions(rank)}. {advice}"
 
 
 def _result(path: str) -> str:
@@ -199,7 +199,8 @@ def scalar_argument_mapped(spec: Any, needed: int, path: str) -> TypeError:
 
 def argument_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"{path} has shape {tuple(shape)}, but {_exactly(spec, rank, len(shape))}"
+        f"{path} has shape {tuple(shape)}, but {show(spec)} names exactly "
+        f"{_exactly(spec, rank, len(shape))}"
         f"{LEGACY}xmap argument has an in_axes specification of {show(spec)}, which asserts that it"
     )
 
@@ -214,7 +215,8 @@ def output_rank_too_small(spec: Any, needed: int, path: str, ndim: int) -> Value
 
 def output_rank_differs(spec: Any, rank: int, path: str, shape: Sequence[int]) -> ValueError:
     return ValueError(
-        f"{_result(path)} has shape {tuple(shape)}, named axes included, but {_exactly(spec, rank, len(shape))}"
+        f"{_result(path)} has shape {tuple(shape)}, named axes included, but {show(spec)} names exactly "
+        f"{_exactly(spec, rank, len(shape))}"
         f"{LEGACY}xmap output has an out_axes specification of {show(spec)}, which asserts that it"
     )
 

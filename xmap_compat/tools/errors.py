@@ -19,7 +19,7 @@ def no_array_for_step(path: str, value: Any) -> TypeError:
 
 def search_without_mesh() -> ValueError:
     return ValueError(
-        "search needs a mesh to assign axes to, but there is none in scope. Pass mesh=Mesh(devices, names), or search "
+        "search needs a mesh to assign axes to. Pass mesh=Mesh(devices, names), or search "
         "inside `with Mesh(devices, names):`"
     )
 
