@@ -354,7 +354,7 @@ def test_an_environment_is_a_value(maps):
     assert env == maps.ResourceEnv(SQUARE_MESH, ())
     assert env.with_extra_loop(maps.Loop("l", 3)).shape["l"] == 3
     with pytest.raises(
-        ValueError, match=r"serial_loop cannot have the name .x., which a mesh axis or a loop in scope has"
+        ValueError, match="serial_loop cannot have the name 'x', which a mesh axis or a loop in scope has"
     ):
         env.with_extra_loop(maps.Loop("x", 3))
 
