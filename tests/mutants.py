@@ -196,12 +196,10 @@ found_by(
     edits={
         '"out_specs": out_specs, "axis_names": set(axes)}': '"out_specs": out_specs}',
         "axes_of_compiler.value | frozenset(names)": "frozenset(names)",
-        "if axis.mesh_axis not in compiler}": "}",
+        "scope.mesh.shape.items() if name not in scope.compiler}": "scope.mesh.shape.items()}",
         "if enclosing and enclosing[-1].scope.compiler != scope.compiler:": "if False:",
-        "if late := [m for m in placement.mesh_axes if m not in known]:": "if late := []:",
         "if compiler and name in _WAITING:": "if False:",
         "wanted = [next(entries) if name is None else": "wanted = [next(entries) if True else",
-        "restoration.at_exit(functools.partial(heard[name], default))": "pass",
         'return platform == "cpu"': "return False",
         "+ [a for a in axes_of_entry(had) if a in kept]": "",
         'to = "invarying" if any(explicit_spec(x)) else to': "pass",
