@@ -78,8 +78,8 @@ def _without_hidden_frames(passed):
     return kept
 
 
-class _Context(contextlib._GeneratorContextManager):
-    __enter__ = api_boundary(contextlib._GeneratorContextManager.__enter__)
+class _Context(type(contextlib.contextmanager(iter)(()))):  # type: ignore[misc]  # contextlib does not name it
+    __enter__ = api_boundary(type(contextlib.contextmanager(iter)(())).__enter__)
 
 
 def contextmanager(fun: Callable[..., Any]) -> Any:
