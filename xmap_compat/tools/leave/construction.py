@@ -118,7 +118,7 @@ class Edited(NamedTuple):
         Args:
           reached: the indices of the executed places, and the functions in whose rules they were executed, or "".
         """
-        reached = [(self.places[k], name) for k, name in reached]
-        places = {self.places[k] for k in c.places} - {place for place, _ in reached}
-        rules = {r.where for r in c.rules if not {(self.places[k], r.name) for k in r.places} <= {*reached}}
+        executed = {(self.places[k], name) for k, name in reached}
+        places = {self.places[k] for k in c.places} - {place for place, _ in executed}
+        rules = {r.where for r in c.rules if not {(self.places[k], r.name) for k in r.places} <= executed}
         return sorted(places), sorted(rules)

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-
 RULES = {jax.custom_vjp: ("fwd", "bwd"), jax.custom_jvp: ("jvp",)}
 
 

@@ -15,7 +15,6 @@ from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Construction, Edited, Rule
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
-from xmap_compat.tools.leave.recipe import recipe_of
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import OURS, AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import Names, NotWritable
@@ -23,10 +22,10 @@ from xmap_compat.tools.leave.user_code import (
     Piece,
     calls_of_collectives,
     collectives,
-    contractions_inside,
     is_backward,
 )
 from xmap_compat.tools.leave.verifying import in_a_line
+from xmap_compat.tools.recipe import recipe_of
 
 
 @dataclasses.dataclass
@@ -61,8 +60,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     names = _names([c for c in cs if not c.refused])
     placed = [p for c in cs for p in c.placed]
     jaxprs = [p.program.jaxpr for p in placed]
-    inside = frozenset().union(*map(contractions_inside, jaxprs))
-    rewriting = Rewriting(names, calls_of_collectives(jaxprs), inside)
+    rewriting = Rewriting(names, calls_of_collectives(jaxprs))
     _rewrite(functions, rewriting)
     for c in cs:
         c.refused = c.refused or unread.get(c, "")

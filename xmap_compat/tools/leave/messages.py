@@ -38,6 +38,7 @@ NAMED_LOOP = "its axis is on the loop {name} of `serial_loop`: write SerialLoop(
 EXPLICIT = "the axes of its mesh are explicit: make it with axis_types=(jax.sharding.AxisType.Auto,) * number of axes"
 GROUPS = "axis_index_groups: make two axes of the axis, and use one of them"
 TAKEN = "the edited program needs the name {name} for a part of an axis, and it has one of that name: rename yours"
+NOT_OF_JAX = "{called} over names, which JAX does not have: write it with lax.axis_index, lax.all_gather or lax.psum"
 NOT_BY_NAME = "{called}, which is not called by its name there: write `lax.{primitive}(...)` there"
 TWO_TEXTS = (
     "its axis {name} is {second}, and {first} for another xmap that shares a function; both names have a meaning "

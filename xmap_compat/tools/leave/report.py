@@ -99,7 +99,8 @@ class Report:
         else:
             words = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
             words += ", with gradients" * c.differentiated
-            if missed := sum(map(len, self.found.missed(c, self.seen.reached))):
+            places, rules = self.found.missed(c, self.seen.reached)
+            if missed := len(places) + len(rules):
                 words += f", except {plural(missed, 'place')}"
         return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
 

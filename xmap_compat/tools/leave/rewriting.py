@@ -82,14 +82,12 @@ class Rewriting:
 
     Attributes:
       calls: the collectives of each innermost call of the user, in all traced programs.
-      inside: calls of contractions that a body differentiates.
       handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
       places: where each edited call is, which the second run counts by its index.
     """
 
     names: AxisNames
     calls: Mapping[Span, Sequence[Any]]
-    inside: frozenset[Span]
     handled: dict[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     places: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
 
