@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import errors
+from xmap_compat import _jax, errors
 from xmap_compat.core import errors as core_errors
 
 __all__ = [
@@ -64,15 +64,14 @@ class NamedShape:
     ((2, 3), 8, 3, 48)
     """
 
+    @_jax.api_boundary
     def __init__(self, *positional: int, **named: int):
         try:
             self._positional = tuple(map(operator.index, positional))
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
-            sizes = [*positional, *named.values()]
-            raise core_errors.should_be(
-                "The sizes of a NamedShape", "integers, as in NamedShape(2, batch=8)", sizes
-            ) from None
+            wanted = "integers, as in NamedShape(2, batch=8)"
+            raise core_errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
@@ -132,6 +131,7 @@ class NamedShape:
         return ", ".join([*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())])
 
 
+@_jax.api_boundary
 def fold_in_names(key: Any, shape: NamedShape) -> Any:
     """A key for each element of the named axes of a shape.
 
@@ -160,6 +160,7 @@ def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str 
     ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the shape of the samples.
     """
 
+    @_jax.api_boundary
     @functools.wraps(sample)
     def sampler(*args, **kwargs):
         shape = next((x for x in (*args, *kwargs.values()) if isinstance(x, NamedShape)), None)
