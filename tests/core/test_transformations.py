@@ -1,17 +1,15 @@
-"""JAX's transformations, custom rules, callbacks and libraries work inside xmapped bodies and around xmapped functions.
+"""JAX's transformations, custom rules and callbacks work inside xmapped bodies and around xmapped functions.
 
 Whatever is called inside a body gives what it gives under ``jax.vmap``; whatever is applied to an xmapped function
 gives what it gives for the vmapped one; under every placement of the axes on a 4x2 mesh, and with axes
 computed in serial loops where no names are mentioned.
 """
 
-import collections
 import functools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import jax.scipy.linalg as jsl
 import numpy as np
 import pytest
 from comparing import assert_same
@@ -170,60 +168,8 @@ def named_jaxpr(x, u, w):
     return jaxpr_as_fun(jax.make_jaxpr(total_loss)(x, u, w))(x, u, w), jax.eval_shape(total_loss, x, u, w).ndim
 
 
-# ------------------------------------------------------------------------------ solvers
-
-
 def _matrix(x, u):
     return jnp.eye(3) * 4 + jnp.outer(x, x) + 0.1 * u
-
-
-def linear_solves(x, u, w):
-    matrix = _matrix(x, u)
-    solve = lambda matvec, b: jnp.linalg.solve(matrix, b)
-    by_rule = lax.custom_linear_solve(lambda v: matrix @ v, w, solve, symmetric=True)
-    auxiliary = lax.custom_linear_solve(
-        lambda v: matrix @ v, w, lambda matvec, b: (solve(matvec, b), u), symmetric=True, has_aux=True
-    )
-    by_cg, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, w, maxiter=8)
-    by_cg_own, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, x, tol=1e-6, maxiter=8)
-    return by_rule, auxiliary, by_cg, by_cg_own
-
-
-def roots(x, u, w):
-    equation = lambda z: z**3 + z - x * u
-
-    def newton(f, guess):
-        return lax.fori_loop(0, 30, lambda _, z: z - f(z) / (3 * z**2 + 1), guess)
-
-    solve_tangent = lambda g, y: y / g(jnp.ones_like(y))
-    return lax.custom_root(equation, jnp.zeros(3), newton, solve_tangent)
-
-
-# -------------------------------------------------------------------------- libraries
-
-
-def matrix_functions(x, u, w):
-    matrix = _matrix(x, u)
-    values, vectors = jnp.linalg.eigh(matrix)
-    left, singular, right = jnp.linalg.svd(matrix + jnp.outer(w, x))
-    q, r = jnp.linalg.qr(matrix + jnp.outer(w, x))
-    factors = jsl.lu_factor(matrix)
-    return {
-        "cholesky": jnp.linalg.cholesky(matrix),
-        "solve": (jnp.linalg.solve(matrix, w), jnp.linalg.solve(jnp.eye(3) + jnp.outer(w, w), x)),
-        "inv": jnp.linalg.inv(matrix),
-        "eigh": (values, vectors @ jnp.diag(values) @ vectors.T),
-        "svd": (singular, left @ jnp.diag(singular) @ right),
-        "qr": q @ r,
-        "lu": jsl.lu_solve(factors, x),
-        "det": (jnp.linalg.det(matrix), jnp.linalg.slogdet(matrix)),
-        "triangular": jsl.solve_triangular(jnp.tril(matrix), x, lower=True),
-        "power": jnp.linalg.matrix_power(matrix / 4, 3),
-    }
-
-
-def exponentials(x, u, w):
-    return jsl.expm(_matrix(x, u) / 4), jsl.expm(jnp.outer(x, w) * u)
 
 
 def ffi_call(x, u, w):
@@ -233,118 +179,6 @@ def ffi_call(x, u, w):
     call = jax.ffi.ffi_call("lapack_spotrf_ffi", outputs, vmap_method="sequential", **layouts)
     factor, info = call(_matrix(x, u), uplo=np.uint8(ord("L")))
     return jnp.tril(factor), info
-
-
-def fourier(x, u, w):
-    return jnp.fft.fft(x), jnp.fft.ifft(x * u + 1j * w), jnp.fft.rfft(x * w), jnp.fft.fft2(jnp.outer(x, w))
-
-
-def sorting(x, u, w):
-    keys = jnp.array([2, 0, 1])
-    return (
-        jnp.sort(x),
-        jnp.argsort(x * u),
-        lax.top_k(x, 2),
-        lax.sort((x, w), num_keys=1),
-        lax.sort((keys, x, jnp.broadcast_to(u, (3,))), num_keys=1),
-        jnp.searchsorted(jnp.sort(w), x),
-        jnp.unique((x * 2).astype(int), size=3, fill_value=9),
-        jnp.nonzero(x > 0, size=3, fill_value=7),
-        jnp.median(x),
-        lax.approx_max_k(x, 2),
-    )
-
-
-def convolutions(x, u, w):
-    signal, kernel = jnp.tile(x, 3)[None, None], (w * u)[None, None]
-    image = jnp.outer(x, w)[None, None]
-    conv = partial(lax.conv_general_dilated, window_strides=(1,), padding="SAME")
-    return (
-        conv(signal, w[None, None]),
-        conv(signal, kernel),
-        conv(jnp.tile(w, 3)[None, None], kernel),
-        lax.conv_general_dilated(image, jnp.outer(w, x)[None, None][..., :2, :2], (1, 1), "VALID"),
-        jnp.convolve(x, w),
-        lax.reduce_window(jnp.tile(x, 2), -jnp.inf, lax.max, (2,), (2,), "VALID"),
-        lax.reduce_window(jnp.tile(x, 2), 0.0, lax.add, (3,), (1,), "SAME"),
-    )
-
-
-def indexing(x, u, w):
-    index = (jnp.abs(u) * 5).astype(int) % 3
-    several = (jnp.abs(x) * 7).astype(int) % 3
-    return (
-        lax.dynamic_slice(x, (index,), (2,)),
-        lax.dynamic_slice(w, (index,), (2,)),
-        lax.dynamic_update_slice(w, x[:2], (index,)),
-        lax.dynamic_update_slice(x, w[:1], (several[0],)),
-        lax.dynamic_index_in_dim(jnp.outer(x, w), index, 1),
-    )
-
-
-def gathers_and_scatters(x, u, w):
-    index = (jnp.abs(u) * 5).astype(int) % 3
-    several = (jnp.abs(x) * 7).astype(int) % 3
-    return (
-        x[index],
-        w[several],
-        jnp.take(w, several + 2, mode="clip"),
-        jnp.take_along_axis(x, several, 0),
-        x.at[index].set(u),
-        w.at[several].add(x),
-        x.at[several].multiply(w),
-        x.at[jnp.array([0, 2])].min(u),
-        jnp.zeros(4).at[several].max(x),
-        x.at[index].get(mode="fill", fill_value=0),
-        jax.ops.segment_sum(x, several, num_segments=3),
-        jnp.zeros((3, 2)).at[several, index % 2].add(x),
-        x.at[5].set(1.0, mode="drop"),
-    )
-
-
-def cumulations(x, u, w):
-    return (
-        jnp.cumsum(x),
-        jnp.cumprod(x * w),
-        lax.cummax(x, reverse=True),
-        lax.cumlogsumexp(x * u),
-        lax.reduce((x, jnp.outer(x, w)[0]), (0.0, 1.0), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)),
-        jnp.diff(x),
-        jnp.interp(u, jnp.arange(3.0), x),
-    )
-
-
-def elementary(x, u, w):
-    integers = (x * 10).astype(int)
-    return (
-        jnp.einsum("i,j,j->i", x, w, x),
-        jnp.select([x > 0, w > 0], [x, w], u),
-        jnp.piecewise(x, [x < 0, x > 1], [-1.0, lambda v: v * 2, 0.5]),
-        jnp.where(u > 0, 1.0, 2.0),
-        jnp.clip(u, -0.5, w[0]),
-        jnp.pad(x, 1, constant_values=2.0),
-        jnp.roll(x, 1) + jnp.flip(w),
-        lax.population_count(integers) + lax.shift_left(integers, 2),
-        lax.bitcast_convert_type(x, jnp.int32),
-        x.astype(jnp.bfloat16) * u.astype(jnp.bfloat16),
-        jnp.frexp(x),
-        (x + 1j * u).conj(),
-        jnp.concatenate([x, w, u[None]]),
-        jnp.argmax(x),
-        jnp.percentile(x, 30),
-    )
-
-
-def special_functions(x, u, w):
-    positive = jnp.abs(x) + 0.5
-    return (
-        jax.scipy.special.gammainc(positive, jnp.abs(u)),
-        jax.scipy.special.erf(x) + jax.scipy.special.digamma(positive),
-        jax.nn.softmax(x * u),
-        jax.nn.gelu(x),
-        jax.nn.one_hot((positive * 2).astype(int), 4),
-        jax.scipy.stats.norm.logcdf(x, u),
-    )
 
 
 @jax.custom_batching.custom_vmap
@@ -415,14 +249,8 @@ LOCAL = {
         gradients_of_gradients,
         checkpoints,
     ),
-    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pure_callbacks, pallas_kernels),
-    "indices": (indexing, gathers_and_scatters),
-}
-LIBRARIES = {
-    "solvers": (linear_solves, roots, ffi_call),
-    "matrices": (matrix_functions, exponentials),
-    "arrays": (fourier, sorting, convolutions, cumulations),
-    "elements": (elementary, special_functions),
+    "functions": (vmaps, shapes_and_jaxprs, barriers_and_placements, custom_vmaps, pure_callbacks, pallas_kernels)
+    + (ffi_call,),
 }
 NAMED = {
     "differentiation": (
@@ -448,13 +276,6 @@ def check_inside(programs, placement):
 @pytest.mark.parametrize("family", LOCAL)
 def test_inside(family, placement):
     check_inside(LOCAL[family], placement)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("placement", [*KINDS_OF_PLACEMENT, *LOOPED_PLACEMENTS])
-@pytest.mark.parametrize("family", LIBRARIES)
-def test_libraries_inside(family, placement):
-    check_inside(LIBRARIES[family], placement)
 
 
 @pytest.mark.sampled
@@ -678,14 +499,6 @@ def other_rules(x, u, w):
     return with_gradient(x * u).sum() + with_gradient(w).sum() + remat(x) + rematerialized(w).sum()
 
 
-def rules_of_solvers(x, u, w):
-    matrix = _matrix(x, u)
-    solve = lambda matvec, b: jnp.linalg.solve(matrix, b)
-    solved = lax.custom_linear_solve(lambda v: matrix @ v, w * u, solve, lambda _, b: jnp.linalg.solve(matrix.T, b))
-    gradient, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, x, maxiter=6)
-    return solved.sum() + gradient @ w + roots(x, u, w) @ w
-
-
 def rules_inside_control_flow(x, u, w):
     step = lambda carry, t: (clipped(soft_abs(carry * u + t)), product(carry * w, t))
     carry, ys = lax.scan(step, w, x)
@@ -739,12 +552,6 @@ def test_custom_rules(family, placement):
     check_rules(RULES[family], placement)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", KINDS_OF_PLACEMENT)
-def test_rules_of_solvers(placement):
-    check_rules((rules_of_solvers,), placement)
-
-
 @pytest.mark.parametrize("placement", LOOPED_PLACEMENTS)
 def test_custom_rules_in_serial_loops(placement):
     check_rules((jvp_rules, vjp_rules, vjp_rule_with_integers, vjp_rule_of_pytrees), placement)
@@ -767,67 +574,6 @@ def test_custom_rules_that_close_over_named_values(placement):
     with mesh42():
         result = xmapped(resources)(rules_that_close_over_named_values)(*arguments(a, b))
     assert_same(result, jax.jit(vmapped(rules_that_close_over_named_values))(*arguments(a, b)))
-
-
-@jax.custom_vjp
-def averaged(v):
-    return lax.pmean(v, "a")
-
-
-averaged.defvjp(lambda v: (lax.pmean(v, "a"), v), lambda v, ct: (lax.pmean(ct * jnp.sin(v), "a") * 2,))
-
-
-@jax.custom_vjp
-def positional_averaged(v):
-    return v.mean(0, keepdims=True)
-
-
-positional_averaged.defvjp(
-    lambda v: (v.mean(0, keepdims=True), v),
-    lambda v, ct: (jnp.broadcast_to((ct * jnp.sin(v)).mean(0, keepdims=True) * 2, v.shape),),
-)
-
-
-@jax.custom_jvp
-def centered(v):
-    return v - lax.pmean(v, "b")
-
-
-centered.defjvp(lambda p, t: (centered(*p), 2 * (t[0] - lax.pmean(t[0], "b"))))
-
-
-@jax.custom_jvp
-def positional_centered(v):
-    return v - v.mean(1, keepdims=True)
-
-
-positional_centered.defjvp(lambda p, t: (positional_centered(*p), 2 * (t[0] - t[0].mean(1, keepdims=True))))
-
-
-def rules_with_collectives(x, u, w):
-    step = lambda carry, t: (carry + averaged(t * u) + averaged(u) * centered(t), None)
-    return lax.scan(jax.checkpoint(step), 0.0, x * w)[0]
-
-
-def positional_rules_with_collectives(x, u, w):
-    u = u[:, None]
-    steps = jnp.moveaxis(x * w, -1, 0)
-    return sum(positional_averaged(t * u) + positional_averaged(u) * positional_centered(t) for t in steps)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_custom_rules_with_collectives(placement):
-    """From outside the positional rules; inside those of vmap."""
-    a, b, resources = PLACEMENTS[placement]
-    args = arguments(a, b)
-    outside = lambda f: jax.value_and_grad(lambda *args: jnp.sin(f(*args)).sum(), argnums=(0, 1, 2))
-    inside = jax.grad(rules_with_collectives, argnums=(0, 1, 2))
-    with mesh42():
-        over = xmapped(resources)
-        result = jax.jit(lambda *args: (outside(over(rules_with_collectives))(*args), over(inside)(*args)))(*args)
-    expected = jax.jit(lambda *args: (outside(positional_rules_with_collectives)(*args), vmapped(inside)(*args)))
-    assert_same(result, expected(*args))
 
 
 # --------------------------------------------------------------------------- random numbers
@@ -899,83 +645,7 @@ def test_random_numbers_from_one_key(placement):
     assert_same(result, [np.array([[draw(k(i, j)) for j in range(b)] for i in range(a)]) for k in choices])
 
 
-# -------------------------------------------------------------------------------- callbacks
-
-
-def replicas(resources):
-    """How many devices compute each element of a value that varies over both axes."""
-    sizes = {"x": 4, "y": 2}
-    used = [m for entry in resources.values() for m in (entry if isinstance(entry, tuple) else (entry,))]
-    return 8 // int(np.prod([sizes[m] for m in used])) if used else 1
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_debug_print_and_callback_once_per_element_and_device(placement, capsys):
-    a, b, resources = PLACEMENTS[placement]
-    numbers = np.arange(a * b).reshape(a, b)
-    seen = []
-
-    def body(n):
-        jax.debug.print("n={} i={i}", n, i=lax.axis_index("a"))
-        jax.debug.callback(lambda v: seen.append(int(v)), n * 2)
-        return n
-
-    with mesh42():
-        out = xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)(numbers)
-        jax.effects_barrier()
-    assert_same(out, jnp.asarray(numbers))
-    times = replicas(resources)
-    assert collections.Counter(seen) == {2 * n: times for n in range(a * b)}
-    printed = collections.Counter(capsys.readouterr().out.splitlines())
-    assert printed == {f"n={n} i={n // b}": times for n in range(a * b)}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_io_callback(placement):
-    a, b, resources = PLACEMENTS[placement]
-    numbers = np.arange(a * b, dtype=np.int32).reshape(a, b)
-    seen = []
-
-    def on_host(v):
-        seen.append(int(v))
-        return np.int32(v * 3)
-
-    body = lambda n: io_callback(on_host, jax.ShapeDtypeStruct((), jnp.int32), n) + lax.psum(n, "a")
-    with mesh42():
-        out = xmap(body, OUT_AXES, OUT_AXES, axis_resources=resources)(numbers)
-        jax.effects_barrier()
-    assert_same(out, jnp.asarray(numbers * 3 + numbers.sum(0, dtype=np.int32)))
-    assert sorted(seen) == list(range(a * b))
-
-
 # --------------------------------------------------------------------------------- shardings
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_sharding_constraints_inside_have_no_effect_on_the_result(placement):
-    a, b, resources = PLACEMENTS[placement]
-    x, u, w = arguments(a, b)
-    x = np.concatenate([x, x[..., :1]], axis=-1)
-
-    with mesh42() as mesh:
-
-        def body(x, u, w):
-            whole = lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P()))
-            split = lax.with_sharding_constraint(x + u, NamedSharding(mesh, P("y")))
-            bare = lax.with_sharding_constraint({"x": x, "total": lax.psum(x, "b")}, P())
-            return (
-                whole,
-                split,
-                bare,
-                jax.jit(lambda v: lax.with_sharding_constraint(v, NamedSharding(mesh, P("x"))))(x),
-            )
-
-        result = xmapped(resources)(body)(x, u, w)
-    total = np.broadcast_to(x.sum(1, keepdims=True), x.shape)
-    assert_same(result, (x * 2, x + u[:, None, None], {"x": x, "total": total}, x))
 
 
 @pytest.mark.sampled(2)
@@ -1317,38 +987,6 @@ def test_double_precision(placement):
 
 def draw_index(x, u, w):
     return lax.axis_index("a"), jnp.argmax(x), lax.psum(1, "a") * jnp.int64(2)
-
-
-@pytest.mark.parametrize("placement", ["vectorized", "a:x,b:y"])
-def test_disabled_jit(placement):
-    a, b, resources = PLACEMENTS[placement]
-    with mesh42(), jax.disable_jit():
-        result = xmapped(resources)(mixing)(*arguments(a, b))
-    assert_same(result, vmapped(mixing)(*arguments(a, b)))
-
-
-@pytest.mark.parametrize("placement", ["vectorized", "a:x,b:y"])
-def test_debug_nans_names_the_failure(placement):
-    a, b, resources = PLACEMENTS[placement]
-    with mesh42(), jax.debug_nans(True):
-        f = xmapped(resources)(lambda x, u, w: jnp.log(x - x) * 0 + lax.psum(jnp.sqrt(-jnp.abs(x) - 1), "a"))
-        with pytest.raises(FloatingPointError):
-            jax.block_until_ready(f(*arguments(a, b)))
-        fine = xmapped(resources)(mixing)(*arguments(a, b))
-    assert_same(fine, vmapped(mixing)(*arguments(a, b)))
-
-
-def test_the_incomplete_beta_function_and_its_slope(rng):
-    """JAX before 0.12 cannot lower it inside of a typed shard_map."""
-    x, w = rng.uniform(0.1, 0.9, (8, 3)).astype(np.float32), np.array([0.5, 1.0, 2.0], np.float32)
-    body = lambda v, w: jax.scipy.special.betainc(w, 2 * w, v)
-    uses = lambda f, x: (f(x, w), jax.grad(lambda x: f(x, w).sum())(x), jax.jvp(lambda x: f(x, w), (x,), (x,))[1])
-    both = lambda f: jax.jit(functools.partial(uses, f))(x)
-    expected = both(jax.vmap(body, (0, None)))
-    for resources in ((), "x", ("y", "x"), SerialLoop(2), ("x", SerialLoop(2))):
-        with mesh42():
-            result = both(xmap(body, (["a", ...], {}), ["a", ...], axis_resources={"a": resources}))
-        assert_same(result, expected)
 
 
 def test_derivatives_of_interpreted_pallas_kernels(rng):
