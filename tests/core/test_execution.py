@@ -121,15 +121,6 @@ def test_without_resources_committed_arguments_decide_as_in_jit(mesh42):
 # ------------------------------------------------------------------ arguments laid out otherwise
 
 
-@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("y"), P("y", None), P(("y", "x"))], ids=str)
-def test_arguments_sharded_otherwise_are_resharded(spec, mesh42):
-    arg = laid_out(X[:, :2], spec)
-    with mesh42:
-        out = doubled("x")(arg)
-    assert out.sharding == NamedSharding(MESH42, P("x"))
-    np.testing.assert_array_equal(out, 2 * X[:, :2])
-
-
 OTHER_LAYOUTS = {
     "same shape, other names": (DEVICES.reshape(4, 2), P(("v", "u"))),
     "other shape": (DEVICES.reshape(2, 4), P("v")),
@@ -952,20 +943,3 @@ def test_a_result_of_a_nested_xmap_may_be_broadcast_along_a_taken_resource(mesh4
     with mesh42:
         out = split(tile, "i", "x")(CUBE)
     np.testing.assert_array_equal(out, np.broadcast_to(CUBE[:, None], (4, 4, 4, 4)))
-
-
-SHARDED = NamedSharding(MESH42, P("x"))
-HINTS = {
-    "in_shardings": lambda v: jax.jit(double, in_shardings=SHARDED)(v),
-    "out_shardings": lambda v: jax.jit(double, out_shardings=SHARDED)(v),
-    "with_sharding_constraint": lambda v: 2 * lax.with_sharding_constraint(v, SHARDED),
-    "a bare spec": lambda v: 2 * lax.with_sharding_constraint(v, P("x")),
-    "device_put": lambda v: 2 * jax.device_put(v, SHARDED),
-}
-
-
-@pytest.mark.parametrize("body", HINTS.values(), ids=HINTS.keys())
-@pytest.mark.parametrize("resources", [(), "x", "y"], ids=str)
-def test_shardings_in_a_body_over_taken_and_free_mesh_axes_change_nothing(resources, body, mesh42):
-    with mesh42:
-        np.testing.assert_array_equal(split(body, "i", resources)(CUBE), 2 * CUBE)

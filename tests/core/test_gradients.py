@@ -9,7 +9,6 @@ what hand-written ``jax.shard_map`` programs do.
 import collections
 import functools
 import math
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import placements
 import pytest
-from compiled import replica_groups
+from compiled import transfers
 from jax import lax
 from jax.nn import logsumexp, one_hot, relu
 from jax.sharding import PartitionSpec as P
@@ -674,35 +673,10 @@ def test_complex_and_pytree_arguments(placement):
 
 # ---------------------------------------------------------------- what is communicated
 
-COLLECTIVE = re.compile(
-    r"= (?P<types>\([^=]*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
-    r"(?:-start)?\((?P<rest>.*)"
-)
-ITEM_SIZES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f16": 2, "f64": 8}
-
 
 def communication(function, *args):
-    """What the compiled program communicates: a count of (kind, groups, sizes of a group, bytes)."""
-    text = jax.jit(function).lower(*args).compile().as_text()
-    found = collections.Counter()
-    for match in map(COLLECTIVE.search, text.splitlines()):
-        if match:
-            found[match["kind"], *_groups(match["rest"]), _bytes(match["types"])] += 1
-    return found
-
-
-def _bytes(types):
-    arrays = re.findall(r"(\w+)\[([\d,]*)\]", types)
-    return sum(ITEM_SIZES[dtype] * math.prod(int(n) for n in dims.split(",") if n) for dtype, dims in arrays)
-
-
-def _groups(rest):
-    """How many groups communicate, and how many devices are in one."""
-    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)
-    if pairs:
-        return len(re.findall(r"\{[\d,]*\}", pairs[1])), 2
-    groups = replica_groups(rest)
-    return len(groups), len(next(iter(groups)))
+    """A count of what the compiled program communicates."""
+    return collections.Counter(transfers(jax.jit(function).lower(*args).compile().as_text()))
 
 
 def by_hand(function, in_specs, out_specs):
@@ -839,14 +813,6 @@ def test_tutorial_network_can_be_trained_under_every_placement(resources):
     with mesh42():
         result = gradient(xmap(named_loss, NETWORK_AXES, [...], axis_resources=resources))(*args)
     assert_same(result, gradient(positional_network)(*args))
-
-
-def test_the_communication_parser_reads_what_is_known():
-    """A program whose one all-reduce is known: 2 groups of 4 devices sum 3 floats."""
-    total = by_hand(lambda v: lax.psum(v, "x"), P("x"), P())
-    assert communication(total, np.ones((4, 3), np.float32)) == {("all-reduce", 2, 4, 12): 1}
-    moved = by_hand(lambda v: lax.ppermute(v, "y", [(0, 1), (1, 0)]), P("y"), P("y"))
-    assert communication(moved, np.ones((2, 5), np.float32)) == {("collective-permute", 8, 2, 20): 1}
 
 
 # ------------------------------------------------------------------ extrema of complex numbers, and bounds

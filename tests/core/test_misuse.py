@@ -1558,11 +1558,6 @@ def test_results_that_are_no_arrays_are_refused_as_by_jit(result):
     assert without_addresses(by_xmap.value) == without_addresses(by_jit.value)
 
 
-def test_integers_name_axes_without_collectives_and_are_positions_in_them():
-    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(xmap(lambda v: lax.psum(v, 0) + v.sum(axis=0), {0: 0}, {0: 0})(x), 2 * x.sum(1))
-
-
 @pytest.mark.parametrize("resources", [{}, {0: "x"}], ids=["vectorized", "split"])
 def test_collectives_read_integers_of_numpy_as_names_as_jax_does(resources):
     def body(v):
@@ -1591,6 +1586,9 @@ UNBOUND = {
     "pdot": lambda v: lax.pdot(v, v, "k"),
     "pgather": lambda v: lax.pgather(v, jnp.array([0]), "k"),
     "along": lambda v: xnp.along(jnp.sort, "k", v),
+    "psum of a constant": lambda v: lax.psum(1, "k") * v,
+    "in a scan": lambda v: lax.scan(lambda c, _: (lax.psum(c, "k"), None), v, None, length=2)[0],
+    "in a gradient": lambda v: jax.grad(lambda w: lax.psum(w, "k").sum())(v),
 }
 
 

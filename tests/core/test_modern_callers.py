@@ -594,6 +594,9 @@ PLACING = {
     "device_put": lambda v, sharding: jax.device_put(v, sharding),
     "device_put of a tree": lambda v, sharding: jax.device_put({"v": v, "w": 2 * v}, sharding)["v"],
     "with_sharding_constraint": lambda v, sharding: lax.with_sharding_constraint(v, sharding),
+    "a bare spec": lambda v, sharding: lax.with_sharding_constraint(v, sharding.spec),
+    "in_shardings": lambda v, sharding: jax.jit(lambda v: v, in_shardings=sharding)(v),
+    "out_shardings": lambda v, sharding: jax.jit(lambda v: v, out_shardings=sharding)(v),
     "device_put to a device": lambda v, sharding: jax.device_put(v, jax.devices()[0]),
 }
 

@@ -579,43 +579,6 @@ def test_custom_rules_that_close_over_named_values(placement):
 # --------------------------------------------------------------------------- random numbers
 
 
-def draws(key, u):
-    """Everything drawn from one key."""
-    first, second = jax.random.split(key)
-    keys = jax.random.split(jax.random.fold_in(first, 7), 4)
-    return {
-        "normal": jax.random.normal(first, (3,)) * u,
-        "uniform": jax.random.uniform(second, minval=-1),
-        "integers": jax.random.randint(keys[0], (2,), 0, 100),
-        "categorical": jax.random.categorical(keys[1], jnp.arange(4.0) * u),
-        "permutation": jax.random.permutation(keys[2], 5),
-        "of each": jax.vmap(jax.random.bits)(keys),
-        "bernoulli": jax.random.bernoulli(keys[3], 0.5),
-        "gamma": jax.random.gamma(first, jnp.abs(u) + 0.5),
-        "choice": jax.random.choice(keys[0], jnp.arange(6.0), (2,), replace=False),
-    }
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("placement", ["vectorized", "a:x", "a:xy", "a:yx", *LOOPED_PLACEMENTS])
-def test_random_numbers_from_mapped_keys(placement):
-    """Typed and raw keys; each element draws what it would draw alone."""
-    a, b, resources = (PLACEMENTS | LOOPED_PLACEMENTS)[placement]
-    u = arguments(a, b)[1]
-    typed = jax.random.split(jax.random.key(0), a)
-    axes = {"a": resources["a"]} if "a" in resources else {}
-    body = lambda key, raw, u: (draws(key, u), jax.random.normal(raw, (2,)), jax.random.fold_in(key, 3))
-    with mesh42():
-        mapped = xmap(body, {0: "a"}, {0: "a"}, axis_resources=axes)
-        drawn, from_raw, keys = mapped(typed, jax.random.key_data(typed), u)
-    alone = jax.jit(
-        lambda k, v: (draws(k, v), jax.random.normal(k, (2,)), jax.random.key_data(jax.random.fold_in(k, 3)))
-    )
-    assert keys.dtype == typed.dtype
-    expected = jax.tree.map(lambda *rows: np.stack(rows), *(alone(k, v) for k, v in zip(typed, u)))
-    assert_same((drawn, from_raw, jax.random.key_data(keys)), expected)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_random_numbers_from_one_key(placement):
