@@ -109,7 +109,7 @@ found_by(
 # ----------------------------------------------------------------- specs, sizes, placements
 
 found_by(
-    "test_specs",
+    "test_fuzz",
     edits={
         "if size < 0:": "if size <= 0:",
         "return 1 + max((position for position, _ in self.names), default=-1)": (
