@@ -664,7 +664,7 @@ found_by(
 found_by(
     "test_control_flow",
     "test_collectives",
-    "test_corners",
+    "test_combinations",
     edits={
         "stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]": (
             "stepped = step(carry)"
