@@ -436,14 +436,6 @@ def test_what_is_kept_dies_with_the_function(placement, spec, mesh42, frozen):
 # ------------------------------------------------------------------------------ backend
 
 
-@over(["none", "part", "loop"])
-def test_the_cpu_backend(placement, spec, mesh42):
-    with mesh42:
-        out = doubled(placement, backend="cpu")(X)
-    assert {d.platform for d in out.devices()} == {"cpu"}
-    np.testing.assert_array_equal(out, 2 * X)
-
-
 # ---------------------------------------------------------------------- what is xmapped
 
 

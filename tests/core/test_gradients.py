@@ -552,37 +552,16 @@ def scanned(x, u, w):
     return ys + carry
 
 
-def positional_clipped_weight(x, u, w):
-    return clipped(w) * x * column(u)
-
-
-def positional_own_weights(x, u, w):
-    return jnp.tanh(x * w) * column(u) + jnp.exp(-(column(u) ** 2)) * w.sum()
-
-
-def positional_scanned(x, u, w):
-    carry, ys = jnp.full(x.shape[:2], 0.5), []
-    for t in jnp.moveaxis(x * w, -1, 0):
-        ys.append(carry * t)
-        carry = jnp.tanh(carry + t * u[:, None])
-    return jnp.stack(ys, -1) + carry[..., None]
-
-
-IN_LOOPS = {
-    "clipped_weight": (clipped_weight, positional_clipped_weight),
-    "own_weights": (own_weights, positional_own_weights),
-    "scanned": (scanned, positional_scanned),
-}
+IN_LOOPS = (clipped_weight, own_weights, scanned)
 
 
 @pytest.mark.parametrize("placement", LOOPED_PLACEMENTS)
 def test_gradients_in_serial_loops(placement):
     a, b, resources = LOOPED_PLACEMENTS[placement]
     with mesh42():
-        named = {n: xmap(body, IN_AXES, AB, axis_resources=resources) for n, (body, _) in IN_LOOPS.items()}
+        named = {f.__name__: xmap(f, IN_AXES, AB, axis_resources=resources) for f in IN_LOOPS}
         result = reverse_derivatives(named)(*arguments(a, b))
-    positional = {n: function for n, (_, function) in IN_LOOPS.items()}
-    assert_same(result, reverse_derivatives(positional)(*arguments(a, b)))
+    assert_same(result, reverse_derivatives({f.__name__: placements.vmapped(f) for f in IN_LOOPS})(*arguments(a, b)))
 
 
 def reverse_derivatives(functions):

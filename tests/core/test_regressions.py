@@ -441,48 +441,6 @@ def test_references_made_outside_are_refused():
 # ------------------------------------------------------------------------------- caches
 
 
-def meshes():
-    devices = np.array(jax.devices())
-    return [
-        Mesh(devices.reshape(4, 2), ("x", "y")),
-        Mesh(devices.reshape(2, 4), ("x", "y")),
-        Mesh(devices[4:], ("x",)),
-        Mesh(devices[:1], ("x",)),
-        Mesh(devices[::-1].reshape(4, 2), ("x", "y")),
-    ]
-
-
-def one_step(f):
-    body = lambda c, _: (f(c), None)
-    return lambda x: lax.scan(body, x, None, length=1)[0]
-
-
-TRANSFORMS = {
-    "call": lambda f: f,
-    "jit": lambda f: jax.jit(lambda x: f(x)),
-    "vmap": lambda f: jax.vmap(f, in_axes=1, out_axes=1),
-    "checkpoint": jax.checkpoint,
-    "scan": one_step,
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_one_function_under_several_meshes(transform):
-    """What is transformed once follows the mesh in scope at each call, and fails without one."""
-    x = numbers(N, 3)
-    named = lambda v: v * lax.axis_index("a") + lax.psum(v, "a")
-    f = transform(xmap(named, ["a", ...], ["a", ...], axis_resources={"a": "x"}))
-    slope = np.arange(N)[:, None] + N + np.zeros_like(x)
-    for mesh in meshes():
-        with mesh:
-            actual = f(x)
-            assert_close(actual, x * np.arange(N)[:, None] + x.sum(0))
-            assert_close(jax.grad(lambda x: f(x).sum())(x), slope)
-        assert actual.sharding.device_set == set(mesh.devices.flat)
-    with pytest.raises(ValueError, match="insufficient"):
-        f(x)
-
-
 def test_a_jitted_helper_follows_the_sizes_of_axes():
     helper = jax.jit(lambda v: lax.psum(1, "a") * v + lax.axis_index("a"))
     for size in (4, 8, 4):

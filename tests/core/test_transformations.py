@@ -632,82 +632,54 @@ def test_sharding_constraints_around(placement):
 # ------------------------------------------------------------------------------- nested xmap
 
 
-def _inner_local(x, u, w):
-    """An inner axis k over a positional dimension; u is closed over."""
-    inner = xmap(lambda t, s: (t - lax.pmean(t, "k")) * s + u, ({0: "k"}, {}), {0: "k"})
-    return inner(x, w[0])
+# Inner axes k and m, by ``over(function, in_axes, out_axes, name)``: of an xmap, and of jax.vmap.
 
 
-def _inner_over_outer_names(x, u, w):
-    body = lambda t: (lax.psum(t, ("k", "a")) + lax.pmax(t, "b") + lax.axis_index("a"), lax.all_gather(t, "b"))
-    return xmap(body, {0: "k"}, ({0: "k"}, {1: "k"}))(x)
+def over_xmap(function, in_axes, out_axes, name, **options):
+    specs = tuple({} if at is None else {at: name} for at in in_axes)
+    return xmap(function, specs, jax.tree.map(lambda at: {at: name}, out_axes), **options)
 
 
-def _inner_twice(x, u, w):
-    innermost = lambda s: xmap(lambda t: t * s + lax.psum(t, ("m", "k", "a")), {0: "m"}, {0: "m"})(w)
-    return xmap(innermost, {0: "k"}, {0: "k"})(x)
+def over_vmap(function, in_axes, out_axes, name, **options):
+    return jax.vmap(function, in_axes, out_axes, axis_name=name)
 
 
-def _inner_in_control_flow(x, u, w):
-    inner = xmap(lambda t: jnp.tanh(t * u + lax.psum(t, "k")), {0: "k"}, {0: "k"})
+def inner_local(over, x, u, w):
+    """An inner axis over a positional dimension; u is closed over."""
+    return over(lambda t, s: (t - lax.pmean(t, "k")) * s + u, (0, None), 0, "k")(x, w[0])
+
+
+def inner_over_outer_names(over, x, u, w):
+    body = lambda t: (lax.psum(t, ("k", "a")) + lax.pmax(t, "b") + lax.axis_index("a") * t, lax.all_gather(t, "b"))
+    return over(body, (0,), (0, 1), "k")(x)
+
+
+def inner_twice(over, x, u, w):
+    innermost = lambda s: over(lambda t: t * s + lax.psum(t * s, ("m", "k", "a")), (0,), 0, "m")(w)
+    return over(innermost, (0,), 0, "k")(x)
+
+
+def inner_in_control_flow(over, x, u, w):
+    inner = over(lambda t: jnp.tanh(t * u + lax.psum(t, "k")), (0,), 0, "k")
     scanned, _ = lax.scan(lambda c, s: (inner(c) * s, None), x, w)
     return scanned, lax.cond(w[0] > 9, lambda v: v, inner, x), jax.vmap(inner)(jnp.outer(w, x))
 
 
-def _inner_in_a_loop(x, u, w):
-    inner = xmap(lambda t, s: t * s + u, ({0: "k"}, {}), {0: "k"}, axis_resources={"k": SerialLoop(3)})
+def inner_in_a_loop(over, x, u, w):
+    inner = over(lambda t, s: t * s + u, (0, None), 0, "k", axis_resources={"k": SerialLoop(3)})
     return inner(x, w[1])
 
 
-def _inner_gradient(x, u, w):
-    loss = lambda x, w: xmap(lambda t, s: lax.psum(jnp.sin(t * s), "k") * u, ({0: "k"}, {0: "k"}), {})(x, w)
+def inner_gradient(over, x, u, w):
+    loss = lambda x, w: over(lambda t, s: lax.psum(jnp.sin(t * s), "k") * u, (0, 0), 0, "k")(x, w)[0]
     return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
 
 
-def positional_inner_local(x, u, w):
-    return (x - x.mean(-1, keepdims=True)) * w[0] + u[:, None, None]
+INNER = (inner_local, inner_over_outer_names, inner_twice, inner_in_control_flow, inner_in_a_loop, inner_gradient)
 
 
-def positional_inner_over_outer_names(x, u, w):
-    totals = jnp.broadcast_to(x.sum((0, 2))[None, :, None], x.shape)
-    summed = totals + x.max(1, keepdims=True) + jnp.arange(len(x))[:, None, None]
-    return summed, jnp.broadcast_to(x[:, None], (*x.shape[:2], x.shape[1], 3))
-
-
-def positional_inner_twice(x, u, w):
-    return w * x[..., None] + w.sum() * 3 * len(x)
-
-
-def positional_inner_in_control_flow(x, u, w):
-    inner = lambda v: jnp.tanh(v * column_like(u, v) + v.sum(-1, keepdims=True))
-    scanned = x
-    for s in w:
-        scanned = inner(scanned) * s
-    return scanned, inner(x), inner(w[:, None] * x[..., None, :])
-
-
-def column_like(u, v):
-    return u.reshape(-1, *(1,) * (v.ndim - 1))
-
-
-def positional_inner_in_a_loop(x, u, w):
-    return x * w[1] + u[:, None, None]
-
-
-def positional_inner_gradient(x, u, w):
-    value = jnp.sin(x * w).sum(-1) * u[:, None]
-    slope = jnp.cos(x * w) * u[:, None, None]
-    return value, (slope * w, slope * x)
-
-
-NESTED = (
-    _inner_local,
-    _inner_over_outer_names,
-    _inner_twice,
-    _inner_in_control_flow,
-    _inner_in_a_loop,
-    _inner_gradient,
-)
+def nested(over):
+    return lambda x, u, w: {f.__name__: f(over, x, u, w) for f in INNER}
 
 
 @pytest.mark.sampled(2)
@@ -715,9 +687,8 @@ NESTED = (
 def test_nested_xmap(placement):
     a, b, resources = PLACEMENTS[placement]
     with mesh42():
-        result = xmapped(resources)(together(NESTED))(*arguments(a, b))
-    expected = {f.__name__: globals()["positional" + f.__name__](*arguments(a, b)) for f in NESTED}
-    assert_same(result, expected)
+        result = xmapped(resources)(nested(over_xmap))(*arguments(a, b))
+    assert_same(result, jax.jit(vmapped(nested(over_vmap)))(*arguments(a, b)))
 
 
 FREE_MESH_AXES = {"vectorized": ("x", ("x", "y")), "a:x": ("y",), "b:y": ("x",), "b:x": ("y",)}
