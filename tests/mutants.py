@@ -109,7 +109,8 @@ found_by(
 # ----------------------------------------------------------------- specs, sizes, placements
 
 found_by(
-    "test_fuzz",
+    "test_specs",
+    "test_misuse",
     edits={
         "if size < 0:": "if size <= 0:",
         "return 1 + max((position for position, _ in self.names), default=-1)": (

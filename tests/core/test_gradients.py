@@ -124,19 +124,6 @@ def remat_and_jit_of_scan_with_collectives():
     return jax.checkpoint(jax.jit(_scan_body)), _scan_positions
 
 
-@program((AB, AB))
-def conds():
-    def named(x, u, w):
-        shared = lax.cond(w[0] > 9, lambda v: v, lambda v: lax.psum(v * w, "a") * u, x)
-        return shared, lax.cond(x[0] > 0.1, lambda v: v * w, lambda v: jnp.sin(v) * u, x)
-
-    def positional(x, u, w):
-        shared = (x * w).sum(0) * column(u)
-        return shared, jnp.where(x[..., :1] > 0.1, x * w, jnp.sin(x) * column(u))
-
-    return named, positional
-
-
 # ------------------------------------------------------------- what does and does not vary
 
 
