@@ -81,6 +81,7 @@ def _trace(fun, types, body, return_shape):
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
             mesh_axes = body.scope.mesh.axis_names if body.scope.mesh is not None else ()
             error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
+            error.__suppress_context__ = True  # JAX has tried the name as a position
             raise
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
