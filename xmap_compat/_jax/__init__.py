@@ -92,7 +92,6 @@ from xmap_compat._jax.primitives import (
     define_device_check,
     define_dual_primitives,
     define_named_primitive,
-    names_after_batching,
 )
 from xmap_compat._jax.tracing import current_trace, is_bound, jit, plain_context
 from xmap_compat._jax.types import (

@@ -437,13 +437,6 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
     )
 
 
-def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
-    return ValueError(
-        f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
-        "experimental_xmap_spmd_lowering has left to the compiler. Use xmap_compat.compiler_axes instead of the option"
-    )
-
-
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
@@ -587,9 +580,8 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
-        "if it has a batching rule for these axes, leave them without mesh resources"
+        f"xmap_compat does not know the operation `{primitive}`, which uses the named axes {quoted(names)} at {where}. "
+        "Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 
 

@@ -79,10 +79,9 @@ def _trace(fun, types, body, return_shape):
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
-            mesh_axes = body.scope.mesh.axis_names if body.scope.mesh is not None else ()
+            mesh_axes = getattr(body.scope.mesh, "axis_names", ())
             error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
-            error.__suppress_context__ = True  # JAX has tried the name as a position
-            raise
+            raise error from None  # JAX has tried the name as a position
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
