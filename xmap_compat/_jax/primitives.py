@@ -79,15 +79,9 @@ def names_after_batching(
     ]
 
     def traced(without=None, result=None):
-        levels = [
-            Level(
-                sizes[n],
-                [0 if n in varies else None for varies in operands],
-                n,
-                tuple((n, k) != (without, result) for k in range(len(eqn.outvars))),
-            )
-            for n in sizes
-        ]
+        at = lambda n: [0 if n in varies else None for varies in operands]  # noqa: E731
+        kept = lambda n: tuple((n, k) != (without, result) for k in range(len(eqn.outvars)))  # noqa: E731
+        levels = [Level(sizes[n], at(n), n, kept(n)) for n in sizes]
         with plain_context():
             return jax.make_jaxpr(lambda *xs: bind_batched(eqn.primitive, xs, eqn.params, levels))(*avals)
 
