@@ -61,6 +61,8 @@ def trace_program(
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
+    if not all(hasattr(aval, "shape") for aval in closed.out_avals):
+        raise errors.token("A result")
     return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
 
 
