@@ -217,10 +217,10 @@ COLLECTIVES = {
 }
 # Why a primitive has no case.
 REASONS = {
-    "after_all": "a token is no array, which JAX says of it here, and no number depends on one",
+    "after_all": "a token has no meaning among effects without order: refused in words",
     "call": "no public function binds it; newer releases have it no more",
     "closed_call": "no public function binds it; newer releases have it no more",
-    "create_token": "a token is no array, which JAX says of it here, and no number depends on one",
+    "create_token": "a token has no meaning among effects without order: refused in words",
     "custom_lin": "JAX makes it within a derivative and transposes it away; it cannot be evaluated",
     "empty2": "its value is undefined",
     "ragged_all_to_all": "XLA does not have it on CPU",

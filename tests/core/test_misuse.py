@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
 from xmap_compat import (
@@ -624,16 +625,32 @@ MISUSES = {
         "an argument and return the new one (args[0] is a reference: pass its value, ref[...])",
     ),
     "an ordered print on a mesh": (
-        lambda: over_i(lambda v: (jax.debug.print("{}", v, ordered=True), v)[1], resources={"i": "x"}),
+        lambda: over_i(lambda v: (jax.debug.print("{}", 1, ordered=True), v)[1], resources={"i": "x"}),
         NotImplementedError,
         "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
         "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
     ),
     "an ordered callback on a mesh, in a branch": (
         lambda: over_i(lambda v: lax.cond(v[0] > 0, ordered_callback, lambda v: v, v), resources={"i": "x"}),
+        ValueError,
+        "An argument of debug_callback(..., ordered=True) at HERE varies over {'i'}, but the elements of a named axis "
+        f"have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback",
+    ),
+    "a token": (
+        lambda: over_i(lambda v: (lax.create_token(), v)[1], resources={"i": "x"}),
         NotImplementedError,
-        "The xmapped function <lambda> has a callback or print with ordered=True, which JAX runs on one device, but "
-        "its axis_resources compute it on 8. Write ordered=False, or call it without resources of a mesh",
+        "The value at HERE is a token, but effects in an xmapped function have no order. Leave it out",
+    ),
+    "a token as a result": (
+        lambda: over_i(lambda v: lax.create_token()),
+        NotImplementedError,
+        "A result is a token, but effects in an xmapped function have no order. Leave it out",
+    ),
+    "automatic checks around": (
+        lambda: checkify.checkify(lambda: over_i(identity), errors=checkify.nan_checks)(),
+        NotImplementedError,
+        "The automatic checks of checkify do not see the elements of the xmapped function identity. Apply checkify "
+        "inside, and map its error like any result: xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))",
     ),
     "an unbound name in a nested xmap": (
         lambda: over_i(lambda v: xmap(lambda u: lax.psum(u, "nope"), ["j"], [])(v)),
@@ -1212,7 +1229,7 @@ def lines_of(code):
     return {line for *_, line in code.co_lines() if line}.union(*map(lines_of, inner))
 
 
-HELPERS = (split_on_x, closing_over, shard_map_in_body, shard_map_with_psum_in_body)
+HELPERS = (ordered_callback, split_on_x, closing_over, shard_map_in_body, shard_map_with_psum_in_body)
 HELPER_LINES = set().union(*(lines_of(f.__code__) for f in HELPERS))
 
 # A place as messages show it: file, line, perhaps a column, and the function.
@@ -1231,6 +1248,7 @@ def test_misuse(misuse, error, message):
     assert type(caught.value) is error
     assert PLACE.sub("HERE", str(caught.value)) == message
     assert files_of(caught.value) == {__file__}
+    assert caught.value.__suppress_context__ or not caught.value.__context__  # of JAX, which tries other ways first
     assert {int(line) for line in PLACE.findall(str(caught.value))} <= lines_of(misuse.__code__) | HELPER_LINES
 
 
