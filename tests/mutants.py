@@ -112,6 +112,7 @@ found_by(
 
 found_by(
     "test_specs",
+    "test_misuse",
     edits={
         "if size < 0:": "if size <= 0:",
         "return 1 + max((position for position, _ in self.names), default=-1)": (
@@ -478,7 +479,7 @@ found_by(
     "test_cotangents",
     "test_combinations",
     "test_transformations::test_custom_rules",
-    "test_transformations::test_rules_of_solvers",
+    "test_random_bodies::test_linear_algebra",
     edits={
         "found = [checker.results(body, [union] * len(body.in_avals)) for body in held.bodies]": "found = []",
         "return [*out_tree.flatten_up_to(outs), *found]": "return [*out_tree.flatten_up_to(outs), *tangents[:1]]",
@@ -659,7 +660,7 @@ found_by(
 found_by(
     "test_control_flow",
     "test_collectives",
-    "test_corners",
+    "test_combinations",
     edits={
         "stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]": (
             "stepped = step(carry)"

@@ -41,7 +41,6 @@ from xmap_compat._jax.jaxprs import (
     depends_on_axes,
     has_side_effect,
     input_vars,
-    is_jaxpr,
     is_reference,
     open_jaxpr,
     subjaxprs,
@@ -66,7 +65,7 @@ from xmap_compat._jax.mesh import (
 )
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.options import accept_options, set_for_all_threads
-from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
+from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened
 from xmap_compat._jax.patches import (
     Restoration,
     mend_collective_batching,
@@ -86,7 +85,6 @@ from xmap_compat._jax.positions import (
     where_now,
 )
 from xmap_compat._jax.primitives import (
-    Level,
     bind,
     bind_batched,
     define_cut,
@@ -107,7 +105,7 @@ from xmap_compat._jax.types import (
 
 _without_origin = lambda x: ("hidden" if isinstance(x, jax.core.Tracer) else "constant", None)  # noqa: E731
 # What stands in where this JAX lacks something private that an optional part needs.
-recovering = optional("recovery", recovering=lambda jitted, recovery, calling: jitted).recovering
+recovering = optional("recovery", recovering=lambda jitted, *_: jitted).recovering
 axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
 process_store = optional("processes", process_store=lambda: None).process_store
 tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin

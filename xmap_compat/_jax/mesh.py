@@ -19,7 +19,7 @@ from xmap_compat._jax.types import explicit_spec
 
 # The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
 _NOTHING = lambda *args, **kwargs: None  # noqa: E731
-WITHOUT_CONTEXTS = {
+WITHOUT_CONTEXTS: dict[str, Any] = {
     "innermost": lambda: (None, None),
     **dict.fromkeys(("push", "replace", "pop", "bare_specs"), _NOTHING),
 }
