@@ -501,7 +501,7 @@ found_by(
     "test_combinations",
     "test_control_flow",
     edits={
-        "if ev.view.local_names(index.names) or (index.names and ev.communicates(*branches)):": (
+        "if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):": (
             "if ev.view.local_names(index.names):"
         ),
         '"reverse": scan.reverse': '"reverse": False',
@@ -514,7 +514,7 @@ found_by(
 
 found_by(
     "test_control_flow",
-    edits={"names = ev.taken.names - over\n": "names = ev.taken.names\n"},
+    edits={"names = taken.names - over\n": "names = taken.names\n"},
 )
 found_by(
     "test_transposed_branches",
@@ -544,12 +544,12 @@ found_by(
 found_by(
     "test_branches",
     edits={
-        "return collectives_of(eqn) | collectives_of_rules(self, eqn)": "return collectives_of(eqn)",
+        "return collectives_of(eqn) | _collectives_of_rules(ev, eqn)": "return collectives_of(eqn)",
         "found.append(frozenset(ev.view.placements))": "pass",
-        "apart = lambda name: name not in ev.taken.names and ev.view.is_own(name)": "apart = lambda name: False",
-        "plain).run([eqn], shared if axes or flows else own)": "plain).run([eqn], own)",
-        "whole = any(flowing) or any(": "whole = any(",
-        "(ev if axes and parts else plain).run(": "plain.run(",
+        "apart = lambda name: name not in self.taken.names and self.ev.view.is_own(name)": "apart = lambda name: False",
+        "run([eqn], own if place is _Place.OWN else shared)": "run([eqn], own)",
+        "whole = any(flowing) or any(alone)": "whole = any(alone)",
+        "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
         "wanted = {k: layouts[k] for k in differentiated}": "wanted = dict(enumerate(layouts))",
     },
 )
@@ -666,7 +666,7 @@ found_by(
     "test_collectives",
     "test_corners",
     edits={
-        "stepped = [_select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]": (
+        "stepped = [select(condition.ev, pending, [old, new]) for old, new in zip(carry, step(carry))]": (
             "stepped = step(carry)"
         ),
         "return lax.pmax(left.astype(np.int32), axes) > 0 if axes else left, pending": "return left, pending",

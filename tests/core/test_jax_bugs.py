@@ -297,14 +297,14 @@ def test_an_extremum_of_complex_numbers_over_devices():
     np.testing.assert_array_equal(on_devices(lambda v: lax.pmax(v, ("x", "y")), P(("x", "y")), P())(x), x[-1:])
 
 
-@bug("core/rules/callbacks.py: call_python", raises=NotImplementedError)
+@bug("core/structured/callbacks.py: call_python", raises=NotImplementedError)
 def test_a_callback_beside_axes_of_the_compiler():
     call = lambda v: jax.pure_callback(np.sin, v, v, vmap_method="sequential")
     np.testing.assert_allclose(on_devices(call, axis_names={"x"})(X), np.sin(X), rtol=1e-5)
 
 
 # With JAX 0.9 it aborts the process.
-@bug("core/rules/callbacks.py: call_python", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10))
+@bug("core/structured/callbacks.py: call_python", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10))
 def test_a_callback_without_operands_beside_axes_of_the_compiler():
     def call(v):
         jax.debug.callback(lambda: None)

@@ -17,9 +17,9 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
+from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
-from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.undeclared import alone, operand_names
 from xmap_compat.core.values import is_smooth

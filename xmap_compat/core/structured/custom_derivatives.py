@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import conform, vary_alike, vary_over
-from xmap_compat.core.rules.callables import evaluate_callable
-from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.structured.callables import evaluate_callable
+from xmap_compat.core.structured.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
 from xmap_compat.core.values import NamedValue, is_smooth, split
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -81,7 +79,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     Returns:
       Results in the canonical layout of what each varies over.  The cotangent of an operand has the operand's layout
-      and names, and is the cotangent of the un-mapped function; ``core/rules/cotangents.py`` says how.
+      and names, and is the cotangent of the un-mapped function; ``core/structured/cotangents.py`` says how.
     """
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()

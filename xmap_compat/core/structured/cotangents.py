@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +46,13 @@ from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.collectives import collectives_of
 from xmap_compat.core.device import conform
+from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
 from xmap_compat.core.placement import Placement
-from xmap_compat.core.rules.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
 from xmap_compat.core.rules.reductions import sum_over
+from xmap_compat.core.structured.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
 from xmap_compat.core.values import COTANGENT, NamedValue
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:

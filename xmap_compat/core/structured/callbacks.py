@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +14,8 @@ from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import DeviceView, conform_to_names, spread, sum_devices, vary_over
+from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.values import NamedValue
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -89,7 +87,7 @@ _WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
 CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check")
 
 
-def call_python(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """In a ``shard_map`` over a part of the mesh, JAX lacks calls with results, and XLA those without operands."""
     name, where, compiler = eqn.primitive.name, _jax.where_in_user_code(eqn), ev.view.compiler
     if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
