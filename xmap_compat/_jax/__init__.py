@@ -27,6 +27,8 @@ from xmap_compat._jax.equations import (
     Scan,
     ShardMap,
     While,
+    bodies,
+    carry_of,
     instantiate_symbolic,
     is_symbolic_zero,
     read,
@@ -91,7 +93,6 @@ from xmap_compat._jax.primitives import (
     define_device_check,
     define_dual_primitives,
     define_named_primitive,
-    names_after_batching,
 )
 from xmap_compat._jax.tracing import (
     current_trace,

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
+from xmap_compat.core.device_primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
 from xmap_compat.core.undeclared import operand_names
-from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
+from xmap_compat.core.values import COTANGENT, Dims, NamedValue, leading, transposed, without
 
 
 class Part(NamedTuple):
@@ -183,6 +184,15 @@ def vary_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[froze
         NamedValue(_vary_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
     ]
+
+
+def times_elements(view: DeviceView, data: Any, names: Iterable[AxisName], over: Iterable[AxisName]) -> Any:
+    """The sum over axes of data that varies over ``names``, and is equal along these axes.
+
+    A cotangent has been summed over them already: see :data:`xmap_compat.core.values.COTANGENT`.
+    """
+    repeats = 1 if COTANGENT in names else view.total_size(over)
+    return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
 
 
 def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:

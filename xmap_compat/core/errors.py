@@ -587,8 +587,7 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
         f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
-        "if it has a batching rule for these axes, leave them without mesh resources"
+        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 
 

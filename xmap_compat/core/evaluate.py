@@ -16,15 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xmap_compat import _jax
-from xmap_compat.core.batch import bind_over_names
-from xmap_compat.core.collectives import COLLECTIVES, names_used
+from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
-from xmap_compat.core.rules.ordinary import DIRECT, evaluate_primitive
-from xmap_compat.core.rules.partitioned import evaluate_partitioned
+from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.rules.table import translate
-from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue, is_float0, positional
 
 Tracer = Callable[..., Any]
@@ -134,9 +131,7 @@ class Evaluator:
         rule = self.structured.get(primitive if held is None else type(held))
         if rule is not None:
             return rule(self, held, operands, eqn)
-        if primitive not in DIRECT and self.named_axes(eqn):
-            return self.over_names(eqn, operands)
-        return self.ordinary(eqn, operands)
+        return bind_ordinary(self.view, eqn, operands)
 
     def moves_nothing(self, eqn: Any) -> bool:
         """Whether a collective moves values between the elements of an axis that has none."""
@@ -148,24 +143,6 @@ class Evaluator:
         names = self.checker.equation(eqn, [v.names for v in operands])
         zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
         return [conform_to_names(self.view, zero, own) for zero, own in zip(zeros, names)]
-
-    def ordinary(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-        """The results of an equation that knows nothing of names."""
-        if not self.view.typed:
-            return evaluate_primitive(self.view, eqn.primitive, operands, eqn.params)
-        names = frozenset().union(*(v.names for v in operands))
-        primitive, params = _jax.local_operation(eqn, self.view.mesh_axes_of(names), self.view.compiler)
-        return evaluate_partitioned(self.view, primitive, operands, params)
-
-    def named_axes(self, eqn: Any) -> frozenset[AxisName]:
-        """The axes of this xmap that an equation names, if its operation is in no table."""
-        return self.view.own(names_used(eqn))
-
-    def over_names(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-        """The results of an operation that names axes and has a batching rule for them; refused over devices."""
-        operands = [_as_array(v) for v in operands]
-        results = self.checker.equation(eqn, [v.names for v in operands])
-        return bind_over_names(self.view, eqn, operands, self.named_axes(eqn), results)
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

@@ -21,10 +21,9 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.device import DeviceView, sum_devices, vary_over
+from xmap_compat.core.device import DeviceView, sum_devices, times_elements, vary_over
 from xmap_compat.core.parameters import Params
-from xmap_compat.core.rules.translation import Translation
-from xmap_compat.core.values import COTANGENT, NamedValue
+from xmap_compat.core.values import NamedValue
 
 Labels = tuple[int, ...]
 
@@ -262,9 +261,7 @@ def contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedVa
     )
     mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)
     data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
-    repeats = view.total_size(own - names)
-    if repeats != 1 and COTANGENT not in names:
-        data = data * np.asarray(repeats).astype(data.dtype)
+    data = times_elements(view, data, names, own - names)
     dims = {label: name for name, label in local.items()}
     return NamedValue(data, tuple(map(dims.get, order)), names - own)
 
@@ -290,4 +287,4 @@ def canonical_precision(precision: Any) -> Any:
         raise errors.should_be("The precision", wanted, precision, ValueError) from None
 
 
-TRANSLATIONS = {"pdot": Translation(contract)}
+TRANSLATIONS = {"pdot": contract}

@@ -17,14 +17,11 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Part, conform_to_names, travel, vary_over
+from xmap_compat.core.device import DeviceView, Part, conform_to_names, times_elements, travel, vary_over
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import exchange_in_groups
-from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
-    COTANGENT,
     NamedValue,
     leading,
     merge_positional,
@@ -39,8 +36,7 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
     names, position = axis_names(params), params["scatter_dimension"]
     if not view.present(value, names):
         chunk = _own_chunk(view, value, names, position)
-        repeats = 1 if COTANGENT in value.names else view.total_size(names)
-        result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
+        result = NamedValue(times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names)
     else:
         value = conform_to_names(view, value, value.names | view.own(names))
         summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
@@ -56,20 +52,6 @@ def _scattered(view, summed, names, position):
         data = travel(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
         data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
-
-
-def _scatter_in_groups(members, place, params):
-    at = params["scatter_dimension"]
-    total = lax.reduce_sum(members, (0,))
-    width = total.shape[at] // len(members)
-    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
-    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
-
-
-def _trade_in_groups(members, place, params):
-    at = 1 + params["split_axis"]
-    width = members.shape[at] // len(members)
-    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
@@ -292,7 +274,7 @@ def _matching(pairs):
 
 
 TRANSLATIONS = {
-    "reduce_scatter": Translation(_reduce_scatter, exchange_in_groups(_scatter_in_groups)),
-    "all_to_all": Translation(_all_to_all, exchange_in_groups(_trade_in_groups)),
-    "ppermute": Translation(_ppermute),
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
 }

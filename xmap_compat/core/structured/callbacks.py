@@ -15,6 +15,7 @@ from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import DeviceView, conform_to_names, spread, sum_devices, vary_over
 from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.values import NamedValue
 
 
@@ -96,4 +97,4 @@ def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any
         raise errors.callback_beside_compiler(name, compiler, where)
     if compiler and not operands:
         raise errors.debugging_without_operands(name, compiler, where)
-    return _WAITING[name](ev, operands, eqn) if name in _WAITING else ev.ordinary(eqn, operands)
+    return _WAITING[name](ev, operands, eqn) if name in _WAITING else bind_ordinary(ev.view, eqn, operands)

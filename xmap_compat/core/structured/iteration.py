@@ -19,7 +19,7 @@ from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.device import conform, vary_as
 from xmap_compat.core.evaluate import Evaluator
-from xmap_compat.core.names import Names, scan_carry_names, while_names
+from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.structured.branches import select
 from xmap_compat.core.structured.callables import communicates
 from xmap_compat.core.values import NamedValue, split
@@ -37,7 +37,7 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
       must be the same in every iteration.
     """
     consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
-    names = scan_carry_names(ev.checker, scan, [v.names for v in operands])
+    names = flow_through(ev.checker, scan, [v.names for v in operands]).operands[_jax.carry_of(scan)]
     first = ev.conformed(carry, names)
 
     def body(carry, slices):
@@ -85,7 +85,7 @@ def while_loop(ev: Evaluator, loop: _jax.While, operands: Sequence[NamedValue], 
       whose predicate is false keeps its value while others go on, and its predicate is computed again each time.
     """
     condition_consts, body_consts, init = split(operands, loop.num_condition_consts, loop.num_body_consts)
-    names, varying = while_names(ev.checker, loop, [v.names for v in operands])
+    _, names, varying = flow_through(ev.checker, loop, [v.names for v in operands])
     ev = dataclasses.replace(ev, apart=ev.apart | varying)
     condition = lambda carry: ev.evaluate(loop.condition, [*condition_consts, *carry])[0]  # noqa: E731
     step = lambda carry: ev.conformed(ev.evaluate(loop.body, [*body_consts, *carry]), names)  # noqa: E731

@@ -15,6 +15,7 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator, Rule
+from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.structured import branches, custom_derivatives, iteration
 from xmap_compat.core.structured.callables import checkpointed, evaluate_callable
 from xmap_compat.core.structured.callbacks import CALLBACKS, call_python
@@ -64,7 +65,7 @@ def _device_put(ev: Evaluator, _: None, operands, eqn):
     places = eqn.params["devices"]
     if ev.view.typed and any(isinstance(place, jax.sharding.NamedSharding) for place in places):
         return [_constrained(ev.view, v, place) if ev.view.compiler else v for v, place in zip(operands, places)]
-    return ev.ordinary(eqn, operands)
+    return bind_ordinary(ev.view, eqn, operands)
 
 
 STRUCTURED: Mapping[Any, Rule] = {

@@ -7,18 +7,17 @@ from typing import Any
 
 from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import DeviceView, gather_over, vary_over
-from xmap_compat.core.nested.primitives import gather_p, sum_p, take_p, vary_p
+from xmap_compat.core.device_primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.parameters import Params
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.exchanges import take_own
 from xmap_compat.core.rules.reductions import sum_over
-from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 
 
 def _over_devices(primitive: Any, translate: Callable) -> Callable:
-    """One of :mod:`xmap_compat.core.nested.primitives`: the outermost xmap translates it, those between pass it on."""
+    """One of :mod:`xmap_compat.core.device_primitives`: the outermost xmap translates it, those between pass it on."""
 
     def rule(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
         if not all(view.is_own(axis) for axis in params["axes"]):
@@ -33,8 +32,8 @@ def _vary_devices(view: DeviceView, value: NamedValue, axes: Sequence[AxisName])
 
 
 TRANSLATIONS = {
-    "device_vary": Translation(_over_devices(vary_p, _vary_devices)),
-    "device_sum": Translation(_over_devices(sum_p, sum_over)),
-    "device_gather": Translation(_over_devices(gather_p, gather_over)),
-    "device_take": Translation(_over_devices(take_p, take_own)),
+    "device_vary": _over_devices(vary_p, _vary_devices),
+    "device_sum": _over_devices(sum_p, sum_over),
+    "device_gather": _over_devices(gather_p, gather_over),
+    "device_take": _over_devices(take_p, take_own),
 }
