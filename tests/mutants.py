@@ -433,7 +433,6 @@ found_by(
         "return total(x.astype(np.int32)).astype(bool) if x.dtype == np.bool_ else total(x)": "return total(x)",
         "return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))": "return out",
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
-        "while len(operands) > 2:": "while False:",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
         "return (*letters[:at], *range(-count, 0), *letters[at + 1 :])": (
             "return (*letters[:at], *range(count), *letters[at + 1 :])"

@@ -129,11 +129,9 @@ class CustomVjp(NamedTuple):
 
 
 class CustomVmap(NamedTuple):
-    """A call of a ``jax.custom_batching.custom_vmap`` function: ``rule(axis_size, in_batched, *args)``."""
+    """A call of a ``jax.custom_batching.custom_vmap`` function."""
 
     body: Any
-    rule: Callable[..., Any]
-    in_tree: Any
 
 
 class LinearSolve(NamedTuple):
@@ -342,7 +340,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
     "custom_vjp_call": lambda params: CustomVjp(
         params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"]
     ),
-    "custom_vmap_call": lambda params: CustomVmap(params["call"], params["rule"], params["in_tree"]),
+    "custom_vmap_call": lambda params: CustomVmap(params["call"]),
     "custom_linear_solve": _linear_solve,
     "call_hi_primitive": _operation,
     "shard_map": _shard_map,

@@ -117,9 +117,9 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
     options = {"precision": precision, "preferred_element_type": preferred_element_type}
     if len(operands) == 2:
         return _dot(*operands, subscripts, options)
-    path = _path(subscripts, [x.shape for x in operands], optimize)
     labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
-    return jnp.einsum(*labelled, list(subscripts.output), optimize=path, **options)
+    # An optimizer with a state is for one contraction.
+    return jnp.einsum(*labelled, list(subscripts.output), optimize=copy.deepcopy(optimize), **options)
 
 
 def _sum_alone(operands, subscripts, dtype):
@@ -158,25 +158,6 @@ def _alone(inputs, index, kept):
 
 def _without(labels, gone):
     return tuple(c for c in labels if c not in gone)
-
-
-def _path(subscripts, shapes, optimize):
-    """A path of contractions in pairs for operands of these shapes."""
-    # An optimizer with a state is for one contraction.
-    path, _ = opt_einsum.contract_path(str(subscripts), *shapes, shapes=True, optimize=copy.deepcopy(optimize))
-    return list(_in_pairs(path, len(shapes)))
-
-
-def _in_pairs(path, count):
-    """Split steps of more than two operands into pairs; the result of a step comes last."""
-    for step in path:
-        operands = sorted(step)
-        while len(operands) > 2:
-            yield tuple(operands[-2:])
-            count -= 1
-            operands[-2:] = [count - 1]
-        yield tuple(operands)
-        count -= len(operands) - 1
 
 
 def _abstract_eval(*operands, axes, mentions, **params):

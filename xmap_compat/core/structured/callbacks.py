@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import DeviceView, conform_to_names, spread, sum_devices, vary_over
+from xmap_compat.core.device import conform_to_names, gather_devices, spread, vary_over
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.values import NamedValue
@@ -60,7 +59,9 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     varied = [vary_over(view, v, names) for v in (is_first, *operands)]
     varied = [dataclasses.replace(v, data=spread(view, v.data, copies)) for v in varied]
     results = bind_named(view, eqn.primitive, varied, params)
-    return [dataclasses.replace(v, data=_of_the_first(view, v.data, copies)) for v in results]
+    # Values with NaN and of all types arrive bit for bit.
+    everywhere = (gather_devices(view, lax.expand_dims(v.data, [0]), copies) for v in results)
+    return [dataclasses.replace(v, data=data[0]) for v, data in zip(results, everywhere)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +73,6 @@ class _CalledByOne:
 
     def __call__(self, is_first: Any, *operands: Any) -> Any:
         return self.callback(*operands) if is_first else [np.zeros(t.shape, t.dtype) for t in self.result_types]
-
-
-def _of_the_first(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
-    """The data of the first device, bit for bit, where others have zeros."""
-    if jnp.issubdtype(data.dtype, jnp.complexfloating):
-        return lax.complex(*(_of_the_first(view, part(data), mesh_axes) for part in (lax.real, lax.imag)))
-    if data.dtype == np.bool_:
-        return _of_the_first(view, data.astype(np.uint8), mesh_axes).astype(np.bool_)
-    bits = lax.bitcast_convert_type(data, np.dtype(f"uint{8 * data.dtype.itemsize}"))
-    return lax.bitcast_convert_type(sum_devices(view, spread(view, bits, mesh_axes), mesh_axes), data.dtype)
 
 
 _WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
