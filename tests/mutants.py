@@ -375,7 +375,7 @@ found_by(
         "[np.argsort(list(itertools.chain(*groups)))]": "",
         "np.argsort(groups.ravel()).astype(np.int32)": "groups.ravel()",
         "jnp.asarray(place % groups.shape[1])[index]": "0",
-        "return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
+        "return varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
             "return COLLECTIVES[primitive].names(union, axes)"
         ),
         "if not jnp.issubdtype(x.dtype, jnp.floating):\n            return across(x, mesh_axes)": (
@@ -501,7 +501,7 @@ found_by(
         '"reverse": scan.reverse': '"reverse": False',
         "data = jnp.moveaxis(value.data, at, 0) if at else value.data": "data = value.data",
         "results = [_union([decides, *names]) for names": "results = [_union(names) for names",
-        "operands = [vary_over(ev.view, v, index.names) for v in operands]\n": "\n",
+        "operands = [cast_to(ev.view, v, index.names) for v in operands]\n": "\n",
     },
 )
 
@@ -612,9 +612,9 @@ found_by(
     edits={
         '_NO_SCALARS = ("select_n", "add_any")': "_NO_SCALARS = ()",
         "gone = tuple(unnamed[d] for d in params[param])": "gone = tuple(params[param])",
-        "_CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
-        "key = (id(jaxpr), id(ev.view), ev.gathers": "key = (id(jaxpr), 0, ev.gathers",
-        "self._repeated = {key for key, count in counts.items() if count > 1}": "self._repeated = set()",
+        "view.casts.setdefault(value, {})[names] = (_jax.current_trace(), varied)\n": "\n",
+        "key = (jaxpr, id(ev.view), ev.gathers": "key = (jaxpr, 0, ev.gathers",
+        "self._repeated = {body for body, count in counts.items() if count > 1}": "self._repeated = set()",
     },
 )
 
@@ -667,7 +667,7 @@ found_by(
             "carry = advance(pending, carry)\n        left, again = condition(carry)\n"
             "        return left, dataclasses.replace(again, data=pending.data & again.data), carry"
         ),
-        "ties = (x == spread(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": "ties = jnp.ones_like(x)",
+        "(x == cast_data(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)": "jnp.ones_like(x)",
         "return out, shared(t * ties) / shared(ties)": "return out, shared(t * ties)",
     },
 )

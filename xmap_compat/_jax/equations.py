@@ -18,7 +18,7 @@ from xmap_compat._jax.jaxprs import HiPrim, bind_params, open_jaxpr, subjaxprs
 from xmap_compat._jax.types import float0
 from xmap_compat._jax.version import VERSION
 
-SymbolicZero = jax.custom_derivatives.SymbolicZero
+_SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 class Call(NamedTuple):
@@ -192,7 +192,7 @@ class ShardMap(NamedTuple):
     mesh: Any
 
 
-Structured = (
+_Structured = (
     Call
     | Checkpoint
     | Scan
@@ -223,7 +223,7 @@ class Body(NamedTuple):
     decides: bool = False
 
 
-def bodies(held: Structured) -> list[Body]:
+def bodies(held: _Structured) -> list[Body]:
     """The jaxprs that an equation runs where its rules and derivatives are left aside."""
     if isinstance(held, Scan):
         return [Body(held.body, _positions(held.body), held.length)]
@@ -247,14 +247,14 @@ def _positions(jaxpr, first=0):
     return range(first, first + len(open_jaxpr(jaxpr)[0].invars))
 
 
-def carry_of(held: Structured) -> slice:
+def carry_of(held: _Structured) -> slice:
     """The operands that a loop carries from one iteration to the next; its first results are their last values."""
     if isinstance(held, Scan):
         return slice(held.num_consts, held.num_consts + held.num_carry)
     return slice(held.num_condition_consts + held.num_body_consts, None) if isinstance(held, While) else slice(0)
 
 
-def read(eqn: Any) -> Structured | None:
+def read(eqn: Any) -> _Structured | None:
     """What a structured equation holds; None for an ordinary primitive."""
     reader = _READERS.get(eqn.primitive.name)
     return None if reader is None else reader(eqn.params)
@@ -323,7 +323,7 @@ def _shard_map(params):
     return ShardMap(params["jaxpr"], dict(mesh.shape), *specs, mapped, mesh)
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "jit": lambda params: Call(params["jaxpr"], params["name"]),
     "closed_call": lambda params: Call(params["call_jaxpr"]),
     "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
@@ -354,20 +354,20 @@ def _bwd_returns_logs(out) -> bool:
 
 def is_symbolic_zero(x: Any) -> bool:
     """Whether a tangent or cotangent is one that a rule knows to be zero."""
-    return isinstance(x, SymbolicZero)
+    return isinstance(x, _SymbolicZero)
 
 
 def symbolic_zero(primal: Any) -> Any:
     """The tangent of a value that is known to be zero."""
-    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
+    return _SymbolicZero(jax.typeof(primal).to_tangent_aval())
 
 
 def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
-    return SymbolicZero(jax.core.ShapedArray(shape, dtype))
+    return _SymbolicZero(jax.core.ShapedArray(shape, dtype))
 
 
 def instantiate_symbolic(x: Any) -> Any:
     """A cotangent as an array: zeros for a symbolic zero."""
-    if isinstance(x, (ad.Zero, SymbolicZero)):
+    if isinstance(x, (ad.Zero, _SymbolicZero)):
         return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
     return x

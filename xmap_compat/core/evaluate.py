@@ -36,16 +36,16 @@ class RepeatedCalls:
 
     def __init__(self, jaxpr: Any):
         found = (_jax.read(eqn) for eqn, _ in _jax.walk(jaxpr, once=True))
-        counts = collections.Counter(id(c.body) for c in found if isinstance(c, _jax.Call) and c.name is not None)
-        self._repeated = {key for key, count in counts.items() if count > 1}
+        counts = collections.Counter(c.body for c in found if isinstance(c, _jax.Call) and c.name is not None)
+        self._repeated = {body for body, count in counts.items() if count > 1}
         self._functions: dict[tuple[Any, ...], Any] = {}
 
     def __contains__(self, jaxpr: Any) -> bool:
-        return id(jaxpr) in self._repeated
+        return jaxpr in self._repeated
 
     def function(self, ev: Evaluator, jaxpr: Any, name: str) -> Callable[..., list[NamedValue]]:
         """The jitted function that evaluates a jaxpr; its cache distinguishes layouts, as they are in the types."""
-        key = (id(jaxpr), id(ev.view), ev.gathers, ev.apart, ev.iterating)
+        key = (jaxpr, id(ev.view), ev.gathers, ev.apart, ev.iterating)
         if key not in self._functions:
 
             def fun(*operands):

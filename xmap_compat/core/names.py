@@ -57,12 +57,12 @@ class Checker:
 
     def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
-        key = (id(jaxpr), tuple(inputs))
+        key = (jaxpr, tuple(inputs))
         if key not in self._known:
             names = self.variables(jaxpr, inputs)
             outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
-            self._known[key] = outs, jaxpr  # the jaxpr is kept, so that no other gets its id
-        return list(self._known[key][0])
+            self._known[key] = outs
+        return list(self._known[key])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """Check a program that a custom rule traced late, and return the named axes of its results."""
@@ -181,7 +181,7 @@ def _union(names: Sequence[Names]) -> Names:
 # --------------------------------------------------------------- structured equations
 
 
-class Flow(NamedTuple):
+class _Flow(NamedTuple):
     """The named axes in an equation that runs bodies.
 
     Attributes:
@@ -195,7 +195,7 @@ class Flow(NamedTuple):
     decides: Names
 
 
-def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> Flow:
+def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     """The fixpoint of the named axes in calls, loops and branches."""
     bodies, carry, operands = _jax.bodies(held), _jax.carry_of(held), list(inputs)
     while True:
@@ -208,7 +208,7 @@ def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> Flow:
         grown = [old | new for old, new in zip(operands[carry], results)]
         if grown == operands[carry]:
             checker.together(decides, *(body.jaxpr for body in bodies))
-            return Flow(operands, [*grown, *results[len(grown) :]], decides)
+            return _Flow(operands, [*grown, *results[len(grown) :]], decides)
         operands[carry] = grown
 
 

@@ -72,7 +72,7 @@ class _Uses:
 
     def of_inputs(self, jaxpr: Any, inputs: Sequence[Names], results: Sequence[Use]) -> list[Use]:
         """The uses of a body's inputs, from those of its results."""
-        key = (id(jaxpr), *inputs, *(frozenset(use.items()) for use in results))
+        key = (jaxpr, *inputs, *(frozenset(use.items()) for use in results))
         if key not in self._known:
             self._known[key] = self._of_inputs(jaxpr, inputs, results)
         return self._known[key]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import DeviceView, gather_over, vary_over
+from xmap_compat.core.device import DeviceView, cast_to, gather_over
 from xmap_compat.core.device_primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.parameters import Params
 from xmap_compat.core.placement import is_of_devices
@@ -28,7 +28,7 @@ def _over_devices(primitive: Any, translate: Callable) -> Callable:
 
 
 def _vary_devices(view: DeviceView, value: NamedValue, axes: Sequence[AxisName]) -> NamedValue:
-    return vary_over(view, value, filter(is_of_devices, axes))
+    return cast_to(view, value, filter(is_of_devices, axes))
 
 
 TRANSLATIONS = {

@@ -18,7 +18,7 @@ from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.values import NamedValue, is_float0
 
-Free = Collection[int]
+_Free = Collection[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Layout:
       named: whether it may split dimensions of named axes.
     """
 
-    operands: Sequence[Free]
-    results: Sequence[Free]
+    operands: Sequence[_Free]
+    results: Sequence[_Free]
     named: bool = False
 
 
@@ -45,7 +45,7 @@ def layout_of(
     return None if rule is None or _jax.partitioned_axes(view.compiler) <= most else rule(params, operands)
 
 
-def laid_out(view: DeviceView, values: Sequence[NamedValue], free: Sequence[Free], named: bool) -> list[NamedValue]:
+def laid_out(view: DeviceView, values: Sequence[NamedValue], free: Sequence[_Free], named: bool) -> list[NamedValue]:
     """Values whose dimensions, but for the free ones, the compiler leaves whole."""
     return [_laid_out(view, v, dims, named) for v, dims in zip(values, free, strict=True)]
 

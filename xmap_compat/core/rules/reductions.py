@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, gather_devices, spread, sum_devices, times_elements
+from xmap_compat.core.device import DeviceView, cast_data, gather_devices, sum_devices, times_elements
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
 from xmap_compat.core.specs import AxisNames
@@ -65,7 +65,7 @@ def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence
     def jvp(primals, tangents):
         (x,), (t,) = primals, tangents
         out = fun(x)
-        ties = (x == spread(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
+        ties = (x == cast_data(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
         shared = lambda v: sum_devices(view, lax.reduce_sum(v, dims) if dims else v, mesh_axes)  # noqa: E731
         return out, shared(t * ties) / shared(ties)
 

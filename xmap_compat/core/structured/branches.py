@@ -17,7 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform_to_names, vary_alike, vary_as, vary_over
+from xmap_compat.core.device import cast_alike, cast_as, cast_to, conform_to_names
 from xmap_compat.core.evaluate import Evaluator, Rule
 from xmap_compat.core.names import Names
 from xmap_compat.core.rules.reductions import max_over
@@ -61,7 +61,7 @@ def cond(
     if cond.platforms is not None:
         return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
     # Operands are cast before the branches: a cast within a branch would become a sum within a branch of the gradient.
-    operands = [vary_over(ev.view, v, index.names) for v in operands]
+    operands = [cast_to(ev.view, v, index.names) for v in operands]
     return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
 
 
@@ -71,7 +71,7 @@ def _alike(ev, branches, operands):
         return branches
     types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
     axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
-    return [lambda *values, branch=branch: vary_as(ev.view, branch(*values), axes) for branch in branches]
+    return [lambda *values, branch=branch: cast_as(ev.view, branch(*values), axes) for branch in branches]
 
 
 def _by_platform(platforms, branches, operands):
@@ -166,11 +166,11 @@ class _Branch:
             taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
         elif over:
             taken = max_over(ev.view, taken, sorted(over, key=str))
-        value, taken = vary_alike(ev.view, [value, taken])
+        value, taken = cast_alike(ev.view, [value, taken])
         dims = [n for n in value.dims if n is not None]
         taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
         local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
-        return dataclasses.replace(value, data=cut_p.bind(value.data, local, mesh_axes=axes))
+        return dataclasses.replace(value, data=_cut_p.bind(value.data, local, mesh_axes=axes))
 
 
 def _place_of(eqn: Any, met: Names, flows: bool) -> _Place:
@@ -210,4 +210,4 @@ def _cut_tangent(t, taken, *, mesh_axes):
 
 
 # Only the derivative needs other devices, so values are computed without them.
-cut_p = _jax.define_cut("cut", _cut_tangent)
+_cut_p = _jax.define_cut("cut", _cut_tangent)

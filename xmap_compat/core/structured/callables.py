@@ -58,7 +58,7 @@ def evaluate_callable(
         return fun(*(positional_zero(v) if is_no_array(v) else next(rest) for v in values))
 
     traced, restore = only_arrays(on_dynamic)
-    jaxpr = ev.trace(traced, [positional_type(v) for v in dynamic])
+    jaxpr = ev.trace(traced, [_positional_type(v) for v in dynamic])
     dynamic = given(jaxpr, dynamic)
     inputs = [v.names for v in dynamic]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
@@ -91,7 +91,7 @@ def _collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[
 
     A rule that cannot be traced by itself may have one over any axis.
     """
-    if (id(eqn), order) not in ev.rules:
+    if (eqn, order) not in ev.rules:
         inner = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
         found = [_collectives_of_rules(ev, e, order) for e in inner]
         if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
@@ -100,8 +100,8 @@ def _collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[
                 found += [collectives_of(e) | _collectives_of_rules(ev, e, order + 1) for e in made]
             except Exception:
                 found.append(frozenset(ev.view.placements))
-        ev.rules[id(eqn), order] = frozenset().union(*found), eqn  # the equation is kept, so that no other gets its id
-    return ev.rules[id(eqn), order][0]
+        ev.rules[eqn, order] = frozenset().union(*found)
+    return ev.rules[eqn, order]
 
 
 def is_no_array(value: NamedValue) -> bool:
@@ -116,6 +116,6 @@ def positional_zero(value: NamedValue) -> Any:
     return np.zeros(value.positional_shape(), value.data.dtype)
 
 
-def positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
+def _positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(value.data)
     return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)

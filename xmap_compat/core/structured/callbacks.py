@@ -12,7 +12,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform_to_names, gather_devices, spread, vary_over
+from xmap_compat.core.device import cast_data, cast_to, conform_to_names, gather_devices
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.values import NamedValue
@@ -56,8 +56,8 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
         return bind_named(view, eqn.primitive, operands, params)
     params["callback"] = _CalledByOne(eqn.params["callback"], tuple(eqn.params["result_avals"]))
     is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
-    varied = [vary_over(view, v, names) for v in (is_first, *operands)]
-    varied = [dataclasses.replace(v, data=spread(view, v.data, copies)) for v in varied]
+    varied = [cast_to(view, v, names) for v in (is_first, *operands)]
+    varied = [dataclasses.replace(v, data=cast_data(view, v.data, copies)) for v in varied]
     results = bind_named(view, eqn.primitive, varied, params)
     # Values with NaN and of all types arrive bit for bit.
     everywhere = (gather_devices(view, lax.expand_dims(v.data, [0]), copies) for v in results)

@@ -17,7 +17,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.device import conform, vary_as
+from xmap_compat.core.device import cast_as, conform
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.names import Names, flow_through
 from xmap_compat.core.structured.branches import select
@@ -63,7 +63,7 @@ def _settled(ev: Evaluator, step: Callable[..., list[NamedValue]], carry: list[N
         after = [axes | _jax.varying_axes_of(aval) for axes, aval in zip(before, types, strict=True)]
         if after == before:
             break
-        carry = vary_as(ev.view, carry, after)
+        carry = cast_as(ev.view, carry, after)
     return carry
 
 
