@@ -143,11 +143,7 @@ def test_every_direct_rule_has_a_case():
     assert set(DIRECT) <= {case.split()[0] for case in CASES}
 
 
-# ------------------------------------------------------------ primitives of the user's that name axes
-
-doubled_total_p = Primitive("doubled_total")  # twice the sum over a named axis
-doubled_total_p.def_abstract_eval(lambda x, *, axis_name: x)
-
+# ------------------------------------------------------------ primitives of the user's
 
 units_p = Primitive("units")  # ones of the same shape, which its batching rule knows to be equal along every axis
 units_p.def_abstract_eval(lambda x: x)
@@ -190,14 +186,23 @@ def test_updates_of_cholesky_factors(resources, factor, rng, mesh42):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("resources", [{}, {"a": "x"}, {"a": SerialLoop(2)}], ids=str)
-def test_a_primitive_that_names_axes_is_refused_in_words(resources, mesh42):
-    hides_a_name = jax.custom_batching.custom_vmap(lambda v: lax.psum(v, "a"))
-    hides_a_name.def_vmap(lambda size, batched, v: (v.sum(0), False))
-    bodies = {"doubled_total": lambda v: doubled_total_p.bind(v, axis_name="a"), "custom_vmap_call": hides_a_name}
-    for operation, body in bodies.items():
-        text = f"does not know how to partition the operation `{operation}` that uses the named axes `a` at "
-        with mesh42, pytest.raises(NotImplementedError, match=text):
+@jax.custom_batching.custom_vmap
+def hides_a_name(x):
+    return lax.psum(x, "a")
+
+
+@hides_a_name.def_vmap
+def _hides_a_name_rule(axis_size, in_batched, x):
+    return hides_a_name(x), in_batched[0]
+
+
+def test_operations_that_name_axes_are_refused_in_words(mesh42):
+    doubled = Primitive("doubled_total")
+    doubled.def_abstract_eval(lambda x, *, axis_name: x)
+    refused = {"doubled_total": lambda v: doubled.bind(v, axis_name="a"), "custom_vmap_call": lambda v: hides_a_name(v)}
+    for (operation, body), resources in itertools.product(refused.items(), [{}, {"a": "x"}, {"a": SerialLoop(2)}]):
+        message = f"does not know the operation `{operation}`, which uses the named axes `a` at .*test_primitives.py"
+        with mesh42, pytest.raises(NotImplementedError, match=message):
             xmap(body, ["a"], {}, axis_resources=resources)(np.ones(4, np.float32))
 
 

@@ -27,8 +27,6 @@ from xmap_compat._jax.equations import (
     Scan,
     ShardMap,
     While,
-    bodies,
-    carry_of,
     instantiate_symbolic,
     is_symbolic_zero,
     read,
@@ -77,6 +75,7 @@ from xmap_compat._jax.patches import (
 )
 from xmap_compat._jax.positions import (
     api_boundary,
+    contextmanager,
     equation_context,
     exclude_from_positions,
     name_stack,
@@ -94,12 +93,7 @@ from xmap_compat._jax.primitives import (
     define_dual_primitives,
     define_named_primitive,
 )
-from xmap_compat._jax.tracing import (
-    current_trace,
-    is_bound,
-    jit,
-    plain_context,
-)
+from xmap_compat._jax.tracing import current_trace, is_bound, jit, plain_context
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import primitives
 from jax.interpreters import ad
 
-from xmap_compat._jax.jaxprs import HiPrim, bind_params, open_jaxpr, subjaxprs
+from xmap_compat._jax.jaxprs import HiPrim, bind_params, subjaxprs
 from xmap_compat._jax.types import float0
 from xmap_compat._jax.version import VERSION
 
@@ -206,52 +206,6 @@ _Structured = (
     | Expanded
     | ShardMap
 )
-
-
-class Body(NamedTuple):
-    """A jaxpr that a structured equation runs.
-
-    Attributes:
-      operands: which operands of the equation it gets.
-      repeats: how often it runs; None if that is unknown.
-      decides: whether it is the condition of a loop; the results of any other body are those of the equation.
-    """
-
-    jaxpr: Any
-    operands: Sequence[int]
-    repeats: int | None = 1
-    decides: bool = False
-
-
-def bodies(held: _Structured) -> list[Body]:
-    """The jaxprs that an equation runs where its rules and derivatives are left aside."""
-    if isinstance(held, Scan):
-        return [Body(held.body, _positions(held.body), held.length)]
-    if isinstance(held, While):
-        operands = _positions(held.condition, held.num_body_consts)
-        consts, carry = range(held.num_condition_consts), operands[held.num_condition_consts :]
-        return [
-            Body(held.condition, [*consts, *carry], None, decides=True),
-            Body(held.body, _positions(held.body, held.num_condition_consts), None),
-        ]
-    if isinstance(held, Cond):
-        return [Body(branch, _positions(branch, 1)) for branch in held.branches]
-    if isinstance(held, LinearSolve):
-        return [Body(held.solve, ())]
-    if isinstance(held, HijaxOperation):
-        return [Body(body, ()) for body in held.bodies]
-    return [] if isinstance(held, Expanded) else [Body(held.body, _positions(held.body))]
-
-
-def _positions(jaxpr, first=0):
-    return range(first, first + len(open_jaxpr(jaxpr)[0].invars))
-
-
-def carry_of(held: _Structured) -> slice:
-    """The operands that a loop carries from one iteration to the next; its first results are their last values."""
-    if isinstance(held, Scan):
-        return slice(held.num_consts, held.num_consts + held.num_carry)
-    return slice(held.num_condition_consts + held.num_body_consts, None) if isinstance(held, While) else slice(0)
 
 
 def read(eqn: Any) -> _Structured | None:

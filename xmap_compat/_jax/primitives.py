@@ -51,7 +51,7 @@ def bind_batched(
 
     for level in reversed(levels):
         bound = jax.vmap(bound, (0, *level.positions), axis_size=level.size)
-    # Some operand must have a level, for jax.vmap: the first argument has them all.
+    # No operand may have a level: the first argument has them all.
     return bound(np.empty([level.size for level in levels], bool), *operands)
 
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
 from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.parameters import Names, mentioned_names
@@ -128,9 +129,8 @@ class Checker:
         """An operation in no table, which must name no axes of this xmap."""
         if eqn.primitive.name == "io_callback":
             self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
-        used = names_used(eqn)
-        if over := [n for n in self.placements if n in used]:
-            raise errors.unsupported_primitive(eqn.primitive.name, over, self.where(eqn))
+        if used := names_used(eqn) & self.own:
+            raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
         return [_union(inputs)] * len(eqn.outvars)
 
     def _collective(self, eqn, inputs):
@@ -197,7 +197,7 @@ class _Flow(NamedTuple):
 
 def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
     """The fixpoint of the named axes in calls, loops and branches."""
-    bodies, carry, operands = _jax.bodies(held), _jax.carry_of(held), list(inputs)
+    bodies, carry, operands = bodies_of(held), carry_of(held), list(inputs)
     while True:
         decides = inputs[0] if isinstance(held, _jax.Cond) else NONE
         outs: list[list[Names]] = []
@@ -229,7 +229,7 @@ def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names],
 def _mixed(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
     """The same names for all results: a solution, or a root, depends on all that its equation depends on."""
     union = _union(inputs)
-    jaxprs = [body.jaxpr for body in _jax.bodies(held)]
+    jaxprs = [body.jaxpr for body in bodies_of(held)]
     found = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]
     return [_union([union, *itertools.chain(*found)])] * len(eqn.outvars)
 

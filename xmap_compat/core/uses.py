@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xmap_compat import _jax
+from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, names_used
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.names import Checker, Names, flow_through, read_names
@@ -142,9 +143,9 @@ class _Uses:
         Results of branches are cast to vary as those of any branch do, and operands first as the index does.
         """
         names, results, decides = flow_through(self.checker, held, [v.names for v in operands])
-        carry, before = range(len(operands))[_jax.carry_of(held)], self.cast_to(decides)
+        carry, before = range(len(operands))[carry_of(held)], self.cast_to(decides)
         inside: list[list[Use]] = [[] for _ in operands]
-        for body in _jax.bodies(held):
+        for body in bodies_of(held):
             turns = body.repeats or 1
             after = [_times(use, 1 / turns) for use in after]
             cast = len(results) if isinstance(held, _jax.Cond) else len(carry)

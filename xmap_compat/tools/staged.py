@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
+from xmap_compat.core.bodies import bodies_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,5 +187,5 @@ def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequenc
 
 
 def _branches(eqn: Any, found: Any, inside: StagedBody) -> Iterator[Tree]:
-    bodies = [] if found is None else [body.jaxpr for body in _jax.bodies(found)]
+    bodies = [] if found is None else [body.jaxpr for body in bodies_of(found)]
     return (_tree(body, inside) for body in bodies or _jax.subjaxprs(eqn.params))

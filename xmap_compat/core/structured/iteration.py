@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
+from xmap_compat.core.bodies import carry_of
 from xmap_compat.core.collectives import collectives_in
 from xmap_compat.core.device import cast_as, conform
 from xmap_compat.core.evaluate import Evaluator
@@ -37,7 +38,7 @@ def scan(ev: Evaluator, scan: _jax.Scan, operands: Sequence[NamedValue], eqn: An
       must be the same in every iteration.
     """
     consts, carry, xs = split(operands, scan.num_consts, scan.num_carry)
-    names = flow_through(ev.checker, scan, [v.names for v in operands]).operands[_jax.carry_of(scan)]
+    names = flow_through(ev.checker, scan, [v.names for v in operands]).operands[carry_of(scan)]
     first = ev.conformed(carry, names)
 
     def body(carry, slices):
