@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from xmap_compat import _jax
 
 
-class Body(NamedTuple):
+class _Subprogram(NamedTuple):
     """A jaxpr that a structured equation runs.
 
     Attributes:
@@ -23,24 +23,24 @@ class Body(NamedTuple):
     decides: bool = False
 
 
-def bodies_of(held: Any) -> list[Body]:
+def bodies_of(held: Any) -> list[_Subprogram]:
     """The jaxprs that an equation runs where its rules and derivatives are left aside."""
     if isinstance(held, _jax.Scan):
-        return [Body(held.body, _positions(held.body), held.length)]
+        return [_Subprogram(held.body, _positions(held.body), held.length)]
     if isinstance(held, _jax.While):
         operands = _positions(held.condition, held.num_body_consts)
         consts, carry = range(held.num_condition_consts), operands[held.num_condition_consts :]
         return [
-            Body(held.condition, [*consts, *carry], None, decides=True),
-            Body(held.body, _positions(held.body, held.num_condition_consts), None),
+            _Subprogram(held.condition, [*consts, *carry], None, decides=True),
+            _Subprogram(held.body, _positions(held.body, held.num_condition_consts), None),
         ]
     if isinstance(held, _jax.Cond):
-        return [Body(branch, _positions(branch, 1)) for branch in held.branches]
+        return [_Subprogram(branch, _positions(branch, 1)) for branch in held.branches]
     if isinstance(held, _jax.LinearSolve):
-        return [Body(held.solve, ())]
+        return [_Subprogram(held.solve, ())]
     if isinstance(held, _jax.HijaxOperation):
-        return [Body(body, ()) for body in held.bodies]
-    return [] if isinstance(held, _jax.Expanded) else [Body(held.body, _positions(held.body))]
+        return [_Subprogram(body, ()) for body in held.bodies]
+    return [] if isinstance(held, _jax.Expanded) else [_Subprogram(held.body, _positions(held.body))]
 
 
 def _positions(jaxpr, first=0):
