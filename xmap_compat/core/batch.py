@@ -55,7 +55,7 @@ def _levels(view, operands, names):
     for k, name in enumerate(names):
         left = [without(v.dims, names[:k]) for v in operands]
         positions = [dims.index(name) if name in dims else None for dims in left]
-        levels.append(_jax.Level(view.placements[name].local_size, positions))
+        levels.append((view.placements[name].local_size, positions))
     return levels
 
 
