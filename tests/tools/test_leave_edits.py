@@ -207,11 +207,11 @@ PROGRAMS = {
         """,
         lambda: x @ x[:3].T + x[:, 0].sum() * 3,
     ),
-    "arguments that are the defaults, which helpers do not have": (
+    "extrema, and methods of arrays": (
         """
         def body(v):
-            top = jnp.max(v, axis='i', keepdims=False) + v.min('i', keepdims=False)
-            return v * lax.pmax(v, 'i', axis_index_groups=None) + jnp.sum(v, 'i', keepdims=False), top
+            top = jnp.max(v, axis='i') + v.min('i')
+            return v * lax.pmax(v, 'i') + jnp.sum(v, 'i', keepdims=False), top
 
         with Mesh(devices[:4], 'd'):
             results = xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)

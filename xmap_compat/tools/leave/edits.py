@@ -133,16 +133,12 @@ def _choices(c: Construction) -> dict[Any, Parts]:
 
 def _names(cs: Sequence[Construction]) -> AxisNames:
     choices: dict[Any, dict[Parts, None]] = {}
-    sizes: dict[Any, set[int]] = {}
     for c in cs:
         for name, parts in _choices(c).items():
             choices.setdefault(name, {})[parts] = None
-        for placed in c.placed:
-            for name, placement in placed.placements.items():
-                sizes.setdefault(name, set()).add(placement.size)
     mesh_axes = {m for of in choices.values() for parts in of for m in parts[:-1]}
     ordered = {name: sorted(of, key=len, reverse=True) for name, of in choices.items()}
-    return AxisNames(ordered, frozenset(mesh_axes), {name: frozenset(of) for name, of in sizes.items()})
+    return AxisNames(ordered, frozenset(mesh_axes))
 
 
 # ---------------------------------------------------------------------------------- functions
