@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import errors
+from xmap_compat import _jax, errors
 from xmap_compat.core import errors as core_errors
 
 __all__ = [
@@ -65,15 +65,14 @@ class NamedShape:
     ((2, 3), 8, 3, 48)
     """
 
+    @_jax.api_boundary
     def __init__(self, *positional: int, **named: int):
         try:
             self._positional = tuple(map(operator.index, positional))
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
-            sizes = [*positional, *named.values()]
-            raise core_errors.should_be(
-                "The sizes of a NamedShape", "integers, as in NamedShape(2, batch=8)", sizes
-            ) from None
+            wanted = "integers, as in NamedShape(2, batch=8)"
+            raise core_errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
@@ -130,6 +129,7 @@ class NamedShape:
         return ", ".join([*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())])
 
 
+@_jax.api_boundary
 def fold_in_names(key: Any, shape: NamedShape) -> Any:
     """A key for each element of the named axes of a shape.
 
@@ -158,6 +158,7 @@ def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str 
     ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the shape of the samples.
     """
 
+    @_jax.api_boundary
     @functools.wraps(sample)
     def sampler(*args, **kwargs):
         shape = next((x for x in (*args, *kwargs.values()) if isinstance(x, NamedShape)), None)
@@ -248,8 +249,9 @@ def variance_scaling(
     >>> weights(jax.random.key(0)).shape
     (4, 2)
     """
+    given = {} if dtype is None else {"dtype": dtype}
     positional: Any = _jax_variance_scaling(
-        scale, mode, distribution, in_axis=in_axis, out_axis=out_axis, batch_axis=batch_axis, **_given(dtype)
+        scale, mode, distribution, in_axis=in_axis, out_axis=out_axis, batch_axis=batch_axis, **given
     )
 
     def init(key, shape, dtype=dtype, *args, **kwargs):
@@ -267,14 +269,11 @@ def variance_scaling(
 _jax_variance_scaling = jax.nn.initializers.variance_scaling
 
 
-def _given(dtype):
-    return {} if dtype is None else {"dtype": dtype}
-
-
 def _denominator(mode, shape, in_axis, out_axis, batch_axis):
     if shape.rank < 2:
         raise errors.no_fan(shape)
-    sizes = [math.prod(shape[d] for d in _several(axes)) for axes in (in_axis, out_axis, batch_axis)]
+    three = (axes if isinstance(axes, (tuple, list)) else (axes,) for axes in (in_axis, out_axis, batch_axis))
+    sizes = [math.prod(shape[d] for d in axes) for axes in three]
     field = shape.total / sizes[0] / sizes[1] / sizes[2]
     fan_in, fan_out = sizes[0] * field, sizes[1] * field
     return {
@@ -283,10 +282,6 @@ def _denominator(mode, shape, in_axis, out_axis, batch_axis):
         "fan_avg": (fan_in + fan_out) / 2,
         "fan_geo_avg": (fan_in * fan_out) ** 0.5,
     }[mode]
-
-
-def _several(axes):
-    return axes if isinstance(axes, (tuple, list)) else (axes,)
 
 
 def _of_variance(distribution, key, shape, dtype, variance):

@@ -105,7 +105,7 @@ def _spec_meant(spec: Any) -> str:
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
     if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
         return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
-    return ". Write a list of names, or {position: name}"
+    return ". Write a list of names, or {position: name} with integers for positions"
 
 
 def misplaced_ellipsis(spec: Any, path: str) -> ValueError:
@@ -164,7 +164,8 @@ def not_a_prefix(
 ) -> ValueError:
     """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
     place, asked, found, missing = parting
-    advice = ". Give both the same keys" if asked[:6] == found[:6] == "a dict" else ""
+    same = "keys" if asked[:6] == found[:6] == "a dict" else "structure, or one specification for all of it"
+    advice = f". Give both the same {same}"
     ours = f"{_result(place)} is {found}, but {where} has {asked} for it"
     if missing:
         keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
@@ -378,11 +379,11 @@ def bad_mesh_devices(found: Any) -> TypeError:
 
 
 def repeated_mesh_device(device: Any) -> ValueError:
-    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once in it")
+    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once. Leave one out")
 
 
 def empty_mesh(names: Sequence[Any]) -> ValueError:
-    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}")
+    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()")
 
 
 def loop_collective(name: Hashable, where: str) -> RuntimeError:
@@ -593,13 +594,13 @@ def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str)
 
 
 def index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
-    return ValueError(f"{what} at {where} has the index {index}, but the axis has the indices 0 to {size - 1}")
+    return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")
 
 
 def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element can be sent "
-        "once and received once"
+        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element is sent "
+        "once and received once: leave one of these pairs out"
     )
 
 
