@@ -19,9 +19,11 @@ import jax.numpy as jnp
 
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives, messages
-from xmap_compat.tools.leave.rewriting import OURS, Rewriting
+from xmap_compat.tools.leave.construction import Spot
+from xmap_compat.tools.leave.layout import Edit
+from xmap_compat.tools.leave.rewriting import Rewriting
 from xmap_compat.tools.leave.table import AXIS_PARAMETERS, helper_of
-from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark
+from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, mark
 from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
 
 
@@ -31,17 +33,17 @@ class Rewriter:
     def __init__(self, module: Rewriting, piece: Piece):
         self.module, self.piece, self.names = module, piece, module.names
         self.callee = piece.meaning
-        self._edits: list[tuple[int, int, str]] = []
+        self._edits: list[Edit] = []
 
-    def edits(self) -> list[tuple[int, int, str]]:
-        """The edits of the piece in its file: start, end and new text."""
+    def edits(self) -> list[Edit]:
+        """The edits of the piece in its file."""
         self._edit([self.piece.node])
         return self._edits
 
     # ---- edits
 
-    def _put(self, start: int, end: int, text: str) -> None:
-        self._edits.append((start, end, text))
+    def _put(self, start: Spot, end: Spot, text: str) -> None:
+        self._edits.append(Edit(start, end, text))
 
     def _replace(self, node: Any, text: str) -> None:
         self._put(*self.piece.bounds(node), text)
@@ -66,7 +68,7 @@ class Rewriter:
                 if len(self._edits) > before:  # around the function
                     first, last = self.piece.bounds(node.func)
                     opening, closing = mark(self.module.place(self.piece, node))
-                    self._edits[before:before] = [(first, first, opening), (last, last, closing)]
+                    self._edits[before:before] = [Edit(first, first, opening), Edit(last, last, closing)]
             pending.extend(ast.iter_child_nodes(node))
 
     # ---- one call
@@ -162,9 +164,9 @@ class Rewriter:
         self._replace(at, text)
         called = {given: next(iter(parameters)), at: "axes"}
         for k in node.keywords:
-            start, _ = self.piece.bounds(k)
+            (line, column), _ = self.piece.bounds(k)
             if k.value in called and k.arg not in parameters:
-                self._put(start, start + len(str(k.arg)), called[k.value])
+                self._put((line, column), (line, column + len(str(k.arg).encode())), called[k.value])
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
 

@@ -9,8 +9,6 @@ from typing import Any
 from xmap_compat.tools.leave.text import NotWritable, literal
 from xmap_compat.tools.leave.user_code import Piece, Span
 
-# The prefix of names in a new text that are not the user's: helpers and modules.
-OURS = "_xmap_compat_"
 Parts = tuple[Any, ...]  # what executes an axis in plain JAX: ("x", "batch_local")
 
 
@@ -25,10 +23,6 @@ class AxisNames:
 
     choices: Mapping[Any, Sequence[Parts]]
     mesh_axes: frozenset[Any]
-
-    def within(self, choices: Mapping[Any, Sequence[Parts]]) -> AxisNames:
-        """The names in a function that only some xmaps reach."""
-        return dataclasses.replace(self, choices=choices)
 
     def stays(self, name: Any) -> bool:
         return list(self.choices.get(name, [(name,)])) == [(name,)]

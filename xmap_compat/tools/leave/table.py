@@ -24,7 +24,6 @@ HELPERS = (
     (lax.pshuffle, "pshuffle"),
     (lax.psum_scatter, "psum_scatter"),
     (lax.all_to_all, "all_to_all"),
-    (lax.pswapaxes, "pswapaxes"),
     (named_lax.pdot, "pdot"),
 )
 # Parameters that take axes, in the order of the search.
