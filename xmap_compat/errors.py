@@ -188,15 +188,10 @@ def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
     return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
 
 
-def no_fan(shape: Any) -> ValueError:
-    ours = f"The shape of weights should have two dimensions, named ones included, or more, but is {shape}"
-    return ValueError(f"{ours}{LEGACY}Can't compute input and output sizes of a {shape.rank}-dimensional weights")
-
-
-def initializer_of_named_shape(dtype: Any) -> TypeError:
+def not_for_samplers(shape: Any) -> TypeError:
     return TypeError(
-        f"variance_scaling of a NamedShape makes real floating point numbers, but the dtype is {dtype}. Initialize the "
-        "real and the imaginary part separately"
+        f"{shape!r} is a shape for the samplers of jax.random only. Give other functions shape.positional and, where "
+        "they sample (initializers do), the key xmap_compat.random.fold_in_names(key, shape)"
     )
 
 

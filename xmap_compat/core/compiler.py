@@ -15,9 +15,6 @@ from xmap_compat.core import errors
 
 axes_of_compiler = jax.make_user_context(default_value=frozenset())
 
-# Set for all threads by the option experimental_xmap_spmd_lowering, under install().
-unused_axes_to_compiler = jax.make_user_context(default_value=False)
-
 
 @_jax.contextmanager
 def compiler_axes(*names: Hashable) -> Iterator[None]:

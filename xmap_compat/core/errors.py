@@ -437,23 +437,19 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
     )
 
 
-def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
-    return ValueError(
-        f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
-        "experimental_xmap_spmd_lowering has left to the compiler. Use xmap_compat.compiler_axes instead of the option"
-    )
-
-
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    advice = "Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
+    if primitive.startswith("debug"):
+        primitive, advice = f"{primitive} without a value", "Give it one of the body: jax.debug.print('here {}', v)"
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        "compiler. Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
+        f"compiler. {advice}"
     )
 
 
-def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
+def ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
     return ValueError(
-        f"An argument of io_callback(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
+        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
         f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
     )
 
@@ -472,18 +468,16 @@ def callback_repeated(axes: Iterable[Hashable], where: str) -> NotImplementedErr
     )
 
 
-def check_from_outside(where: str) -> NotImplementedError:
+def check_from_outside(fun: str, where: str = "") -> NotImplementedError:
+    seen = f"The check at {where} is in" if where else "The automatic checks of checkify do not see the elements of"
     return NotImplementedError(
-        f"The check at {where} is in an xmapped function. Apply checkify inside, and map its error like any result: "
+        f"{seen} the xmapped function {fun}. Apply checkify inside, and map its error like any result: "
         "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
     )
 
 
-def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
-        "are left to the compiler. Give it a value of the body, as in jax.debug.print('here {}', v)"
-    )
+def token(what: str) -> NotImplementedError:
+    return NotImplementedError(f"{what} is a token, but effects in an xmapped function have no order. Leave it out")
 
 
 def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
@@ -587,9 +581,8 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
-        "if it has a batching rule for these axes, leave them without mesh resources"
+        f"xmap_compat does not know the operation `{primitive}`, which uses the named axes {quoted(names)} at {where}. "
+        "Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 
 

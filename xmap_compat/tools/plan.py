@@ -186,7 +186,7 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         results_of(placed),
         collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
-        tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
+        tuple(m for m in mesh.axis_names if m in placed.scope.compiler) if mesh is not None else (),
         tuple(recipe_of(declared, placed)),
     )
 
