@@ -57,6 +57,7 @@ def _refuse_checks(refused):
 
     original = error_checks[jit_p]
 
+    @api_boundary
     def rule(*args, **params):
         frames = str(source_info_util.current().traceback).splitlines()  # innermost first
         caller = next((frame for frame in frames if not frame.startswith(jax.__path__[0])), "")
