@@ -36,8 +36,7 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling, checked: Calla
             try:
                 return missed(*args, **kwargs)
             except Exception as error:
-                others = recovery(error, args, kwargs)
-                if others is None:
+                if (others := recovery(error, args, kwargs)) is None:
                     raise
             outs, _, *rest = missed(*others, **kwargs)
         return (outs, None, *rest)  # the fast path would be for the arguments that failed
