@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -59,7 +60,8 @@ def _difference(lines, others):
     """``axis_resources {'batch': 'x'}, others {'batch': 'y'}``: the first line that differs, or a piece of it."""
     for (what, own), (_, other) in zip(lines, others):
         if own != other:
-            begin = max(0, len(os.path.commonprefix([own, other])) - 60)
+            parting = next(k for k, (a, b) in enumerate(itertools.zip_longest(own, other)) if a != b)
+            begin = max(0, parting - 60)
             own, other = (text[begin : begin + LONGEST_SHOWN] for text in (own, other))
             return f"{what} {own}, others {other}"
     return "a program that differs further on"
