@@ -228,14 +228,13 @@ found_by(
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
         'sorted(found[1].split(", "))': 'found[1].split(", ")',
-        "_jax.CustomVmap: _under_vmap,": "",
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "next(parting, min(len(own), len(other))) - 60)": "next(parting, 0) + 60)",
+        "begin = max(0, parting - 60)": "begin = parting + 60",
     },
 )
 found_by(
@@ -262,7 +261,7 @@ found_by(
         "index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)": "index = lax.axis_index(axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
         "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
-        "for level in reversed(_levels(view, values, levels)):": "for level in _levels(view, values, levels):",
+        "reversed(_levels(view, values, levels)):": "_levels(view, values, levels):",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
         "return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)": (
@@ -298,7 +297,6 @@ found_by(
 found_by(
     "test_misuse",
     edits={
-        "path.append(tuple(range(left)[operator.index(k)] for k in step))": "path.append(tuple(step))",
     },
 )
 found_by(
