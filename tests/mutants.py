@@ -372,7 +372,7 @@ found_by(
     "test_regressions",
     "test_misuse",
     edits={
-        "[np.argsort(list(itertools.chain(*groups)))]": "",
+        "group_of = np.argsort(groups.ravel()) //": "group_of = groups.ravel() //",
         "np.argsort(groups.ravel()).astype(np.int32)": "groups.ravel()",
         "jnp.asarray(place % groups.shape[1])[index]": "0",
         "return varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)": (
@@ -544,13 +544,6 @@ found_by(
         "whole = any(flowing) or any(alone)": "whole = any(alone)",
         "(inside if place is _Place.INSIDE else self.ev).run(": "self.ev.run(",
         "wanted = {k: layouts[k] for k in differentiated}": "wanted = dict(enumerate(layouts))",
-    },
-)
-found_by(
-    "test_cotangents",
-    edits={
-        "names = ev.checker.equation(eqn, [v.names for v in operands])": "names = ev.names_of(call.body, operands)",
-        "placements=placements, room=NONE)": "placements=placements)",
     },
 )
 
