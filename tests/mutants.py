@@ -262,7 +262,7 @@ found_by(
         "index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)": "index = lax.axis_index(axis)",
         "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
         "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
-        "for level in reversed(_levels(view, values, levels)):": "for level in _levels(view, values, levels):",
+        "in reversed(_levels(view, values, levels)):": "in _levels(view, values, levels):",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
         "impl = jax.random.key_impl(data)": 'impl = "threefry2x32"',
         "return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)": (
