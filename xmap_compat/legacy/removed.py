@@ -179,7 +179,11 @@ def _read(rows: str) -> Iterator[tuple[str, str, str, str, str]]:
             yield module + name, keyword, until, kind, _TEXTS.get(now, now).replace("{}", name)
 
 
-TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in _read(_ROWS)]
+def table(rows: str) -> list[Removed]:
+    return [Removed(name, until, kind, now) for name, _, until, kind, now in _read(rows)]
+
+
+TABLE = table(_ROWS)
 
 
 @dataclasses.dataclass(frozen=True)

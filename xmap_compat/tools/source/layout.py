@@ -8,15 +8,12 @@ import functools
 import io
 import itertools
 import json
-import os
-import tempfile
 import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from xmap_compat.tools.check import sources
-from xmap_compat.tools.check.sources import NOTEBOOK
-from xmap_compat.tools.leave.bindings import first_line, imported_names
+from xmap_compat.tools.source.bindings import first_line, imported_names
+from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +26,9 @@ class Edit:
 
 
 @functools.lru_cache(maxsize=64)
-def program_of(data: bytes, path: str) -> sources.Program:
+def program_of(data: bytes, path: str) -> Program:
     """A file, or the cells of a notebook, as one Python program; a part that cannot be parsed raises its error."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, os.path.basename(path))
-        copy.write_bytes(data)
-        program = sources.read(copy)
+    program = read(Path(path), data)
     for line, column, words in program.errors:
         raise SyntaxError(f"{words} (line {line}, column {column})")
     return program
