@@ -309,6 +309,7 @@ class _XmappedCall:
 def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     call = _XmappedCall(declared, donated)
 
+    @_jax.api_boundary  # for f.lower, f.trace, f.eval_shape
     @functools.partial(functools.update_wrapper, wrapped=declared.fun, updated=())
     def xmapped(*args, **kwargs):
         return call.trace(*args, **kwargs)

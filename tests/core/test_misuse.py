@@ -18,12 +18,24 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xmap_compat import Mesh, SerialLoop, compiler_axes, einsum, mesh, named_shape, pdot, serial_loop, xeinsum, xmap
+from xmap_compat import (
+    Mesh,
+    SerialLoop,
+    compiler_axes,
+    einsum,
+    mesh,
+    named_shape,
+    pdot,
+    random,
+    serial_loop,
+    xeinsum,
+    xmap,
+)
 from xmap_compat import numpy as xnp
 from xmap_compat.core import notes
 from xmap_compat.legacy import maps
 from xmap_compat.random import NamedShape
-from xmap_compat.testing import assignments
+from xmap_compat.testing import assignments, check_assignments
 
 LEGACY = "\nLegacy's words: "
 
@@ -109,7 +121,8 @@ MISUSES = {
     "xmap of something that cannot be called": (
         lambda: xmap(3, I, I),
         TypeError,
-        "The first argument of xmap should be a function, but got 3",
+        "The first argument of xmap should be a function, but got 3. Write xmap(fun, in_axes, out_axes), or the "
+        "decorator @xmap(in_axes=..., out_axes=...)",
     ),
     "a string as in_axes": (
         lambda: xmap(identity, "i", I),
@@ -221,13 +234,15 @@ MISUSES = {
     "a float as a position": (
         lambda: xmap(identity, {0.0: "i"}, I),
         TypeError,
-        "in_axes is {0.0: 'i'}, which is not an axis specification. Write a list of names, or {position: name}"
+        "in_axes is {0.0: 'i'}, which is not an axis specification. Write a list of names, or {position: name} "
+        "with integers for positions"
         f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a bool as a position": (
         lambda: xmap(identity, {True: "i"}, I),
         TypeError,
-        "in_axes is {True: 'i'}, which is not an axis specification. Write a list of names, or {position: name}"
+        "in_axes is {True: 'i'}, which is not an axis specification. Write a list of names, or {position: name} "
+        "with integers for positions"
         f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a negative position": (
@@ -271,8 +286,8 @@ MISUSES = {
     "an array as in_axes": (
         lambda: xmap(identity, ones(3), I),
         TypeError,
-        "in_axes is an array of shape (3,), which is not an axis specification. Write a list of names, or {position: "
-        "name}"
+        "in_axes is an array of shape (3,), which is not an axis specification. Write a list of names, or "
+        "{position: name} with integers for positions"
         f"{LEGACY}Value mapping specification in xmap in_axes pytree can be either",
     ),
     "a PartitionSpec as a spec": (
@@ -387,27 +402,29 @@ MISUSES = {
     "a tree of specs for an array": (
         lambda: xmap(identity, ({"a": I},), I)(ones(5)),
         ValueError,
-        "args[0] is an array, but in_axes has a dict with the keys 'a' for it. The in_axes here: ({'a': ['i', ...]},)"
+        "args[0] is an array, but in_axes has a dict with the keys 'a' for it. Give both the same structure, or "
+        "one specification for all of it. The in_axes here: ({'a': ['i', ...]},)"
         f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a tree of specs for None": (
         lambda: xmap(identity, ({"a": I},), I)(None),
         ValueError,
-        "args[0] is None, but in_axes has a dict with the keys 'a' for it. The in_axes here: ({'a': ['i', ...]},)"
+        "args[0] is None, but in_axes has a dict with the keys 'a' for it. Give both the same structure, or one "
+        "specification for all of it. The in_axes here: ({'a': ['i', ...]},)"
         f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a list of specs for a tuple": (
         lambda: xmap(identity, ([I, {}],), I)((ones(5), ones(5))),
         ValueError,
-        "args[0] is a tuple of length 2, but in_axes has a list of length 2 for it. The in_axes here: ([['i', ...], "
-        "{}],)"
+        "args[0] is a tuple of length 2, but in_axes has a list of length 2 for it. Give both the same structure, "
+        "or one specification for all of it. The in_axes here: ([['i', ...], {}],)"
         f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "a namedtuple of specs for a tuple": (
         lambda: xmap(identity, (Pair(I, {}),), I)((ones(5), ones(5))),
         ValueError,
-        "args[0] is a tuple of length 2, but in_axes has the class Pair of length 2 for it. The in_axes here: "
-        "(Pair(first=['i', ...], second={}),)"
+        "args[0] is a tuple of length 2, but in_axes has the class Pair of length 2 for it. Give both the same "
+        "structure, or one specification for all of it. The in_axes here: (Pair(first=['i', ...], second={}),)"
         f"{LEGACY}xmap in_axes specification must be a tree prefix of the corresponding value",
     ),
     "specs that should be wrapped in a tuple": (
@@ -420,15 +437,15 @@ MISUSES = {
     "two out specs for one result": (
         lambda: xmap(identity, I, (I, I))(ones(5)),
         ValueError,
-        "The result is an array, but out_axes has a tuple of length 2 for it. The out_axes here: (['i', ...], ['i', "
-        "...])"
+        "The result is an array, but out_axes has a tuple of length 2 for it. Give both the same structure, or one "
+        "specification for all of it. The out_axes here: (['i', ...], ['i', ...])"
         f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
     ),
     "fewer out specs than results": (
         lambda: xmap(lambda x: (x, x), I, (I,))(ones(5)),
         ValueError,
-        "The result is a tuple of length 2, but out_axes has a tuple of length 1 for it. The out_axes here: (['i', "
-        "...],)"
+        "The result is a tuple of length 2, but out_axes has a tuple of length 1 for it. Give both the same "
+        "structure, or one specification for all of it. The out_axes here: (['i', ...],)"
         f"{LEGACY}xmap out_axes specification must be a tree prefix of the corresponding value",
     ),
     "out specs with other keys than the result": (
@@ -599,17 +616,17 @@ MISUSES = {
     "a float as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": 2.5}),
         TypeError,
-        "The size of axis i in axis_sizes should be an integer, but got 2.5",
+        "The size of axis i in axis_sizes should be an integer, such as 8, but got 2.5",
     ),
     "a bool as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": True}),
         TypeError,
-        "The size of axis i in axis_sizes should be an integer, but got True",
+        "The size of axis i in axis_sizes should be an integer, such as 8, but got True",
     ),
     "None as a size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": None}),
         TypeError,
-        "The size of axis i in axis_sizes should be an integer, but got None",
+        "The size of axis i in axis_sizes should be an integer, such as 8, but got None",
     ),
     "a negative size": (
         lambda: xmap(identity, I, I, axis_sizes={"i": -1}),
@@ -619,7 +636,7 @@ MISUSES = {
     "axis_sizes that are a list": (
         lambda: xmap(identity, I, I, axis_sizes=[3]),
         TypeError,
-        "axis_sizes should be a dictionary from axis names to integers, but got [3]",
+        "axis_sizes should be a dictionary, such as {'batch': 8}, but got [3]",
     ),
     "a tuple as a name in axis_sizes": (
         lambda: xmap(identity, {}, {}, axis_sizes={("a", "b"): 2}),
@@ -789,27 +806,32 @@ MISUSES = {
     "a loop of length zero": (
         lambda: SerialLoop(0),
         ValueError,
-        "The length of a serial loop should be a positive integer, but got 0",
+        "The length of a serial loop should be a positive integer, but got 0. Write the number of chunks: "
+        "SerialLoop(4), or serial_loop('l', 4)",
     ),
     "a loop of fractional length": (
         lambda: SerialLoop(2.5),
         ValueError,
-        "The length of a serial loop should be a positive integer, but got 2.5",
+        "The length of a serial loop should be a positive integer, but got 2.5. Write the number of chunks: "
+        "SerialLoop(4), or serial_loop('l', 4)",
     ),
     "a loop of a string's length": (
         lambda: in_loop("l", "2", lambda: None),
         ValueError,
-        "The length of a serial loop should be a positive integer, but got '2'",
+        "The length of a serial loop should be a positive integer, but got '2'. Write the number of chunks: "
+        "SerialLoop(4), or serial_loop('l', 4)",
     ),
     "a loop with an unhashable name": (
         lambda: in_loop(["l"], 2, lambda: None),
         TypeError,
-        "The name of a serial loop should be a string (or hashable, and not None), but got ['l']",
+        "The name of a serial loop should be a string (or hashable, and not None), but got ['l']. Write "
+        "serial_loop('l', 4)",
     ),
     "a loop named None": (
         lambda: in_loop(None, 2, lambda: None),
         TypeError,
-        "The name of a serial loop should be a string (or hashable, and not None), but got None",
+        "The name of a serial loop should be a string (or hashable, and not None), but got None. Write "
+        "serial_loop('l', 4)",
     ),
     "a loop within a loop of the same name": (
         lambda: in_loop("l", 2, lambda: in_loop("l", 4, lambda: None)),
@@ -966,7 +988,7 @@ MISUSES = {
     "ptp along an axis without elements": (
         lambda: xmap(lambda v: xnp.ptp(v, axis="i"), I, [...])(np.zeros((0, 3))),
         ValueError,
-        "ptp got the axis 'i' of size 0: no elements have no extremum (zero-size array)",
+        "ptp got the axis 'i' of size 0 (a zero-size array). Leave ptp out where it is empty",
     ),
     "a reference as an argument": (
         lambda: xmap(lambda v: v[...], I, I)(jax.new_ref(ones(4))),
@@ -1124,8 +1146,8 @@ MISUSES = {
     "a decorator with specifications by position": (
         lambda: xmap(I, I),
         TypeError,
-        "The first argument of xmap should be a function, but got ['i', ...]. As a decorator, write "
-        "@xmap(in_axes=..., out_axes=...)",
+        "The first argument of xmap should be a function, but got ['i', ...]. Write xmap(fun, in_axes, out_axes), "
+        "or the decorator @xmap(in_axes=..., out_axes=...)",
     ),
     "the same name twice in psum": (
         lambda: over_i(lambda v: lax.psum(v, ("i", "i")), out_axes={}),
@@ -1191,14 +1213,14 @@ MISUSES = {
     "a destination twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)])),
         ValueError,
-        "The permutation of ppermute at HERE has the destination index 1 more than once. Each element can be "
-        "sent once and received once",
+        "The permutation of ppermute at HERE has the destination index 1 more than once. Each element is sent once "
+        "and received once: leave one of these pairs out",
     ),
     "a source twice": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1), (0, 2)])),
         ValueError,
-        "The permutation of ppermute at HERE has the source index 0 more than once. Each element can be sent "
-        "once and received once",
+        "The permutation of ppermute at HERE has the source index 0 more than once. Each element is sent once and "
+        "received once: leave one of these pairs out",
     ),
     "an integer for the name in a permutation": (
         lambda: xmap(lambda v: lax.ppermute(v, 0, [(0, 1)]), {0: 0}, {0: 0})(np.ones(8)),
@@ -1215,22 +1237,24 @@ MISUSES = {
     "a permutation that leaves the axis": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 8)])),
         ValueError,
-        "The permutation of ppermute at HERE has the index 8, but the axis has the indices 0 to 7",
+        "The permutation of ppermute at HERE has the index 8, but the indices are 0 to 7. Use these only",
     ),
     "a permutation of triples": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0, 1, 2)])),
         ValueError,
-        "The permutation of ppermute at HERE should be pairs of integers, (source, destination), but got ((0, 1, 2),)",
+        "The permutation of ppermute at HERE should be pairs of integers, [(source, destination), ...], but got "
+        "((0, 1, 2),)",
     ),
     "a permutation of fractions": (
         lambda: over_i(lambda v: lax.ppermute(v, "i", [(0.5, 1)])),
         ValueError,
-        "The permutation of ppermute at HERE should be pairs of integers, (source, destination), but got ((0.5, 1),)",
+        "The permutation of ppermute at HERE should be pairs of integers, [(source, destination), ...], but got "
+        "((0.5, 1),)",
     ),
     "a broadcast from beyond the axis": (
         lambda: over_i(lambda v: lax.pbroadcast(v, "i", 9)),
         ValueError,
-        "The source of pbroadcast at HERE has the index 9, but the axis has the indices 0 to 7",
+        "The source of pbroadcast at HERE has the index 9, but the indices are 0 to 7. Use these only",
     ),
     "groups that leave elements out": (
         lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
@@ -1302,7 +1326,8 @@ MISUSES = {
     "the result of a function for the function": (
         lambda: xmap(add(ones(3), ones(3)), I, I),
         TypeError,
-        "The first argument of xmap should be a function, but got an array of shape (3,)",
+        "The first argument of xmap should be a function, but got an array of shape (3,). Write xmap(fun, in_axes, "
+        "out_axes), or the decorator @xmap(in_axes=..., out_axes=...)",
     ),
     "pdot over a set of names": (
         lambda: over_i(lambda v: lax.pdot(v, v, {"i"})),
@@ -1322,18 +1347,20 @@ MISUSES = {
     "pdot of dimensions of two sizes": (
         lambda: over_i(lambda v: lax.pdot(v, jnp.ones(4), "i", ((0,), (0,)))),
         TypeError,
-        "pos_contract of pdot pairs dimension 0 of x (shape (3,)) with dimension 0 of y (shape "
-        "(4,)), but they have different sizes",
+        "pos_contract of pdot pairs dimension 0 of x (shape (3,)) with dimension 0 of y (shape (4,)), but they "
+        "have different sizes. Pair dimensions of one size",
     ),
     "pdot of a dimension that x lacks": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", ((1,), (0,)))),
         ValueError,
-        "pdot was given the positional dimension 1 of x, which has shape (3,). Named axes are not part of that shape",
+        "pdot was given the positional dimension 1 of x, which has shape (3,). Count without the named axes, which "
+        "are not part of that shape",
     ),
     "pdot of a batch dimension that y lacks": (
         lambda: over_i(lambda v: lax.pdot(v, 2.0, "i", ((), ()), ((0,), (-1,)))),
         ValueError,
-        "pdot was given the positional dimension -1 of y, which has shape (). Named axes are not part of that shape",
+        "pdot was given the positional dimension -1 of y, which has shape (). Count without the named axes, which "
+        "are not part of that shape",
     ),
     "pdot of one dimension with none": (
         lambda: over_i(lambda v: lax.pdot(v, v, "i", ((0,), ()))),
@@ -1378,8 +1405,8 @@ MISUSES = {
     "pgather along a dimension that is not there": (
         lambda: over_i(lambda v: lax.pgather(v, 0, ("i", 1))),
         ValueError,
-        "pgather was given the positional dimension 1 of src, which has shape (3,). Named axes are not part of that "
-        "shape",
+        "pgather was given the positional dimension 1 of src, which has shape (3,). Count without the named axes, "
+        "which are not part of that shape",
     ),
     "pgather along a name twice": (
         lambda: over_i(lambda v: lax.pgather(v, 0, ("i", "i"))),
@@ -1477,23 +1504,23 @@ MISUSES = {
     "an einsum for fewer operands": (
         lambda: over_i(lambda v: einsum("n{i},n->", v)),
         ValueError,
-        "The einsum specification 'n{i},n->' describes 2 operands, but 1 were given",
+        "The einsum 'n{i},n->' describes 2 operands, but got 1. Pass one for each part",
     ),
     "an einsum for another rank": (
         lambda: over_i(lambda v: einsum("nm{i}->n", v)),
         ValueError,
-        "Operand 0 of the einsum 'nm{i}->n' is described by 'nm{i}', which has 2 positional "
-        "dimensions, but its positional shape is (3,). Named axes belong in braces",
+        "Operand 0 of the einsum 'nm{i}->n' is described by 'nm{i}', which has 2 positional dimensions, but its "
+        "positional shape is (3,). Write named axes in braces",
     ),
     "an einsum with two sizes of a letter": (
         lambda: over_i(lambda v: einsum("n{i},n->{i}", v, jnp.ones(4))),
         ValueError,
-        "In the einsum 'n{i},n->{i}', the dimension n has size 3 in one place and 4 in operand 1",
+        "In 'n{i},n->{i}', the dimension n has size 3 and, in operand 1, 4. Pass arrays of one size",
     ),
     "an einsum over a diagonal that is not square": (
         lambda: over_i(lambda v: einsum("nn{i}->{i}", jnp.outer(v, jnp.ones(4)))),
         ValueError,
-        "In the einsum 'nn{i}->{i}', the dimension n has size 3 in one place and 4 in operand 0",
+        "In 'nn{i}->{i}', the dimension n has size 3 and, in operand 0, 4. Pass arrays of one size",
     ),
     "an einsum that skips an axis": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, v)),
@@ -1511,19 +1538,19 @@ MISUSES = {
         lambda: over_i(lambda v: einsum("n{i},n,n->", v, jnp.ones(3), jnp.ones(3), optimize=[(0, 1)]), out_axes={}),
         ValueError,
         "optimize=[(0, 1)] is not a path for 3 operands: a list of steps, each a tuple of positions among the "
-        "remaining operands. The result of a step becomes the last operand, and one must remain at the end",
+        "remaining operands. A step's result becomes the last, and one must remain. Or write optimize='auto'",
     ),
     "an einsum with a path of operands that are not there": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=[(0, 5)]), out_axes={}),
         ValueError,
         "optimize=[(0, 5)] is not a path for 2 operands: a list of steps, each a tuple of positions among the "
-        "remaining operands. The result of a step becomes the last operand, and one must remain at the end",
+        "remaining operands. A step's result becomes the last, and one must remain. Or write optimize='auto'",
     ),
     "an einsum whose path is a number": (
         lambda: over_i(lambda v: einsum("n{i},n->", v, jnp.ones(3), optimize=3), out_axes={}),
         ValueError,
         "optimize=3 is not a path for 2 operands: a list of steps, each a tuple of positions among the remaining "
-        "operands. The result of a step becomes the last operand, and one must remain at the end",
+        "operands. A step's result becomes the last, and one must remain. Or write optimize='auto'",
     ),
     "along an unbound name": (
         lambda: over_i(lambda v: xnp.along(jnp.sort, "nope", v)),
@@ -1551,8 +1578,8 @@ MISUSES = {
     "a product over a dimension that is not there": (
         lambda: over_i(lambda v: xnp.prod(v, axis=("i", 1)), out_axes={}),
         ValueError,
-        "prod was given the positional dimension 1 of its operand, which has shape (3,). Named axes are not part of "
-        "that shape",
+        "prod was given the positional dimension 1 of its operand, which has shape (3,). Count without the named "
+        "axes, which are not part of that shape",
     ),
     "a product over a name twice": (
         lambda: over_i(lambda v: xnp.prod(v, axis=("i", "i")), out_axes={}),
@@ -1707,12 +1734,12 @@ MISUSES = {
     "a mesh with a device twice": (
         lambda: Mesh([DEVICES[0], DEVICES[0]], "x"),
         ValueError,
-        "A mesh should have each device once, but CpuDevice(id=0) appears more than once in it",
+        "A mesh should have each device once, but CpuDevice(id=0) appears more than once. Leave one out",
     ),
     "a mesh without devices": (
         lambda: Mesh([], "x"),
         ValueError,
-        "mesh needs at least one device, but got none for the axis names ('x',)",
+        "mesh needs at least one device, but got none for the axis names ('x',). Pass jax.devices()",
     ),
     "a mesh entered in a body": (
         lambda: over_i(lambda v: in_mesh(DEVICES, "x", lambda: split_on_x(v)), shape=(8,)),
@@ -1787,7 +1814,7 @@ MISUSES = {
     "an unknown backend": (
         lambda: xmap(identity, I, I, backend="nonesuch"),
         RuntimeError,
-        "xmap backend 'nonesuch' is not available. Available backends: cpu",
+        "xmap backend 'nonesuch' is not available. Use cpu, or leave it out",
     ),
     "too few arguments": (
         lambda: xmap(add, I, I)(ones(3)),
@@ -1815,13 +1842,44 @@ HELPER_LINES = set().union(*(lines_of(f.__code__) for f in HELPERS))
 PLACE = re.compile(re.escape(__file__) + r":(\d+)(?::\d+)? \([^)]*\)")
 
 
+def files_of(error):
+    """The files of a traceback, as a user sees it."""
+    return {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+
+
 @pytest.mark.parametrize(("misuse", "error", "message"), MISUSES.values(), ids=MISUSES.keys())
 def test_misuse(misuse, error, message):
     with pytest.raises(error) as caught:
         misuse()
     assert type(caught.value) is error
     assert PLACE.sub("HERE", str(caught.value)) == message
+    assert files_of(caught.value) == {__file__}
     assert {int(line) for line in PLACE.findall(str(caught.value))} <= lines_of(misuse.__code__) | HELPER_LINES
+
+
+# What to do: a sentence that begins with a verb, the form that was required, an example, or a caret below the mistake.
+CURE = re.compile(
+    r"(?:[.:;,] (?:[Oo]r )?|\? |without names )(?:[Aa]dd|Apply|Ask|Assign|Bind|Call|Count|Enter|[Gg]ive|Include"
+    r"|[Ll]eave|Make|Map|Name|Pad|Pair|[Pp]ass|Put|Reduce|Remove|Rename|Return|Take|Use|[Ww]rite)\b"
+    r"|should be |such as |expects |Did you mean|a `return` missing|\^$"
+)
+# Python or functions of JAX refuse these; notes help where a name is in the place of a position: see NOTED.
+OF_OTHERS = {
+    "the same name twice in jnp.sum",
+    "a shuffle that is no permutation",
+    "all_to_all of a dimension of another size",
+    "all_to_all in tiles of a dimension that does not divide",
+    "pswapaxes with a dimension of another size",
+    "psum_scatter over a dimension of another size",
+    "overlapping groups",
+    "too few arguments",
+    "too many arguments",
+}
+
+
+def test_every_message_says_what_to_do():
+    ours = {name: message.split(LEGACY)[0] for name, (_, _, message) in MISUSES.items()}
+    assert {name for name, message in ours.items() if not CURE.search(message)} == OF_OTHERS
 
 
 def test_legacys_words_are_the_last_line_and_shorter_than_ours():
@@ -2071,7 +2129,26 @@ def test_tracebacks_end_in_the_users_file(failing, mode):
             failing()
     finally:
         jax.config.update("jax_traceback_filtering", before)
-    assert {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)} == {__file__}
+    assert files_of(caught.value) == {__file__}
+
+
+STAGED = {
+    "lower": lambda: xmap(identity, I, I).lower(np.float32(1)),
+    "trace": lambda: xmap(identity, I, I).trace(np.float32(1)),
+    "eval_shape": lambda: xmap(identity, I, I).eval_shape(np.float32(1)),
+    "a sample": lambda: random.normal(jax.random.key(0), random.NamedShape(i=2)),
+    "keys": lambda: random.fold_in_names(jax.random.key(0), random.NamedShape(i=2)),
+    "an einsum in opt_einsum": lambda: xmap(lambda v: jnp.einsum("ij,jk", v, v), I, I)(ones((8, 3))),
+    "a picture": lambda: xmap(identity, I, I).plan(ones((8, 3))).save_svg("/nonexistent/a.svg"),
+    "one device": lambda: check_assignments(xmap(identity, I, I), ones((8, 3)), mesh=Mesh(jax.devices()[:1], "x")),
+}
+
+
+@pytest.mark.parametrize("failing", STAGED.values(), ids=STAGED.keys())
+def test_tracebacks_of_other_functions_end_in_the_users_file(failing):
+    with pytest.raises(Exception) as caught:
+        failing()
+    assert files_of(caught.value) == {__file__}
 
 
 # ----------------------------------------------------------------------- what JAX refuses before us

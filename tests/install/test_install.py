@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import types
+import warnings
 
 import forks
 import jax
@@ -71,7 +72,7 @@ IMPORTS = [
     "from jax.interpreters.pxla import thread_resources, Mesh",
     "from jax.lax import pdot, xeinsum, pgather, pargmax, pargmin",
     "import jax; jax.lax.pdot",
-    "import jax; jax.config.update('experimental_xmap_spmd_lowering', True)",
+    "import jax; jax.config.update('experimental_xmap_spmd_lowering', False)",
     "import jax; jax.config.update('experimental_xmap_spmd_lowering_manual', True)",
     "import jax; jax.config.update('experimental_xmap_ensure_fixed_sharding', True)",
     "import jax; jax.config.experimental_xmap_spmd_lowering",
@@ -554,18 +555,13 @@ def test_a_block_may_outlive_the_installation():
 # ------------------------------------------------------------------------ options, vocabulary
 
 
+@pytest.mark.filterwarnings("ignore:experimental_xmap_spmd_lowering has no effect")
 @pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_are_accepted_and_remembered(maps, option):
     assert getattr(jax.config, option) is False
     jax.config.update(option, True)
     assert getattr(jax.config, option) is True
     assert jax.config.values[option] is True
-    # What the other one does is shown in test_compiler_axes.py.
-    if option != removed.SPMD_LOWERING:
-        assert_same_program_with_and_without(maps, option)
-
-
-def assert_same_program_with_and_without(maps, option):
     texts = []
     for value in (True, False):
         jax.config.update(option, value)
@@ -574,6 +570,16 @@ def assert_same_program_with_and_without(maps, option):
     assert texts[0] == texts[1]
 
 
+def test_the_option_that_had_an_effect_warns_at_the_users_line(maps):
+    with pytest.warns(UserWarning, match="has no effect: .*compiler_axes") as seen:
+        jax.config.update(removed.SPMD_LOWERING, True)
+    assert [w.filename for w in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.config.update(removed.SPMD_LOWERING, False)
+
+
+@pytest.mark.filterwarnings("ignore:experimental_xmap_spmd_lowering has no effect")
 @pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_start_anew_and_are_unknown_outside(option):
     with install():
@@ -706,7 +712,7 @@ def test_a_program_in_the_named_language():
         from jax import lax
         from jax.experimental.maps import SerialLoop, mesh, xmap
 
-        jax.config.update("experimental_xmap_spmd_lowering", True)
+        jax.config.update("experimental_xmap_ensure_fixed_sharding", True)
 
         def layer(w, x):
             assert x.named_shape == {"batch": 8, "inputs": 6}

@@ -664,9 +664,9 @@ def test_an_axis_that_an_operand_skips_is_an_error_that_names_both():
 @pytest.mark.parametrize(
     ("spec", "shapes", "error", "message"),
     [
-        ("n{b},{b}", [(2, 3)], ValueError, "describes 2 operands, but 1 were given"),
+        ("n{b},{b}", [(2, 3)], ValueError, "describes 2 operands, but got 1. Pass one for each"),
         ("nm{b}", [(2, 3)], ValueError, "has 2 positional dimensions, but its positional shape is (3,)"),
-        ("n{b},n{b}", [(2, 3), (2, 4)], ValueError, "the dimension n has size 3 in one place and 4 in operand 1"),
+        ("n{b},n{b}", [(2, 3), (2, 4)], ValueError, "the dimension n has size 3 and, in operand 1, 4"),
         ("n{c}", [(2, 3)], NameError, "Found an unbound axis name: c in the einsum 'n{c}'. Named axes in scope: b"),
     ],
 )

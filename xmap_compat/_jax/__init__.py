@@ -75,6 +75,7 @@ from xmap_compat._jax.patches import (
 )
 from xmap_compat._jax.positions import (
     api_boundary,
+    contextmanager,
     equation_context,
     exclude_from_positions,
     name_stack,
@@ -91,14 +92,8 @@ from xmap_compat._jax.primitives import (
     define_device_check,
     define_dual_primitives,
     define_named_primitive,
-    names_after_batching,
 )
-from xmap_compat._jax.tracing import (
-    current_trace,
-    is_bound,
-    jit,
-    plain_context,
-)
+from xmap_compat._jax.tracing import current_trace, is_bound, jit, plain_context
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,

@@ -49,9 +49,6 @@ class Restoration:
 
         self._plan.append(install)
 
-    def at_exit(self, undo: Callable[[], None]) -> None:
-        self._plan.append(lambda: undo)
-
     def enter(self) -> None:
         with self._lock:
             self._users += 1

@@ -105,7 +105,7 @@ def _spec_meant(spec: Any) -> str:
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
     if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
         return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
-    return ". Write a list of names, or {position: name}"
+    return ". Write a list of names, or {position: name} with integers for positions"
 
 
 def misplaced_ellipsis(spec: Any, path: str) -> ValueError:
@@ -164,7 +164,8 @@ def not_a_prefix(
 ) -> ValueError:
     """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
     place, asked, found, missing = parting
-    advice = ". Give both the same keys" if asked[:6] == found[:6] == "a dict" else ""
+    same = "keys" if asked[:6] == found[:6] == "a dict" else "structure, or one specification for all of it"
+    advice = f". Give both the same {same}"
     ours = f"{_result(place)} is {found}, but {where} has {asked} for it"
     if missing:
         keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
@@ -378,11 +379,11 @@ def bad_mesh_devices(found: Any) -> TypeError:
 
 
 def repeated_mesh_device(device: Any) -> ValueError:
-    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once in it")
+    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once. Leave one out")
 
 
 def empty_mesh(names: Sequence[Any]) -> ValueError:
-    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}")
+    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()")
 
 
 def loop_collective(name: Hashable, where: str) -> RuntimeError:
@@ -433,13 +434,6 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
     return RuntimeError(
         f"Changing compiler_axes is not allowed inside xmap: they are {as_set(outer)} around the outer xmapped "
         f"function, and {as_set(inner)} in its body. Enter compiler_axes around the outermost xmapped call"
-    )
-
-
-def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
-    return ValueError(
-        f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
-        "experimental_xmap_spmd_lowering has left to the compiler. Use xmap_compat.compiler_axes instead of the option"
     )
 
 
@@ -586,20 +580,19 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
-        "if it has a batching rule for these axes, leave them without mesh resources"
+        f"xmap_compat does not know the operation `{primitive}`, which uses the named axes {quoted(names)} at {where}. "
+        "Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 
 
 def index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
-    return ValueError(f"{what} at {where} has the index {index}, but the axis has the indices 0 to {size - 1}")
+    return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")
 
 
 def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element can be sent "
-        "once and received once"
+        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element is sent "
+        "once and received once: leave one of these pairs out"
     )
 
 

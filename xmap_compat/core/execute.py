@@ -94,7 +94,7 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
-    compiler = placed.compiler
+    compiler = placed.scope.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
     widens = bool(compiler) and _jax.widens(platform_of(mesh) or jax.default_backend())
     placements = placed.placements

@@ -13,6 +13,7 @@ from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.placement import Placement, enclosing_bodies
 
 
+@_jax.api_boundary
 def named_shape(x: Any) -> dict[Hashable, int]:
     """The named axes that a value varies over, with their sizes: ``{'batch': 20}``.
 

@@ -79,7 +79,8 @@ def _trace(fun, types, body, return_shape):
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
-            error.args = errors.unbound_name(str(error), sizes_in_scope(), _mesh_axes(body)).args
+            mesh_axes = body.scope.mesh.axis_names if body.scope.mesh is not None else ()
+            error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
             raise
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
@@ -89,10 +90,6 @@ def _trace(fun, types, body, return_shape):
 
 def _notes() -> Any:
     return importlib.import_module("xmap_compat.core.notes")
-
-
-def _mesh_axes(body):
-    return body.scope.mesh.axis_names if body.scope.mesh is not None else ()
 
 
 def _without_references(traced, axis_env):

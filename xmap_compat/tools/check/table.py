@@ -47,12 +47,12 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
-_ROWS = [*removed.TABLE, *removed.table(_OF_XMAP)]
-NAMES = {row.name: _of_row(row.name, row.kind, row.now, row.until) for row in _ROWS}
+NAMES = {row.name: _of_row(row.name, row.kind, row.now, row.until) for row in removed.TABLE}
+NAMES |= {name: _of_row(name, kind, now, until) for name, _, until, kind, now in removed.read(_OF_XMAP)}
 MOVED = {row.name: row.now for row in removed.TABLE if row.kind == removed.MODULE}
 MODULES = {}
 for _module in (MAPS, *sorted(removed.GONE_MODULES)):
-    _until = max((row.until for row in _ROWS if row.name.startswith(f"{_module}.")), key=release)
+    _until = max((gone.until for gone in NAMES.values() if gone.name.startswith(f"{_module}.")), key=release)
     MODULES[_module] = Gone(_module, RESTORED, INSTALL, _until)
 KEYWORDS = {
     (row.function, row.keyword): _of_row(

@@ -22,7 +22,7 @@ from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.construction import Change, Construction
 from xmap_compat.tools.leave.rewriting import OURS
 from xmap_compat.tools.leave.text import NotWritable
-from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_xmap, source_of
+from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_ours, is_xmap, source_of
 from xmap_compat.tools.source.bindings import first_line
 
 _PATHS = sysconfig.get_paths()
@@ -41,11 +41,6 @@ def is_library(file: str) -> bool:
 
 def is_xmapped(value: Any) -> bool:
     return isinstance(value, type(jax.jit(len))) and callable(getattr(value, "plan", None))
-
-
-def is_ours(value: Any) -> bool:
-    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
-    return str(module).split(".")[0] == "xmap_compat"
 
 
 def is_under(file: str, root: str) -> bool:

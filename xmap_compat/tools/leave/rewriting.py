@@ -82,17 +82,15 @@ class Rewriting:
 
     Attributes:
       calls: the collectives of each innermost call of the user, in all traced programs.
-      inside: calls of contractions that a body differentiates.
       handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
-      places: the file and line of each edited call, which the second run counts by its index.
+      places: where each edited call is, which the second run counts by its index.
     """
 
     names: AxisNames
     calls: Mapping[Span, Sequence[Any]]
-    inside: frozenset[Span]
     handled: dict[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    places: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    places: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
 
     def place(self, piece: Piece, node: Any) -> int:
-        self.places.append((piece.file, node.lineno))
+        self.places.append((piece.file, node.lineno, node.col_offset))
         return len(self.places) - 1
