@@ -86,14 +86,14 @@ def _python(cell: str) -> tuple[str, Error | None]:
         cell = "\n" * magic[0].count("\n") + cell[magic.end() :] if magic else "\n" * cell.count("\n")
     # IPython dedents an indented cell; here the line before it opens a block.
     head = "if 1:\n" if re.match(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]", cell) else "\n"
-    errors = []
+    why = []
     for text in (cell, _LINE.sub(r"\1pass", _PYTHON_LINE.sub(r"\1if 1:", cell))):
         try:
             _parse(f"{head}{text}\n")
             return f"{head}{text}\n", None
         except _CANNOT as error:
-            errors.append(_error(error))
-    return "\n" * (cell.count("\n") + 2), errors[0]
+            why.append(_error(error))
+    return "\n" * (cell.count("\n") + 2), why[0]
 
 
 def _parse(text: str) -> ast.Module:
