@@ -243,7 +243,7 @@ def test_debug_callbacks_that_are_given_nothing_are_refused(speak):
     def body(v):
         return lax.cond(v > 0, lambda: speak() or v, lambda: v)
 
-    with pytest.raises(NotImplementedError, match=r"without a value .* Give it a value of the body"):
+    with pytest.raises(NotImplementedError, match=r"without a value .* Give it one of the body"):
         beside_compiler(xmap(body, ["batch"], ["batch"], axis_resources=ON_X), np.ones(8))
 
 

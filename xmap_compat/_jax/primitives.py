@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,16 +26,8 @@ def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> 
     return list(out) if primitive.multiple_results else [out]
 
 
-class Level(NamedTuple):
-    """One dimension that a primitive is batched over.
-
-    Attributes:
-      size: the size of the dimension.
-      positions: for each operand where the dimension is (counted after the outer levels removed theirs), or None.
-    """
-
-    size: int
-    positions: Sequence[int | None]
+# A dimension that a primitive is batched over: its size, and where each operand has it once the outer ones are removed.
+Level = tuple[int, Sequence[int | None]]
 
 
 def bind_batched(
@@ -43,16 +35,16 @@ def bind_batched(
 ) -> list[Any]:
     """Bind a primitive under one ``jax.vmap`` for each level, the outermost first.
 
-    The levels that a result has are its first dimensions, in order.
+    The levels are the first dimensions of each result, in order.
     """
 
     def bound(_, *operands):
         return bind(primitive, operands, params)
 
-    for level in reversed(levels):
-        bound = jax.vmap(bound, (0, *level.positions), axis_size=level.size)
+    for size, positions in reversed(levels):
+        bound = jax.vmap(bound, (0, *positions), axis_size=size)
     # No operand may have a level: the first argument has them all.
-    return bound(np.empty([level.size for level in levels], bool), *operands)
+    return bound(np.empty([size for size, _ in levels], bool), *operands)
 
 
 def define_named_primitive(

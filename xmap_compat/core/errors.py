@@ -438,15 +438,18 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
 
 
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    advice = "Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
+    if primitive.startswith("debug"):
+        primitive, advice = f"{primitive} without a value", "Give it one of the body: jax.debug.print('here {}', v)"
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        "compiler. Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
+        f"compiler. {advice}"
     )
 
 
-def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
+def ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
     return ValueError(
-        f"An argument of io_callback(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
+        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
         f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
     )
 
@@ -465,18 +468,16 @@ def callback_repeated(axes: Iterable[Hashable], where: str) -> NotImplementedErr
     )
 
 
-def check_from_outside(where: str) -> NotImplementedError:
+def check_from_outside(fun: str, where: str = "") -> NotImplementedError:
+    seen = f"The check at {where} is in" if where else "The automatic checks of checkify do not see the elements of"
     return NotImplementedError(
-        f"The check at {where} is in an xmapped function. Apply checkify inside, and map its error like any result: "
+        f"{seen} the xmapped function {fun}. Apply checkify inside, and map its error like any result: "
         "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
     )
 
 
-def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
-        "are left to the compiler. Give it a value of the body, as in jax.debug.print('here {}', v)"
-    )
+def token(what: str) -> NotImplementedError:
+    return NotImplementedError(f"{what} is a token, but effects in an xmapped function have no order. Leave it out")
 
 
 def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:

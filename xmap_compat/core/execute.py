@@ -24,6 +24,7 @@ from xmap_compat.core.nested import boundary
 from xmap_compat.core.nested.axes import as_placements, own_of
 from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
+from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional, split
 from xmap_compat.core.watch import NOBODY, watcher
@@ -61,7 +62,7 @@ class Execution:
         outer = as_placements(body.device_axes, nested=True) if view.nested else {}
         checker = Checker(view.placements, placed.fun_name, outer, room, trace)
         jaxpr = placed.program.jaxpr
-        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr))
+        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
         wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
         if loop_lengths(view.placements):
             return evaluate_in_loops(ev, placed.program, values, args, wanted)
@@ -96,7 +97,7 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     assert mesh is not None
     compiler = placed.scope.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
-    widens = bool(compiler) and _jax.widens(platform_of(mesh) or jax.default_backend())
+    widens = bool(compiler) and (platform_of(mesh) or jax.default_backend()) == "cpu"
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
@@ -110,8 +111,6 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
 
     def on_device(consts, args):
-        if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
-            raise errors.ordered_effect(placed.fun_name, mesh.size)
         return Execution(placed, view).on_device(consts, args)
 
     consts = list(placed.program.consts)

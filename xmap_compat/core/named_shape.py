@@ -55,10 +55,9 @@ def named_shape(x: Any) -> dict[Hashable, int]:
 
 def is_array(x):
     try:
-        jax.typeof(x)
+        return hasattr(jax.typeof(x), "shape")
     except TypeError:
         return False
-    return True
 
 
 def _names_of(x, checker, memo):

@@ -61,6 +61,8 @@ def trace_program(
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
+    if not all(hasattr(aval, "shape") for aval in closed.out_avals):
+        raise errors.token("A result")
     return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
 
 
@@ -71,7 +73,7 @@ def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any
 
 def _trace(fun, types, body, return_shape):
     axis_env = [*_new_device_axes(body), *body.sizes.items()]
-    with body_context(body):
+    with _body_context(body):
         try:
             closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
             return _without_references(closed, axis_env) if return_shape else closed
@@ -79,9 +81,9 @@ def _trace(fun, types, body, return_shape):
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
-            mesh_axes = body.scope.mesh.axis_names if body.scope.mesh is not None else ()
+            mesh_axes = getattr(body.scope.mesh, "axis_names", ())
             error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
-            raise
+            raise error from None  # JAX has tried the name as a position
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
@@ -106,7 +108,7 @@ def _new_device_axes(body):
 
 
 @contextlib.contextmanager
-def body_context(body: Body) -> Iterator[None]:
+def _body_context(body: Body) -> Iterator[None]:
     """The context for tracing a body: this thread knows its axes, and JAX has the removed vocabulary again."""
     with entered_body(body), restored(), _by_our_rules(True), _jax.plain_context():
         yield

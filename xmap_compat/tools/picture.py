@@ -94,9 +94,8 @@ class _Canvas:
     def is_everywhere(self, holders: Sequence[int]) -> bool:
         return len(holders) == len(self.ids) > 1
 
-    def fill(self, holders: Sequence[int]) -> dict[str, str]:
-        everywhere = self.is_everywhere(holders)
-        return {"class_": "sheet"} if everywhere else {"fill": shared([self.colours[k] for k in holders])}
+    def fill(self, held: Sequence[int]) -> dict[str, str]:
+        return {"class_": "sheet"} if self.is_everywhere(held) else {"fill": shared([self.colours[k] for k in held])}
 
     def block(self, x, y, w, h, holders, title):
         """A rectangle in the colour that devices share, with their numbers as large as there is room."""
@@ -187,8 +186,7 @@ def _mesh_card(canvas: _Canvas, title: str, x: float, y: float) -> float:
         canvas.text(x + 48, y + 40, "one device", 11, "on", "middle")
         return y + 52
     coordinates = list(np.ndindex(*canvas.mesh.axis_sizes))
-    axes = canvas.mesh.axis_names
-    place = lambda k: listed(f"{name} = {at}" for name, at in zip(axes, coordinates[k]))  # noqa: E731
+    place = lambda k: listed(f"{name} = {at}" for name, at in zip(canvas.mesh.axis_names, coordinates[k]))  # noqa: E731
     tip = lambda held: f"device {canvas.ids[held[0]]}: {place(held[0])}"  # noqa: E731
     return _draw_grid(canvas, mesh_grid(canvas.mesh), x, y + 14, tip)
 
@@ -198,22 +196,19 @@ def _legend(canvas: _Canvas, arrays: Sequence[Array]) -> Card:
     grids = [arrange(a, canvas.mesh) for a in arrays]
     blocks = {tuple(block) for g in grids for _, rows in g.panels for row in rows for block in row}
     held = sorted(block for block in blocks if len(block) > 1 and not canvas.is_everywhere(block))
-    hues = lambda block: len({canvas.colours[k][0] for k in block})  # noqa: E731
     shape = {} if canvas.mesh is None else dict(canvas.mesh.shape)
     longest = max(shape, key=lambda axis: shape[axis], default="")
     others = axes_name(tuple(axis for axis in shape if axis != longest))
-    meanings = {
-        f"devices at one place along {longest}": [b for b in held if hues(b) == 1],
-        f"devices at one place along {others}": [b for b in held if hues(b) > 1],
-    }
-    found = [(text, some[0]) for text, some in meanings.items() if some]
+    found: dict[str, tuple[int, ...]] = {}
+    for block in held:
+        found.setdefault(others if len({canvas.colours[k][0] for k in block}) > 1 else longest, block)
 
     def card(x: float, y: float) -> float:
         if found:
             canvas.text(x, y + 12, "blocks on several devices", 13, "faint bold", room=COLUMN)
-        for k, (text, block) in enumerate(found):
+        for k, (axis, block) in enumerate(found.items()):
             canvas.rect(x, y + 24 + 20 * k, 14, 12, stroke="#374151", **canvas.fill(block))
-            canvas.text(x + 20, y + 34 + 20 * k, text, 11, "faint", room=COLUMN - 20)
+            canvas.text(x + 20, y + 34 + 20 * k, f"at one place along {axis}", 11, "faint", room=COLUMN - 20)
         return y + 22 + 20 * len(found)
 
     return card
@@ -238,7 +233,7 @@ def _draw_grid(canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[l
     rows, columns, _ = grid.shape
     down, across = (max(size, 1) for size in grid.sizes)
     tall = LONG * min(1, down / across) if grid.rows or grid.columns else SHORT
-    width = min(max(LONG * min(1, across / down), columns * 2 * BLOCK), COLUMN)
+    width = min(max(LONG * min(1, across / down), columns * 3 * BLOCK), COLUMN)
     height = min(max(tall, rows * BLOCK, SHORT), LONG)
     w, h = width / columns, height / rows
     for label, cells in grid.panels:
@@ -300,7 +295,6 @@ def _(found: Candidates) -> str:
             canvas.rect(MARGIN, y + 5, max(ROOM * count / largest, 1), 5, class_=kind)
             y += 6
     if len(rows) > MAX_TRANSFERS:
-        more = f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"
-        y = canvas.lines(MARGIN, y + 4, [more], ROOM)
+        canvas.lines(MARGIN, y + 4, [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"], ROOM)
     canvas.right = PAGE - MARGIN
     return canvas.document("what each assignment holds and sends")

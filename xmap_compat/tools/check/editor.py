@@ -211,7 +211,7 @@ class _File:
         else:
             separator = "; " if before.strip() else "\n" + before
             new = separator.join([*comments, *(statements or ["pass"])])
-            self.edits.append(dataclasses.replace(edit, text=new))
+            self.edits.append(edit._replace(text=new))
 
     # ------------------------------------------------------- names that are not always the same
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import io
 import itertools
@@ -11,16 +10,16 @@ import json
 import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from xmap_compat.tools.source.bindings import first_line, imported_names
 from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
-@dataclasses.dataclass(frozen=True)
-class Edit:
-    """The replacement of a part of one or more lines; lines count from 1, columns are in bytes."""
+class Edit(NamedTuple):
+    """The replacement of a part of one or more lines."""
 
-    start: tuple[int, int]
+    start: tuple[int, int]  # a line, from 1, and a column in bytes
     end: tuple[int, int]
     text: str
 
@@ -60,10 +59,10 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     """A text with these edits; the ends of its lines stay."""
     lines = [*text.encode().splitlines(keepends=True), b""]
     newline = next((end for end in (b"\r\n", b"\r") if lines[0].endswith(end)), b"\n")
-    for edit in sorted(dict.fromkeys(edits), key=lambda e: (e.start, e.end), reverse=True):
-        (top, left), (bottom, right) = edit.start, edit.end
-        new = edit.text.encode().replace(b"\n", newline)
-        lines[top - 1 : bottom] = [lines[top - 1][:left] + new + lines[bottom - 1][right:]]
+    for (top, left), (bottom, right), new in sorted(set(edits), reverse=True):
+        lines[top - 1 : bottom] = [
+            lines[top - 1][:left] + new.encode().replace(b"\n", newline) + lines[bottom - 1][right:]
+        ]
     return b"".join(lines).decode()
 
 
