@@ -74,8 +74,8 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
     names = frozenset().union(*(v.names for v in values))
     levels = view.local_names(names)
     mapped = fun
-    for level in reversed(_levels(view, values, levels)):
-        mapped = jax.vmap(mapped, level.positions, axis_size=level.size)
+    for size, positions in reversed(_levels(view, values, levels)):
+        mapped = jax.vmap(mapped, positions, axis_size=size)
     data = mapped(*(cast_to(view, v, names).data for v in values))
     return _typed_result(view, data, _dims(data, levels), names)
 
