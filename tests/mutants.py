@@ -634,9 +634,8 @@ found_by(
 found_by(
     "test_check",
     edits={
-        'held &= not has_failed if part in ("body", "else") else has_failed or not _only_imports_jax(node)': "pass",
-        "return held and not c.place.lazy": "return held",
-        "return not leaves and not any(isinstance(n, ast.Raise) for n in nodes)": "return True",
+        'reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)': "pass",
+        'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
     },
 )
 found_by(
