@@ -134,7 +134,7 @@ found_by(
     edits={
         'method = eqn.params["vmap_method"] or "sequential"': 'method = eqn.params["vmap_method"]',
         "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
-        "operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]": (
+        "operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]": (
             "operands = list(operands)"
         ),
     },
@@ -407,8 +407,8 @@ found_by(
             "if False:\n        return value\n    here"
         ),
         "if devices > 1 and slots == 1:": "if False:",
-        "traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
-            "traveling = [m for m in moves if m[0] != m[2]]"
+        "moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
+            "moving = [m for m in moves if m[0] != m[2]]"
         ),
         "if len(rows) > 1 and len(buffers) == 1 and": "if False and",
         "if len(runs) <= 4:": "if False:",
@@ -627,7 +627,9 @@ found_by(
         "while value >= step - 0.5 and": "while value >= 1000 and",
         'return f"{value:.3g} {units[k]}" if': 'return f"{value:.4g} {units[k]}" if',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
-        "turns = None if times is None or operation.turns is None else times * operation.turns": "turns = times",
+        "iterations = None if times is None or operation.iterations is None else times * operation.iterations": (
+            "iterations = times"
+        ),
         '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
     },
 )

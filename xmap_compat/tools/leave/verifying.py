@@ -177,9 +177,9 @@ def difference(found: Results, expected: Results, noise: Results = ()) -> str:
         if (leaf.devices is None) != (other.devices is None):
             return f"the copies of {path} {'differ' if leaf.devices else 'are equal'} on its devices"
         own = others.get(path)
-        spread = _distance(own.value, other.value) if own is not None and own.value.shape == other.value.shape else 0.0
+        noise = _distance(own.value, other.value) if own is not None and own.value.shape == other.value.shape else 0.0
         parts, wanted = (x.devices or {0: x.value} for x in (leaf, other))
-        if apart := next((words for k, part in parts.items() if (words := _apart(part, wanted[k], spread))), ""):
+        if apart := next((words for k, part in parts.items() if (words := _apart(part, wanted[k], noise))), ""):
             return f"{path} differs by {apart}"
     return ""
 
@@ -197,7 +197,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.max(np.abs(a[finite] - b[finite]), initial=0.0))
 
 
-def _apart(found: np.ndarray, expected: np.ndarray, spread: float = 0.0) -> str:
+def _apart(found: np.ndarray, expected: np.ndarray, noise: float = 0.0) -> str:
     """How far two arrays are apart, if that is more than the order of additions explains."""
     if found.tobytes() == expected.tobytes():
         return ""
@@ -210,7 +210,7 @@ def _apart(found: np.ndarray, expected: np.ndarray, spread: float = 0.0) -> str:
         return "its infinities or NaN"
     largest, apart = float(np.max(np.abs(b[finite]), initial=0.0)), _distance(found, expected)
     tolerance = next((t for at_least, t in TOLERANCES.items() if bits >= at_least), 0.5)
-    allowed = max(tolerance * largest, min(NOISE * spread, MOST_NOISE * largest))
+    allowed = max(tolerance * largest, min(NOISE * noise, MOST_NOISE * largest))
     return "" if apart <= allowed else f"{apart:.2g}, where its largest element is {largest:.2g}"
 
 
