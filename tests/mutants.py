@@ -434,9 +434,7 @@ found_by(
         "return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))": "return out",
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
-        "return (*letters[:at], *range(-count, 0), *letters[at + 1 :])": (
-            "return (*letters[:at], *range(count), *letters[at + 1 :])"
-        ),
+        "*range(min(0, len(letters) - 1 - ndim), 0)": "*range(max(0, ndim + 1 - len(letters)))",
         "if axis == name and does:": "if False:",
         "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
@@ -637,7 +635,7 @@ found_by(
     "test_check",
     edits={
         'reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)': "pass",
-        'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
+        r'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
     },
 )
 found_by(
