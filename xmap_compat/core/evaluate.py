@@ -63,24 +63,24 @@ class Evaluator:
     Attributes:
       view: the placements, and whether values are typed.
       checker: the named-shape inference of the same xmap.
-      trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
+      stage: ``stage(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
       apart: axes along which not every element gets here, as they take another branch or have left the loop.
       iterating: the loop resources whose iterations run this.
-      rules: the axis names found in the custom rules of equations.
+      rule_names: the axis names found in the custom rules of equations.
       gathers: equations of the program whose results vary in their type.
     """
 
     view: DeviceView
     checker: Checker
-    trace: Tracer
+    stage: Tracer
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
     apart: Names = frozenset()
     iterating: frozenset[Hashable] = frozenset()
-    rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    rule_names: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
 
     def evaluate(
