@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-Place = tuple[str, int]  # a file and a line
+Place = tuple[str, int, int]  # a file, a line and a column
 # Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
 # line and column of the item, and 0.
 Entered = tuple[str, int, int, int]
@@ -79,7 +79,7 @@ class Edited(NamedTuple):
     """The first run: all edits of a program, and how it ended.
 
     Attributes:
-      places: the files and lines of the edited calls in functions.
+      places: the files, lines and columns of the edited calls in functions.
       files: what the program has read of its own, whose texts may be changed.
       helpers: the text of the helper file; empty if nothing is patched.
       ended: the exception that ended it, or "".

@@ -37,6 +37,10 @@ NO_XMAP_HERE = "no call of xmap is in this line: write `xmap(...)` where it is m
 NAMED_LOOP = "its axis is on the loop {name} of `serial_loop`: write SerialLoop(length) in axis_resources"
 EXPLICIT = "the axes of its mesh are explicit: make it with axis_types=(jax.sharding.AxisType.Auto,) * number of axes"
 GROUPS = "axis_index_groups: make two axes of the axis, and use one of them"
+LACKS = (
+    "the collective at {where} is over {name}, which its operand lacks, and {other}, which it has, is on the same mesh "
+    "axis: give the axes other resources, or write what it computes, of one value for all elements"
+)
 TAKEN = "the edited program needs the name {name} for a part of an axis, and it has one of that name: rename yours"
 NOT_BY_NAME = "{called}, which is not called by its name there: write `lax.{primitive}(...)` there"
 TWO_TEXTS = (

@@ -107,4 +107,4 @@ class Report:
         """The edited places of verified constructions that no recorded call has executed."""
         places = {p for c in self.kept if is_verified(c) for p in self.found.places_of(c)}
         places -= {p for c in self.kept for p in self.found.places_of(c, self.seen.reached)}
-        return [f"{os.path.basename(file)}:{line}" for file, line in sorted(places)]
+        return [*dict.fromkeys(f"{os.path.basename(file)}:{line}" for file, line, _ in sorted(places))]

@@ -11,6 +11,7 @@ import ast
 import functools
 import inspect
 import os
+import sys
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from xmap_compat import braces as named_einsum
 from xmap_compat import random as named_random
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives
+from xmap_compat.tools.leave.places import file_of, is_library
 from xmap_compat.tools.leave.rewriting import OURS, CallOverAxes, Rewriting
 from xmap_compat.tools.leave.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
 from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark
@@ -104,6 +106,25 @@ class Rewriter:
             return self._einsum(node)
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
+        self._unedited(node, callee)
+
+    def _unedited(self, node: ast.Call, callee: Any) -> None:
+        """Note a call that may reduce over an axis of one name with its mesh axis: in JAX, over that one alone.
+
+        Where it was traced, its collectives were looked at.
+        """
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = [self._axis_value(a) for a in (*node.args, *(k.value for k in node.keywords))]
+        if isinstance(callee, functools.partial):
+            name, given = "", [*given, *callee.args, *callee.keywords.values()]
+        named = [n for v in given for n in (v if isinstance(v, (tuple, list)) else (v,))]
+        own = isinstance(callee, type) and not is_library(file_of(sys.modules.get(callee.__module__)))
+        if (
+            not own
+            and name not in self.module.functions
+            and not self.names.shared.isdisjoint(n for n in named if isinstance(n, str))
+        ):
+            self.module.place(self.piece, node)
 
     def _callback(self, node: ast.Call, vectorized: ast.keyword | None) -> None:
         """``pure_callback`` maps itself only by a method that is named; legacy's was one element after the other."""
