@@ -17,9 +17,9 @@ import textwrap
 import jaxlib
 
 # Programs here are small and run once: optimizing them takes most of the time.  XLA ends the process where it does not
-# know a flag, and jaxlib 0.12 has no other emitters any more.
+# know a flag, and jaxlib 0.11 has no other emitters any more.
 _QUICKLY = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-if jaxlib.version.__version_info__ < (0, 12):
+if jaxlib.version.__version_info__ < (0, 11):
     _QUICKLY.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(
     [*_QUICKLY, os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]

@@ -301,7 +301,7 @@ REFUSED = {
         {},
         None,
         r"^local is a tuple of length 2, but in_axes has a tuple of length 1 for it. "
-        r"The in_axes here: \(\['i', ...\],\)",
+        r"Give both the same structure, or one specification for all of it. The in_axes here: \(\['i', ...\],\)",
     ),
     "two arrays": ((X, X[:4]), ROWS, {"i": "x"}, None, "The size of axis i was previously inferred to be 8"),
     "another size given": (X, ROWS, {"i": "x"}, {"i": 16}, "global_shape"),

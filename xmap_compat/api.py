@@ -309,6 +309,7 @@ class _XmappedCall:
 def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     call = _XmappedCall(declared, donated)
 
+    @_jax.api_boundary  # for f.lower, f.trace, f.eval_shape
     @functools.partial(functools.update_wrapper, wrapped=declared.fun, updated=())
     def xmapped(*args, **kwargs):
         return call.trace(*args, **kwargs)
@@ -317,7 +318,7 @@ def _new_jit(declared: calls.Declaration, donated: tuple[int, ...]) -> Any:
     on_mesh = any(not isinstance(r, SerialLoop) for resources in declared.resources.values() for r in resources)
     # jit drops unused arguments without freeing them, which donation promises.
     jitted = _jax.jit(xmapped, None if on_mesh else declared.backend, donate_argnums=donated, keep_unused=bool(donated))
-    jitted = _jax.recovering(jitted, call.recover, call.compared.calling)
+    jitted = _jax.recovering(jitted, call.recover, call.compared.calling, core_errors.check_from_outside)
     jitted.__wrapped__ = declared.fun
     jitted.plan = Planner(declared)
     return jitted

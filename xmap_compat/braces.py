@@ -32,6 +32,7 @@ from xmap_compat.core.trace import sizes_in_scope
 ELLIPSIS = "..."
 
 
+@_jax.api_boundary
 def einsum(
     spec: str,
     *operands: jax.typing.ArrayLike,
@@ -91,6 +92,7 @@ def einsum(
     return result if preferred_element_type is None else lax.convert_element_type(result, preferred_element_type)
 
 
+@_jax.api_boundary
 def xeinsum(spec: str, *operands: jax.typing.ArrayLike) -> jax.Array:
     """``jax.lax.xeinsum`` (until jax 0.4.30): see :func:`einsum`.
 
@@ -176,14 +178,10 @@ def _parse_term(spec, start, text):
         elif character == " ":
             k += 1
         else:
-            raise errors.malformed_einsum(spec, start + k, _why_unexpected(character))
+            unknown = f"{character!r} is neither a letter, a brace, '...' nor '->'"
+            reason = "a closing brace without an opening one" if character == "}" else unknown
+            raise errors.malformed_einsum(spec, start + k, reason)
     return Term(tuple(letters), names or (), text.strip())
-
-
-def _why_unexpected(character):
-    if character == "}":
-        return "a closing brace without an opening one"
-    return f"{character!r} is neither a letter, a brace, '...' nor '->'"
 
 
 def _parse_names(spec, start, text, k):

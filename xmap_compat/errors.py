@@ -17,7 +17,7 @@ def described(value: Any) -> str:
 
 
 def not_callable(fun: Any) -> Exception:
-    advice = "As a decorator, write @xmap(in_axes=..., out_axes=...)" if isinstance(fun, (list, tuple, dict)) else ""
+    advice = "Write xmap(fun, in_axes, out_axes), or the decorator @xmap(in_axes=..., out_axes=...)"
     return should_be("The first argument of xmap", "a function", fun, advice=advice)
 
 
@@ -39,6 +39,7 @@ def unknown_keywords(names: Iterable[str]) -> TypeError:
     known = ["in_axes", "out_axes", "axis_sizes", "axis_resources", "donate_argnums", "backend"]
     advice = did_you_mean(names, known) or f". It takes {', '.join(known)}"
     advice = ". Bind static values with functools.partial before xmap" if "static_arg" in "".join(names) else advice
+    advice = ". Enter the mesh around the call: `with mesh:`" if "mesh" in names else advice
     return TypeError(f"xmap() got an unexpected keyword argument: {quoted(names)}{advice}")
 
 
@@ -72,7 +73,7 @@ def along_a_position(position: int) -> TypeError:
 
 
 def extremum_of_nothing(fun: str, axis: Any) -> ValueError:
-    return ValueError(f"{fun} got the axis {axis!r} of size 0: no elements have no extremum (zero-size array)")
+    return ValueError(f"{fun} got the axis {axis!r} of size 0 (a zero-size array). Leave {fun} out where it is empty")
 
 
 def name_function(error: FloatingPointError, fun: str) -> None:
@@ -96,7 +97,7 @@ def no_devices(caller: str, mesh: Any) -> ValueError:
 
 
 def unknown_backend(backend: str, known: Iterable[str]) -> RuntimeError:
-    return RuntimeError(f"xmap backend {backend!r} is not available. Available backends: {', '.join(known)}")
+    return RuntimeError(f"xmap backend {backend!r} is not available. Use {' or '.join(known)}, or leave it out")
 
 
 def malformed_einsum(spec: str, position: int, reason: str) -> ValueError:
@@ -105,25 +106,25 @@ def malformed_einsum(spec: str, position: int, reason: str) -> ValueError:
 
 
 def einsum_operand_count(spec: str, expected: int, given: int) -> ValueError:
-    return ValueError(f"The einsum specification {spec!r} describes {expected} operands, but {given} were given")
+    return ValueError(f"The einsum {spec!r} describes {expected} operands, but got {given}. Pass one for each part")
 
 
 def einsum_rank(spec: str, index: int, text: str, letters: int, shape: Sequence[int]) -> ValueError:
     return ValueError(
         f"Operand {index} of the einsum {spec!r} is described by {text!r}, which has {letters} positional dimensions, "
-        f"but its positional shape is {tuple(shape)}. Named axes belong in braces"
+        f"but its positional shape is {tuple(shape)}. Write named axes in braces"
     )
 
 
 def einsum_size(spec: str, letter: Any, known: int, size: int, index: int) -> ValueError:
     which = "a dimension under the ellipsis" if isinstance(letter, int) else f"the dimension {letter}"
-    return ValueError(f"In the einsum {spec!r}, {which} has size {known} in one place and {size} in operand {index}")
+    return ValueError(f"In {spec!r}, {which} has size {known} and, in operand {index}, {size}. Pass arrays of one size")
 
 
 def einsum_path(optimize: Any, count: int) -> ValueError:
     return ValueError(
         f"optimize={optimize!r} is not a path for {count} operands: a list of steps, each a tuple of positions among "
-        "the remaining operands. The result of a step becomes the last operand, and one must remain at the end"
+        "the remaining operands. A step's result becomes the last, and one must remain. Or write optimize='auto'"
     )
 
 
@@ -156,7 +157,7 @@ def axis_name_type(fun: str, name: Any) -> Exception:
 
 def dimension_out_of_range(fun: str, dim: Any, what: str, shape: Sequence[int]) -> ValueError:
     ours = f"{fun} was given the positional dimension {dim} of {what}, which has shape {tuple(shape)}"
-    return ValueError(f"{ours}. Named axes are not part of that shape")
+    return ValueError(f"{ours}. Count without the named axes, which are not part of that shape")
 
 
 def repeated_axis(fun: str, axes: Sequence[Any]) -> ValueError:
@@ -175,7 +176,7 @@ def bad_dot_dimensions(option: str, value: Any) -> Exception:
 def dot_sizes(option: str, left: int, right: int, x: Sequence[int], y: Sequence[int]) -> TypeError:
     return TypeError(
         f"{option} of pdot pairs dimension {left} of x (shape {tuple(x)}) with dimension {right} of y (shape "
-        f"{tuple(y)}), but they have different sizes"
+        f"{tuple(y)}), but they have different sizes. Pair dimensions of one size"
     )
 
 
@@ -187,15 +188,10 @@ def wrong_named_size(name: str, size: int, actual: int) -> ValueError:
     return ValueError(f"The shape of axis {name} was specified as {size}, but it really is {actual}")
 
 
-def no_fan(shape: Any) -> ValueError:
-    ours = f"The shape of weights should have two dimensions, named ones included, or more, but is {shape}"
-    return ValueError(f"{ours}{LEGACY}Can't compute input and output sizes of a {shape.rank}-dimensional weights")
-
-
-def initializer_of_named_shape(dtype: Any) -> TypeError:
+def not_for_samplers(shape: Any) -> TypeError:
     return TypeError(
-        f"variance_scaling of a NamedShape makes real floating point numbers, but the dtype is {dtype}. Initialize the "
-        "real and the imaginary part separately"
+        f"{shape!r} is a shape for the samplers of jax.random only. Give other functions shape.positional and, where "
+        "they sample (initializers do), the key xmap_compat.random.fold_in_names(key, shape)"
     )
 
 

@@ -36,6 +36,7 @@ def __dir__() -> list[str]:
 Positions = tuple[Sequence[int], Sequence[int]]
 
 
+@_jax.api_boundary
 def pdot(
     x: jax.typing.ArrayLike,
     y: jax.typing.ArrayLike,
@@ -94,6 +95,7 @@ def pdot(
     return out if preferred_element_type is None else lax.convert_element_type(out, preferred_element_type)
 
 
+@_jax.api_boundary
 def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
     """The smallest index over a named axis at which ``x`` is largest, or NaN; int32, without that axis.
 
@@ -107,6 +109,7 @@ def pargmax(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
     return _index_of_extremum(x, axis_name, lax.pmax)
 
 
+@_jax.api_boundary
 def pargmin(x: jax.typing.ArrayLike, axis_name: Hashable) -> jax.Array:
     """The smallest index over a named axis at which ``x`` is smallest, or NaN; int32, without that axis.
 
@@ -128,6 +131,7 @@ def _index_of_extremum(x, axis_name, extremum):
     return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size
 
 
+@_jax.api_boundary
 def pgather(src: jax.typing.ArrayLike, idx: jax.typing.ArrayLike, axes: Any) -> jax.Array:
     """Look up elements of ``src`` along named and positional axes.
 
@@ -210,9 +214,8 @@ def _normalized(option, positions, x, y):
 def _check_disjoint(contract, batch):
     for operand, dims in zip("xy", zip(contract, batch)):
         taken = [*dims[0], *dims[1]]
-        for dim in taken:
-            if taken.count(dim) > 1:
-                raise errors.dot_overlap(operand, dim)
+        if repeated := [dim for dim in taken if taken.count(dim) > 1]:
+            raise errors.dot_overlap(operand, repeated[0])
 
 
 def _subscripts(x_ndim, y_ndim, contract, batch):

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import errors
+from xmap_compat import _jax, errors
 from xmap_compat.braces import einsum
 from xmap_compat.core import errors as core_errors
 from xmap_compat.core.nested.whole import apply_to_whole, is_of_whole
@@ -37,6 +37,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@_jax.api_boundary
 def along(fun: Callable[..., Any], axis_name: Hashable, *operands: Any, keep: bool = False) -> Any:
     """Apply a function of positional arrays along a named axis.
 
@@ -194,6 +195,7 @@ def _row(function: Callable[..., Any], compute: Callable[..., Any], kind: str, e
     name, signature = function.__name__, inspect.signature(function)
     arguments, out_axes, shown = example.split(" -> ")
 
+    @_jax.api_boundary
     def over_axes(*args, **kwargs):
         options = dict(signature.bind(*args, **kwargs).arguments)
         x, axis = options.pop(next(iter(options))), options.pop("axis", None)

@@ -27,6 +27,7 @@ from xmap_compat.core.specs import (
 )
 
 
+@_jax.api_boundary
 def global_array(
     local: Any,
     in_axes: Any,
@@ -128,6 +129,7 @@ def _positions(mesh: jax.sharding.Mesh | None, entries: Sequence[Any]) -> tuple[
     return sum(p[-1] == here for p in positions), len({p[:-1] for p in positions})
 
 
+@_jax.api_boundary
 def process_array(result: Any, *, whole: bool = False) -> Any:
     """This process's part of global arrays, as NumPy arrays: the inverse of :func:`global_array`.
 

@@ -20,14 +20,14 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Hashable, ItemsView, KeysView, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xmap_compat import errors
+from xmap_compat import _jax, errors
 from xmap_compat.core import errors as core_errors
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "randint",
     "truncated_normal",
     "uniform",
-    "variance_scaling",
 ]
 
 
@@ -65,15 +64,14 @@ class NamedShape:
     ((2, 3), 8, 3, 48)
     """
 
+    @_jax.api_boundary
     def __init__(self, *positional: int, **named: int):
         try:
             self._positional = tuple(map(operator.index, positional))
             self._named = {name: operator.index(size) for name, size in named.items()}
         except TypeError:
-            sizes = [*positional, *named.values()]
-            raise core_errors.should_be(
-                "The sizes of a NamedShape", "integers, as in NamedShape(2, batch=8)", sizes
-            ) from None
+            wanted = "integers, as in NamedShape(2, batch=8)"
+            raise core_errors.should_be("The sizes of a NamedShape", wanted, [*positional, *named.values()]) from None
 
     @property
     def positional(self) -> tuple[int, ...]:
@@ -110,6 +108,9 @@ class NamedShape:
     def __getitem__(self, dimension: Any) -> int:
         return self._named[dimension] if isinstance(dimension, str) else self._positional[dimension]
 
+    def __iter__(self):
+        raise errors.not_for_samplers(self)
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, tuple):
             return not self._named and self._positional == other
@@ -130,6 +131,7 @@ class NamedShape:
         return ", ".join([*map(str, self._positional), *(f"{name}={size}" for name, size in self._named.items())])
 
 
+@_jax.api_boundary
 def fold_in_names(key: Any, shape: NamedShape) -> Any:
     """A key for each element of the named axes of a shape.
 
@@ -158,6 +160,7 @@ def _of_named_shape(sample: Callable[..., Any], arguments: str = "", shown: str 
     ``arguments`` and ``shown`` are for its example: the arguments between key and shape, and the shape of the samples.
     """
 
+    @_jax.api_boundary
     @functools.wraps(sample)
     def sampler(*args, **kwargs):
         shape = next((x for x in (*args, *kwargs.values()) if isinstance(x, NamedShape)), None)
@@ -219,80 +222,3 @@ rademacher = _of_named_shape(jax.random.rademacher)
 randint = _of_named_shape(jax.random.randint, "minval=0, maxval=10")
 truncated_normal = _of_named_shape(jax.random.truncated_normal, "-2, 2")
 uniform = _of_named_shape(jax.random.uniform)
-
-# ----------------------------------------------------------------------------- initializers
-
-Axes = Hashable | Sequence[Hashable]
-_TRUNCATED_DEVIATION = 0.87962566103423978  # of a standard normal between -2 and 2
-
-
-def variance_scaling(
-    scale: Any,
-    mode: str,
-    distribution: str,
-    in_axis: Axes = -2,
-    out_axis: Axes = -1,
-    batch_axis: Axes = (),
-    dtype: Any = None,
-) -> Callable[..., Any]:
-    """The function of ``jax.nn.initializers``, for named shapes too: named dimensions count like positional ones.
-
-    ``in_axis``, ``out_axis`` and ``batch_axis`` may be names as well as positions, or sequences of them.
-
-    >>> import jax
-    >>> from xmap_compat import random, xmap
-    >>> init = random.variance_scaling(1.0, "fan_in", "normal", in_axis=0, out_axis="units")
-    >>> @xmap(in_axes={}, out_axes={1: "units"}, axis_sizes={"units": 2})
-    ... def weights(key):
-    ...     return init(key, random.NamedShape(4, units=2))
-    >>> weights(jax.random.key(0)).shape
-    (4, 2)
-    """
-    positional: Any = _jax_variance_scaling(
-        scale, mode, distribution, in_axis=in_axis, out_axis=out_axis, batch_axis=batch_axis, **_given(dtype)
-    )
-
-    def init(key, shape, dtype=dtype, *args, **kwargs):
-        if not isinstance(shape, NamedShape):
-            return positional(key, shape, *([] if dtype is None else [dtype]), *args, **kwargs)
-        kind = jnp.zeros((), dtype if dtype is not None else float).dtype
-        if not jnp.issubdtype(kind, jnp.floating):
-            raise errors.initializer_of_named_shape(kind)
-        variance = jnp.array(scale / _denominator(mode, shape, in_axis, out_axis, batch_axis), kind)
-        return _of_variance(distribution, key, shape, kind, variance)
-
-    return init
-
-
-_jax_variance_scaling = jax.nn.initializers.variance_scaling
-
-
-def _given(dtype):
-    return {} if dtype is None else {"dtype": dtype}
-
-
-def _denominator(mode, shape, in_axis, out_axis, batch_axis):
-    if shape.rank < 2:
-        raise errors.no_fan(shape)
-    sizes = [math.prod(shape[d] for d in _several(axes)) for axes in (in_axis, out_axis, batch_axis)]
-    field = shape.total / sizes[0] / sizes[1] / sizes[2]
-    fan_in, fan_out = sizes[0] * field, sizes[1] * field
-    return {
-        "fan_in": fan_in,
-        "fan_out": fan_out,
-        "fan_avg": (fan_in + fan_out) / 2,
-        "fan_geo_avg": (fan_in * fan_out) ** 0.5,
-    }[mode]
-
-
-def _several(axes):
-    return axes if isinstance(axes, (tuple, list)) else (axes,)
-
-
-def _of_variance(distribution, key, shape, dtype, variance):
-    if distribution == "truncated_normal":
-        deviation = jnp.sqrt(variance) / jnp.array(_TRUNCATED_DEVIATION, dtype)
-        return truncated_normal(key, -2, 2, shape, dtype) * deviation
-    if distribution == "normal":
-        return normal(key, shape, dtype) * jnp.sqrt(variance)
-    return uniform(key, shape, dtype, -1) * jnp.sqrt(3 * variance)

@@ -12,7 +12,6 @@ On one machine, set ``XLA_FLAGS=--xla_force_host_platform_device_count=8`` befor
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -122,6 +121,7 @@ def _computed(what, compute, function, args):
         raise AssertionError(f"{what} raises {type(error).__name__}: {error}") from error
 
 
+@_jax.api_boundary
 def assignments(
     sizes: Mapping[AxisName, int], mesh: Any, *, loops: Sequence[AxisName] = (), limit: int | None = 12
 ) -> list[Resources]:
@@ -215,9 +215,8 @@ def _choices(declared, args, mesh):
     return found
 
 
-@contextlib.contextmanager
 def _mesh_context(mesh):
-    """Enter the given mesh, or the one in scope again, or a mesh of all devices."""
+    """The given mesh, or the one in scope, or a mesh of all devices."""
     mesh = check_mesh("check_assignments", mesh) or _jax.ambient_mesh()
     if isinstance(mesh, jax.sharding.AbstractMesh):
         raise errors.no_devices("check_assignments", mesh)
@@ -227,10 +226,8 @@ def _mesh_context(mesh):
             "There is only one device, so all assignments would be the same. Set "
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 before JAX is imported, or pass a mesh"
         )
-    if mesh is None:
-        devices = devices.reshape(-1, 2 if len(devices) % 2 == 0 else 1)
-    with Mesh(devices, ("x", "y") if mesh is None else mesh.axis_names) as entered:
-        yield entered
+    devices = devices if mesh is not None else devices.reshape(-1, 2 - devices.size % 2)
+    return Mesh(devices, ("x", "y") if mesh is None else mesh.axis_names)
 
 
 def _value(function, args):

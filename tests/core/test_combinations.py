@@ -435,14 +435,6 @@ def test_a_function_with_a_batching_rule_hides_no_names():
         xmap(total, ["i"], ["i"])(np.ones(4))
 
 
-def test_a_batching_rule_may_do_what_names_do():
-    """As under ``jax.vmap``, it sees all elements of an axis that no device shares; its result may be one for all."""
-    total = jax.custom_batching.custom_vmap(lambda x: lax.psum(x, "i"))
-    total.def_vmap(lambda size, batched, x: (x.sum(0), False))
-    x = numbers(4, 3)
-    np.testing.assert_allclose(xmap(total, ["i", ...], [...])(x), x.sum(0), rtol=1e-6)
-
-
 def test_a_jitted_helper_of_a_rule_and_of_the_body_is_evaluated_for_each(mesh42):
     """Cotangents vary over what the body knows nothing of."""
     helper = jax.jit(lambda v: lax.scan(lambda carry, t: (carry + jnp.sin(t), None), jnp.float32(0), v)[0] * v)

@@ -258,6 +258,63 @@ def test_a_check_in_the_body_is_that_of_each_element(name):
         np.testing.assert_allclose(out, want, rtol=1e-5)
 
 
+def failing(v):
+    """It fails each automatic check for some element."""
+    return jnp.log(v - 4) + jnp.arange(7.0)[jnp.int32(v)] / (v - 2)
+
+
+def by_a_rule(v):
+    f = jax.custom_jvp(failing)
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
+    return f(v)
+
+
+UNSEEN = {
+    "in place": failing,
+    "in a scan": lambda v: lax.scan(lambda c, _: (failing(c), None), v, None, length=2)[0],
+    "in a loop": lambda v: lax.while_loop(lambda c: c > 5, lambda c: failing(c) - c, v),
+    "in a branch": lambda v: lax.cond(v > 4, failing, lambda v: v, v),
+    "in a rule": by_a_rule,
+    "in a gradient": jax.grad(failing),
+    "in a collective": lambda v: lax.psum(failing(v), "i"),
+    "nowhere": jnp.copy,
+}
+AUTOMATIC = ["index_checks", "nan_checks", "div_checks", "float_checks", "all_checks"]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("resources", [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}], ids=str)
+@pytest.mark.parametrize("name", UNSEEN)
+def test_automatic_checks_around_are_refused_under_every_assignment(name, resources):
+    """Also where JAX has the program of the call before checkify sees it; other checks of the caller are not."""
+    if name == "in a collective" and "SerialLoop" in str(resources):
+        pytest.skip("there is no sum over a loop")
+    mapped = jax.jit(xmap(UNSEEN[name], ["i"], ["i"], axis_resources=resources))
+    in_a_scan = lambda x: lax.scan(lambda c, _: (c, mapped(x)), 0, None, length=1)[1][0]
+    with mesh42():
+        want = mapped(X)
+        for kind, call in itertools.product(AUTOMATIC, (mapped, in_a_scan)):
+            with pytest.raises(NotImplementedError, match=r"^The automatic checks .*xmap\(checkify\.checkify\(fun\)"):
+                checkify.checkify(call, errors=getattr(checkify, kind))(X)
+        error, out = checkify.checkify(lambda x: (checkify.check(jnp.asarray(x)[0] > 4, "small"), mapped(x))[1])(X)
+    np.testing.assert_array_equal(out, want)
+    assert "small (`check` failed)" in error.get()
+
+
+def test_automatic_checks_inside_see_jitted_functions():
+    """Of the body, and of a rule that is traced late."""
+    checked = checkify.checkify(jax.jit(lambda v: jnp.log(v - 4)), errors=checkify.all_checks)
+    told = jax.custom_vjp(lambda v: v)
+    told.defvjp(lambda v: (v, v), lambda v, ct: (jnp.where(jnp.isnan(checked(v)[1]), 0, ct),))
+    failed = np.flatnonzero(X < 4).tolist()
+    for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:
+        with mesh42():
+            error, _ = xmap(checked, ["i"], ["i", ...], axis_resources=resources)(X)
+            slope = jax.vjp(xmap(told, ["i"], ["i"], axis_resources=resources), X)[1](np.ones_like(X))[0]
+        assert sorted(map(int, re.findall(r"at mapped index (\d+):", error.get()))) == failed
+        np.testing.assert_array_equal(slope, X >= 4)
+
+
 @pytest.mark.parametrize("name", list(CHECKED)[:4])
 def test_checkify_around_a_check_in_the_body_is_refused_under_every_assignment(name):
     for resources in [{}, {"i": "x"}, {"i": ("x", "y")}, {"i": SerialLoop(2)}]:

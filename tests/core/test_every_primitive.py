@@ -217,10 +217,10 @@ COLLECTIVES = {
 }
 # Why a primitive has no case.
 REASONS = {
-    "after_all": "a token is no array, which JAX says of it here, and no number depends on one",
+    "after_all": "a token has no meaning among effects without order: refused in words",
     "call": "no public function binds it; newer releases have it no more",
     "closed_call": "no public function binds it; newer releases have it no more",
-    "create_token": "a token is no array, which JAX says of it here, and no number depends on one",
+    "create_token": "a token has no meaning among effects without order: refused in words",
     "custom_lin": "JAX makes it within a derivative and transposes it away; it cannot be evaluated",
     "empty2": "its value is undefined",
     "ragged_all_to_all": "XLA does not have it on CPU",
@@ -295,6 +295,30 @@ def test_every_primitive_is_as_element_by_element(on, mesh42):
     with mesh42:
         got = jax.tree.map(np.asarray, call({**floats, **others}))
     assert not unequal(got, expected())
+
+
+# In the place of one axis, two, of which each field varies over one: operands that vary over different axes meet.
+OVER = dict.fromkeys(["f", "A", "n", "p", "raw"], "i") | dict.fromkeys(["g", "z", "m", "at", "key", "seed"], "j")
+
+
+@cache
+def expected_over_two_axes():
+    floats, others = inputs(np.random.default_rng(0))
+    call, fields = jax.jit(partial(results, CASES)), {**floats, **others}
+    pick = lambda place: {name: jax.tree.map(itemgetter(place[OVER[name]]), x) for name, x in fields.items()}
+    found = [call(pick({"i": k // N, "j": k % N})) for k in range(N * N)]
+    return jax.tree.map(lambda *xs: np.stack(xs).reshape(N, N, *xs[0].shape), *found)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("on", [{}, {"i": "x", "j": "y"}, {"j": ("y", "x")}], ids=str)
+def test_every_primitive_of_operands_that_vary_over_different_axes(on, mesh42):
+    floats, others = inputs(np.random.default_rng(0))
+    specs = {name: [axis, ...] for name, axis in OVER.items()}
+    call = xmap(partial(results, CASES), (specs,), ["i", "j", ...], axis_resources=on)
+    with mesh42:
+        got = jax.tree.map(np.asarray, call({**floats, **others}))
+    assert not unequal(got, expected_over_two_axes())
 
 
 def total(values):

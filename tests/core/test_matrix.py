@@ -1059,7 +1059,7 @@ CANNOT = {
     "lax.ragged_all_to_all": Cannot(
         "what each participant holds differs in size, and a named array has one positional shape",
         NotImplementedError,
-        "does not know how to partition the operation `ragged_all_to_all` that uses the named axes `a` at .*",
+        "does not know the operation `ragged_all_to_all`, which uses the named axes `a` at .*",
         lambda x: lax.ragged_all_to_all(x, x, *[np.arange(8)] * 4, axis_name="a"),
     ),
 }

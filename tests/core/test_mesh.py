@@ -9,7 +9,6 @@ import importlib
 import io
 import pickle
 import sys
-import threading
 import warnings
 
 import jax
@@ -293,14 +292,6 @@ def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):
     assert_no_mesh()
     with jax.set_mesh(THEIR_MESH()):
         assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
-
-
-@pytest.mark.parametrize(
-    ("devices", "names"), [(DEVICES, ("x", "y")), (SQUARE, "x"), (SQUARE, ("x",)), (SQUARE, ("x", "x"))], ids=str
-)
-def test_names_must_fit_the_devices(devices, names):
-    with pytest.raises(ValueError, match=r"one axis name for each dimension|Give each dimension its own name"):
-        mesh(devices, names)
 
 
 # ------------------------------------------------------------------------------- contexts
@@ -755,24 +746,6 @@ def test_an_error_of_the_body_is_raised_once():
 # ---------------------------------------------------------------- missing and changed meshes
 
 
-@pytest.mark.parametrize(
-    ("context", "placement", "missing"),
-    [
-        (contextlib.nullcontext, "x", "{'x'}"),
-        (LINE, "z", "{'z'}"),
-        (LINE, ("x", "y"), "{'y'}"),
-        (THEIRS["set_mesh Explicit"], ("x", "z"), "{'z'}"),
-    ],
-)
-def test_a_missing_axis_is_named(context, placement, missing):
-    message = (
-        f"In-scope resources are insufficient to execute the xmapped function. The missing resources are: {missing}"
-    )
-    with context(), pytest.raises(ValueError) as caught:
-        centre(placement)(X)
-    assert message in str(caught.value)
-
-
 def changing(context, inner=()):
     """A body that enters another mesh around an xmap."""
 
@@ -807,102 +780,3 @@ def test_a_failed_change_leaves_the_mesh_as_it_was():
         with pytest.raises(RuntimeError):
             xmap(changing(LINE), ["i", ...], ["i", ...])(X)
         assert_lies(centre()(X), SQUARE, ("x", "y"), P("x"), CENTRED)
-
-
-# ------------------------------------------------------------------------------- threads
-
-
-def run_together(*jobs):
-    """Run jobs in threads; their results, or the first error."""
-    results = [None] * len(jobs)
-
-    def run(k, job):
-        try:
-            results[k] = job()
-        except Exception as error:
-            results[k] = error
-
-    threads = [threading.Thread(target=run, args=item) for item in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-        assert not thread.is_alive()
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
-
-
-def test_threads_with_different_meshes_at_once():
-    devices = [DEVICES[:4], DEVICES[4:]]
-    barrier, one_at_a_time, shared = threading.Barrier(2, timeout=60), threading.Lock(), centre()
-
-    def job(mine):
-        def run():
-            outs = []
-            with mesh(mine, "x"):
-                for fun in (shared, centre(), centre()):
-                    barrier.wait()  # both threads are inside their meshes, and trace at once
-                    compiled = fun.lower(X).compile()
-                    with one_at_a_time:
-                        outs.append((compiled(X), fun(X)))
-            return outs
-
-        return run
-
-    for mine, outs in zip(devices, run_together(*map(job, devices))):
-        for out in sum(outs, ()):
-            assert_lies(out, mine, ("x",), P("x"), CENTRED)
-
-
-def test_a_mesh_belongs_to_its_thread():
-    with mesh(DEVICES, "x"):
-        run_together(assert_no_mesh)
-
-        def other():
-            with mesh(SQUARE, ("x", "y")):
-                return centre()(X)
-
-        (out,) = run_together(other)
-        assert_lies(out, SQUARE, ("x", "y"), P("x"), CENTRED)
-        assert_lies(centre()(X), DEVICES, ("x",), P("x"), CENTRED)
-
-
-def test_threads_that_trace_bodies_at_once_keep_their_names_apart():
-    barrier = threading.Barrier(2, timeout=60)
-
-    def job(name, oracle):
-        def body(v):
-            barrier.wait()
-            total = jnp.sum(v, axis=name)
-            barrier.wait()
-            with pytest.raises(NameError):
-                lax.psum(v, "rows" if name == "columns" else "columns")
-            barrier.wait()
-            return total
-
-        return lambda: np.testing.assert_array_equal(xmap(body, [name, ...], {})(X), oracle)
-
-    assert run_together(job("rows", X.sum(0)), job("columns", X.sum(0))) == [None, None]
-
-
-def test_a_thread_that_traces_no_body_is_not_affected():
-    inside, done = threading.Event(), threading.Event()
-
-    def body(v):
-        inside.set()
-        done.wait(60)
-        return jnp.sum(v, axis="rows")
-
-    def bystander():
-        assert inside.wait(60)
-        try:
-            np.testing.assert_array_equal(jnp.sum(X, axis=0), X.sum(0))
-            with pytest.raises((NameError, ValueError, TypeError)):
-                jnp.sum(X, axis="rows")
-        finally:
-            done.set()
-
-    run_together(lambda: np.testing.assert_array_equal(xmap(body, ["rows", ...], {})(X), X.sum(0)), bystander)
-    assert done.is_set()

@@ -109,20 +109,6 @@ def test_a_train_state_is_a_tree_of_specs(resources):
             assert tree["out"]["kernel"].sharding.spec == P("y")
 
 
-@pytest.mark.parametrize("resources", [{}, {"batch": "x"}, {"batch": ("x", "y")}], ids=str)
-def test_a_linen_module_in_the_body(resources):
-    network, params = flax_network()
-
-    def named(params, row, target):
-        return lax.pmean((network.apply({"params": params}, row) - target) ** 2, "batch")
-
-    loss = xmap(named, ({}, ["batch", ...], ["batch"]), {}, axis_resources=resources)
-    error = lambda params: jnp.mean((network.apply({"params": params}, ROWS) - TARGETS) ** 2)
-    with square():
-        found = jax.value_and_grad(loss)(params, ROWS, TARGETS)
-    assert_close(found, jax.value_and_grad(error)(params))
-
-
 # -------------------------------------------------------------------------------- optax
 
 
@@ -220,22 +206,6 @@ def test_an_equinox_module_is_a_tree_of_specs(resources, equinox_network):
     assert_close(found, after_training(equinox_network.error))
 
 
-def test_a_bound_method_of_an_equinox_module(equinox_network):
-    """The module is closed over, and differentiated through."""
-    rng = np.random.default_rng(1)
-    network = equinox_network(*(rng.normal(size=s).astype(np.float32) for s in [(3, 8), (8,), (8,)]), jnp.tanh)
-    row_axes = (["batch", ...], ["batch"])
-    resources = {"batch": "x"}
-
-    def loss(network):
-        named = lambda row, target: lax.pmean(network.error(row[None], target[None]), "batch")
-        return xmap(named, row_axes, {}, axis_resources=resources)(ROWS, TARGETS)
-
-    with square():
-        found = jax.value_and_grad(loss)(network)
-    assert_close(found, jax.value_and_grad(lambda n: n.error(ROWS, TARGETS))(network))
-
-
 # ------------------------------------------------------------------------------- export
 
 
@@ -264,23 +234,6 @@ def test_an_exported_function_without_a_mesh():
     again = exported_again(centre(()), X, platforms=["cpu", "cuda", "tpu"])
     assert again.platforms == ("cpu", "cuda", "tpu") and again.nr_devices == 1
     np.testing.assert_allclose(again.call(X), CENTRED, atol=1e-6)
-
-
-def test_an_exported_training_step():
-    """A whole step with a gradient; its bytes are all that is left of the program."""
-
-    def step(loss, params):
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, ROWS))
-
-    w = np.ones((3, 8), np.float32)
-    named = lambda w, row: lax.pmean(jnp.sum(jnp.sin(lax.pdot(row, w, "k")), axis="j"), "i")
-    resources = {"i": "x", "j": "y"}
-    with square() as on:
-        loss = xmap(named, (["k", "j"], ["i", "k"]), {}, axis_resources=resources)
-        again = exported_again(jax.jit(functools.partial(step, loss)), w)
-    expected = step(lambda w, rows: jnp.mean(jnp.sum(jnp.sin(rows @ w), 1)), w)
-    found = jax.jit(again.call)(jax.device_put(w, NamedSharding(on, P(None, "y"))))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -519,22 +472,6 @@ def test_a_carry_keeps_its_type(context):
     np.testing.assert_allclose(found, X.mean(0) + CENTRED / 8, rtol=1e-5)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_ordinary_code_goes_on_with_a_result(context):
-    """Products, sums and transposes of results, whose types say how they lie."""
-    w = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-
-    @jax.jit
-    def program(x, w):
-        y = centre("x")(x)
-        return y @ w, y.T.sum(1), jnp.concatenate([y, -y], axis=1)
-
-    with jax.set_mesh(jax_mesh(context)):
-        found = program(jax.device_put(X, P("x")), w)
-    expected = CENTRED @ w, CENTRED.sum(0), np.concatenate([CENTRED, -CENTRED], axis=1)
-    assert_close(found, expected)
-
-
 # ----------------------------------------------------------------------- nothing is kept
 
 
@@ -594,6 +531,9 @@ PLACING = {
     "device_put": lambda v, sharding: jax.device_put(v, sharding),
     "device_put of a tree": lambda v, sharding: jax.device_put({"v": v, "w": 2 * v}, sharding)["v"],
     "with_sharding_constraint": lambda v, sharding: lax.with_sharding_constraint(v, sharding),
+    "a bare spec": lambda v, sharding: lax.with_sharding_constraint(v, sharding.spec),
+    "in_shardings": lambda v, sharding: jax.jit(lambda v: v, in_shardings=sharding)(v),
+    "out_shardings": lambda v, sharding: jax.jit(lambda v: v, out_shardings=sharding)(v),
     "device_put to a device": lambda v, sharding: jax.device_put(v, jax.devices()[0]),
 }
 

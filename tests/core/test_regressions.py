@@ -16,7 +16,7 @@ from jax.experimental.ode import odeint
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from xmap_compat import Mesh, SerialLoop, serial_loop, xmap
+from xmap_compat import Mesh, SerialLoop, xmap
 from xmap_compat import numpy as xnp
 from xmap_compat.core.device import DeviceView
 from xmap_compat.core.evaluate import Evaluator, RepeatedCalls
@@ -80,19 +80,6 @@ def test_a_branch_that_is_not_taken_has_no_gradient(mesh42, resources, derivativ
     assert_close(actual, derivative(positional)(x))
 
 
-@over_all
-def test_a_case_that_is_not_taken_has_no_gradient(mesh42, resources):
-    x = np.array([4, -1, 2, -3, 1, 9, 3, -2], np.float32)
-    cases = [lambda v: 2 * v, lambda v: v * jnp.log(v), lambda v: v]
-
-    def positional(x):
-        return jnp.where(x > 0, x * jnp.log(jnp.where(x > 0, x, 1)), 2 * x)
-
-    with mesh42:
-        f = xmap(lambda v: lax.switch((v > 0).astype(int), cases, v), ["a"], ["a"], axis_resources=resources)
-        assert_close(gradient(f)(x), gradient(positional)(x))
-
-
 @over_placements
 def test_collectives_in_branches_count_the_elements_of_other_branches(mesh42, resources):
     """An element that takes another branch still contributes, and receives a cotangent; vmap drops it."""
@@ -153,15 +140,6 @@ def test_extremes_of_extreme_values(mesh42, resources, dtype):
 # ------------------------------------------------------------------------ random keys
 
 
-@over_all
-@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_the_bits_of_a_key_are_its_own(mesh42, resources, implementation):
-    keys = jax.random.split(jax.random.key(0, impl=implementation), N)
-    with mesh42:
-        actual = xmap(lambda k: jax.random.normal(k, (2,)), ["a"], ["a", ...], axis_resources=resources)(keys)
-    np.testing.assert_array_equal(actual, np.stack([jax.random.normal(k, (2,)) for k in keys]))
-
-
 KEY_EXCHANGES = {
     "all_gather": (lambda k: lax.all_gather(k, "a"), [...], lambda keys: keys),
     "ppermute": (lambda k: lax.ppermute(k, "a", [(i, (i + 1) % N) for i in range(N)]), ["a"], lambda k: jnp.roll(k, 1)),
@@ -206,21 +184,6 @@ def test_collectives_of_literals(mesh42, resources, named, expected):
         f = xmap(lambda v: (named(), v * named()), ["a"], (["a"], ["a"]), axis_resources=resources)
         actual = f(np.ones(N, np.float32))
     assert_close(actual, (np.full(N, expected), np.full(N, expected)))
-
-
-REPEATED = {
-    "psum": lambda v: lax.psum(v, ("a", "a")),
-    "pmean": lambda v: lax.pmean(v, ("a", "a")),
-    "pmax": lambda v: lax.pmax(v, ("a", "a")),
-    "all_gather": lambda v: lax.all_gather(v, ("a", "a")),
-}
-
-
-@over_placements
-@pytest.mark.parametrize("named", REPEATED.values(), ids=REPEATED)
-def test_a_repeated_axis_is_refused(mesh42, resources, named):
-    with mesh42, pytest.raises(ValueError, match="a"):
-        xmap(named, ["a", ...], [...], axis_resources=resources)(numbers(N, 3))
 
 
 @over_placements
@@ -476,59 +439,6 @@ def test_references_made_outside_are_refused():
 
 
 # ------------------------------------------------------------------------------- caches
-
-
-def meshes():
-    devices = np.array(jax.devices())
-    return [
-        Mesh(devices.reshape(4, 2), ("x", "y")),
-        Mesh(devices.reshape(2, 4), ("x", "y")),
-        Mesh(devices[4:], ("x",)),
-        Mesh(devices[:1], ("x",)),
-        Mesh(devices[::-1].reshape(4, 2), ("x", "y")),
-    ]
-
-
-def one_step(f):
-    body = lambda c, _: (f(c), None)
-    return lambda x: lax.scan(body, x, None, length=1)[0]
-
-
-TRANSFORMS = {
-    "call": lambda f: f,
-    "jit": lambda f: jax.jit(lambda x: f(x)),
-    "vmap": lambda f: jax.vmap(f, in_axes=1, out_axes=1),
-    "checkpoint": jax.checkpoint,
-    "scan": one_step,
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_one_function_under_several_meshes(transform):
-    """What is transformed once follows the mesh in scope at each call, and fails without one."""
-    x = numbers(N, 3)
-    named = lambda v: v * lax.axis_index("a") + lax.psum(v, "a")
-    f = transform(xmap(named, ["a", ...], ["a", ...], axis_resources={"a": "x"}))
-    slope = np.arange(N)[:, None] + N + np.zeros_like(x)
-    for mesh in meshes():
-        with mesh:
-            actual = f(x)
-            assert_close(actual, x * np.arange(N)[:, None] + x.sum(0))
-            assert_close(jax.grad(lambda x: f(x).sum())(x), slope)
-        assert actual.sharding.device_set == set(mesh.devices.flat)
-    with pytest.raises(ValueError, match="insufficient"):
-        f(x)
-
-
-def test_one_function_under_several_loops():
-    x = numbers(N, 3)
-    f = jax.jit(lambda x: xmap(jnp.sin, ["a", ...], ["a", ...], axis_resources={"a": "l"})(x))
-    for length in (2, 4, 2):
-        with serial_loop("l", length):
-            assert f"length={length}" in str(jax.make_jaxpr(f)(x))
-            assert_close(f(x), np.sin(x))
-    with pytest.raises(ValueError, match="insufficient"):
-        f(x)
 
 
 def test_a_jitted_helper_follows_the_sizes_of_axes():

@@ -1,10 +1,41 @@
-"""Reading compiled modules: the devices that communicate with each other."""
+"""Reading compiled modules: what crosses between devices, and which communicate with each other."""
 
+import math
 import re
+from typing import NamedTuple
 
 import numpy as np
 
 MESH = {"x": 4, "y": 2}
+
+
+class Transfer(NamedTuple):
+    """One collective: what each device puts in, and the groups (or source-target pairs) of devices."""
+
+    kind: str
+    elements: int
+    groups: frozenset[tuple[int, ...]]
+
+
+KINDS = ["all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast"]
+COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\((.*)")
+
+
+def transfers(hlo):
+    """The collectives of a compiled module."""
+    return [_transfer(*match.groups()) for match in map(COLLECTIVE.search, hlo.splitlines()) if match]
+
+
+def _transfer(result, kind, rest):
+    shapes = re.findall(r"\w+\[([\d,]*)\]", result)
+    elements = sum(math.prod(int(d) for d in shape.split(",") if d) for shape in shapes)
+    if kind == "collective-permute":
+        return Transfer(kind, elements, device_lists(re.search(r"source_target_pairs=\{(\{.*?\})\}", rest)[1]))
+    groups = replica_groups(rest)
+    size = len(next(iter(groups)))
+    return Transfer(
+        kind, {"all-gather": elements // size, "reduce-scatter": elements * size}.get(kind, elements), groups
+    )
 
 
 def device_lists(text):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from types import SimpleNamespace
+import operator
+from types import FunctionType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -48,22 +49,23 @@ class Named:
             return self.model.pointwise(lambda x, k: x[k], self, index)
         return self.model.pointwise(lambda x: x[index], self)
 
+    def sum(self, axis=None):
+        return Functions(self.model).sum(self, axis)
+
     def reshape(self, *shape):
         return self.model.pointwise(lambda x: x.reshape(*shape), self)
 
 
-def _operator(name):
-    def method(self, *others):
-        return self.model.pointwise(lambda x, *rest: getattr(x, name)(*rest), self, *others)
-
-    setattr(Named, name, method)
+def _operator(name, function):
+    setattr(Named, name, lambda self, *others: self.model.pointwise(function, self, *others))
 
 
-for _name in ("add", "sub", "mul", "truediv", "mod", "floordiv", "pow"):
-    _operator(f"__{_name}__")
-    _operator(f"__r{_name}__")
+for _name in ("add", "sub", "mul", "truediv", "mod", "floordiv", "pow", "and"):
+    _function = getattr(operator, f"__{_name}__")
+    _operator(f"__{_name}__", _function)
+    _operator(f"__r{_name}__", lambda x, y, function=_function: function(y, x))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg"):
-    _operator(f"__{_name}__")
+    _operator(f"__{_name}__", getattr(operator, f"__{_name}__"))
 
 
 class Model:
@@ -180,6 +182,8 @@ class Model:
         return Named(self, function(data, (0, *(1 + len(kept) + d for d in dims))), kept)
 
     def psum(self, x, names):
+        if isinstance(x, int):  # known while a program is traced
+            return x * math.prod(self.sizes[n] for n in _tuple(names))
         return self._reduce(lambda d, dims: d.sum(dims), x, names)
 
     def pmax(self, x, names):
@@ -281,6 +285,9 @@ class Model:
         return carry, self._map(lambda *ys: self.pointwise(lambda *rows: self.xp.stack(rows), *ys), *stacked)
 
     def fori_loop(self, lower, upper, body, carry):
+        if isinstance(upper, Named):
+            step = lambda state: (state[0] + 1, body(*state))
+            return self.while_loop(lambda state: state[0] < upper, step, (lower, carry))[1]
         for k in range(lower, upper):
             carry = body(k, carry)
         return carry
@@ -298,9 +305,9 @@ class Model:
             result = self._map(lambda a, b, k=k: self._select(index <= k, a, b), results[k], result)
         return result
 
-    def while_loop(self, condition, body, state, limit=8):
+    def while_loop(self, condition, body, state):
         """Every element is stepped until the last is done; those that are done keep their value."""
-        for _ in range(limit):
+        for _ in range(64 if self.xp is np else 8):
             going = self.named(condition(state))
             if self.xp is np and not going.data.any():
                 return state
@@ -329,7 +336,10 @@ class Model:
             x = self.named(x)
             with self.axis(name, x.shape[at_in]):
                 data = self.xp.moveaxis(x.data, len(x.names) + at_in, 0)
-                data, kept = self.whole(function(Named(self, data, (name, *x.names))), name)
+                return self._map(leave, function(Named(self, data, (name, *x.names))))
+
+        def leave(result):
+            data, kept = self.whole(result, name)
             return Named(self, self.xp.moveaxis(data, 0, len(kept) + at_out), kept)
 
         return mapped
@@ -376,6 +386,36 @@ class Model:
 
     def custom_jvp(self, function):
         return CustomRule(self, function)
+
+
+def by_model(body, in_axes, out_axes, xp=np):
+    """A function over named axes as one of whole arrays: its source, and that of its module, in a model of its own.
+
+    Args:
+      in_axes: names of the leading dimensions of each argument.
+      out_axes: those of all results.
+    """
+
+    def function(*arrays):
+        sizes = {n: size for array, names in zip(arrays, in_axes) for n, size in zip(names, array.shape)}
+        model = Model(sizes, xp)
+        results = _in_namespace(body, model.namespace())(*(Named(model, a, n) for a, n in zip(arrays, in_axes)))
+        return model._map(lambda r: model.expanded(model.named(r), out_axes), results)
+
+    return function
+
+
+def _in_namespace(body, meanings):
+    """The function, with other meanings of the names in its module."""
+    names = {**body.__globals__, **meanings}
+
+    def moved(function):
+        return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+
+    for name, value in body.__globals__.items():
+        if isinstance(value, FunctionType) and value.__globals__ is body.__globals__:
+            names[name] = moved(value)
+    return moved(body)
 
 
 class Functions:

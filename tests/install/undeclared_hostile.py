@@ -24,46 +24,50 @@ def over(xmap, fun, *args, r=X, sizes=None, out=None, **o):
     return xmap(fun, tuple({} for _ in args), out or {}, axis_sizes=sizes or {"i": 4}, axis_resources=r, **o)(*args)
 
 
+# Bodies of a state that each device along x has for itself, and what of its element the state is.
+ON_A_STATE = {
+    "fori": (lambda s: lax.fori_loop(0, 3, lambda k, c: c + lax.pmean(c, "i") / 4, s), None),
+    "while_on_psum": (
+        lambda s: lax.while_loop(lambda c: lax.psum(c, "i") < 400, lambda c: c + lax.pmean(c, "i"), s),
+        None,
+    ),
+    "while_alone": (lambda s: lax.psum(lax.while_loop(lambda c: c < 50, lambda c: c * 2, s), "i"), None),
+    "cond_alone": (lambda s: lax.psum(lax.cond(s > 11, lambda s: s * 2, lambda s: s - 1, s), "i"), None),
+    "cond_on_pmax": (lambda s: lax.cond(lax.pmax(s, "i") > 12, lambda s: lax.psum(s, "i"), lambda s: s, s), None),
+    "jnp_sum_both": (lambda s: jnp.sum(s, axis=("i", 0)), lambda v: v * jnp.arange(3.0)),
+    "logsumexp": (lambda s: jax.nn.logsumexp(s / 8, axis="i"), None),
+    "gradient_of_pmean": (lambda s: jax.grad(lambda w: lax.pmean(w * w, "i"))(s), None),
+    "integers": (lambda s: (lax.psum(s, "i"), lax.pmin(s, "i"), s), lambda v: v.astype(jnp.int32)),
+    "checkpointed": (lambda s: jax.grad(jax.checkpoint(lambda w: jnp.sin(lax.psum(w, "i") / 8) * w))(s), None),
+    "inner_vmap": (lambda s: jax.vmap(lambda x: lax.psum(x, "i") - x)(s), lambda v: v * jnp.arange(3.0)),
+    "vmap_axis_too": (
+        lambda s: jax.vmap(lambda x: lax.psum(x, "v") * lax.pmean(x, "i"), axis_name="v")(s),
+        lambda v: v * jnp.arange(3.0),
+    ),
+    "reversed_scan_grad": (
+        lambda s: jax.grad(
+            lambda w: lax.scan(lambda c, _: (jnp.sin(lax.pmean(c, "i")) * w, None), w, None, length=3)[0]
+        )(s),
+        None,
+    ),
+    "groups": (lambda s: lax.psum(s, "i", axis_index_groups=[[0, 1], [2, 3]]), None),
+    "booleans": (lambda s: (lax.psum(s, "i"), lax.all_gather(s, "i")), lambda v: v > 11),
+}
+PROGRAMS |= {
+    name: lambda xmap, body=body, of=of: over(xmap, body, own(xmap, of or (lambda v: v)))
+    for name, (body, of) in ON_A_STATE.items()
+}
+
+
+@program
+def nested_without(xmap):
+    return over(xmap, lambda s: xmap(lambda u: lax.psum(u, ("i", "k")), ["k"], {})(s * V), own(xmap))
+
+
 @program
 def inner_jit(xmap):
     f = jax.jit(lambda s: lax.psum(s * 2, "i"))
     return over(xmap, lambda s: f(s) + f(s + 1), own(xmap))
-
-
-@program
-def fori(xmap):
-    return over(xmap, lambda s: lax.fori_loop(0, 3, lambda k, c: c + lax.pmean(c, "i") / 4, s), own(xmap))
-
-
-@program
-def while_clean(xmap):
-    return over(
-        xmap,
-        lambda s: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + lax.pmax(c[1], "i")), (0, s)),
-        own(xmap),
-    )
-
-
-@program
-def while_on_psum(xmap):
-    return over(
-        xmap, lambda s: lax.while_loop(lambda c: lax.psum(c, "i") < 400, lambda c: c + lax.pmean(c, "i"), s), own(xmap)
-    )
-
-
-@program
-def while_alone(xmap):
-    return over(xmap, lambda s: lax.psum(lax.while_loop(lambda c: c < 50, lambda c: c * 2, s), "i"), own(xmap))
-
-
-@program
-def cond_alone(xmap):
-    return over(xmap, lambda s: lax.psum(lax.cond(s > 11, lambda s: s * 2, lambda s: s - 1, s), "i"), own(xmap))
-
-
-@program
-def cond_on_pmax(xmap):
-    return over(xmap, lambda s: lax.cond(lax.pmax(s, "i") > 12, lambda s: lax.psum(s, "i"), lambda s: s, s), own(xmap))
 
 
 @program
@@ -99,55 +103,10 @@ def megatron_inside(xmap):
 
 
 @program
-def jnp_mean(xmap):
-    return over(xmap, lambda s: jnp.mean(s, axis=("i",)), own(xmap))
-
-
-@program
-def jnp_max_vector(xmap):
-    return over(xmap, lambda s: jnp.max(s, axis=(0, "i")), own(xmap, lambda v: v * jnp.arange(3.0)))
-
-
-@program
-def jnp_sum_both(xmap):
-    return over(xmap, lambda s: jnp.sum(s, axis=("i", 0)), own(xmap, lambda v: v * jnp.arange(3.0)))
-
-
-@program
 def one_hot(xmap):
     return xmap(lambda s, w: lax.psum(jax.nn.one_hot(s, 4, axis="i") * w, "i"), ({}, ["i"]), {}, axis_resources=X)(
         own(xmap, lambda v: v.astype(jnp.int32) - 10), V
     )
-
-
-@program
-def logsumexp(xmap):
-    return over(xmap, lambda s: jax.nn.logsumexp(s / 8, axis="i"), own(xmap))
-
-
-@program
-def softmax(xmap):
-    return over(xmap, lambda s: jnp.exp(s - lax.pmax(s, "i")) / lax.psum(jnp.exp(s - lax.pmax(s, "i")), "i"), own(xmap))
-
-
-@program
-def gradient_of_pmean(xmap):
-    return over(xmap, lambda s: jax.grad(lambda w: lax.pmean(w * w, "i"))(s), own(xmap))
-
-
-@program
-def gradient_of_gather(xmap):
-    return over(xmap, lambda s: jax.grad(lambda w: (lax.all_gather(w, "i") * jnp.arange(4.0)).sum() * w)(s), own(xmap))
-
-
-@program
-def gradient_of_ppermute(xmap):
-    return over(xmap, lambda s: jax.grad(lambda w: lax.ppermute(w, "i", [(0, 1), (1, 2)]) * w)(s), own(xmap))
-
-
-@program
-def jacobian(xmap):
-    return over(xmap, lambda s: jax.jacfwd(lambda w: lax.psum(w, "i") * w)(s), own(xmap))
 
 
 @program
@@ -166,16 +125,6 @@ def norm_of_gradient(xmap):
 
 
 @program
-def local_sgd(xmap):
-    step = xmap(lambda p, v: p - 0.1 * jax.grad(lambda p: (p * v - 3) ** 2)(p) / 100, ({}, ["i"]), {}, axis_resources=X)
-    p = np.float32(1)
-    for _ in range(3):
-        p = step(p, V)
-    p = over(xmap, lambda p: lax.pmean(p, "i"), p)
-    return step(p, V), p
-
-
-@program
 def clean_state_clean(xmap):
     f = xmap(lambda s: lax.psum(s, "i"), {}, {}, axis_sizes={"i": 4}, axis_resources=X)
     return f(np.float32(3)), f(own(xmap)), f(np.float32(3)), f(jnp.float32(4)), f(f(own(xmap)))
@@ -184,14 +133,6 @@ def clean_state_clean(xmap):
 @program
 def of_other_axis(xmap):
     return over(xmap, lambda s: lax.psum(s, "i"), own(xmap), r=Y, sizes={"i": 2})
-
-
-@program
-def over_y_then_x(xmap):
-    s = own(xmap, r=Y, v=V[:2])
-    return over(xmap, lambda s: lax.psum(s, "i") + s, s), over(
-        xmap, lambda s: lax.psum(s, "i") + s, s, r=Y, sizes={"i": 2}
-    )
 
 
 @program
@@ -223,18 +164,6 @@ def two_on_one(xmap):
 
 
 @program
-def tuple_order(xmap):
-    return over(
-        xmap,
-        lambda s: (lax.all_gather(s, ("i", "j")), lax.all_gather(s, ("j", "i"))),
-        own(xmap, r=XY, v=W),
-        r=B,
-        sizes={"i": 4, "j": 2},
-        out=({}, {}),
-    )
-
-
-@program
 def vectorized_beside(xmap):
     return xmap(lambda s, w: lax.psum(s * w, ("i", "k")), ({}, ["k"]), {}, axis_sizes={"i": 4}, axis_resources=X)(
         own(xmap), V
@@ -252,44 +181,8 @@ def in_part_sums(xmap):
 
 
 @program
-def in_part_inner_grad(xmap):
-    return xmap(lambda s, w: jax.grad(lambda s: lax.psum(s * s * w, "i"))(s), ({}, ["i"]), ["i"], axis_resources=X)(
-        own(xmap), W
-    )
-
-
-@program
-def integers(xmap):
-    return over(xmap, lambda s: (lax.psum(s, "i"), lax.pmin(s, "i"), s), own(xmap, lambda v: v.astype(jnp.int32)))
-
-
-@program
 def bfloat16(xmap):
     return over(xmap, lambda s: lax.pmax(s, "i"), own(xmap, lambda v: v.astype(jnp.bfloat16))).astype(jnp.float32)
-
-
-@program
-def several_operands(xmap):
-    return over(xmap, lambda s: lax.psum({"a": s, "b": s * 2, "c": 3.0}, "i"), own(xmap), out={})
-
-
-@program
-def checkpointed(xmap):
-    return over(xmap, lambda s: jax.grad(jax.checkpoint(lambda w: jnp.sin(lax.psum(w, "i") / 8) * w))(s), own(xmap))
-
-
-@program
-def inner_vmap(xmap):
-    return over(xmap, lambda s: jax.vmap(lambda x: lax.psum(x, "i") - x)(s), own(xmap, lambda v: v * jnp.arange(3.0)))
-
-
-@program
-def vmap_axis_too(xmap):
-    return over(
-        xmap,
-        lambda s: jax.vmap(lambda x: lax.psum(x, "v") * lax.pmean(x, "i"), axis_name="v")(s),
-        own(xmap, lambda v: v * jnp.arange(3.0)),
-    )
 
 
 @program
@@ -311,11 +204,6 @@ def nested_over_y(xmap):
 
 
 @program
-def nested_without(xmap):
-    return over(xmap, lambda s: xmap(lambda u: lax.psum(u, ("i", "k")), ["k"], {})(s * V), own(xmap))
-
-
-@program
 def random_state(xmap):
     s = own(xmap, lambda v: jax.random.PRNGKey(v.astype(jnp.int32)))
     with jax.threefry_partitionable(False):
@@ -329,58 +217,12 @@ def scanned_inputs(xmap):
 
 
 @program
-def reversed_scan_grad(xmap):
-    return over(
-        xmap,
-        lambda s: jax.grad(
-            lambda w: lax.scan(lambda c, _: (jnp.sin(lax.pmean(c, "i")) * w, None), w, None, length=3)[0]
-        )(s),
-        own(xmap),
-    )
-
-
-@program
-def groups(xmap):
-    return over(xmap, lambda s: lax.psum(s, "i", axis_index_groups=[[0, 1], [2, 3]]), own(xmap))
-
-
-@program
-def matmul(xmap):
-    s = own(xmap, lambda v: v * jnp.eye(2) + 1)
-    return over(xmap, lambda m: lax.psum(m @ m, "i") @ m, s)
-
-
-@program
-def sort_and_index(xmap):
-    s = own(xmap, lambda v: (v * jnp.arange(1.0, 5)) % 7)
-    return over(xmap, lambda s: lax.all_gather(jnp.sort(s), "i")[lax.axis_index("i")] + jnp.argmax(s), s)
-
-
-@program
 def serial_loop_between(xmap):
     from jax.experimental.maps import SerialLoop
 
     s = own(xmap, lambda v: v * jnp.arange(1.0, 5))
     t = xmap(lambda u: u * 2, ["k"], ["k"], axis_resources={"k": SerialLoop(2)})(s)
     return over(xmap, lambda s, t: (lax.psum(s, "i"), lax.psum(t, "i")), s, t, out=({}, {}))
-
-
-@program
-def meshless_sum(xmap):
-    s = own(xmap, lambda v: v * jnp.arange(1.0, 5))
-    return over(xmap, lambda t: lax.psum(t, "i") + t, xmap(lambda u: lax.psum(u, "k"), ["k"], {})(s))
-
-
-@program
-def relu_gradient(xmap):
-    return over(
-        xmap, lambda s: jax.grad(lambda w: jax.nn.relu(lax.psum(w, "i") - 40) * w + jax.nn.softplus(w))(s), own(xmap)
-    )
-
-
-@program
-def booleans(xmap):
-    return over(xmap, lambda s: (lax.psum(s, "i"), lax.all_gather(s, "i")), own(xmap, lambda v: v > 11), out=({}, {}))
 
 
 @program
@@ -412,14 +254,3 @@ def named_over_y_varying_over_x(xmap):
         axis_sizes={"i": 4},
         axis_resources=B,
     )(s)
-
-
-@program
-def pbroadcast_and_pgather(xmap):
-    return over(xmap, lambda s: lax.psum(jnp.where(lax.axis_index("i") == 2, s, 0.0), "i"), own(xmap))
-
-
-@program
-def expm_solve(xmap):
-    s = own(xmap, lambda v: jnp.eye(2) * v + 1)
-    return over(xmap, lambda m: lax.psum(jnp.linalg.solve(m, jnp.ones(2)), "i"), s)

@@ -742,43 +742,77 @@ def test_options_are_read_up_to_the_program_and_those_behind_it_are_named(capsys
 
 # --------------------------------------------------------------------- what the replay has reached
 
-BRANCHES = """
-import functools
+UNREACHED = """
 import sys
 
-def branches(flag):
-    def body(v):
-        taken = lax.cond(flag > 0, lambda v: lax.psum(v, 'rows'), lambda v: lax.pmin(v, 'rows'), v)
-        own = lax.switch((v[0] > 1).astype(int), [abs, lambda v: 2 * v, lambda v: v + lax.axis_index('rows')], v)
-        looped = lax.fori_loop(0, 0 * flag, lambda k, v: v * lax.axis_index('rows'), v)
-        if '--never' in sys.argv:
-            v = v + lax.pmean(v, 'rows')
-        return v + taken + own + looped
-    return body
+def total(v):
+    return lax.psum(v, 'rows')
 
-f = xmap(branches(1), in_axes=['rows', ...], out_axes=['rows', ...], axis_resources={'rows': 'x'})
+@jax.custom_vjp
+def synced(v):  # a rule
+    return v
+
+synced.defvjp(lambda v: (v, None),
+              lambda _, ct: (lax.psum(ct, 'rows'),))  # planted
+
+@jax.custom_vjp
+def shared(v):  # a rule
+    return v - total(v)
+
+shared.defvjp(lambda v: (v - total(v), None), lambda _, ct: (ct - total(ct),))
+
+def body(flag, v):
+    taken = lax.cond(flag > 0, lambda v: lax.pmean(v, 'rows'),
+                     lambda v: lax.psum(v, 'rows'), v)  # planted
+    own = lax.switch((v[0] > 3).astype(int), [abs, lambda v: 2 * v, lambda v: v * lax.psum(1, 'rows')], v)  # planted
+    looped = lax.fori_loop(0, flag - 1, lambda k, v: v + lax.psum(v, 'rows'), v)  # planted
+    if '--never' in sys.argv:
+        v = v + lax.psum(v, 'rows')  # planted
+    return shared(synced(v)) + taken + own + looped
+
+f = xmap(body, in_axes=({}, ['rows', ...]), out_axes=['rows', ...], axis_resources={'rows': 'x'})
 with Mesh(devices, ('x',)):
-    print(np.asarray(f(x)).tolist())
+    print(np.asarray(f(1, x)).tolist())
 """
 
 
 @pytest.mark.slow
-def test_edited_places_that_no_recorded_call_executes_are_named(tmp_path):
-    """An untaken branch, one of a switch under vmap, a loop without iterations, and an ``if``."""
-    (tmp_path / "prog.py").write_text(HEAD + BRANCHES)
-    done = leave("prog.py", cwd=tmp_path)
-    lines = (HEAD + BRANCHES).splitlines()
-    at = {
-        words: k
-        for k, line in enumerate(lines, 1)
-        for words in ("cond", "switch", "fori_loop", "pmean")
-        if words in line
-    }
-    named = {
-        int(line.rpartition(":")[2]) for line in done.stdout.splitlines() if line.startswith("edited, not reached")
-    }
-    assert "verified on 1, except" in " ".join(done.stdout.split()), done.stdout + done.stderr
-    assert {at["switch"], at["fori_loop"], at["pmean"]} <= named
+def test_wrong_edits_that_no_recorded_call_executes_are_not_called_verified(tmp_path, monkeypatch):
+    """An untaken branch, one of a switch under vmap, a loop without iterations, an ``if``, and backward rules."""
+    text = HEAD + UNREACHED
+    (tmp_path / "prog.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    lines = dict(enumerate(text.splitlines(), 1))
+    planted = {k for k, line in lines.items() if line.endswith("# planted")}
+    left = command.Leaving(parsed("prog.py"), os.path.realpath(tmp_path / "scratch"))
+    found, records = left.first_run()
+    (c,) = found.constructions
+    right = c.changes
+
+    def wrong(change):
+        """The sum of a device in the place of the sum of all."""
+        return change._replace(text=change.text.replace('("x", "rows_local")', '"rows_local"'))
+
+    def with_edits_planted(where):
+        is_there = lambda change: text[: change.start].count("\n") + 1 in where
+        c.changes = [wrong(change) if is_there(change) else change for change in right]
+        assert len({*c.changes} - {*right}) == len(where)
+        return left.second_run(found, records, [c])
+
+    seen = with_edits_planted(planted)
+    assert not seen.problems
+    printed = report.Report(left.options, found, seen, [c], {}, [], left.scratch)
+    rules = [k - 1 for k, line in lines.items() if line.endswith("# a rule")]  # of the decorator
+    assert [int(line.rpartition(":")[2].split()[0]) for line in printed.unreached()] == [*sorted(planted), *rules]
+    assert printed.words(c) == f"verified on 1, except {len(planted) + len(rules)} places"
+    executed = next(k for k, line in lines.items() if "def total" in line) + 1
+    assert "differs by" in with_edits_planted({executed}).problems[c.number]
+
+
+def with_rule(c):
+    function = jax.custom_vjp(lambda v: v)
+    function.defvjp(lambda v: (v, None), lambda _, ct: (c(ct),))
+    return function
 
 
 PLACES = {
@@ -804,6 +838,12 @@ PLACES = {
         lambda c, x: jax.vmap(jax.grad(lambda v: jax.lax.cond(v < 0, jax.checkpoint(c), lambda v: v, v)))(x),
         0,
     ),
+    "a backward rule": (lambda c, x: jax.grad(lambda x: with_rule(c)(x).sum())(x), 1),
+    "a backward rule that is not taken": (lambda c, x: with_rule(c)(x), 0),
+    "a backward rule whose cotangents are zero": (
+        lambda c, x: jax.vmap(jax.grad(lambda v: jnp.where(v < 0, with_rule(c)(v), v)))(x),
+        0,
+    ),
     "an inner branch": (
         lambda c, x: jax.vmap(
             lambda v: jax.lax.cond(v < 0, lambda v: jax.lax.cond(v < 9, c, lambda v: v, v), lambda v: v, v)
@@ -822,7 +862,8 @@ def test_a_place_counts_when_a_result_of_it_is_used(kind):
     before = run(X[0])
     with counter.counting():
         np.testing.assert_array_equal(run(X[0]), before)
-    assert bool(counter.counts.get(0)) == bool(expected)
+    rule = f"{__name__}.with_rule.<locals>.<lambda>" if "rule" in kind else ""
+    assert counter.reached == ({(0, rule)} if expected else set())
     assert jax.lax.cond.__module__.startswith("jax")
 
 

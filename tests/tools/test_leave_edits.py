@@ -253,14 +253,14 @@ PROGRAMS = {
     "named reductions and contractions": (
         """
         def body(v, w):
-            return jnp.sum(v * w, axis='k') + lax.pdot(v, w, axis_name=('k',)), jnp.einsum('{k},{k}->', v, w)
+            return jnp.sum(v * w, axis='k') + lax.pdot(v, w, axis_name=('k',)), lax.axis_index(('i', 'k'))
 
         with Mesh(devices[:2], 'd'):
-            f = xmap(body, in_axes=(['i', 'k'], {0: 'k', 1: 'j'}), out_axes=(['i', 'j'], ['i', 'j']),
+            f = xmap(body, in_axes=(['i', 'k'], {0: 'k', 1: 'j'}), out_axes=(['i', 'j'], ['i', 'k']),
                      axis_resources={'k': 'd', 'i': 'd'} if False else {'k': 'd'})
             results = f(x, x.T)
         """,
-        lambda: (2 * x @ x.T, x @ x.T),
+        lambda: (2 * x @ x.T, np.arange(48).reshape(8, 6)),
     ),
     "a lambda over several lines": (
         """
@@ -798,6 +798,7 @@ def test_resources_that_another_run_gives_are_refused_where_the_name_alone_is_th
 SET = {
     "made on another line": "env = maps.ResourceEnv(mesh, ())\nmaps.thread_resources.env = env",
     "kept and put back": "old = maps.thread_resources.env\nmaps.thread_resources.env = old.with_mesh(mesh)",
+    "with its own mesh": "maps.thread_resources.env = maps.thread_resources.env.with_mesh(mesh)",
     "with a loop": "maps.thread_resources.env = maps.thread_resources.env.with_extra_loop(mesh)",
     "with loops": "maps.thread_resources.env = maps.ResourceEnv(mesh, loops)",
     "by options": "maps.thread_resources.env = maps.ResourceEnv(**options)",
@@ -814,11 +815,9 @@ def test_an_environment_set_otherwise_is_refused_in_words(how):
 
 
 def test_the_mesh_of_an_environment_is_set():
-    texts = ["maps.ResourceEnv(loops=(), physical_mesh=mesh)", "maps.thread_resources.env.with_mesh(mesh)"]
-    for value in texts:
-        text = f"import jax\nfrom jax.experimental import maps\nmaps.thread_resources.env = {value}\n"
-        new, left = edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
-        assert new["/p.py"] == b"import jax\njax.set_mesh(mesh)\n" and not left
+    text = b"import jax\nfrom jax.experimental import maps\nmaps.thread_resources.env = maps.ResourceEnv(mesh, ())\n"
+    new, left = edited_files({"/p.py": text}, [], "named_axes", [], False)
+    assert new["/p.py"] == b"import jax\njax.set_mesh(mesh)\n" and not left
 
 
 DOTTED = {
@@ -841,3 +840,18 @@ def test_a_module_that_is_imported_by_its_whole_name_stays_while_it_is_read():
     text = "import jax\nimport jax.experimental.maps\nf = jax.experimental.maps.xmap(g, [...], [...])\n"
     new, left = edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
     assert not new and left == ["jax.experimental.maps of p.py:2"]
+
+
+NOT_OF_JAX = ["lax.pgather(v, 0, 'i')", "lax.pargmax(v, 'i')", "named.normal(jax.random.key(0), named.NamedShape(i=8))"]
+
+
+@pytest.mark.parametrize("call", NOT_OF_JAX)
+def test_functions_over_names_that_jax_lacks_are_refused_in_words(call, tmp_path, monkeypatch):
+    program = f"""
+        from xmap_compat import random as named
+
+        with Mesh(devices[:2], 'd'):
+            results = xmap(lambda v: v + {call}, ['i'], ['i'], axis_resources={{'i': 'd'}})(x[:, 0])
+    """
+    (words,) = Left(tmp_path, monkeypatch, textwrap.dedent(program)).refused
+    assert words.startswith(call.partition("(")[0]) and "write it with lax.axis_index" in words

@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import re
-import sys
-import types
 import xml.etree.ElementTree as ElementTree
 
 import jax
@@ -144,20 +142,6 @@ def test_an_xmapped_function_is_searched_itself(mesh22):
     assert found.found == made.found
 
 
-def test_axes_that_never_meet_may_share_a_mesh_axis(mesh22):
-    def make(resources):
-        of = lambda axis: {name: resources[name] for name in resources if name == axis}
-        rows = xmap(lambda v: v * 2, ["i"], ["i"], axis_resources=of("i"))
-        columns = xmap(lambda v: v * 3, ["j"], ["j"], axis_resources=of("j"))
-        return lambda a, b: (rows(a), columns(b))
-
-    found = search(make, shaped(8), shaped(8), mesh=mesh22)
-    assert len(usable(found)) == len(found)
-    assert {"i": "x", "j": "x"} in assignments(found)
-    assert len(assignments(found)) == 16 and len(found) < 16
-    assert {repr(c.axis_resources): c.devices for c in found}["{'i': 'x', 'j': 'x'}"] == 2
-
-
 # ------------------------------------------------------------------- many assignments
 
 
@@ -253,17 +237,6 @@ def test_donated_arguments_are_copied_for_every_call(mesh22):
     found = search(make, v, mesh=mesh22, measure=10)
     assert all(c.seconds is not None for c in found) and {} in [c.axis_resources for c in found]
     np.testing.assert_array_equal(v, np.arange(8.0))
-
-
-def test_progress_is_shown_by_tqdm_and_a_search_works_without(mesh22, monkeypatch):
-    seen = []
-    monkeypatch.setitem(
-        sys.modules, "tqdm", types.SimpleNamespace(tqdm=lambda items, title, **_: [seen.append(title), items][1])
-    )
-    found = search(product, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()}, measure=1)
-    assert seen == ["search", "measure"]
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert len(search(product, *ARGS, mesh=mesh22, fixed={"k": (), "j": ()})) == len(found)
 
 
 # -------------------------------------------------------------------------------- the table

@@ -39,7 +39,6 @@ from xmap_compat._jax.jaxprs import (
     depends_on_axes,
     has_side_effect,
     input_vars,
-    is_jaxpr,
     is_reference,
     open_jaxpr,
     subjaxprs,
@@ -65,7 +64,7 @@ from xmap_compat._jax.mesh import (
 from xmap_compat._jax.nice import is_on as part_is_on
 from xmap_compat._jax.nice import part
 from xmap_compat._jax.options import accept_options, set_for_all_threads
-from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened, widens
+from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened
 from xmap_compat._jax.patches import (
     Restoration,
     mend_collective_batching,
@@ -75,6 +74,7 @@ from xmap_compat._jax.patches import (
 )
 from xmap_compat._jax.positions import (
     api_boundary,
+    contextmanager,
     equation_context,
     exclude_from_positions,
     name_stack,
@@ -84,21 +84,14 @@ from xmap_compat._jax.positions import (
     where_now,
 )
 from xmap_compat._jax.primitives import (
-    Level,
     bind,
     bind_batched,
     define_cut,
     define_device_check,
     define_dual_primitives,
     define_named_primitive,
-    names_after_batching,
 )
-from xmap_compat._jax.tracing import (
-    current_trace,
-    is_bound,
-    jit,
-    plain_context,
-)
+from xmap_compat._jax.tracing import current_trace, is_bound, jit, plain_context
 from xmap_compat._jax.types import (
     draws_from_rbg,
     explicit_spec,

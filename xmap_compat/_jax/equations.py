@@ -152,7 +152,7 @@ class LinearSolve(NamedTuple):
 
 
 class HijaxOperation(NamedTuple):
-    """An operation of ``jax.experimental.hijax`` that holds functions, as ``lax.custom_root`` does since 0.12.
+    """An operation of ``jax.experimental.hijax`` that holds functions, as ``lax.custom_root`` does since 0.11.2.
 
     Attributes:
       apply: what it computes, of its operands.
@@ -236,7 +236,7 @@ def _linear_solve(params):
 
 
 def _operation(params):
-    """Operations of ``jax.experimental.hijax``, with which JAX makes its roots since 0.12."""
+    """Operations of ``jax.experimental.hijax``, with which JAX makes its roots since 0.11.2."""
     operation: Any = params["_prim"]
     if not isinstance(operation, HiPrim):
         return None

@@ -19,8 +19,8 @@ references = part("references")
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
 JaxprEqn = jex_core.JaxprEqn
-# Operations that JAX, or a user, defines as classes: since 0.12.
-HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 12, 0) else ()  # noqa: B009
+# Operations that JAX, or a user, defines as classes: since 0.11.2.
+HiPrim: Any = getattr(hijax, "HiPrim") if VERSION >= (0, 11, 2) else ()  # noqa: B009
 
 
 # Objects that have no public name are taken from a program that has them.

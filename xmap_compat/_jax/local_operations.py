@@ -62,7 +62,7 @@ _FORGETFUL: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _varying_operation(operation, mesh_axes):
-    """An operation that carries the types of its operands and results (``HiPrim``, since 0.12), on varying ones."""
+    """An operation that carries the types of its operands and results (``HiPrim``, since 0.11.2), on varying ones."""
     vary = lambda avals: jax.tree.map(lambda aval: varying_like(aval, mesh_axes), avals)  # noqa: E731
     varying = copy.copy(operation)
     varying.in_avals, varying.out_aval = vary(operation.in_avals), vary(operation.out_aval)

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from xmap_compat._jax.patches import Restoration
+from xmap_compat._jax.positions import warn_user
 from xmap_compat._jax.version import VERSION
 
 _Config: Any = type(jax.config)
 _update, _read, _values = _Config.update, _Config.read, _Config.values
 
-# The values of the removed options while they are accepted, and the functions that are told of changes.
+# The values of the removed options while they are accepted, and warnings for when they are set.
 _remembered: dict[str, Any] = {}
-_heard: dict[str, Callable[[Any], None]] = {}
+_warnings: dict[str, str] = {}
 
 
 def _update_or_remember(config, name, val):
     if name not in _remembered:
         return _update(config, name, val)
     _remembered[name] = val
-    if name in _heard:
-        _heard[name](val)
+    if val and name in _warnings:
+        warn_user(_warnings[name])
 
 
 def _read_or_remembered(config, name):
@@ -37,20 +38,13 @@ _accepting.attribute(_Config, "read", _read_or_remembered)
 _accepting.attribute(_Config, "values", property(lambda config: {**_values.fget(config), **_remembered}))
 
 
-def accept_options(
-    restoration: Restoration, defaults: Mapping[str, Any], heard: Mapping[str, Callable[[Any], None]] = {}
-) -> None:
-    """Options of ``jax.config`` that this JAX lacks: they can be set and read, and change nothing.
-
-    Args:
-      heard: functions that are told of the value when it is set, and of the default at the end.
-    """
+def accept_options(restoration: Restoration, defaults: Mapping[str, Any], warnings: Mapping[str, str] = {}) -> None:
+    """Options of ``jax.config`` that this JAX lacks can be set, some with a warning, and read, and change nothing."""
     for name, default in defaults.items():
         if name in jax.config.values:
             continue
-        if name in heard:
-            restoration.at_exit(functools.partial(heard[name], default))
-            restoration.entry(_heard, name, heard[name])
+        if name in warnings:
+            restoration.entry(_warnings, name, warnings[name])
         restoration.entry(_remembered, name, default)
         restoration.attribute(_Config, name, property(functools.partial(_read_or_remembered, name=name)))
     restoration.hold(_accepting)

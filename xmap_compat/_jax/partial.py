@@ -16,18 +16,13 @@ from xmap_compat._jax.types import explicit_spec
 from xmap_compat._jax.version import VERSION
 
 
-def widens(platform: str) -> bool:
-    """Whether a back end cannot sum bfloat16 over devices there; then :func:`widened` does it.
+def widened(collective: Callable[[Any], Any], x: Any) -> Any:
+    """``collective(x)``, with bfloat16 sent as float32, in its transpose too, where a back end cannot sum it there.
 
     XLA's CPU compiler aborts the process, on all-reduces and reduce-scatters that come from JAX: those of ``psum`` and
     ``psum_scatter``, and of the transposes of ``pcast`` and ``all_gather``.  No release to 0.12.0 fixes it.  (Those
     that its own partitioner makes are fine, and so are floats of 16 and of 8 bits.)
     """
-    return platform == "cpu"
-
-
-def widened(collective: Callable[[Any], Any], x: Any) -> Any:
-    """``collective(x)``, with bfloat16 sent as float32, in its transpose too."""
     if jax.typeof(x).dtype != jnp.bfloat16:
         return collective(x)
     return lax.convert_element_type(collective(lax.convert_element_type(x, jnp.float32)), jnp.bfloat16)

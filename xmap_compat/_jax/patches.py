@@ -31,26 +31,19 @@ class Restoration:
 
     def attribute(self, module: Any, name: str, value: Any) -> None:
         assert not self._users, "what is in place already stays as it is"
-
-        def install():
-            missing = object()
-            before = module.__dict__.get(name, missing)
-            setattr(module, name, value)
-            return lambda: delattr(module, name) if before is missing else setattr(module, name, before)
-
-        self._plan.append(install)
+        self._place(vars(module), name, value, functools.partial(setattr, module), functools.partial(delattr, module))
 
     def entry(self, table: dict, key: Any, value: Any) -> None:
+        self._place(table, key, value, table.__setitem__, lambda key: table.pop(key, None))
+
+    def _place(self, held, key, value, put, remove):
         def install():
             missing = object()
-            before = table.get(key, missing)
-            table[key] = value
-            return lambda: table.pop(key, None) if before is missing else table.update({key: before})
+            before = held.get(key, missing)
+            put(key, value)
+            return lambda: remove(key) if before is missing else put(key, before)
 
         self._plan.append(install)
-
-    def at_exit(self, undo: Callable[[], None]) -> None:
-        self._plan.append(lambda: undo)
 
     def enter(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -18,7 +19,8 @@ import numpy
 import opt_einsum
 from jax.extend import source_info_util
 
-_FOLDERS = [os.path.dirname(jax.__file__) + os.sep]  # frames in these folders are not the user's
+# Frames in these folders and files are not the user's.
+_FOLDERS = [*(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, opt_einsum)), contextlib.__file__]
 
 
 def exclude_from_positions(folder: str) -> None:
@@ -31,8 +33,7 @@ def exclude_from_positions(folder: str) -> None:
 @functools.cache
 def is_user_file(name: str) -> bool:
     """Whether the user has written a file, as JAX guesses it for the positions in its programs."""
-    libraries = (sysconfig.get_path("stdlib"), os.path.dirname(os.__file__))
-    return not name.startswith((*_FOLDERS, *libraries))
+    return not name.startswith((*_FOLDERS, sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)))
 
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -46,16 +47,16 @@ def api_boundary(fun: C) -> C:
 
     @functools.wraps(fun)
     def at_boundary(*args, **kwargs):
-        outermost = _enter_boundary()
+        inside = _now_inside(True)
         try:
             return fun(*args, **kwargs)
         except Exception as error:
             # Functions around this one look for the frame that raised it.
-            if outermost and jax.config.jax_traceback_filtering != "off":
+            if not inside and jax.config.jax_traceback_filtering != "off":
                 error.with_traceback(_without_hidden_frames(error.__traceback__))
             raise
         finally:
-            _leave_boundary(outermost)
+            _now_inside(inside)
 
     return cast(C, at_boundary)
 
@@ -63,15 +64,10 @@ def api_boundary(fun: C) -> C:
 _boundary = threading.local()
 
 
-def _enter_boundary() -> bool:
-    """Whether this boundary is the outermost."""
-    outermost = not getattr(_boundary, "inside", False)
-    _boundary.inside = True
-    return outermost
-
-
-def _leave_boundary(outermost: bool) -> None:  # its own, as a thread-local cannot be pickled with at_boundary
-    _boundary.inside = not outermost
+def _now_inside(inside: bool) -> bool:  # its own, as a thread-local cannot be pickled with at_boundary
+    """Set whether this thread is inside of a boundary; returns whether it was."""
+    before, _boundary.inside = getattr(_boundary, "inside", False), inside
+    return before
 
 
 def _without_hidden_frames(passed):
@@ -80,6 +76,15 @@ def _without_hidden_frames(passed):
         if not frame.f_code.co_filename.startswith(tuple(_FOLDERS)):
             kept = types.TracebackType(kept, frame, frame.f_lasti, line)
     return kept
+
+
+class _Context(type(contextlib.contextmanager(iter)(()))):  # type: ignore[misc]  # contextlib does not name it
+    __enter__ = api_boundary(type(contextlib.contextmanager(iter)(())).__enter__)
+
+
+def contextmanager(fun: Callable[..., Any]) -> Any:
+    """``contextlib.contextmanager`` for a function that users call: entering it raises at their line."""
+    return api_boundary(functools.wraps(fun)(lambda *args, **kwargs: _Context(fun, args, kwargs)))
 
 
 def _running() -> tuple[types.FrameType | None, int]:
@@ -99,8 +104,7 @@ def where_now() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-# Between a user's line and JAX: libraries that call methods of its arrays, or are called by it.
-_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (numpy, opt_einsum))
+_NUMPY = os.path.dirname(numpy.__file__) + os.sep  # between a user's line and JAX: it calls methods of JAX's arrays
 
 
 def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]], list[types.FrameType]]:
@@ -116,7 +120,7 @@ def user_frames_of(error: Exception) -> tuple[list[tuple[types.FrameType, int]],
     below: list[types.FrameType] = []
     for frame, line in passed:
         file = frame.f_code.co_filename
-        if is_user_file(file) and not file.startswith(_LIBRARIES):
+        if is_user_file(file) and not file.startswith(_NUMPY):
             users, below = [(frame, line), *users], []
         elif not file.startswith(own):
             below.append(frame)

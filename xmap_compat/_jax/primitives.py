@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +13,6 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from xmap_compat._jax.jaxprs import NamedAxisEffect, bind_params
-from xmap_compat._jax.tracing import plain_context
 from xmap_compat._jax.version import VERSION
 
 Primitive = jex_core.Primitive
@@ -27,20 +26,8 @@ def bind(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> 
     return list(out) if primitive.multiple_results else [out]
 
 
-class Level(NamedTuple):
-    """One dimension that a primitive is batched over.
-
-    Attributes:
-      size: the size of the dimension.
-      positions: for each operand where the dimension is (counted after the outer levels removed theirs), or None.
-      name: the named axis that it binds, or None.
-      kept: for each result whether it has the dimension; all have it by default.
-    """
-
-    size: int
-    positions: Sequence[int | None]
-    name: Hashable | None = None
-    kept: tuple[bool, ...] | None = None
+# A dimension that a primitive is batched over: its size, and where each operand has it once the outer ones are removed.
+Level = tuple[int, Sequence[int | None]]
 
 
 def bind_batched(
@@ -54,56 +41,10 @@ def bind_batched(
     def bound(_, *operands):
         return bind(primitive, operands, params)
 
-    for level in reversed(levels):
-        # A level that no operand has still binds its name: the first argument has them all.
-        named = {} if level.name is None else {"axis_name": level.name}
-        out_axes = 0 if level.kept is None else [0 if kept else None for kept in level.kept]
-        bound = jax.vmap(bound, (0, *level.positions), out_axes, axis_size=level.size, **named)
-    return bound(np.empty([level.size for level in levels], bool), *operands)
-
-
-def names_after_batching(
-    eqn: Any, sizes: Mapping[Hashable, int], operands: Sequence[frozenset[Hashable]]
-) -> list[frozenset[Hashable]] | None:
-    """The named axes among ``sizes`` that the results of an equation vary over, by its primitive's batching rule.
-
-    Args:
-      operands: for each operand the axes that it varies over.
-
-    Returns:
-      For each result its axes; None if the primitive has no rule for them, or one that leaves an axis unresolved.
-    """
-    avals = [
-        jax.ShapeDtypeStruct((*(sizes[n] for n in sizes if n in varies), *v.aval.shape), v.aval.dtype)
-        for v, varies in zip(eqn.invars, operands)
-    ]
-
-    def traced(without=None, result=None):
-        levels = [
-            Level(
-                sizes[n],
-                [0 if n in varies else None for varies in operands],
-                n,
-                tuple((n, k) != (without, result) for k in range(len(eqn.outvars))),
-            )
-            for n in sizes
-        ]
-        with plain_context():
-            return jax.make_jaxpr(lambda *xs: bind_batched(eqn.primitive, xs, eqn.params, levels))(*avals)
-
-    def varies(name, result):
-        try:
-            traced(name, result)
-            return False
-        except ValueError:  # it has the dimension
-            return True
-
-    try:
-        if not {*map(NamedAxisEffect, sizes)}.isdisjoint(traced().effects):
-            return None
-    except NotImplementedError:
-        return None
-    return [frozenset(n for n in sizes if varies(n, k)) for k in range(len(eqn.outvars))]
+    for size, positions in reversed(levels):
+        bound = jax.vmap(bound, (0, *positions), axis_size=size)
+    # No operand may have a level: the first argument has them all.
+    return bound(np.empty([size for size, _ in levels], bool), *operands)
 
 
 def define_named_primitive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import warnings
 from typing import Any
 
@@ -15,15 +16,7 @@ NEWEST_TESTED = "0.12.0.1"  # `nox -s newest` moves it, together with .ci/newest
 
 def parse_version(text: str) -> tuple[int, ...]:
     """``'0.10.2.dev3'`` -> ``(0, 10, 2)``: the leading numeric parts of a release."""
-    parts = []
-    for piece in text.split("."):
-        digits = piece[: len(piece) - len(piece.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-        if digits != piece:
-            break
-    return tuple(parts)
+    return tuple(int(part) for part in re.split(r"[^\d.]", text)[0].split(".") if part)
 
 
 RELEASE = jax.__version__

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over, without_single
-from xmap_compat.core.specs import AxisName
+from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over
 from xmap_compat.core.values import Dims, NamedValue, without
 
 
@@ -32,29 +31,6 @@ def bind_named(
     except NotImplementedError:  # JAX (to 0.12) maps no initial value of lax.reduce, for one
         return bind_per_element(view, primitive, operands, params)
     return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
-
-
-def bind_over_names(
-    view: DeviceView, eqn: Any, operands: Sequence[NamedValue], over: frozenset[AxisName], results: Sequence[frozenset]
-) -> list[NamedValue]:
-    """Bind a primitive that names axes, by its batching rule; every device has all elements of these axes.
-
-    Args:
-      over: the axes that it names.
-      results: the named axes that each result varies over.
-    """
-    names = frozenset().union(*(v.names for v in operands))
-    levels = [n for n in view.placements if n in over or (n in names and view.has_local_dim(n))]
-    data = [vary_over(view, v, names).data for v in vary_alike(view, operands)]
-    named = [
-        level._replace(name=n, kept=tuple(n in kept for kept in results)) if n in over else level
-        for n, level in zip(levels, _levels(view, operands, levels))
-    ]
-    values = []
-    for x, kept in zip(_jax.bind_batched(eqn.primitive, data, eqn.params, named), results, strict=True):
-        dims = _dims(x, [n for n in levels if n in kept or n not in over])
-        values.append(vary_over(view, without_single(view, x, dims, kept), kept))
-    return values
 
 
 def bind_per_element(
@@ -79,7 +55,7 @@ def _levels(view, operands, names):
     for k, name in enumerate(names):
         left = [without(v.dims, names[:k]) for v in operands]
         positions = [dims.index(name) if name in dims else None for dims in left]
-        levels.append(_jax.Level(view.placements[name].local_size, positions))
+        levels.append((view.placements[name].local_size, positions))
     return levels
 
 

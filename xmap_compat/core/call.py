@@ -119,7 +119,6 @@ class PlacedCall:
       undeclared: for each result, those of its named axes that its spec leaves out: each device keeps its own element.
       body: the axes and resources in scope when the program was traced.
       nested: whether the call was made in the body of another xmap.
-      compiler: mesh axes that are left to the compiler where the call uses the others.
       first_device_of: the mesh on whose first device a call without mesh resources would run in legacy, or None.
     """
 
@@ -133,7 +132,6 @@ class PlacedCall:
     undeclared: tuple[tuple[AxisName, ...], ...]
     body: Body
     nested: bool
-    compiler: frozenset[Hashable]
     first_device_of: Any
 
     @property
@@ -163,11 +161,10 @@ def _locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Place
 
 
 class _Traced(NamedTuple):
-    """Stage 3: the program, and what is known with it: which mesh axes are left, and which nested calls use."""
+    """Stage 3: the program, and what is known with it: the mesh axes that nested calls may use."""
 
     program: NamedProgram
     out_specs: tuple[AxisSpec, ...]
-    compiler: frozenset[Hashable]
     body: Body
     mesh_axes: dict[AxisName, Placement]
 
@@ -177,18 +174,15 @@ def _trace(declared: Declaration, arguments: Arguments, placements: dict[AxisNam
     body = Body({name: arguments.sizes[name] for name in placements}, scope, axes.offered(scope))
     program = trace_program(declared.fun, arguments.types(), arguments.names, body)
     out_specs = tuple(_bind_results(declared, program, arguments.sizes))
-    compiler = _left_to_compiler(scope, program, placements)
-    ours = {axis: size for axis, size in body.device_axes.items() if axis.mesh_axis not in compiler}
-    uses = any(p.mesh_axes for p in placements.values()) or not collectives_in(program.jaxpr).isdisjoint(ours)
-    mesh_axes = axes.as_placements(ours) if uses else {}
-    return _Traced(program, out_specs, compiler, dataclasses.replace(body, device_axes=ours), mesh_axes)
+    uses = any(p.mesh_axes for p in placements.values()) or collectives_in(program.jaxpr) & set(body.device_axes)
+    return _Traced(program, out_specs, body, axes.as_placements(body.device_axes) if uses else {})
 
 
 def _check(
     declared: Declaration, arguments: Arguments, placements: dict[AxisName, Placement], traced: _Traced
 ) -> PlacedCall:
     """Stage 4: what varies over what, and whether each result fits its spec."""
-    program, out_specs, compiler, body, mesh_axes = traced
+    program, out_specs, body, mesh_axes = traced
     nested = bool(enclosing_bodies())
     # They are axes of the outermost xmap, but two nested xmaps must not need the same one either.
     checker = Checker({**placements, **mesh_axes}, declared.name)
@@ -201,7 +195,7 @@ def _check(
     extra = _check_results(checker, program, out_specs, results, declared.undeclared and not nested)
     alone = not nested and not any(p.mesh_axes for p in placements.values())
     first = undeclared.mesh_of_results(declared, body.scope.mesh) if alone else None
-    parts = (arguments.specs, out_specs, program, results, extra, body, nested, compiler, first)
+    parts = (arguments.specs, out_specs, program, results, extra, body, nested, first)
     return PlacedCall(declared.name, body.scope, placements, *parts)
 
 
@@ -231,13 +225,6 @@ def _check_outer_names(program, placements):
     if inside := next(shard_maps, None):
         raise errors.shard_map_inside(_jax.where_in_user_code(inside))
     raise errors.outer_names(sorted(outer, key=str))
-
-
-def _left_to_compiler(scope, program, placements):
-    """The mesh axes left to the compiler; the unused ones are known once the program is."""
-    if scope.mesh is None or not scope.unused_to_compiler or enclosing_bodies():
-        return scope.compiler
-    return frozenset(scope.mesh.axis_names) - mesh_axes_used(program, placements)
 
 
 def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placement]) -> frozenset[Hashable]:
@@ -304,7 +291,6 @@ def _placements(declared, arguments, scope):
     placements = place_axes(ordered, declared.resources, scope, arguments.origins)
     _check_backend(declared.backend, scope, placements)
     if axes.mesh_is_offered():
-        axes.check_offered(placements)
         return placements
     # No mesh axis is available here (inside the user's shard_map): each device computes everything.
     return {n: dataclasses.replace(p, mesh_axes=(), mesh_sizes=()) for n, p in placements.items()}

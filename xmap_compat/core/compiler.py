@@ -5,21 +5,18 @@ An xmap that uses other axes of the mesh is a ``shard_map`` over those alone.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
 
+from xmap_compat import _jax
 from xmap_compat.core import errors
 
 axes_of_compiler = jax.make_user_context(default_value=frozenset())
 
-# Set for all threads by the option experimental_xmap_spmd_lowering, under install().
-unused_axes_to_compiler = jax.make_user_context(default_value=False)
 
-
-@contextlib.contextmanager
+@_jax.contextmanager
 def compiler_axes(*names: Hashable) -> Iterator[None]:
     """``with compiler_axes('y'):`` leaves mesh axes to the compiler, for the calls of xmapped functions inside.
 

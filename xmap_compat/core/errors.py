@@ -105,7 +105,7 @@ def _spec_meant(spec: Any) -> str:
         return f". Write {leading}{{{spec}: 'name'}}, with the name of that dimension"
     if isinstance(spec, dict) and all(isinstance(value, (int, np.integer)) for value in spec.values()):
         return f". Write it the other way round: {show({value: key for key, value in spec.items()})}"
-    return ". Write a list of names, or {position: name}"
+    return ". Write a list of names, or {position: name} with integers for positions"
 
 
 def misplaced_ellipsis(spec: Any, path: str) -> ValueError:
@@ -164,7 +164,8 @@ def not_a_prefix(
 ) -> ValueError:
     """``parting``: where the trees differ first, what spec and value have there, and keys that the spec lacks."""
     place, asked, found, missing = parting
-    advice = ". Give both the same keys" if asked[:6] == found[:6] == "a dict" else ""
+    same = "keys" if asked[:6] == found[:6] == "a dict" else "structure, or one specification for all of it"
+    advice = f". Give both the same {same}"
     ours = f"{_result(place)} is {found}, but {where} has {asked} for it"
     if missing:
         keys = ", ".join(f"{key!r}: [...] or {{}}" for key in missing)
@@ -378,11 +379,11 @@ def bad_mesh_devices(found: Any) -> TypeError:
 
 
 def repeated_mesh_device(device: Any) -> ValueError:
-    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once in it")
+    return ValueError(f"A mesh should have each device once, but {device!r} appears more than once. Leave one out")
 
 
 def empty_mesh(names: Sequence[Any]) -> ValueError:
-    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}")
+    return ValueError(f"mesh needs at least one device, but got none for the axis names {names!r}. Pass jax.devices()")
 
 
 def loop_collective(name: Hashable, where: str) -> RuntimeError:
@@ -436,23 +437,19 @@ def compiler_axes_changed(outer: Iterable[Hashable], inner: Iterable[Hashable]) 
     )
 
 
-def axis_given_away(name: Hashable, mesh_axis: Hashable) -> ValueError:
-    return ValueError(
-        f"Axis {name} of an xmap inside a custom derivative rule is assigned mesh axis {mesh_axis!r}, which the option "
-        "experimental_xmap_spmd_lowering has left to the compiler. Use xmap_compat.compiler_axes instead of the option"
-    )
-
-
 def callback_beside_compiler(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
+    advice = "Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
+    if primitive.startswith("debug"):
+        primitive, advice = f"{primitive} without a value", "Give it one of the body: jax.debug.print('here {}', v)"
     return NotImplementedError(
         f"A {primitive} (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} are left to the "
-        "compiler. Call it outside of compiler_axes, or use jax.debug.callback, which returns nothing"
+        f"compiler. {advice}"
     )
 
 
-def ordered_callback(axes: Iterable[Hashable], where: str) -> ValueError:
+def ordered_callback(primitive: str, axes: Iterable[Hashable], where: str) -> ValueError:
     return ValueError(
-        f"An argument of io_callback(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
+        f"An argument of {primitive}(..., ordered=True) at {where} varies over {as_set(axes)}, but the elements of a "
         f"named axis have no order. Leave out ordered=True{LEGACY}Cannot `vmap` ordered IO callback"
     )
 
@@ -471,18 +468,16 @@ def callback_repeated(axes: Iterable[Hashable], where: str) -> NotImplementedErr
     )
 
 
-def check_from_outside(where: str) -> NotImplementedError:
+def check_from_outside(fun: str, where: str = "") -> NotImplementedError:
+    seen = f"The check at {where} is in" if where else "The automatic checks of checkify do not see the elements of"
     return NotImplementedError(
-        f"The check at {where} is in an xmapped function. Apply checkify inside, and map its error like any result: "
+        f"{seen} the xmapped function {fun}. Apply checkify inside, and map its error like any result: "
         "xmap(checkify.checkify(fun), in_axes, (['i', ...], out_axes))"
     )
 
 
-def debugging_without_operands(primitive: str, axes: Iterable[Hashable], where: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"A {primitive} without a value (at {where}) cannot run in an xmapped function while mesh axes {as_set(axes)} "
-        "are left to the compiler. Give it a value of the body, as in jax.debug.print('here {}', v)"
-    )
+def token(what: str) -> NotImplementedError:
+    return NotImplementedError(f"{what} is a token, but effects in an xmapped function have no order. Leave it out")
 
 
 def container_with_shape(where: str, path: str, kind: str, spec: Any) -> TypeError:
@@ -586,20 +581,19 @@ def tangent_varies_more(extra: Iterable[Hashable], where: str) -> TypeError:
 
 def unsupported_primitive(primitive: str, names: Iterable[Hashable], where: str) -> NotImplementedError:
     return NotImplementedError(
-        f"xmap_compat does not know how to partition the operation `{primitive}` that uses the named axes "
-        f"{quoted(names)} at {where}. Write it with collectives of jax.lax, apply it outside of xmap, or, "
-        "if it has a batching rule for these axes, leave them without mesh resources"
+        f"xmap_compat does not know the operation `{primitive}`, which uses the named axes {quoted(names)} at {where}. "
+        "Write it with collectives of jax.lax, or apply it outside of xmap"
     )
 
 
 def index_out_of_range(what: str, index: int, size: int, where: str) -> ValueError:
-    return ValueError(f"{what} at {where} has the index {index}, but the axis has the indices 0 to {size - 1}")
+    return ValueError(f"{what} at {where} has the index {index}, but the indices are 0 to {size - 1}. Use these only")
 
 
 def repeated_permutation_index(kind: str, index: int, where: str) -> ValueError:
     return ValueError(
-        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element can be sent "
-        "once and received once"
+        f"The permutation of ppermute at {where} has the {kind} index {index} more than once. Each element is sent "
+        "once and received once: leave one of these pairs out"
     )
 
 

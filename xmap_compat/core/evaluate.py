@@ -18,8 +18,8 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.batch import bind_named, bind_over_names
-from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of, names_used
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.collectives import COLLECTIVES, collectives_in, collectives_of
 from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
@@ -144,8 +144,8 @@ class Evaluator:
             return _STRUCTURED[type(found)](self, found, list(operands), eqn)
         if primitive in _PLACING:
             return _PLACING[primitive](self, operands, eqn)
-        if primitive not in DIRECT and self.named_axes(eqn):
-            return self.over_names(eqn, operands)
+        if primitive not in DIRECT:
+            self.checker.refuse_names(eqn)
         return self.ordinary(eqn, operands)
 
     def moves_nothing(self, eqn: Any) -> bool:
@@ -166,16 +166,6 @@ class Evaluator:
         names = frozenset().union(*(v.names for v in operands))
         primitive, params = _jax.local_operation(eqn, self.view.mesh_axes_of(names), self.view.compiler)
         return evaluate_partitioned(self.view, primitive, operands, params)
-
-    def named_axes(self, eqn: Any) -> frozenset[AxisName]:
-        """The axes of this xmap that an equation names, if its operation is in no table."""
-        return self.view.own(names_used(eqn))
-
-    def over_names(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
-        """The results of an operation that names axes and has a batching rule for them; refused over devices."""
-        operands = [_as_array(v) for v in operands]
-        results = self.checker.equation(eqn, [v.names for v in operands])
-        return bind_over_names(self.view, eqn, operands, self.named_axes(eqn), results)
 
     def communicates(self, *jaxprs: Any) -> bool:
         """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""

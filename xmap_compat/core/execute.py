@@ -94,9 +94,9 @@ def execute(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
 def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     mesh = placed.scope.mesh
     assert mesh is not None
-    compiler = placed.compiler
+    compiler = placed.scope.compiler
     axes = tuple(a for a in mesh.axis_names if a not in compiler)
-    widens = bool(compiler) and _jax.widens(platform_of(mesh) or jax.default_backend())
+    widens = bool(compiler) and (platform_of(mesh) or jax.default_backend()) == "cpu"
     placements = placed.placements
     if compiler:  # XLA (to jax 0.12) fails on an all-reduce over an axis of one device beside axes that it partitions.
         placements = {name: p.without_mesh_axes_of_one() for name, p in placements.items()}
@@ -110,8 +110,6 @@ def _on_mesh(placed: PlacedCall, leaves: Sequence[Any]) -> list[Any]:
     out_specs = [partition_spec(spec, placements) for spec in placed.out_specs]
 
     def on_device(consts, args):
-        if mesh.size > 1 and any(type(e).__name__.startswith("Ordered") for e in placed.program.jaxpr.effects):
-            raise errors.ordered_effect(placed.fun_name, mesh.size)
         return Execution(placed, view).on_device(consts, args)
 
     consts = list(placed.program.consts)

@@ -65,6 +65,7 @@ class Mesh(jax.sharding.Mesh):
             _meshes[physical_mesh] = made
         return made
 
+    @_jax.api_boundary
     def __enter__(self) -> Mesh:
         shadowed = [name for name, _ in loops_in_scope.value if name in self.shape]
         if shadowed:
@@ -175,7 +176,7 @@ def mesh(devices: Any, axis_names: Any) -> Mesh:
     return Mesh(devices, axis_names)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class SerialLoop:
     """A loop as the resource of one axis: ``axis_resources={'batch': SerialLoop(4)}``.
 
@@ -190,14 +191,15 @@ class SerialLoop:
 
     length: int
 
-    def __post_init__(self):
-        _check_length(self.length)
+    @_jax.api_boundary
+    def __init__(self, length: int):
+        self.__dict__["length"] = _checked_length(length)
 
 
 loops_in_scope = jax.make_user_context(default_value=())
 
 
-@contextlib.contextmanager
+@_jax.contextmanager
 def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     """``with serial_loop('l', 4):`` makes ``'l'`` a loop resource that several axes may share.
 
@@ -208,17 +210,19 @@ def serial_loop(name: Hashable, length: int) -> Iterator[None]:
     ...     squared(np.arange(4)).tolist()
     [0, 1, 4, 9]
     """
-    _check_length(length)
     if name is None or not isinstance(name, Hashable):
-        raise errors.should_be("The name of a serial loop", "a string (or hashable, and not None)", name)
+        wanted = "a string (or hashable, and not None)"
+        raise errors.should_be("The name of a serial loop", wanted, name, advice="Write serial_loop('l', 4)")
     loops = dict(loops_in_scope.value)
     ambient = _jax.ambient_mesh()
     if name in loops or (ambient is not None and name in ambient.shape):
         raise errors.loop_name_taken(name)
-    with loops_in_scope((*loops.items(), (name, length))):
+    with loops_in_scope((*loops.items(), (name, _checked_length(length)))):
         yield
 
 
-def _check_length(length):
+def _checked_length(length):
     if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
-        raise errors.should_be("The length of a serial loop", "a positive integer", length, ValueError)
+        advice = "Write the number of chunks: SerialLoop(4), or serial_loop('l', 4)"
+        raise errors.should_be("The length of a serial loop", "a positive integer", length, ValueError, advice)
+    return length

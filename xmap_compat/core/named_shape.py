@@ -13,6 +13,7 @@ from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.placement import Placement, enclosing_bodies
 
 
+@_jax.api_boundary
 def named_shape(x: Any) -> dict[Hashable, int]:
     """The named axes that a value varies over, with their sizes: ``{'batch': 20}``.
 
@@ -54,10 +55,9 @@ def named_shape(x: Any) -> dict[Hashable, int]:
 
 def is_array(x):
     try:
-        jax.typeof(x)
+        return hasattr(jax.typeof(x), "shape")
     except TypeError:
         return False
-    return True
 
 
 def _names_of(x, checker, memo):

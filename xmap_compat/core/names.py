@@ -125,21 +125,15 @@ class Checker:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        """An operation in no table.  If it names axes, its batching rule decides where no device is involved."""
-        over = names_used(eqn) & self.own
+        self.refuse_names(eqn)
         if eqn.primitive.name == "io_callback":
             self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
-        if not over:
-            return [_union(inputs)] * len(eqn.outvars)
-        sizes = {n: self.placements[n].size for n in self.placements if n in over}
-        for name in sizes:
-            if self.placements[name].loops:
-                raise errors.loop_collective(name, self.where(eqn))
-        split = any(self.placements[n].mesh_axes for n in sizes)
-        kept = None if split else _jax.names_after_batching(eqn, sizes, [names & over for names in inputs])
-        if kept is None:
-            raise errors.unsupported_primitive(eqn.primitive.name, list(sizes), self.where(eqn))
-        return [(_union(inputs) - over) | names for names in kept]
+        return [_union(inputs)] * len(eqn.outvars)
+
+    def refuse_names(self, eqn: Any) -> None:
+        """Raise for an operation in no table that names axes of this xmap."""
+        if used := names_used(eqn) & self.own:
+            raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)

@@ -40,10 +40,6 @@ def _is_position(axis):
     return isinstance(axis, int)
 
 
-def _is_index(value):
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def check_groups(primitive: str, params: Params, size: int, of_any_sizes: bool, where: str) -> None:
     """Raise unless groups cover one axis of ``size`` elements, and have equal sizes where that is required."""
     groups = params["axis_index_groups"]
@@ -62,8 +58,9 @@ def check_source(params: Params, size: int, where: str) -> None:
 def check_permutation(params: Params, size: int, where: str) -> None:
     """Raise unless each index is at most once a source and at most once a destination of a ``ppermute``."""
     perm = params["perm"]
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_index, pair)) for pair in perm):
-        what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, (source, destination)"
+    is_index = lambda value: isinstance(value, (int, np.integer)) and not isinstance(value, bool)  # noqa: E731
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_index, pair)) for pair in perm):
+        what, wanted = f"The permutation of ppermute at {where}", "pairs of integers, [(source, destination), ...]"
         raise errors.should_be(what, wanted, perm, ValueError)
     for kind, indices in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         seen: set[int] = set()

@@ -13,7 +13,7 @@ import jax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.compiler import axes_of_compiler, unused_axes_to_compiler
+from xmap_compat.core.compiler import axes_of_compiler
 from xmap_compat.core.mesh import SerialLoop, loops_in_scope, mesh_of_jax
 from xmap_compat.core.specs import AxisName, check_name
 
@@ -161,13 +161,11 @@ class Scope:
       mesh: the mesh, which may be abstract.
       loops: named loops with their lengths.
       compiler: mesh axes that are left to the compiler.
-      unused_to_compiler: whether mesh axes that the call does not use are left to the compiler too.
     """
 
     mesh: _jax.AnyMesh | None
     loops: tuple[tuple[Hashable, int], ...]
     compiler: frozenset[Hashable] = frozenset()
-    unused_to_compiler: bool = False
 
 
 def current_scope() -> Scope:
@@ -175,7 +173,7 @@ def current_scope() -> Scope:
     mesh = mesh_of_jax(ambient) if ambient is not None else None
     if _bodies.stack and isinstance(around := _bodies.stack[-1].scope.mesh, jax.sharding.AbstractMesh):
         mesh = around if not isinstance(mesh, jax.sharding.Mesh) else mesh  # no types are in effect in a body
-    return Scope(mesh, tuple(loops_in_scope.value), axes_of_compiler.value, unused_axes_to_compiler.value)
+    return Scope(mesh, tuple(loops_in_scope.value), axes_of_compiler.value)
 
 
 def place_axes(

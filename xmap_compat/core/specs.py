@@ -131,11 +131,9 @@ def argument_path(args_path: Sequence[Any], root: str) -> str:
 
     A class that was registered without keys only numbers its children: ``args[0].<child 1>``.
     """
-    return root + "".join(map(_key_text, args_path))
-
-
-def _key_text(key):
-    return f".<child {key.key}>" if isinstance(key, jax.tree_util.FlattenedIndexKey) else jax.tree_util.keystr((key,))
+    unnamed = jax.tree_util.FlattenedIndexKey
+    keys = (f".<child {k.key}>" if isinstance(k, unnamed) else jax.tree_util.keystr((k,)) for k in args_path)
+    return root + "".join(keys)
 
 
 def check_containers(where: str, specs: Sequence[AxisSpec], tree: Any, root: str) -> None:
@@ -193,12 +191,12 @@ def parse_axis_sizes(axis_sizes: Any) -> dict[AxisName, int]:
     if axis_sizes is None:
         return {}
     if not isinstance(axis_sizes, Mapping):
-        raise errors.should_be("axis_sizes", "a dictionary from axis names to integers", axis_sizes)
+        raise errors.should_be("axis_sizes", "a dictionary, such as {'batch': 8}", axis_sizes)
     sizes = {}
     for name, size in axis_sizes.items():
         check_name("axis_sizes", name)
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
-            raise errors.should_be(f"The size of axis {name} in axis_sizes", "an integer", size)
+            raise errors.should_be(f"The size of axis {name} in axis_sizes", "an integer, such as 8", size)
         if size < 0:
             raise errors.should_be(f"The size of axis {name} in axis_sizes", "at least 0", size, ValueError)
         sizes[name] = int(size)

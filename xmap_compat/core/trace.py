@@ -61,6 +61,8 @@ def trace_program(
 
     closed, shapes = _trace(remembering, types, body, return_shape=True)
     jaxpr, consts = _jax.open_jaxpr(closed)
+    if not all(hasattr(aval, "shape") for aval in closed.out_avals):
+        raise errors.token("A result")
     return NamedProgram(jaxpr, tuple(consts), jax.tree.structure(shapes), tuple(closed.out_avals))
 
 
@@ -79,8 +81,9 @@ def _trace(fun, types, body, return_shape):
             if "unbound axis name" not in str(error) or "Named axes in scope" in str(error):
                 raise
             # Amended in place, so that the traceback stays the short one that ends at the user's line.
-            error.args = errors.unbound_name(str(error), sizes_in_scope(), _mesh_axes(body)).args
-            raise
+            mesh_axes = getattr(body.scope.mesh, "axis_names", ())
+            error.args = errors.unbound_name(str(error), sizes_in_scope(), mesh_axes).args
+            raise error from None  # JAX has tried the name as a position
         except (TypeError, ValueError) as error:
             if "returned a value of type" in str(error):
                 errors.note_once(error, _notes().RESULT)
@@ -89,10 +92,6 @@ def _trace(fun, types, body, return_shape):
 
 def _notes() -> Any:
     return importlib.import_module("xmap_compat.core.notes")
-
-
-def _mesh_axes(body):
-    return body.scope.mesh.axis_names if body.scope.mesh is not None else ()
 
 
 def _without_references(traced, axis_env):

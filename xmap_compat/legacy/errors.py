@@ -25,3 +25,10 @@ def assigned_loops(loops: Sequence[Any]) -> ValueError:
         f"A ResourceEnv that is assigned to thread_resources.env can set the mesh only, but it has the loops "
         f"{tuple(loops)!r}. Use `with serial_loop(name, length):` around the calls"
     )
+
+
+def no_spmd_lowering() -> str:
+    return (
+        "experimental_xmap_spmd_lowering has no effect: an argument that is sharded over mesh axes that no named axis "
+        "uses is gathered at the call. To keep it sharded, call within xmap_compat.compiler_axes of these mesh axes"
+    )

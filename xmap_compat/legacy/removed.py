@@ -213,7 +213,7 @@ refused jax.{grad value_and_grad vjp} reduce_axes -> jax.grad(xmap(loss, ...)): 
 ]
 QUANTILES = tuple(row.function.removeprefix("jax.numpy.") for row in KEYWORDS if row.keyword == "interpolation")
 
-# Options that can be set.  Those of xmap: the first one leaves mesh axes to the compiler, others have no effect.
+# Options that can be set.  Those of xmap have no effect; setting the first one warns.
 SPMD_LOWERING = "experimental_xmap_spmd_lowering"
 XMAP_OPTIONS = (
     SPMD_LOWERING,

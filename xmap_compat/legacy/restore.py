@@ -7,7 +7,6 @@ there.  No JAX backend is initialised, so that programs can still choose devices
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
 import threading
@@ -17,13 +16,12 @@ import jax.experimental
 
 from xmap_compat import _jax, random
 from xmap_compat.core import restored
-from xmap_compat.core.compiler import unused_axes_to_compiler
-from xmap_compat.legacy import adapters, initializers, maps, old_names
+from xmap_compat.legacy import adapters, errors, maps, old_names
 from xmap_compat.legacy import removed as table
 
 # ------------------------------------------------------------------------------- xmap's own
 
-SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names", "variance_scaling"})
+SAMPLERS = sorted({*random.__all__} - {"NamedShape", "fold_in_names"})
 
 
 def _new_installation() -> _jax.Restoration:
@@ -38,13 +36,11 @@ def _new_installation() -> _jax.Restoration:
     installation.attribute(jax.core, "NamedShape", random.NamedShape)
     for name in SAMPLERS:
         installation.attribute(jax.random, name, getattr(random, name))
-    for name in initializers.INITIALIZERS:
-        installation.attribute(jax.nn.initializers, name, initializers.initializer(name))
     for made, position in ((jax.ShapeDtypeStruct, 2), (jax.core.ShapedArray, 3)):
         constructor = "__new__" if "__new__" in vars(made) else "__init__"
         installation.attribute(made, constructor, adapters.without_names(getattr(made, constructor), position))
-    heard = {table.SPMD_LOWERING: functools.partial(_jax.set_for_all_threads, unused_axes_to_compiler)}
-    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), heard)
+    warnings = {table.SPMD_LOWERING: errors.no_spmd_lowering()}
+    _jax.accept_options(installation, dict.fromkeys(table.XMAP_OPTIONS, False), warnings)
     _jax.restore_mesh_context(installation)
     installation.hold(restored.restored)
     return installation
@@ -91,9 +87,8 @@ def install(removed: bool = True) -> Installed:
     ``SerialLoop``, ``serial_loop``, ``thread_resources``, ``ResourceEnv``, ...), ``thread_resources`` and
     ``Mesh`` in ``jax.interpreters.pxla``, ``jax.lax.pdot``, ``xeinsum``, ``pgather``, ``pargmax`` and
     ``pargmin``, ``jnp.einsum`` with braces, ``with jax.sharding.Mesh(...)`` without a warning, and the
-    options ``experimental_xmap_*`` of ``jax.config``: ``experimental_xmap_spmd_lowering`` leaves to the compiler those
-    mesh axes that an xmap and those nested in it do not use, the others have no effect.  There is
-    ``jax.core.NamedShape``, and ``jax.random`` and the initializers take one.
+    options ``experimental_xmap_*`` of ``jax.config``, which have no effect.  There is ``jax.core.NamedShape``, and
+    ``jax.random`` takes one.
 
     It can be called again without effect, from any thread, and holds for all of them.  It initialises no
     backend.  ``with install():`` uninstalls at the end.  To run a program without changing it,

@@ -55,7 +55,7 @@ def gathered_arguments(placed: PlacedCall, leaves: Sequence[Any], paths: Sequenc
         return
     used = mesh_axes_used(placed.program, placed.placements)
     for leaf, spec, path in zip(leaves, placed.in_specs, paths):
-        yield from _gathered(path, leaf, partition_spec(spec, placed.placements), mesh, placed.compiler, used)
+        yield from _gathered(path, leaf, partition_spec(spec, placed.placements), mesh, placed.scope.compiler, used)
 
 
 def gathered_in_step(jaxpr: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Gathered]:

@@ -69,7 +69,7 @@ def arrange(array: Array, mesh: _jax.AnyMesh | None) -> Grid:
     part = lambda index: listed(  # noqa: E731
         f"{labels[k].split()[0]} part {i}" for k, i in zip(others, index) if parts[k] > 1
     )
-    further = f"further dimensions: {listed(titles[k] for k in others)}" if others else ""
+    further = f"and {listed(titles[k] for k in others)}" if others else ""
     sizes = [array.shape[k] for k in shown]
     return _grid(holders.transpose(*others, *shown, -1), [titles[k] for k in shown], sizes, part, further)
 

@@ -53,7 +53,7 @@ STYLE = (
     ".xmap .edge{stroke:#9ca3af}.xmap .sheet{fill:#2a2e37}.xmap .sent{fill:#60a5fa}.xmap .back{fill:#fb923c}}"
 )
 PAGE, MARGIN, GAP = 500.0, 16.0, 20.0
-COLUMN = (PAGE - 2 * MARGIN - GAP) / 2
+ROOM, COLUMN = PAGE - 2 * MARGIN, (PAGE - 2 * MARGIN - GAP) / 2
 LONG, SHORT, BLOCK = 160.0, 18.0, 15.0  # the longest and shortest side of an array, the least of a block
 MAX_CALLS, MAX_ARRAYS, MAX_TRANSFERS = 8, 60, 30
 Card = Callable[[float, float], float]  # draws at a place, and returns the bottom edge
@@ -94,9 +94,8 @@ class _Canvas:
     def is_everywhere(self, holders: Sequence[int]) -> bool:
         return len(holders) == len(self.ids) > 1
 
-    def fill(self, holders: Sequence[int]) -> dict[str, str]:
-        everywhere = self.is_everywhere(holders)
-        return {"class_": "sheet"} if everywhere else {"fill": shared([self.colours[k] for k in holders])}
+    def fill(self, held: Sequence[int]) -> dict[str, str]:
+        return {"class_": "sheet"} if self.is_everywhere(held) else {"fill": shared([self.colours[k] for k in held])}
 
     def block(self, x, y, w, h, holders, title):
         """A rectangle in the colour that devices share, with their numbers as large as there is room."""
@@ -138,25 +137,25 @@ def _(plan: StepPlan) -> str:
 
 def _drawn(plan: CallPlan | StepPlan, calls: Sequence[CallPlan], what: str) -> str:
     """The totals, the mesh, the arguments and results of calls that use it, and the transfers."""
-    canvas, room = _Canvas(plan.mesh), PAGE - 2 * MARGIN
-    canvas.text(MARGIN, MARGIN + 14, plan.function, 16, "bold", room=room)
+    canvas = _Canvas(plan.mesh)
+    canvas.text(MARGIN, MARGIN + 14, plan.function, 16, "bold", room=ROOM)
     placed = [call for call in calls if call.mesh == plan.mesh]
-    y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed), room)
+    y = canvas.lines(MARGIN, MARGIN + 18, _totals(plan, placed), ROOM)
     arrays = [a for call in placed[:MAX_CALLS] for a in (*call.arguments, *call.results)]
     y = _cards([functools.partial(_mesh_card, canvas, mesh_title(plan.mesh)), _legend(canvas, arrays)], y + 18)
     for call in placed[:MAX_CALLS]:
         of, at = ("", "plan") if call is plan else (f" of {call.function}", f"plan.calls[{calls.index(call)}]")
         for title, own in (("arguments", call.arguments), ("results", call.results)):
             if own:
-                canvas.text(MARGIN, y + 12, title + of, 13, "faint bold", room=room)
+                canvas.text(MARGIN, y + 12, title + of, 13, "faint bold", room=ROOM)
                 drawn = alike(own)
                 y = _cards([functools.partial(_array_card, canvas, *each) for each in drawn[:MAX_ARRAYS]], y + 20)
                 if len(drawn) > MAX_ARRAYS:
                     more = f"... and {len(drawn) - MAX_ARRAYS} more kinds: see {at}.{title}"
-                    y = canvas.lines(MARGIN, y - 8, [more], room) + 12
+                    y = canvas.lines(MARGIN, y - 8, [more], ROOM) + 12
     rest = [call.function for call in (*placed[MAX_CALLS:], *(call for call in calls if call.mesh != plan.mesh))]
     if rest:
-        y = canvas.lines(MARGIN, y - 8, [f"not drawn: the arrays of {listed(dict.fromkeys(rest))}"], room) + 12
+        y = canvas.lines(MARGIN, y - 8, [f"not drawn: the arrays of {listed(dict.fromkeys(rest))}"], ROOM) + 12
     _draw_transfers(canvas, plan.transfers, arrays, y)
     canvas.right = PAGE - MARGIN
     return canvas.document(f"{plan.function}: {what}")
@@ -187,8 +186,7 @@ def _mesh_card(canvas: _Canvas, title: str, x: float, y: float) -> float:
         canvas.text(x + 48, y + 40, "one device", 11, "on", "middle")
         return y + 52
     coordinates = list(np.ndindex(*canvas.mesh.axis_sizes))
-    axes = canvas.mesh.axis_names
-    place = lambda k: listed(f"{name} = {at}" for name, at in zip(axes, coordinates[k]))  # noqa: E731
+    place = lambda k: listed(f"{name} = {at}" for name, at in zip(canvas.mesh.axis_names, coordinates[k]))  # noqa: E731
     tip = lambda held: f"device {canvas.ids[held[0]]}: {place(held[0])}"  # noqa: E731
     return _draw_grid(canvas, mesh_grid(canvas.mesh), x, y + 14, tip)
 
@@ -198,22 +196,19 @@ def _legend(canvas: _Canvas, arrays: Sequence[Array]) -> Card:
     grids = [arrange(a, canvas.mesh) for a in arrays]
     blocks = {tuple(block) for g in grids for _, rows in g.panels for row in rows for block in row}
     held = sorted(block for block in blocks if len(block) > 1 and not canvas.is_everywhere(block))
-    hues = lambda block: len({canvas.colours[k][0] for k in block})  # noqa: E731
     shape = {} if canvas.mesh is None else dict(canvas.mesh.shape)
     longest = max(shape, key=lambda axis: shape[axis], default="")
     others = axes_name(tuple(axis for axis in shape if axis != longest))
-    meanings = {
-        f"devices at one place along {longest}": [b for b in held if hues(b) == 1],
-        f"devices at one place along {others}": [b for b in held if hues(b) > 1],
-    }
-    found = [(text, some[0]) for text, some in meanings.items() if some]
+    found: dict[str, tuple[int, ...]] = {}
+    for block in held:
+        found.setdefault(others if len({canvas.colours[k][0] for k in block}) > 1 else longest, block)
 
     def card(x: float, y: float) -> float:
         if found:
             canvas.text(x, y + 12, "blocks on several devices", 13, "faint bold", room=COLUMN)
-        for k, (text, block) in enumerate(found):
+        for k, (axis, block) in enumerate(found.items()):
             canvas.rect(x, y + 24 + 20 * k, 14, 12, stroke="#374151", **canvas.fill(block))
-            canvas.text(x + 20, y + 34 + 20 * k, text, 11, "faint", room=COLUMN - 20)
+            canvas.text(x + 20, y + 34 + 20 * k, f"at one place along {axis}", 11, "faint", room=COLUMN - 20)
         return y + 22 + 20 * len(found)
 
     return card
@@ -222,9 +217,8 @@ def _legend(canvas: _Canvas, arrays: Sequence[Array]) -> Card:
 def _array_card(canvas: _Canvas, name: str, array: Array, x: float, y: float) -> float:
     grid = arrange(array, canvas.mesh)
     canvas.text(x, y + 12, name, 12, "bold", room=COLUMN)
-    y = canvas.lines(
-        x, y + 12, [array.type, f"{array.device_type} on a device" if array.spec is not None else ""], COLUMN
-    )
+    on_device = f"{array.device_type} on a device" if array.spec is not None else ""
+    y = canvas.lines(x, y + 12, [array.type, on_device], COLUMN)
     tip = lambda held: f"{array.device_type} on device {ranges(canvas.ids[k] for k in held)}"  # noqa: E731
     y = _draw_grid(canvas, grid, x, y, tip)
     copies = grid.shape[2]
@@ -239,7 +233,7 @@ def _draw_grid(canvas: _Canvas, grid: Grid, x: float, y: float, tip: Callable[[l
     rows, columns, _ = grid.shape
     down, across = (max(size, 1) for size in grid.sizes)
     tall = LONG * min(1, down / across) if grid.rows or grid.columns else SHORT
-    width = min(max(LONG * min(1, across / down), columns * 2 * BLOCK), COLUMN)
+    width = min(max(LONG * min(1, across / down), columns * 3 * BLOCK), COLUMN)
     height = min(max(tall, rows * BLOCK, SHORT), LONG)
     w, h = width / columns, height / rows
     for label, cells in grid.panels:
@@ -257,7 +251,6 @@ def _draw_transfers(canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequ
     """A bar for each distinct transfer, as long as its bytes, below its words and the arrays that it joins."""
     if not transfers:
         return
-    room = PAGE - 2 * MARGIN
     canvas.text(MARGIN, y + 12, "what moves, in the order of the program", 13, "faint bold")
     kinds = {False: ("sent", "for the function"), True: ("back", "for its derivative")}
     if len({t.derivative for t in transfers}) > 1:
@@ -270,12 +263,12 @@ def _draw_transfers(canvas: _Canvas, transfers: Sequence[Transfer], arrays: Sequ
     largest = max(max(sent for *_, sent in rows), 1)
     for t, times, sent in rows[:MAX_TRANSFERS]:
         joined = [name for name, a in alike(arrays) if {*a.axes} & {*t.axes}]
-        y = canvas.lines(MARGIN, y + 4, [_described(t, times, sent)], room, "")
-        y = canvas.lines(MARGIN, y - 1, [f"joins parts of {listed(joined)}"] if joined else [], room)
-        canvas.rect(MARGIN, y + 5, max(room * sent / largest, 2), 6, class_=kinds[t.derivative][0])
+        y = canvas.lines(MARGIN, y + 4, [_described(t, times, sent)], ROOM, "")
+        y = canvas.lines(MARGIN, y - 1, [f"joins parts of {listed(joined)}"] if joined else [], ROOM)
+        canvas.rect(MARGIN, y + 5, max(ROOM * sent / largest, 2), 6, class_=kinds[t.derivative][0])
         y += 12
     if len(rows) > MAX_TRANSFERS:
-        canvas.lines(MARGIN, y, [f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers"], room)
+        canvas.lines(MARGIN, y, [f"... and {len(rows) - MAX_TRANSFERS} more: see plan.transfers"], ROOM)
 
 
 def _described(t: Transfer, times: int | None, sent: int) -> str:
@@ -289,7 +282,7 @@ def _described(t: Transfer, times: int | None, sent: int) -> str:
 @svg.register
 def _(found: Candidates) -> str:
     """Two bars for each assignment that can be used: what a device holds, and all that it sends."""
-    canvas, room, y = _Canvas(None), PAGE - 2 * MARGIN, MARGIN + 12
+    canvas, y = _Canvas(None), MARGIN + 12
     rows = [(c, c.bytes_held or 0, sum(c.bytes_sent.values())) for c in found if c.refused is None]
     for k, (kind, meaning) in enumerate((("sent", "bytes held"), ("back", "bytes sent"))):
         canvas.rect(MARGIN + 150 * k, y - 8, 14, 8, class_=kind)
@@ -297,13 +290,11 @@ def _(found: Candidates) -> str:
     largest = max([max(held, sent) for _, held, sent in rows], default=1)
     for c, held, sent in rows[:MAX_TRANSFERS]:
         words = f"{c.name}: holds {show_bytes(held)}, sends {show_bytes(sent)}"
-        y = canvas.lines(MARGIN, y + 8, [words + ", dominated" * c.dominated], room, "faint" * c.dominated)
+        y = canvas.lines(MARGIN, y + 8, [words + ", dominated" * c.dominated], ROOM, "faint" * c.dominated)
         for kind, count in (("sent", held), ("back", sent)):
-            canvas.rect(MARGIN, y + 5, max(room * count / largest, 1), 5, class_=kind)
+            canvas.rect(MARGIN, y + 5, max(ROOM * count / largest, 1), 5, class_=kind)
             y += 6
     if len(rows) > MAX_TRANSFERS:
-        y = canvas.lines(
-            MARGIN, y + 4, [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"], room
-        )
+        canvas.lines(MARGIN, y + 4, [f"... and {len(rows) - MAX_TRANSFERS} more: see found[{MAX_TRANSFERS}:]"], ROOM)
     canvas.right = PAGE - MARGIN
     return canvas.document("what each assignment holds and sends")

@@ -24,6 +24,7 @@ from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisSpec, argument_path
 from xmap_compat.core.watch import Watcher, watching
 from xmap_compat.tools.gathered import Gathered, gathered_arguments
+from xmap_compat.tools.recipe import recipe_of
 from xmap_compat.tools.shown import Shown
 from xmap_compat.tools.staged import Position, bytes_of, position_of, tree_of
 from xmap_compat.tools.text import short_type
@@ -112,6 +113,7 @@ class CallPlan(Shown):
       collectives: the collectives, in the order of the program.
       gathered: the arguments that are gathered where they enter, as far as arrays or types have shardings.
       compiler_axes: the mesh axes that are left to the compiler.
+      recipe: what you write by hand in plain JAX: an expression, and a line for each collective.
     """
 
     function: str
@@ -123,6 +125,7 @@ class CallPlan(Shown):
     collectives: tuple[Collective, ...]
     gathered: tuple[Gathered, ...]
     compiler_axes: tuple[Any, ...]
+    recipe: tuple[str, ...]
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -183,7 +186,8 @@ def describe_made(declared: calls.Declaration, made: calls.PlacedCall | None, ar
         results_of(placed),
         collectives(tree_of(jaxpr), marks),
         tuple(gathered_arguments(placed, jax.tree.leaves(args), paths)),
-        tuple(m for m in mesh.axis_names if m in placed.compiler) if mesh is not None else (),
+        tuple(m for m in mesh.axis_names if m in placed.scope.compiler) if mesh is not None else (),
+        tuple(recipe_of(declared, placed)),
     )
 
 

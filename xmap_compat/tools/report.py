@@ -16,6 +16,7 @@ from xmap_compat.tools.search import Candidate, Candidates
 from xmap_compat.tools.shown import axes_name
 from xmap_compat.tools.steps import Compiled, StepPlan
 from xmap_compat.tools.text import (
+    MANY,
     WIDTH,
     Rows,
     by_key,
@@ -34,6 +35,7 @@ from xmap_compat.tools.transfers import Collective, Transfer, alike_transfers
 
 # A plan of a large program fits a screen; its attributes have all rows.
 MAX_CANDIDATES, MAX_REFUSED = 20, 5
+BY_HAND = "by hand, with `mapped` of xmap_compat/tools/leave/mapped.py:"
 
 
 def show_mesh(mesh: _jax.AnyMesh | None, compiler_axes: Sequence[object] = ()) -> str:
@@ -148,7 +150,10 @@ def text(plan: Any) -> str:
     arrays = _array_rows("argument", plan.arguments), _array_rows("result", plan.results)
     tables = _tables(axes, nested, *arrays, _gathered_rows(plan), _collective_rows(plan))
     held = f"each device holds {show_bytes(plan.bytes_held)} of arguments and results"
-    return "\n\n".join([_title(plan), *tables, _lines([held, _total(plan)])])
+    recipe = plan.recipe if len(plan.recipe) <= MANY else plan.recipe[: MANY - 1]
+    hidden = [f"... and {len(plan.recipe) - len(recipe)} more: see plan.recipe"] * (len(plan.recipe) > MANY)
+    by_hand = _lines([BY_HAND, *recipe, *hidden])
+    return "\n\n".join([_title(plan), *tables, _lines([held, _total(plan)]), by_hand])
 
 
 @text.register

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from xmap_compat import _jax
+
 
 def view(name: str) -> Any:
     """The module of a view; a module of values imports none."""
@@ -30,6 +32,7 @@ class Shown:
     def _repr_svg_(self) -> str:
         return self.svg()
 
+    @_jax.api_boundary
     def save_svg(self, path: str | os.PathLike[str]) -> None:
         """Write the drawing to a file."""
         with open(path, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Sampling with named shapes: initializers that count named dimensions, noise for each element, and dropout."""
+"""Sampling with named shapes: parameters, noise for each element, and dropout."""
 
 import os
 
@@ -12,7 +12,6 @@ import numpy as np
 from jax import lax
 from jax.core import NamedShape
 from jax.experimental.maps import xmap
-from jax.nn import initializers
 from jax.sharding import Mesh
 
 jax.config.update("jax_threefry_partitionable", True)
@@ -25,11 +24,8 @@ def shape(*positional, names=()):
 
 def init(key):
     first, second = jax.random.split(key)
-    kernel = initializers.variance_scaling(
-        2.0, "fan_in", "truncated_normal", in_axis=("features",), out_axis=("units",)
-    )
     return {
-        "kernel": kernel(first, shape(names=("features", "units"))),
+        "kernel": jax.random.truncated_normal(first, -2.0, 2.0, shape(names=("features", "units"))) * 0.7,
         "bias": jax.random.normal(second, shape(names=("units",))) * 0.1,
     }
 

@@ -1,10 +1,15 @@
-"""A second try for calls that ``jax.jit`` refuses."""
+"""A second try for calls that ``jax.jit`` refuses; none under the automatic checks of ``checkify``."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
+from jax.extend import source_info_util
+from jax.extend.core.primitives import jit_p
 
 from xmap_compat._jax.positions import api_boundary
 
@@ -12,15 +17,16 @@ Recovery = Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], tuple[Any, 
 Calling = Callable[[tuple[Any, ...]], contextlib.AbstractContextManager[None]]
 
 
-def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
+def recovering(jitted: Any, recovery: Recovery, calling: Calling, checked: Callable[[str], Exception]) -> Any:
     """The same jitted function, but a call that fails is made once more with other arguments.
 
     ``recovery(error, args, kwargs)`` returns them, or None where the error stands, or raises a clearer error.
-    The context ``calling(args)`` is around the call.
+    The context ``calling(args)`` is around the call.  ``checked(name)`` is the error under automatic checks.
     Calls whose program is known do not pass here: like JAX's own Python code, this is called where the compiled
     fast path of ``jax.jit`` misses.  ``lower``, ``trace`` and ``eval_shape`` stay JAX's own: put on the function itself
     they would be copied by ``jax.grad``, whose result has none.
     """
+    _refuse_checks(checked)
     state = jitted.__getstate__()
     missed = state["cache_miss"]
 
@@ -41,3 +47,21 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling) -> Any:
     made.__setstate__({**state, "cache_miss": cache_miss})
     made.__dict__.update(vars(jitted))
     return made
+
+
+@functools.cache
+def _refuse_checks(refused):
+    """Have ``checkify`` raise ``refused(name)`` where its automatic checks come to a call of jit from here."""
+    from jax._src.checkify import error_checks  # takes 14 ms
+    from jax.experimental.checkify import automatic_checks
+
+    original = error_checks[jit_p]
+
+    def rule(*args, **params):
+        frames = str(source_info_util.current().traceback).splitlines()  # innermost first
+        caller = next((frame for frame in frames if not frame.startswith(jax.__path__[0])), "")
+        if caller.startswith(__file__) and any(automatic_checks & x for x in args if isinstance(x, frozenset)):
+            raise refused(params["name"])
+        return original(*args, **params)
+
+    error_checks[jit_p] = rule

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from xmap_compat import _jax
-from xmap_compat.core import errors
 from xmap_compat.core.placement import DeviceAxis, Placement, Scope, enclosing_bodies
 from xmap_compat.core.specs import AxisName
 
@@ -16,23 +15,13 @@ def offered(scope: Scope) -> Mapping[DeviceAxis, int]:
         return enclosing[-1].device_axes
     if scope.mesh is None or _jax.in_manual_region():
         return {}
-    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items()}
+    return {DeviceAxis(name): size for name, size in scope.mesh.shape.items() if name not in scope.compiler}
 
 
 def mesh_is_offered() -> bool:
     """Whether a call may split its axes: at top level, but for the user's own ``shard_map``, or where a body offers."""
     enclosing = enclosing_bodies()
     return bool(enclosing[-1].device_axes) if enclosing else not _jax.in_manual_region()
-
-
-def check_offered(placements: Mapping[AxisName, Placement]) -> None:
-    """Raise if a custom rule that is traced late needs mesh axes that the compiler has been given already."""
-    if not (enclosing := enclosing_bodies()):
-        return
-    known = {axis.mesh_axis for axis in enclosing[-1].device_axes}
-    for placement in placements.values():
-        if late := [m for m in placement.mesh_axes if m not in known]:
-            raise errors.axis_given_away(placement.name, late[0])
 
 
 def as_placements(axes: Mapping[DeviceAxis, int], *, nested: bool = False) -> dict[AxisName, Placement]:

@@ -28,6 +28,7 @@ DEFAULT_TIMEOUT = 60.0  # seconds
 _setting: list[float | None] = []  # what the program has set last
 
 
+@_jax.api_boundary
 def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
     """Set how long processes wait for each other when they compare their calls, or turn the comparison off.
 
@@ -49,9 +50,8 @@ def compare_processes(timeout: float | None = DEFAULT_TIMEOUT) -> None:
       >>> import xmap_compat
       >>> xmap_compat.compare_processes(timeout=600)
     """
-    if timeout is not None:
-        timeout = _checked(timeout, timeout, "The timeout of compare_processes", "None")
-    _setting[:] = [timeout]
+    where = "The timeout of compare_processes"
+    _setting[:] = [None if timeout is None else _checked(timeout, timeout, where, "None")]
 
 
 def _timeout() -> float | None:

@@ -69,7 +69,7 @@ def fingerprint(declared: Declaration, placed: PlacedCall, args: tuple[Any, ...]
         "out_axes": ", ".join(_mapping(spec.names) for spec in placed.out_specs),
         "axis sizes": _mapping(placed.body.sizes.items()),
         "arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),
-        "axes of the compiler": ", ".join(sorted(map(repr, placed.compiler))) or "none",
+        "axes of the compiler": ", ".join(sorted(map(repr, placed.scope.compiler))) or "none",
         "axes of results beyond their specs": _mapping((k, n) for k, n in enumerate(placed.undeclared) if n),
         "serial loops": _mapping(placed.scope.loops),
         "mesh": f"{_mapping(mesh.shape.items())} of {devices[0].platform} devices {ids} of processes {processes}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -50,13 +52,11 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     if repeated := ev.iterating.difference(*(view.placements[n].loops for n in names)):
         axes = [n for n, place in view.placements.items() if not repeated.isdisjoint(place.loops)]
         raise errors.callback_repeated(axes, _jax.where_in_user_code(eqn))
-    if names and eqn.params["ordered"]:
-        raise errors.ordered_callback(names, _jax.where_in_user_code(eqn))
     copies = tuple(m for m in view.mesh_axes if m not in view.mesh_axes_of(names) and view.mesh_size(m) > 1)
     params = {**eqn.params, "sharding": None}
     if not copies or view.nested:
         return bind_named(view, eqn.primitive, operands, params)
-    params["callback"] = _CalledByOne(eqn.params["callback"], tuple(eqn.params["result_avals"]))
+    params["callback"] = functools.partial(_called_by_one, eqn.params["callback"], eqn.params["result_avals"])
     is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
     varied = [vary_over(view, v, names) for v in (is_first, *operands)]
     varied = [dataclasses.replace(v, data=spread(view, v.data, copies)) for v in varied]
@@ -64,15 +64,9 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
     return [dataclasses.replace(v, data=_of_the_first(view, v.data, copies)) for v in results]
 
 
-@dataclasses.dataclass(frozen=True)
-class _CalledByOne:
-    """The function of an ``io_callback`` that is called on the first device only; others get zeros."""
-
-    callback: Callable[..., Any]
-    result_types: tuple[Any, ...]
-
-    def __call__(self, is_first: Any, *operands: Any) -> Any:
-        return self.callback(*operands) if is_first else [np.zeros(t.shape, t.dtype) for t in self.result_types]
+def _called_by_one(callback, result_types, is_first, *operands):
+    """The results of a callback on the first device, and zeros on others."""
+    return callback(*operands) if is_first else [np.zeros(t.shape, t.dtype) for t in result_types]
 
 
 def _of_the_first(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
@@ -86,16 +80,21 @@ def _of_the_first(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
 
 
 _WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
-CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check")
+CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check", "create_token", "after_all")
 
 
 def call_python(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """In a ``shard_map`` over a part of the mesh, JAX lacks calls with results, and XLA those without operands."""
     name, where, compiler = eqn.primitive.name, _jax.where_in_user_code(eqn), ev.view.compiler
     if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
-        raise errors.check_from_outside(where)
-    if compiler and name in _WAITING:
+        raise errors.check_from_outside(ev.checker.fun, where)
+    if name in ("create_token", "after_all"):
+        raise errors.token(f"The value at {where}")
+    if any(type(effect).__name__.startswith("Ordered") for effect in eqn.effects):
+        if names := frozenset().union(*(v.names for v in operands)):
+            raise errors.ordered_callback(name, names, where)
+        if (devices := math.prod(ev.view.mesh_sizes.values())) > 1:
+            raise errors.ordered_effect(ev.checker.fun, devices)
+    if compiler and (name in _WAITING or not operands):
         raise errors.callback_beside_compiler(name, compiler, where)
-    if compiler and not operands:
-        raise errors.debugging_without_operands(name, compiler, where)
     return _WAITING[name](ev, operands, eqn) if name in _WAITING else ev.ordinary(eqn, operands)

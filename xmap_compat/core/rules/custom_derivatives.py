@@ -129,8 +129,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
 def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
-    if ev.named_axes(eqn):
-        return ev.over_names(eqn, operands)
+    ev.checker.refuse_names(eqn)
     names = frozenset().union(*(v.names for v in operands))
     if ev.view.local_names(names) or not ev.view.typed:
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)

@@ -142,33 +142,6 @@ def pshuffle(x, axis_name, perm):
     return ppermute(x, axis_name, list(zip(perm, range(len(perm)))))
 
 
-@of_trees
-def pbroadcast(x, axis_name, source):
-    """The element at an index, at every index."""
-    return lax.psum(jnp.where(lax.axis_index(axis_name) == source, x, jnp.zeros_like(x)), axis_name)
-
-
-def pargmax(x, axis_name, extremum=lax.pmax):
-    """The smallest index over axes at which x is largest, or NaN."""
-    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    found = jnp.where(x == extremum(lax.stop_gradient(x), axis_name), index, size)
-    return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size
-
-
-def pargmin(x, axis_name):
-    """The smallest index over axes at which x is smallest, or NaN."""
-    return pargmax(x, axis_name, lax.pmin)
-
-
-def pgather(src, idx, axes):
-    """Elements of src at indices that count row-major through axes and positions; those out of range clip."""
-    axes = [a % jnp.ndim(src) if isinstance(a, int) else a for a in (axes if isinstance(axes, tuple) else (axes,))]
-    order = [*(a for a in axes if not isinstance(a, int)), *range(jnp.ndim(src))]
-    table = with_all(src, order[: len(order) - jnp.ndim(src)])
-    table = jnp.moveaxis(table, [order.index(a) for a in axes], range(len(axes)))
-    return jnp.take(table.reshape(-1, *table.shape[len(axes) :]), idx, axis=0, mode="clip")
-
-
 def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None):
     """Contract two arrays over axes and positions (see lax.dot_general): one dot, and one sum over the mesh."""
     across, local = split_axes(axis_name)
@@ -181,36 +154,6 @@ def pdot(x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=N
     x, y = with_all(x, local), with_all(y, local)
     product = lax.dot_general(x, y, (contract, batch), precision, preferred_element_type)
     return lax.psum(product, across) if across else product
-
-
-def einsum_over(subscripts, *operands, local=(), across=(), **options):
-    """jnp.einsum whose terms start with letters for axes of jax.vmap, and a sum over axes of the mesh at the end."""
-    terms = subscripts.split("->")[0].split(",")
-    arrays = [with_all(x, [local[k] for k in term if k in local]) for term, x in zip(terms, operands, strict=True)]
-    result = jnp.einsum(subscripts, *arrays, **options)
-    return lax.psum(result, across) if across else result
-
-
-def pdot_inside(
-    x, y, axis_name, pos_contract=((), ()), pos_batch=((), ()), precision=None, preferred_element_type=None
-):
-    """pdot as a gradient that is taken inside sees it: each element has its own cotangent, and none are summed."""
-    more = pos_contract, pos_batch, precision, preferred_element_type
-    return with_own_cotangents(lambda x, y: pdot(x, y, axis_name, *more), lambda x, y: pdot(x, y, (), *more), x, y)
-
-
-def einsum_inside(subscripts, *operands, local=(), across=(), **options):
-    """einsum_over as a gradient that is taken inside sees it: each element has its own cotangent, none are summed."""
-    over = functools.partial(einsum_over, subscripts, local=local, across=across, **options)
-    own = functools.partial(jnp.einsum, "".join(k for k in subscripts if k not in local), **options)
-    return with_own_cotangents(over, own, *operands)
-
-
-def with_own_cotangents(over, own, *operands):
-    """A contraction over axes with the derivative of one that is over none."""
-    function = jax.custom_vjp(over)
-    function.defvjp(lambda *xs: (over(*xs), xs), lambda xs, cotangent: jax.vjp(own, *xs)[1](cotangent))
-    return function(*operands)
 
 
 def split_positions(x, axes):

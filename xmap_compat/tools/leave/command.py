@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xmap_compat.tools.leave import messages, patch, report
@@ -81,11 +81,11 @@ class Seen:
 
     Attributes:
       problems: for constructions that differ, how.
-      reached: the edited calls that were executed.
+      reached: the edited calls that were executed, and the functions in whose rules they were, or "".
     """
 
     problems: dict[int, str] = dataclasses.field(default_factory=dict)
-    reached: frozenset[int] = frozenset()
+    reached: Sequence[tuple[int, str]] = ()
 
 
 class Leaving:
@@ -176,7 +176,7 @@ class Leaving:
         with report.progress(f"running the edited program, for at most {limit:.0f} s"):
             code = self.execute(spec, [os.path.join(HERE, "verifying.py")], limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
-        reached = frozenset(int(k) for k, count in seen.get("counts", {}).items() if count)
+        reached = [(k, name) for k, name in seen.get("reached", ())]
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
         if not seen.get("whole") and seen.get("comparing", -1) >= 0:
             problems.setdefault(seen["comparing"], messages.DIES.format(seconds=limit))

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Place = tuple[str, int, int]  # a file, a line and a column
 # Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
 # line and column of the item, and 0.
 Entered = tuple[str, int, int, int]
+
+
+class Rule(NamedTuple):
+    """The derivative rule of a function, ``custom_vjp`` or ``custom_jvp``, that holds edited calls.
+
+    Attributes:
+      name: of the function, with its module.
+      where: its file and line.
+      places: the indices of the edited calls.
+    """
+
+    name: str
+    where: str
+    places: frozenset[int]
 
 
 class Change(NamedTuple):
@@ -39,6 +53,7 @@ class Construction:
       change: the replacement of ``xmap``.
       changes: the edits of the functions that it reaches, some of which others reach too.
       places: the indices of the edited calls in the functions that it reaches.
+      rules: those of the functions that it reaches.
       recipe: what a person writes by hand.
     """
 
@@ -60,6 +75,7 @@ class Construction:
     change: Change | None = None
     changes: Sequence[Change] = ()
     places: frozenset[int] = frozenset()
+    rules: Sequence[Rule] = ()
     recipe: Sequence[str] = ()
 
     @property
@@ -79,7 +95,7 @@ class Edited(NamedTuple):
     """The first run: all edits of a program, and how it ended.
 
     Attributes:
-      places: the files, lines and columns of the edited calls in functions.
+      places: where the edited calls in functions are.
       files: what the program has read of its own, whose texts may be changed.
       helpers: the text of the helper file; empty if nothing is patched.
       ended: the exception that ended it, or "".
@@ -96,6 +112,13 @@ class Edited(NamedTuple):
     entered: frozenset[Entered] = frozenset()
     keeps_meshes: bool = False
 
-    def places_of(self, c: Construction, among: frozenset[int] | None = None) -> set[Place]:
-        """The edited places in the functions that a construction reaches, or those among some."""
-        return {self.places[k] for k in c.places if among is None or k in among}
+    def missed(self, c: Construction, reached: Iterable[tuple[int, str]]) -> tuple[list[Place], list[str]]:
+        """The edited places of a construction, and its rules, that no call has executed.
+
+        Args:
+          reached: the indices of the executed places, and the functions in whose rules they were executed, or "".
+        """
+        executed = {(self.places[k], name) for k, name in reached}
+        places = {self.places[k] for k in c.places} - {place for place, _ in executed}
+        rules = {r.where for r in c.rules if not {(self.places[k], r.name) for k in r.places} <= executed}
+        return sorted(places), sorted(rules)

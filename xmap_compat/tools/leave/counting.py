@@ -1,11 +1,13 @@
 """Counts how often edited calls are executed, in the second run.
 
 A trace visits all branches, so a call is counted when the device computes it, by ``jax.debug.callback``.  Under
-``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.  This file is loaded
+``jax.vmap`` a device computes all branches, so the callback gets the predicates of those around.  Calls in the rule of
+a ``custom_vjp`` or ``custom_jvp`` are told apart: only there do they show that the rule is right.  This file is loaded
 by its path, and imports nothing of this package.
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 import sys
@@ -16,16 +18,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+RULES = {jax.custom_vjp: ("fwd", "bwd"), jax.custom_jvp: ("jvp",)}
+
 
 class Counter:
-    """Counts the calls of each place while it is ``on``.
+    """Notes the places that are executed while it is ``on``.
 
     Attributes:
-      counts: how often each place was executed.
+      reached: each such place, with the name of the function in whose rule it was executed, or "".
     """
 
     def __init__(self):
-        self.counts: dict[int, int] = {}
+        self.reached: set[tuple[int, str]] = set()
         self.on = False
         self._lock, self._local = threading.RLock(), threading.local()
         # Functions that are jitted are traced anew for each branch, as this is a part of the key of their traces.
@@ -37,20 +41,26 @@ class Counter:
         """The predicates of the branches and loop bodies that are being traced."""
         return self._local.__dict__.setdefault("taken", [])
 
+    @property
+    def _rules(self) -> list:
+        """The functions whose rules are being traced."""
+        return self._local.__dict__.setdefault("rules", [""])
+
     def place(self, k, function):
         """A function that counts its calls."""
 
         @functools.wraps(function)
         def counted(*args, **kwargs):
             if self.on:
-                jax.debug.callback(functools.partial(self._note, k), self._all_taken())
+                jax.debug.callback(functools.partial(self._note, (k, self._rules[-1])), self._all_taken())
             return function(*args, **kwargs)
 
         return counted
 
-    def _note(self, k, taken):
-        with self._lock:
-            self.counts[k] = self.counts.get(k, 0) + bool(taken.any())
+    def _note(self, place, taken):
+        if taken.any():
+            with self._lock:
+                self.reached.add(place)
 
     def _all_taken(self):
         return functools.reduce(jnp.logical_and, self._taken, jnp.array(True))
@@ -68,9 +78,12 @@ class Counter:
             for name_of, function in own.items()
             if value is function
         ]
+        calls = {kind: kind.__call__ for kind in RULES}
         self.on = True
         for names, name, _, watched in held:
             names[name] = watched
+        for kind, call in calls.items():
+            kind.__call__ = self._with_rules(call, RULES[kind])
         try:
             with self._branch(next(self._numbers)):
                 yield
@@ -79,6 +92,36 @@ class Counter:
             self.on = False
             for names, name, function, _ in held:
                 names[name] = function
+            for kind, call in calls.items():
+                kind.__call__ = call
+
+    def _with_rules(self, call, names):
+        """The call of a function whose rules tell that they are being traced."""
+
+        def watched(function, *args, **kwargs):
+            own = copy.copy(function)
+            name = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
+            for kind in (kind for kind in names if getattr(own, kind)):
+                setattr(own, kind, self._rule(name, getattr(own, kind), kind == "bwd"))
+            return call(own, *args, **kwargs)
+
+        return watched
+
+    def _rule(self, name, rule, is_backward):
+        @functools.wraps(rule)
+        def traced(*args, **kwargs):
+            # Of a branch that is not taken, all cotangents are zero.
+            cotangents = [x for x in jax.tree.leaves(args[-1:]) if isinstance(x, jax.Array)] if is_backward else []
+            used = [jnp.any(jnp.stack([jnp.any(ct != 0) for ct in cotangents]))] if cotangents else []
+            self._rules.append(name)
+            self._taken.extend(used)
+            try:
+                return rule(*args, **kwargs)
+            finally:
+                self._rules.pop()
+                del self._taken[len(self._taken) - len(used) :]
+
+        return traced
 
     def _within(self, taken, function):
         """A branch or body, for which a predicate says whether its results are used."""

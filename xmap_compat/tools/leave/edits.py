@@ -15,10 +15,9 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.construction import Change, Construction, Edited
+from xmap_compat.tools.leave.construction import Change, Construction, Edited, Rule
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
-from xmap_compat.tools.leave.recipe import recipe_of
 from xmap_compat.tools.leave.rewrite import Rewriter
 from xmap_compat.tools.leave.rewriting import OURS, AxisNames, Parts, Rewriting
 from xmap_compat.tools.leave.text import Names, NotWritable
@@ -26,10 +25,10 @@ from xmap_compat.tools.leave.user_code import (
     Piece,
     calls_of_collectives,
     collectives,
-    contractions_inside,
     is_backward,
 )
 from xmap_compat.tools.leave.verifying import in_a_line
+from xmap_compat.tools.recipe import recipe_of
 
 
 @dataclasses.dataclass
@@ -42,6 +41,7 @@ class Function:
       why_not: why it cannot be edited.
     """
 
+    code: types.CodeType
     piece: Piece
     reached_by: list[Construction]
     changes: list[Change] = dataclasses.field(default_factory=list)
@@ -63,9 +63,8 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     names = _names([c for c in cs if not c.refused])
     placed = [p for c in cs for p in c.placed]
     jaxprs = [p.program.jaxpr for p in placed]
-    inside = frozenset().union(*map(contractions_inside, jaxprs))
-    own = frozenset(code.co_name for of in reached.values() for code in of.functions)
-    rewriting = Rewriting(names, calls_of_collectives(jaxprs), inside, functions=own)
+    known = frozenset().union(*(of.names for of in reached.values()))
+    rewriting = Rewriting(names, calls_of_collectives(jaxprs), functions=known)
     _rewrite(functions, rewriting)
     for c in cs:
         c.refused = c.refused or unread.get(c, "")
@@ -75,6 +74,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     _keep_what_stays(cs, functions)
     for c in cs:
         own = [f for f in functions if c in f.reached_by]
+        c.rules = [rule for function in reached[c].rules for rule in _rules(function, functions, root)]
         c.changes = [change for f in own for change in f.changes]
         c.places = frozenset().union(*(f.places for f in own))
         of_last = [f.plan.declared for f in c.functions[-1:] if hasattr(f.plan.declared, "resources")]
@@ -160,7 +160,7 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], di
         for code, values in of.functions.items():
             try:
                 if code not in found:
-                    found[code] = Function(of.piece(values), [])
+                    found[code] = Function(code, of.piece(values), [])
                 found[code].reached_by.append(c)
             except NotWritable as reason:
                 if any(name in code.co_names for name in dir(sys.modules["jax.lax"])):  # it may have collectives
@@ -171,6 +171,16 @@ def _functions(reached: dict[Construction, Reached]) -> tuple[list[Function], di
             if outer is not inner and _holds(outer.piece, inner.piece):
                 inner.reached_by += [c for c in outer.reached_by if c not in inner.reached_by]
     return functions, unread
+
+
+def _rules(derived: Any, functions: Iterable[Function], root: str) -> Iterable[Rule]:
+    """The rule of a ``custom_vjp`` or ``custom_jvp`` function, if it reaches edited calls."""
+    of = Reached([rule for kind in ("fwd", "bwd", "jvp") if (rule := getattr(derived, kind, None))], root)
+    places = frozenset().union(*(f.places for f in functions if f.code in of.functions))
+    code = getattr(derived.fun, "__code__", None)
+    where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code else str(derived)
+    name = f"{derived.__module__}.{getattr(derived, '__qualname__', '')}"
+    return [Rule(name, where, places)] if places else []
 
 
 def _holds(outer: Piece, inner: Piece) -> bool:

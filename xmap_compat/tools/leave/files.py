@@ -203,17 +203,10 @@ def _environment(data: bytes, path: str) -> list[Edit]:
 
 
 def _mesh_given(value: ast.expr, bindings: Bindings) -> ast.expr | None:
-    """The mesh of ``ResourceEnv(mesh, ...)``, ``env.with_mesh(mesh)`` or ``env._replace(physical_mesh=mesh)``."""
-    made = bindings.of(value.func) if isinstance(value, ast.Call) else ""
-    if not (isinstance(value, ast.Call) and made.startswith(_OLD)):
-        return None
-    is_env = made.endswith((".ResourceEnv", f"{_ENVIRONMENT}.with_mesh", f"{_ENVIRONMENT}._replace"))
-    given = {"physical_mesh": value.args[0]} if value.args else {}
-    given |= {k.arg or "**": k.value for k in value.keywords}
-    others = [*value.args[1:], *(v for name, v in given.items() if name not in ("physical_mesh", "mesh"))]
-    mesh = given.get("physical_mesh", given.get("mesh"))
-    is_plain = is_env and not isinstance(mesh, ast.Starred) and all(ast.unparse(v) == "()" for v in others)  # no loops
-    return mesh if is_plain else None
+    """The mesh of ``ResourceEnv(mesh, ())``."""
+    if isinstance(value, ast.Call) and bindings.of(value.func).endswith(".ResourceEnv") and len(value.args) == 2:
+        return value.args[0] if ast.unparse(value.args[1]) == "()" else None  # no loops
+    return None
 
 
 def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:

@@ -42,6 +42,7 @@ LACKS = (
     "axis: give the axes other resources, or write what it computes, of one value for all elements"
 )
 TAKEN = "the edited program needs the name {name} for a part of an axis, and it has one of that name: rename yours"
+NOT_OF_JAX = "{called} over names, which JAX does not have: write it with lax.axis_index, lax.all_gather or lax.psum"
 NOT_BY_NAME = "{called}, which is not called by its name there: write `lax.{primitive}(...)` there"
 TWO_TEXTS = (
     "its axis {name} is {second}, and {first} for another xmap that shares a function; both names have a meaning "
@@ -56,6 +57,8 @@ FOUND_TO_DIFFER = "differs when it is run: {}"
 DIES = "differs when it is run: the process ends, or hangs for {seconds:.0f} s"
 RULE = ". Is there a custom_vjp with a collective in a rule? Take the collective out of the rule"
 NEVER_CALLED = "not verified: never called"
+NOT_REACHED = "edited, not reached: {where}"
+RULE_NOT_TAKEN = "not verified: the gradient of the rule of {where} was never taken"
 NOT_VERIFIED = "not verified: {}"
 ENDED = "the edited program ended with {}, and the one with xmap with {}"
 NO_ERROR = "no error"

@@ -23,7 +23,7 @@ from xmap_compat.tools.leave.bindings import first_line
 from xmap_compat.tools.leave.construction import Change, Construction
 from xmap_compat.tools.leave.rewriting import OURS
 from xmap_compat.tools.leave.text import NotWritable
-from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_xmap, source_of
+from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_ours, is_xmap, source_of
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
@@ -41,11 +41,6 @@ def is_library(file: str) -> bool:
 
 def is_xmapped(value: Any) -> bool:
     return isinstance(value, type(jax.jit(len))) and callable(getattr(value, "plan", None))
-
-
-def is_ours(value: Any) -> bool:
-    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
-    return str(module).split(".")[0] == "xmap_compat"
 
 
 def is_under(file: str, root: str) -> bool:
@@ -145,6 +140,10 @@ class Reached:
             while pending:
                 pending.extend(self._visited(pending.pop()))
             pending = [held for owner in self._owners for name, held in vars(owner).items() if name in self._names]
+
+    @property
+    def names(self) -> set[str]:
+        return {code.co_name for code in self.functions} | {owner.__name__ for owner in self._owners}
 
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""

@@ -59,8 +59,8 @@ class Report:
         lines: list[tuple[str, ...]] = [("", "construction", "function", "calls", "")]
         lines += [(str(k), c.where, c.function, str(c.calls), own) for k, (c, own) in enumerate(zip(cs, words), 1)]
         print("\n".join(table(lines)))
-        for place in self.unreached():
-            print(f"edited, not reached: {place}")
+        for line in self.unreached():
+            print(line)
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
         where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
         print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")
@@ -99,12 +99,15 @@ class Report:
         else:
             words = f"verified on {c.recorded}" if c.recorded else "verified inside of another"
             words += ", with gradients" * c.differentiated
-            if missed := {*self.found.places_of(c)} - {*self.found.places_of(c, self.seen.reached)}:
-                words += f", except {plural(len(missed), 'place')}"
+            places, rules = self.found.missed(c, self.seen.reached)
+            if missed := len(places) + len(rules):
+                words += f", except {plural(missed, 'place')}"
         return re.sub(rf"{re.escape(self.scratch)}/\w+/tree/\d+/", "", words)
 
     def unreached(self) -> list[str]:
-        """The edited places of verified constructions that no recorded call has executed."""
-        places = {p for c in self.kept if is_verified(c) for p in self.found.places_of(c)}
-        places -= {p for c in self.kept for p in self.found.places_of(c, self.seen.reached)}
-        return [*dict.fromkeys(f"{os.path.basename(file)}:{line}" for file, line, _ in sorted(places))]
+        """The edited places of verified constructions that no recorded call has executed, and all such rules."""
+        missed = [(c, *self.found.missed(c, self.seen.reached)) for c in self.kept]
+        places = sorted({place for c, of, _ in missed if is_verified(c) for place in of})
+        lines = [messages.NOT_REACHED.format(where=f"{os.path.basename(file)}:{line}") for file, line, _ in places]
+        lines += [messages.RULE_NOT_TAKEN.format(where=where) for *_, rules in missed for where in rules]
+        return list(dict.fromkeys(lines))

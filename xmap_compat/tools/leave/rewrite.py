@@ -11,24 +11,18 @@ import ast
 import functools
 import inspect
 import os
-import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from xmap_compat import braces as named_einsum
-from xmap_compat import random as named_random
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.tools.leave import collectives
-from xmap_compat.tools.leave.places import file_of, is_library
+from xmap_compat.tools.leave import collectives, messages
 from xmap_compat.tools.leave.rewriting import OURS, CallOverAxes, Rewriting
-from xmap_compat.tools.leave.table import AXIS_PARAMETERS, EINSUMS, Replacement, row_of
+from xmap_compat.tools.leave.table import AXIS_PARAMETERS, Replacement, row_of
 from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark
-from xmap_compat.tools.leave.user_code import Piece, is_xmap
+from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
 
 
 class Rewriter:
@@ -99,11 +93,8 @@ class Rewriter:
         options = {k.arg: k for k in node.keywords}
         if getattr(callee, "__name__", "") == "pure_callback" and "vmap_method" not in options:
             return self._callback(node, options.get("vectorized"))
-        is_drawn = isinstance(callee, types.FunctionType) and callee.__module__ == named_random.__name__
-        if is_drawn and self.piece.span(node) in self.module.calls:
-            raise NotWritable(f"a named shape of {ast.unparse(function)}: fold lax.axis_index of its axes into the key")
-        if any(einsum in (callee, getattr(callee, "__wrapped__", None)) for einsum in EINSUMS):  # also once installed
-            return self._einsum(node)
+        if self.piece.span(node) in self.module.calls and is_ours(callee) and row_of(callee) is None:
+            raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
         self._unedited(node, callee)
@@ -117,13 +108,8 @@ class Rewriter:
         given = [self._axis_value(a) for a in (*node.args, *(k.value for k in node.keywords))]
         if isinstance(callee, functools.partial):
             name, given = "", [*given, *callee.args, *callee.keywords.values()]
-        named = [n for v in given for n in (v if isinstance(v, (tuple, list)) else (v,))]
-        own = isinstance(callee, type) and not is_library(file_of(sys.modules.get(callee.__module__)))
-        if (
-            not own
-            and name not in self.module.functions
-            and not self.names.shared.isdisjoint(n for n in named if isinstance(n, str))
-        ):
+        named = {n for v in given for n in (v if isinstance(v, (tuple, list)) else (v,)) if isinstance(n, str)}
+        if named & self.names.mesh_axes & self.names.choices.keys() and name not in self.module.functions:
             self.module.place(self.piece, node)
 
     def _callback(self, node: ast.Call, vectorized: ast.keyword | None) -> None:
@@ -161,8 +147,6 @@ class Rewriter:
         across, local = ([p for p in every if (p in self.names.mesh_axes) is kind] for kind in (True, False))
         if row is not None and row.needed(CallOverAxes(given, over, across, local, traced, self.names, self.callee)):
             return self._helped(node, function, row, next(iter(given.values())), at, text or self._source(at))
-        if callee is lax.axis_index and len(over) > 1 and text is not None and value is not _UNKNOWN:
-            return self._replace(node, self._index_over(self._counted(node, self._source(function)), over))
         if text is not None:
             self._replace(at, text)
 
@@ -202,7 +186,7 @@ class Rewriter:
           given: the first argument.
           at: the axes.
         """
-        helper = "pdot_inside" if self.piece.span(node) in self.module.inside else row.helper
+        helper = row.helper
         parameters, own = (inspect.signature(f).parameters for f in (getattr(collectives, helper), row.function))
         default = {name: repr(own[name].default) for name in own.keys() - parameters.keys()}
         useless = [k for k in node.keywords if ast.unparse(k.value) == default.get(str(k.arg))]
@@ -222,46 +206,6 @@ class Rewriter:
                 self._put(start, start + len(str(k.arg)), called[k.value])
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
-
-    def _index_over(self, function: str, names: Sequence[Any]) -> str:
-        """The index over several axes, the major one first.  The axes that execute one named axis stay together.
-
-        The terms are added from the minor axis on, as JAX does.
-        """
-        terms, parts = [], [self.names.parts(name) for name in names]
-        if None in parts:
-            raise NotWritable("an index over several axes, which two xmaps split differently: write one for each")
-        for k, own in enumerate(parts):
-            size = axes(tuple(p for part in parts[k + 1 :] for p in part or ()))
-            terms.append(f"{function}({axes(own or ())})" + f" * {OURS}lax.axis_size({size})" * (k + 1 < len(parts)))
-        return f"({' + '.join(reversed(terms))})"
-
-    def _einsum(self, node: ast.Call) -> None:
-        """Contracted names that are vmapped become letters.  For those that devices hold, the result is summed."""
-        spec: Any = node.args[0] if node.args else None
-        if not isinstance(spec, ast.Constant) or "{" not in str(spec.value):
-            return
-        parsed = named_einsum.parse(str(spec.value))
-        known = {str(n): n for n in self.names.choices}
-        mentioned = [known[n] for t in parsed.inputs for n in t.names if n in known]
-        contracted = [n for n in dict.fromkeys(mentioned) if str(n) not in parsed.output.names]
-        self.names.check_distinct(contracted)
-        if any(self.names.parts(n) is None for n in contracted):
-            raise NotWritable("an einsum over an axis that two xmaps split differently: write a function for each")
-        parts = {n: self.names.parts(n) or () for n in contracted}
-        used = {x for t in (*parsed.inputs, parsed.output) for x in t.letters}
-        spare = iter(x for x in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if x not in used)
-        letters = {n: next(spare) for n in contracted}
-        terms = ["".join([*(letters[n] for n in letters if str(n) in t.names), *t.letters]) for t in parsed.inputs]
-        across = tuple(m for n in contracted for m in parts[n][:-1])
-        local = {letters[n]: parts[n][-1] for n in letters}  # the last part is the one that jax.vmap has
-        options = f", local={literal(local)}" * bool(local) + f", across={literal(across)}" * bool(across)
-        self.module.handled[self.piece.span(node)] = tuple(mentioned)
-        helper = "einsum_inside" if self.piece.span(node) in self.module.inside else "einsum_over"
-        self._replace(node.func, OURS + helper)
-        self._replace(spec, literal(f"{','.join(terms)}->{''.join(parsed.output.letters)}"))
-        _, end = self.piece.bounds(node.args[-1])
-        self._put(end, end, options)
 
     # ---- values
 

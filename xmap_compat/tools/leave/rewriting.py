@@ -29,11 +29,6 @@ class AxisNames:
     mesh_axes: frozenset[Any]
     sizes: Mapping[Any, frozenset[int]]
 
-    @property
-    def shared(self) -> frozenset[Any]:
-        """The axes of one name with a mesh axis."""
-        return self.mesh_axes & self.choices.keys()
-
     def within(self, choices: Mapping[Any, Sequence[Parts]]) -> AxisNames:
         """The names in a function that only some xmaps reach."""
         return dataclasses.replace(self, choices=choices)
@@ -87,16 +82,14 @@ class Rewriting:
 
     Attributes:
       calls: the collectives of each innermost call of the user, in all traced programs.
-      inside: calls of contractions that a body differentiates.
       handled: calls whose axes were rewritten or may stay, with their axes; for ``functools.partial``, the axes.
-      places: the file, line and column of each edited call, which the second run counts by its index, and of calls that
-        name an axis of one name with its mesh axis and are not edited, which it never counts.
-      functions: the names of the functions that are edited.
+      places: where each edited call is, which the second run counts by its index; and, never counted, others that name
+        an axis of one name with its mesh axis.
+      functions: the names of the functions and classes of the user that xmaps reach.
     """
 
     names: AxisNames
     calls: Mapping[Span, Sequence[Any]]
-    inside: frozenset[Span]
     handled: dict[Any, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     places: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
     functions: frozenset[str] = frozenset()

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xmap_compat import braces as named_einsum
 from xmap_compat import lax as named_lax
 
 if TYPE_CHECKING:
@@ -64,16 +63,11 @@ TABLE = (
     Replacement(lax.all_gather, "all_gather", _mixed),
     Replacement(lax.ppermute, "ppermute", _permuted),
     Replacement(lax.pshuffle, "pshuffle", _permuted),
-    Replacement(lax.pbroadcast, "pbroadcast"),
     Replacement(lax.psum_scatter, "psum_scatter", _mixed),
     Replacement(lax.all_to_all, "all_to_all", _exchanged),
     Replacement(lax.pswapaxes, "pswapaxes", lambda call: bool(call.local)),  # an untiled all_to_all
     Replacement(named_lax.pdot, "pdot"),
-    Replacement(named_lax.pgather, "pgather"),
-    Replacement(named_lax.pargmax, "pargmax"),
-    Replacement(named_lax.pargmin, "pargmin"),
 )
-EINSUMS = (named_einsum.xeinsum, named_einsum.einsum, jnp.einsum)
 # Parameters that take axes, in the order of the search.
 AXIS_PARAMETERS = ("axis_name", "axes", "axis")
 

@@ -63,16 +63,6 @@ def offset(text: str, line: int, column: int) -> int:
     return sum(len(x) + 1 for x in lines[: line - 1]) + len(lines[line - 1].encode()[:column].decode())
 
 
-def spliced(text: str, edits: Iterable[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
-    """A part of a text with pieces of it replaced; of edits in one another, the outer ones."""
-    pieces, at = [], start
-    for begin, finish, new in sorted(edits, key=lambda e: (e[0], -e[1] if e[1] > e[0] else -len(text))):
-        if at <= begin and finish <= (len(text) if end is None else end):
-            pieces += [text[at:begin], new]
-            at = finish
-    return "".join([*pieces, text[at:end]])
-
-
 # ------------------------------------------------------------------------- places that are counted
 
 

@@ -29,6 +29,11 @@ def is_xmap(callee: Any) -> bool:
     return callable(callee) and any(getattr(home, "xmap", None) is callee for home in homes)
 
 
+def is_ours(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+    return str(module).split(".")[0] == "xmap_compat"
+
+
 def operations(jaxpr: Any) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
     """The equations of a program at any depth, with the name stack from the outermost equation on, and those around."""
     for eqn, around in _jax.walk(jaxpr):
@@ -55,13 +60,6 @@ def calls_of_collectives(jaxprs: Iterable[Any]) -> dict[Span, list[Any]]:
         if spans:
             found.setdefault(spans[0], []).append(eqn)
     return found
-
-
-def contractions_inside(jaxpr: Any) -> frozenset[Span]:
-    """The calls of contractions over names that the body differentiates: inside it, they sum no cotangents."""
-    call = lambda eqn: next(((file, *span) for file, _, *span in _jax.user_frames(eqn)), ())  # noqa: E731
-    forward = {call(e) for e, stack, _ in operations(jaxpr) if e.primitive.name == "pdot" and not is_backward(stack)}
-    return frozenset(call(e) for e, stack, _ in operations(jaxpr) if is_backward(stack)) & forward
 
 
 # ------------------------------------------------------------------------------- pieces of files
@@ -211,15 +209,7 @@ def _def_node(tree: ast.Module, code: types.CodeType) -> Any:
 
 
 def _lambda_node(tree: ast.Module, code: types.CodeType) -> Any:
-    """The only lambda expression in its line that compiles to code like this."""
-    lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
-    codes = lambda n: [c for c in _compiled(n).co_consts if isinstance(c, types.CodeType)]  # noqa: E731
-    alike = [n for n in lambdas if _likeness(code) in map(_likeness, codes(n))]
-    return alike[0] if len(alike) == 1 else None
-
-
-def _likeness(code: types.CodeType) -> Any:
-    """Parameters, constants, and the places in the file of the instructions."""
-    constants = [repr(c) for c in code.co_consts if not isinstance(c, types.CodeType)]
-    places = {p for p in code.co_positions() if None not in p and p[2] != p[3]}
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], constants, places
+    """The lambda expression of a code: one of its instructions has the place of the whole body."""
+    lambdas = (n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno)
+    body = lambda n: (n.body.lineno, n.body.end_lineno, n.body.col_offset, n.body.end_col_offset)  # noqa: E731
+    return next((n for n in lambdas if body(n) in {*code.co_positions()}), None)

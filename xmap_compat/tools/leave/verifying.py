@@ -397,7 +397,7 @@ class Verifier:
     def write(self, ended: str, whole: bool = True) -> None:
         with self.lock, open(self.spec["result"] + ".new", "w", encoding="utf-8") as file:
             found = {"problems": self.problems, "agreed": self.agreed, "ended": ended, "whole": whole}
-            found |= {"counts": self.counter.counts if self.counter else {}, "comparing": self.comparing}
+            found |= {"reached": sorted(self.counter.reached) if self.counter else [], "comparing": self.comparing}
             json.dump(found, file)
         os.replace(self.spec["result"] + ".new", self.spec["result"])
 

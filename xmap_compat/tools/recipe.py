@@ -9,7 +9,6 @@ from typing import Any
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.core.parameters import mentioned_names
-from xmap_compat.tools.leave.user_code import operations
 
 
 def parts_of(placements: Mapping[Any, Any]) -> dict[Any, tuple[Any, ...]]:
@@ -30,7 +29,7 @@ def recipe_of(declared: Any, placed: Any) -> list[str]:
 def collective_lines(jaxpr: Any, parts: Mapping[Any, tuple[Any, ...]]) -> list[str]:
     """``train.py:41: psum over batch -> psum over ('dp', 'batch_local')`` for each collective."""
     found: dict[str, None] = {}
-    for eqn, *_ in operations(jaxpr):
+    for eqn, _ in _jax.walk(jaxpr):
         over = mentioned_names(eqn.params) if eqn.primitive.name in COLLECTIVES else ()
         after = tuple(part for name in over for part in parts.get(name, (name,)))
         if after != tuple(over):
