@@ -542,7 +542,7 @@ MOST_LINES_OF_FOLDERS = {
     # which removed names an old program uses, and edits of them
     "tools.check": 1_674,
     # edits of a program's own files, the two runs that verify them, and files written all or none
-    "tools.leave": 3_819,
+    "tools.leave": 3_825,
 }
 MOST_LINES_OF_ALL = 22_005
 

@@ -8,6 +8,7 @@ import builtins
 import contextlib
 import importlib
 import os
+import re
 import sys
 import textwrap
 import types
@@ -774,11 +775,12 @@ def test_a_call_that_is_not_edited_and_names_an_axis_as_its_mesh_axis_is_a_place
     left = Left(tmp_path, monkeypatch, textwrap.dedent(program))
     (c,) = left.edited.constructions
     lines = textwrap.dedent(HEAD + textwrap.dedent(program)).split("\n")
-    assert {lines[line - 1].strip() for _, line, _ in left.edited.places_of(c)} == {
+    assert {lines[line - 1].strip() for _, line, _ in left.edited.missed(c, [])[0]} == {
         f"return {call}",
         "return v - lax.pmean(v, 'd')",
     }
     assert_close(left.run(), x - x.mean(0))
+    assert re.search(r'^PAIRS = \("d",\)', left.edited.helpers, re.M)  # of which the report warns
 
 
 def test_resources_that_another_run_gives_are_refused_where_the_name_alone_is_the_mesh_axis(tmp_path, monkeypatch):
