@@ -375,6 +375,25 @@ class Planner:
                 raise
 
 
+_Jitted: Any = type(jax.jit(lambda: None))
+_plain_repr = _Jitted.__repr__
+
+
+def _repr(function: Any) -> str:
+    """``<xmap(centred, in_axes=['batch'], ...)>``; JAX's own for other jitted functions, ``jax.jit`` of it too."""
+    declared = declaration_of(function)
+    if declared is None or function.__wrapped__ is not declared.fun:
+        return _plain_repr(function)
+    resources = {name: entries[0] if len(entries) == 1 else entries for name, entries in declared.resources.items()}
+    specs = {"in_axes": declared.in_source, "out_axes": declared.out_source}
+    options = specs | {"axis_sizes": declared.sizes or None, "axis_resources": resources or None}
+    shown = [f"{name}={core_errors.show(value)}" for name, value in options.items() if value is not None]
+    return f"<xmap({', '.join([declared.name, *shown])})>"
+
+
+_Jitted.__repr__ = _repr  # the type has no subclasses, and prints ``__wrapped__``, which is the user's function
+
+
 def declaration_of(xmapped: Any) -> calls.Declaration | None:
     """The arguments that the user gave to xmap to make a function; None for any other object."""
     planner = getattr(xmapped, "plan", None)

@@ -279,9 +279,7 @@ def _take_diagonals(spec, operand):
 
 def _output(parsed, terms):
     dots = sorted({x for t in terms for x in t.letters if isinstance(x, int)})
-    letters: list[Any] = []
-    for x in parsed.output.letters:
-        letters.extend(dots if x == ELLIPSIS else [x])
+    letters = [y for x in parsed.output.letters for y in (dots if x == ELLIPSIS else [x])]
     names = frozenset(_axis_called(name, parsed.source) for name in parsed.output.names)
     return tuple(letters), names
 
@@ -361,10 +359,7 @@ def _canonical_path(optimize, count):
 
 def _mentions(spec, terms) -> Skipped | None:
     """For the type check: the axes that one operand skips while another one mentions them."""
-    mentioned = {axis: _describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
+    describe = lambda t: f"operand {t.position} ({t.text!r})"  # noqa: E731
+    mentioned = {axis: describe(t) for t in reversed(terms) for axis in sorted(t.names, key=str)}
     skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)
-    return Skipped(spec, tuple(map(_describe, terms)), skipped) if any(skipped) else None
-
-
-def _describe(term):
-    return f"operand {term.position} ({term.text!r})"
+    return Skipped(spec, tuple(map(describe, terms)), skipped) if any(skipped) else None

@@ -24,8 +24,8 @@ from jax import lax
 
 import xmap_compat
 from xmap_compat import xmap
+from xmap_compat.core import device_primitives as devices
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.core.nested import primitives as devices
 from xmap_compat.core.parameters import check_permutation
 
 # ------------------------------------------------------------------------------- placements

@@ -1,4 +1,4 @@
-"""The worked example of ``core/rules/cotangents.py``: two devices, one weight, rules that sum and rules that do not.
+"""The worked example of ``core/structured/cotangents.py``: two devices, one weight, rules that sum and others.
 
 The expected numbers are those of the positional function, worked out by hand.
 """

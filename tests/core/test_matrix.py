@@ -983,9 +983,9 @@ def spied(monkeypatch):
     def spy(name, rule):
         def translate(*args):
             used.add(name)
-            return rule.apply(*args)
+            return rule(*args)
 
-        monkeypatch.setitem(table.TRANSLATIONS, name, rule._replace(apply=translate))
+        monkeypatch.setitem(table.TRANSLATIONS, name, translate)
 
     for name, rule in list(table.TRANSLATIONS.items()):
         spy(name, rule)
@@ -1004,11 +1004,11 @@ def test_a_wrong_rule_is_found(primitive, monkeypatch):
     rule = table.TRANSLATIONS[primitive]
 
     def translate(view, params, *operands):
-        right = rule.apply(view, params, *operands)
+        right = rule(view, params, *operands)
         split = view.mesh_axes_of(parameters.axis_names(params))
         return batch.apply_positional(view, lambda x: x * 2, right) if split else right
 
-    monkeypatch.setitem(table.TRANSLATIONS, primitive, rule._replace(apply=translate))
+    monkeypatch.setitem(table.TRANSLATIONS, primitive, translate)
     cells = tuple(Cell(f"lax.{name}", ("a",), "varying") for name in ["psum", "ppermute", "all_gather", "pmax"])
     wrong = wrong_cells(PLACEMENTS["partial"], ("plain", "value"), "f", cells)
     assert [text.partition(" over ")[0] for text in wrong] == [f"lax.{primitive}"]

@@ -7,6 +7,7 @@ patches; and edits that are wrong on purpose, which the second run must find.
 import argparse
 import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -228,7 +230,7 @@ def record(leaves, differentiated=False, construction=0, traced=False):
 def verifier(records, tmp_path, stopped=False):
     verifying.write_calls(tmp_path / "records", records)
     spec = {"records": tmp_path / "records", "result": str(tmp_path / "result"), "patched": [0], "stopped": stopped}
-    return Verifier(spec)
+    return Verifier({**spec, "status": tmp_path / "status"})
 
 
 X = np.linspace(1, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -390,7 +392,7 @@ def test_an_array_whose_copies_differ_is_recorded_device_by_device():
 
 @pytest.fixture
 def recorder(tmp_path):
-    made = Recorder({"calls": 3, "bytes": 1 << 20, "calls at most": 0, "records": tmp_path / "records"})
+    made = Recorder({"calls": 3, "bytes": 1 << 20, "records": tmp_path / "records", "status": tmp_path / "s"})
     made.placement = placement
     return made
 
@@ -465,9 +467,9 @@ BAD = {
     "no program": ([], {}, "no program is given"),
     "an option": (["--wrte", "p.py"], {}, "--wrte"),
     "no number": (["--calls", "many", "p.py"], {}, "argument --calls: invalid int value: 'many'"),
-    "no number of calls": (["--stop-after", "soon", "p.py"], {}, "--stop-after takes a number of calls"),
+    "no number of seconds": (["--stop-after", "soon", "p.py"], {}, "argument --stop-after: invalid int value"),
     "no file": (["p.py"], {}, "p.py cannot be read"),
-    "a syntax error": (["p.py"], {"p.py": "def f(:\n"}, "p.py is not valid Python"),
+    "a syntax error": (["p.py"], {"p.py": "def f(:\n"}, "p.py cannot be read: "),
     "a notebook that is none": (["p.ipynb"], {"p.ipynb": "{}"}, "p.ipynb cannot be read"),
 }
 
@@ -533,7 +535,7 @@ def test_packages_generated_code_and_what_was_not_run_are_named(tmp_path):
     text += 'exec(\'h = xmap(lambda r: r, in_axes=["rows", ...], out_axes=["rows", ...]); h(x)\')\n'
     text += "never = xmap(lambda r: r, in_axes=['rows', ...], out_axes=['rows', ...])\n"
     (package / "run.py").write_text(text)
-    done = leave("--write", "--stop-after", "200s", "-m", "pkg.run", cwd=tmp_path / "work")
+    done = leave("--write", "--stop-after", "200", "-m", "pkg.run", cwd=tmp_path / "work")
     words = " ".join(done.stdout.split())
     assert done.returncode == 1, done.stdout + done.stderr
     assert "it is in a file of another package" in words
@@ -694,7 +696,7 @@ def test_a_construction_that_ends_the_edited_program_takes_no_other_with_it(case
     change = lambda k: Change("a.py", k, k, "f")
     every = [Construction("a.py", k, number=k, calls=1, recorded=1, change=change(k)) for k in range(6)]
 
-    def second_run(spec, entry, limit):
+    def second_run(spec, *others):
         problems = dict.fromkeys(sorted({*spec["patched"]} & {*wrong})[:1], "it raises E")
         how = ended if problems or not wrong else ""
         agreed = dict.fromkeys(spec["patched"], int(not how and bool(wrong)))
@@ -730,11 +732,28 @@ def test_a_process_that_dies_or_hangs_tells_on_which_construction(tmp_path, monk
     assert [*seen.problems] == [1] and "hangs for 120 s" in seen.problems[1]
 
 
+def test_who_looks_on_is_told_what_a_run_has_seen(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        isatty = lambda self: True
+
+    monkeypatch.setattr(report, "EVERY", 0.01)
+    for looks_on in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", looks_on)
+        with report.progress("recording", str(tmp_path / "status")):
+            time.sleep(0.05)
+            verifying.tell({"status": tmp_path / "status"}, "3 constructions made, 5 calls recorded")
+        if looks_on.isatty():
+            lines = looks_on.getvalue().splitlines()
+            assert len(lines) > 1 and lines[0] == "leave: recording: 0 s"
+            assert lines[-1] == "leave: recording: 3 constructions made, 5 calls recorded, 0 s"
+    assert looks_on.getvalue() == ""
+
+
 def test_options_are_read_up_to_the_program_and_those_behind_it_are_named(capsys):
-    given = ["--calls=2", "--stop-after", "9s", "--diff", "d", "p.py", "--calls", "7", "--own", "--stop-after=3"]
+    given = ["--calls=2", "--stop-after", "9", "--diff", "d", "p.py", "--calls", "7", "--own", "--stop-after=3"]
     options = parsed(*given)
     command._check(options)
-    assert (options.calls, options.stop_after, options.diff, options.program) == (2, "9s", "d", given[5:])
+    assert (options.calls, options.stop_after, options.diff, options.program) == (2, 9, "d", given[5:])
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["--calls", "--stop-after"]
     assert all("stands after the program, which gets it" in line for line in lines)
@@ -794,7 +813,7 @@ def test_wrong_edits_that_no_recorded_call_executes_are_not_called_verified(tmp_
         return change._replace(text=change.text.replace('("x", "rows_local")', '"rows_local"'))
 
     def with_edits_planted(where):
-        is_there = lambda change: text[: change.start].count("\n") + 1 in where
+        is_there = lambda change: change.start[0] in where
         c.changes = [wrong(change) if is_there(change) else change for change in right]
         assert len({*c.changes} - {*right}) == len(where)
         return left.second_run(found, records, [c])

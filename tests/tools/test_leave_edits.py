@@ -7,6 +7,7 @@ NumPy, which knows no axes.
 import builtins
 import contextlib
 import importlib
+import json
 import os
 import re
 import sys
@@ -208,11 +209,11 @@ PROGRAMS = {
         """,
         lambda: x @ x[:3].T + x[:, 0].sum() * 3,
     ),
-    "arguments that are the defaults, which helpers do not have": (
+    "extrema, and methods of arrays": (
         """
         def body(v):
-            top = jnp.max(v, axis='i', keepdims=False) + v.min('i', keepdims=False)
-            return v * lax.pmax(v, 'i', axis_index_groups=None) + jnp.sum(v, 'i', keepdims=False), top
+            top = jnp.max(v, axis='i') + v.min('i')
+            return v * lax.pmax(v, 'i') + jnp.sum(v, 'i', keepdims=False), top
 
         with Mesh(devices[:4], 'd'):
             results = xmap(body, ['i', ...], (['i', ...], [...]), axis_resources={'i': 'd'})(x)
@@ -531,16 +532,6 @@ PROGRAMS = {
         """,
         lambda: x - x.mean(0),
     ),
-    "everything of the old module is imported, and a variable has the name of some of it": (
-        """
-        from jax.experimental.maps import *
-
-        mesh = Mesh(devices[:4], 'd')
-        with mesh:
-            results = xmap(lambda v: v - lax.pmean(v, 'i'), ['i', ...], ['i', ...], axis_resources={'i': 'd'})(x)
-        """,
-        lambda: x - x.mean(0),
-    ),
     "whole numbers and others, whose extrema have one text": (
         """
         def body(v, tree):
@@ -842,6 +833,20 @@ def test_a_module_that_is_imported_by_its_whole_name_stays_while_it_is_read():
     text = "import jax\nimport jax.experimental.maps\nf = jax.experimental.maps.xmap(g, [...], [...])\n"
     new, left = edited_files({"/p.py": text.encode()}, [], "named_axes", [], False)
     assert not new and left == ["jax.experimental.maps of p.py:2"]
+
+
+@pytest.mark.parametrize("indent, end", [(1, "\n"), (2, ""), (None, "\n")])
+def test_names_that_jax_has_removed_are_mended_in_notebooks_whose_layout_stays(indent, end):
+    pytest.importorskip("ty")
+    cells = [
+        ["import jax\n", "x = jax.tree_map(len, ['a'])"],
+        ["%time jax.tree_util.tree_map(len, x)"],
+        ["y = 'tree_map'"],
+    ]
+    cells = [{"cell_type": "code", "source": source} for source in cells]
+    data = (json.dumps({"cells": cells}, indent=indent) + end).encode()
+    new, left = edited_files({"/n.ipynb": data}, [], "named_axes", [], False)
+    assert new["/n.ipynb"] == data.replace(b"jax.tree_map", b"jax.tree.map") and not left
 
 
 NOT_OF_JAX = ["lax.pgather(v, 0, 'i')", "lax.pargmax(v, 'i')", "named.normal(jax.random.key(0), named.NamedShape(i=8))"]

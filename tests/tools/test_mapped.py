@@ -11,6 +11,7 @@ from placements import IN_AXES, OUT_AXES, PLACEMENTS, arguments, mesh42
 
 import xmap_compat
 from xmap_compat import xmap
+from xmap_compat.tools.leave import collectives
 from xmap_compat.tools.leave.mapped import SerialLoop, mapped
 
 
@@ -79,6 +80,24 @@ def test_gradients_from_outside_are_those_of_xmap(placement):
         found = gradients(theirs)(*args)
     for ours_of, theirs_of in zip(wanted, found, strict=True):
         np.testing.assert_allclose(theirs_of, ours_of, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes, resources", [("i", {}), (("x", "i_local"), {"i": "x"})])
+def test_the_collectives_beside_it_are_those_over_all_elements(axes, resources):
+    def body(v):
+        moved = collectives.all_to_all(v, axes, 0, 0), collectives.all_to_all(v, axes, 0, 0, tiled=True)
+        moved += (collectives.ppermute(v, axes, [(k, k + 1) for k in range(7)]), v - collectives.max_over(v, axes))
+        moved += collectives.pshuffle(v, axes, [*range(7, -1, -1)]), collectives.all_gather(v, axes, tiled=True)
+        return (*moved, collectives.psum_scatter(v, axes), collectives.psum_scatter(v, axes, tiled=True))
+
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    shifted = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+    sums = x.sum(0)
+    wanted = x.T, x.T, shifted, x - x.max(0), x[::-1], np.tile(x.reshape(-1), (8, 1)), sums, sums[:, None]
+    with jax.set_mesh(plain_mesh()):
+        found = mapped(body, ["i", ...], (["i", ...],) * 8, axis_resources=resources)(x)
+    for each, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-6)
 
 
 SERIAL = {

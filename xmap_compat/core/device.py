@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
+from xmap_compat.core.device_primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
 from xmap_compat.core.undeclared import operand_names
-from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
+from xmap_compat.core.values import COTANGENT, Dims, NamedValue, leading, transposed, without
+
+_Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
 
 
 class Part(NamedTuple):
@@ -44,6 +47,8 @@ class DeviceView:
       widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
       untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
+      casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
+        gradient their cotangents are added on each device, and summed over devices once.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -55,6 +60,7 @@ class DeviceView:
     widens: bool = False
     mixed: bool = False
     untyped: bool = False
+    casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
 
     @property
     def typed(self) -> bool:
@@ -123,66 +129,69 @@ class DeviceView:
         return (*self.local_names(names), *(None,) * ndim)
 
 
-def spread(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
+def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
     """Mark data that is equal on all devices as differing over mesh axes of this xmap."""
     wanted = set(mesh_axes)
     axes = tuple(m for m in view.mesh_axes if m in wanted)
     if view.nested:
         return bind(vary_p, data, axes, tuple(map(view.mesh_size, axes)))
-    return _vary_typed(view, data, axes)
+    return _cast_typed(view, data, axes)
 
 
-def _vary_typed(view, data, axes):
+def _cast_typed(view, data, axes):
     if not axes or view.untyped:
         return data
     present = _jax.varying_axes(data)
     missing = tuple(m for m in axes if m not in present)
-    return travel(view, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
+    return sent(view, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
 
 
-def travel(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
+def sent(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
     """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
     return _jax.widened(collective, data) if view.widens else collective(data)
 
 
-# The results of vary_over for a value and some names, with the trace.  Several uses share a cast: in a gradient their
-# cotangents are added on each device, and summed over devices once.
-_CASTS: weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
-_CASTS = weakref.WeakKeyDictionary()
-
-
-def vary_over(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
+def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Mark a value as varying over more names, without adding local dimensions yet."""
     names = view.own(names)
     if not view.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
-    trace, known = _CASTS.get(value, {}).get(names, (None, None))
+    trace, known = view.casts.get(value, {}).get(names, (None, None))
     if known is not None and trace == _jax.current_trace():
         return known
     axes = view.mesh_axes_of(names)
     if view.nested:
         have = view.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
-    varied = NamedValue(spread(view, value.data, axes), value.dims, value.names | names)
-    _CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)
+    varied = NamedValue(cast_data(view, value.data, axes), value.dims, value.names | names)
+    view.casts.setdefault(value, {})[names] = (_jax.current_trace(), varied)
     return varied
 
 
-def vary_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
+def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
     """Cast operands of one primitive to the same mesh axes where names do not show them: primitives add no casts."""
     if not (view.foreign or view.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
     axes = tuple(sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str))
-    return [NamedValue(_vary_typed(view, v.data, axes), v.dims, v.names) for v in values]
+    return [NamedValue(_cast_typed(view, v.data, axes), v.dims, v.names) for v in values]
 
 
-def vary_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
+def cast_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
     """Cast values to vary over foreign mesh axes; ``axes`` gives those of each value."""
     return [
-        NamedValue(_vary_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
+        NamedValue(_cast_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
     ]
+
+
+def times_elements(view: DeviceView, data: Any, names: Iterable[AxisName], over: Iterable[AxisName]) -> Any:
+    """The sum over axes of data that varies over ``names``, and is equal along these axes.
+
+    A cotangent has been summed over them already: see :data:`xmap_compat.core.values.COTANGENT`.
+    """
+    repeats = 1 if COTANGENT in names else view.total_size(over)
+    return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
 
 
 def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
@@ -191,8 +200,8 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
     if own:
         bound = bind(sum_p, data, own, tuple(map(view.mesh_size, own))) if view.nested else None
-        data = travel(view, lambda x: lax.psum(x, own), data) if bound is None else bound
-    return travel(view, lambda x: lax.psum(x, outer), data) if outer else data
+        data = sent(view, lambda x: lax.psum(x, own), data) if bound is None else bound
+    return sent(view, lambda x: lax.psum(x, outer), data) if outer else data
 
 
 def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
@@ -210,7 +219,7 @@ def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: st
     if own and view.nested:
         data = bind(gather_p, data, own, tuple(map(view.mesh_size, own)))
     elif own:
-        data = travel(view, lambda x: _jax.gather(x, own, to), data)
+        data = sent(view, lambda x: _jax.gather(x, own, to), data)
     return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 
@@ -245,7 +254,7 @@ def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[Axi
 
 def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
-    value = vary_over(view, value, names)
+    value = cast_to(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
     if missing:
         data = lax.broadcast(value.data, tuple(view.placements[n].local_size for n in missing))

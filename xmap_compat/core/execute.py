@@ -24,6 +24,7 @@ from xmap_compat.core.nested import boundary
 from xmap_compat.core.nested.axes import as_placements, own_of
 from xmap_compat.core.nested.marks import NestedCall, mark
 from xmap_compat.core.specs import AxisSpec
+from xmap_compat.core.structured.table import STRUCTURED
 from xmap_compat.core.trace import trace_flat
 from xmap_compat.core.values import NamedValue, positional, split
 from xmap_compat.core.watch import NOBODY, watcher
@@ -61,7 +62,7 @@ class Execution:
         outer = as_placements(body.device_axes, nested=True) if view.nested else {}
         checker = Checker(view.placements, placed.fun_name, outer, room, trace)
         jaxpr = placed.program.jaxpr
-        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr))
+        ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
         wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]
         if loop_lengths(view.placements):
             return evaluate_in_loops(ev, placed.program, values, args, wanted)

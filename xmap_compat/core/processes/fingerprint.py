@@ -19,7 +19,7 @@ import numpy as np
 
 from xmap_compat import _jax, _version
 from xmap_compat.core.call import Declaration, PlacedCall
-from xmap_compat.core.rules.callables import derivative
+from xmap_compat.core.derivatives import derivative
 from xmap_compat.core.trace import trace_flat
 
 # Settings of JAX that change numbers and do not appear in a program.

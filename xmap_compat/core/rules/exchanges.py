@@ -17,14 +17,11 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Part, conform_to_names, travel, vary_over
+from xmap_compat.core.device import DeviceView, Part, cast_to, conform_to_names, sent, times_elements
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import exchange_in_groups
-from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
-    COTANGENT,
     NamedValue,
     leading,
     merge_positional,
@@ -39,8 +36,7 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
     names, position = axis_names(params), params["scatter_dimension"]
     if not view.present(value, names):
         chunk = _own_chunk(view, value, names, position)
-        repeats = 1 if COTANGENT in value.names else view.total_size(names)
-        result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
+        result = NamedValue(times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names)
     else:
         value = conform_to_names(view, value, value.names | view.own(names))
         summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
@@ -53,23 +49,9 @@ def _scattered(view, summed, names, position):
     data, mesh, local = _split(view, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
-        data = travel(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
+        data = sent(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
         data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
-
-
-def _scatter_in_groups(members, place, params):
-    at = params["scatter_dimension"]
-    total = lax.reduce_sum(members, (0,))
-    width = total.shape[at] // len(members)
-    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
-    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
-
-
-def _trade_in_groups(members, place, params):
-    at = 1 + params["split_axis"]
-    width = members.shape[at] // len(members)
-    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
@@ -111,7 +93,7 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
 
 def _own_chunk(view, value, names, position):
     """Where a value is the same everywhere, each element takes its chunk: nothing needs to be sent."""
-    value = vary_over(view, value, names)
+    value = cast_to(view, value, names)
     data, mesh, local = _split(view, value, position, names)
     if mesh:
         index = device_index(view, [part.name for part in mesh])
@@ -135,7 +117,7 @@ def _exchange(view, value, names, split):
         axes = tuple(part.name for part in mesh)
         shape = data.shape
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
-        data = travel(view, exchange, _merge_leading(data, len(mesh)))
+        data = sent(view, exchange, _merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
     # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
     lead = len(mesh) + len(local)
@@ -188,27 +170,27 @@ def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
 def _permute_slots(view, data, moves, mesh_axes):
     """Carry out moves ``(source device, source slot, destination device, destination slot)``.
 
-    Only slabs that change device travel, in as few collectives as ``exchange_rounds`` finds; the rest
+    Only slabs that change device travel, in as few collectives as ``_exchange_rounds`` finds; the rest
     is local indexing with tables that depend on the device.
     """
     devices = math.prod(map(view.mesh_size, mesh_axes))
     slots = data.shape[0]
     if devices > 1 and slots == 1:
-        return travel(view, functools.partial(_sent, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
+        return sent(view, functools.partial(_permuted, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
     buffers, nothing = [data], slots
     taken = np.full((devices, slots), -1)
     for source, slot, destination, target in moves:
         if source == destination:
             taken[destination, target] = slot
     traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
-    for batch in exchange_rounds(traveling):
+    for batch in _exchange_rounds(traveling):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
             send[source] = [slot for slot, _ in pairs]
             taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
         outgoing = _take_slots(view, [data], send, mesh_axes)
-        buffers.append(travel(view, functools.partial(_sent, mesh_axes, list(batch)), outgoing))
+        buffers.append(sent(view, functools.partial(_permuted, mesh_axes, list(batch)), outgoing))
         nothing += width
     if (taken < 0).any():
         buffers.append(jnp.zeros_like(data[:1]))
@@ -216,7 +198,7 @@ def _permute_slots(view, data, moves, mesh_axes):
     return _take_slots(view, buffers, taken, mesh_axes)
 
 
-def _sent(mesh_axes, pairs, x):
+def _permuted(mesh_axes, pairs, x):
     return lax.ppermute(x, mesh_axes, pairs)
 
 
@@ -248,11 +230,11 @@ def _joined(pieces):
     return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-Move = tuple[int, int, int, int]
-Round = dict[tuple[int, int], list[tuple[int, int]]]
+_Move = tuple[int, int, int, int]
+_Round = dict[tuple[int, int], list[tuple[int, int]]]
 
 
-def exchange_rounds(moves: Iterable[Move]) -> list[Round]:
+def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     """Group moves between devices into rounds of one ``ppermute`` each.
 
     In a round every device sends to at most one other and receives from at most one, and all pairs
@@ -269,7 +251,7 @@ def exchange_rounds(moves: Iterable[Move]) -> list[Round]:
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for source, slot, destination, target in moves:
         pairs[source, destination].append((slot, target))
-    rounds: list[Round] = []
+    rounds: list[_Round] = []
     pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))
     while pending:
         width = len(pairs[pending[0]])
@@ -292,7 +274,7 @@ def _matching(pairs):
 
 
 TRANSLATIONS = {
-    "reduce_scatter": Translation(_reduce_scatter, exchange_in_groups(_scatter_in_groups)),
-    "all_to_all": Translation(_all_to_all, exchange_in_groups(_trade_in_groups)),
-    "ppermute": Translation(_ppermute),
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
 }

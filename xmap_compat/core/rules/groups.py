@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import DeviceView, gather_over
@@ -15,10 +16,10 @@ from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.values import NamedValue
 
-InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
+_InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
-def reduce_in_groups(reduce: Callable[..., Any]) -> InGroups:
+def _reduce(reduce: Callable[..., Any]) -> _InGroups:
     """A reduction within groups, which may differ in size: all groups are reduced, those of one size together."""
 
     def in_groups(view, params, value):
@@ -34,7 +35,7 @@ def reduce_in_groups(reduce: Callable[..., Any]) -> InGroups:
     return in_groups
 
 
-def exchange_in_groups(finish: Callable[..., Any]) -> InGroups:
+def _exchange(finish: Callable[..., Any]) -> _InGroups:
     """``finish(members, place, params)``: the slices of an element's group in its order, and its place among them."""
 
     def in_groups(view, params, value):
@@ -48,3 +49,33 @@ def exchange_in_groups(finish: Callable[..., Any]) -> InGroups:
         return apply_positional(view, own_of, gather_over(view, value, names, "varying"), index_of(view, names))
 
     return in_groups
+
+
+def _gathered(members, place, params):
+    at = params["all_gather_dimension"]
+    members = jnp.moveaxis(members, 0, at)
+    return lax.collapse(members, at, at + 2) if params["tiled"] else members
+
+
+def _scattered(members, place, params):
+    at = params["scatter_dimension"]
+    total = lax.reduce_sum(members, (0,))
+    width = total.shape[at] // len(members)
+    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
+    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
+
+
+def _traded(members, place, params):
+    at = 1 + params["split_axis"]
+    width = members.shape[at] // len(members)
+    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
+
+
+IN_GROUPS = {
+    "psum": _reduce(lax.reduce_sum),
+    "pmax": _reduce(lax.reduce_max),
+    "pmin": _reduce(lax.reduce_min),
+    "all_gather": _exchange(_gathered),
+    "reduce_scatter": _exchange(_scattered),
+    "all_to_all": _exchange(_traded),
+}

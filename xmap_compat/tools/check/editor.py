@@ -87,7 +87,7 @@ def _written(program: Program, edits: Iterable[Edit]) -> str:
     for (line, column), (end_line, end_column), text in edits:
         number, first = program.where(line)
         by_cell[number].append(((first, column), (first + end_line - line, end_column), text))
-    texts = {cell.number: _applied(cell.text, by_cell[cell.number]) for cell in program.cells}
+    texts = {cell.number: applied(cell.text, by_cell[cell.number]) for cell in program.cells}
     if program.path.suffix != NOTEBOOK:
         ast.parse(texts[0])
         return texts[0]
@@ -98,7 +98,7 @@ def _written(program: Program, edits: Iterable[Edit]) -> str:
     return json.dumps(source, indent=1, ensure_ascii=False) + "\n"
 
 
-def _applied(text: str, edits: Iterable[Edit]) -> str:
+def applied(text: str, edits: Iterable[Edit]) -> str:
     lines = text.split("\n")
     end = "\r\n" if "\r\n" in text else "\n"
     for (line, column), (end_line, end_column), new in sorted(edits, reverse=True):

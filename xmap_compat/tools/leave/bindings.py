@@ -39,8 +39,7 @@ def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield alias.asname or root, alias.name if alias.asname else root
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
-            names = ("Mesh", "mesh", "xmap") if alias.name == "*" and node.module == MAPS else (alias.name,)
-            yield from ((alias.asname or name, f"{'.' * node.level}{node.module or ''}.{name}") for name in names)
+            yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}.{alias.name}"
 
 
 def bound_by(node: ast.AST) -> list[str]:

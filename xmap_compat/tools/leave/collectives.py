@@ -98,11 +98,6 @@ def all_to_all(x, axis_name, split_axis, concat_axis, tiled=False):
     return jnp.moveaxis(found.squeeze(1), 0, concat_axis)
 
 
-def pswapaxes(x, axis_name, axis):
-    """Swap a positional dimension with axes."""
-    return all_to_all(x, axis_name, axis, axis)
-
-
 def ppermute(x, axis_name, perm):
     """lax.ppermute over axes of the mesh and of jax.vmap; zeros where nothing is sent to.
 

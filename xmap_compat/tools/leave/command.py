@@ -18,10 +18,10 @@ from typing import Any
 
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
-from xmap_compat.tools.leave.files import OURS, edited_files, others_that_need
+from xmap_compat.tools.leave.files import edited_files, others_that_need
 from xmap_compat.tools.leave.layout import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
-from xmap_compat.tools.leave.text import counted, plain
+from xmap_compat.tools.leave.text import OURS, counted, plain
 from xmap_compat.tools.leave.verifying import moved
 from xmap_compat.tools.programs import add_program, program_of
 
@@ -30,6 +30,7 @@ ROUNDS = 6  # what differs when it is run is left out, and the rest is verified 
 _FIRST = "import sys; from xmap_compat.tools.leave import recording; recording.main(sys.argv[1])"
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+_SECOND = [os.path.join(HERE, "verifying.py")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--diff", metavar="FILE", default="", help="save the edits as a patch for `git apply`")
     parser.add_argument("--recipe", action="store_true", help="print what to write by hand, for each xmap")
     parser.add_argument("--calls", metavar="N", type=int, default=3, help="record the first N calls of each kind (3)")
-    words = "end both runs after N calls of xmapped functions, or after N seconds (90s)"
-    parser.add_argument("--stop-after", metavar="N", default="", help=words)
+    words = "end each run after so many seconds"
+    parser.add_argument("--stop-after", metavar="SECONDS", type=int, default=0, help=words)
     parser.add_argument("--memory", metavar="MB", type=int, default=1024, help="record at most so much data (1024)")
     words = "write files although git has changes of them that are not committed"
     parser.add_argument("--force", action="store_true", help=words)
@@ -66,9 +67,6 @@ def _check(options: argparse.Namespace) -> None:
     program = options.program = program_of(options)
     if not program:
         raise Refused(messages.NO_PROGRAM)
-    number = options.stop_after.removesuffix("s")
-    if options.stop_after and not (number.isdecimal() and int(number)):
-        raise Refused(messages.STOP_AFTER.format(value=options.stop_after))
     own = {f"--{name.replace('_', '-')}" for name in vars(options)} - {"--program", "--module"}
     for arg in program[1 + (program[0] == "-m") :]:
         if (name := arg.partition("=")[0]) in own:
@@ -101,11 +99,7 @@ class Leaving:
             self.script = os.path.realpath(self.program[0])
             try:
                 ast.parse(python_of(patch.contents(self.script), self.script))
-            except SyntaxError as error:
-                if self.script.endswith(NOTEBOOK) and "Error: 'cells'" in str(error):
-                    raise Refused(messages.NOT_READ.format(name=self.program[0], error=error)) from None
-                raise Refused(messages.NOT_PYTHON.format(name=self.program[0], error=error)) from None
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError, SyntaxError) as error:
                 raise Refused(messages.NOT_READ.format(name=self.program[0], error=error)) from None
 
     def run(self) -> int:
@@ -146,16 +140,13 @@ class Leaving:
 
     def first_run(self) -> tuple[Edited, str]:
         """Record the program, and make its edits without the constructions that have differed."""
-        stop, begun = self.options.stop_after, time.monotonic()
-        limit = int(stop.removesuffix("s") or 0)
-        spec = self.prepared("first", limit if stop.endswith("s") else 0)
+        begun = time.monotonic()
+        spec = self.prepared("first", self.options.stop_after)
         spec |= {"refused": [*self.refused.items()], "noise": self.noise, "calls": self.options.calls}
-        spec |= {"bytes": self.options.memory << 20, "calls at most": 0 if stop.endswith("s") else limit}
-        self.folders = spec["folders"]
-        with report.progress("recording the program with xmap"):
-            print(messages.FIRST_PRINTS, file=sys.stderr, flush=True)
-            self.code = self.execute(spec, ["-c", _FIRST], None)
-            print("---", file=sys.stderr)
+        spec["bytes"], self.folders = self.options.memory << 20, spec["folders"]
+        print(messages.FIRST_PRINTS, file=sys.stderr, flush=True)
+        self.code = self.execute(spec, "recording the program with xmap", ["-c", _FIRST], None)
+        print("---", file=sys.stderr)
         self.seconds = time.monotonic() - begun
         found = pickle.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else None
         if found is None or not any(c.calls for c in found.constructions):
@@ -173,8 +164,7 @@ class Leaving:
         changes, left = self.changes(found, patched, probed=True)
         self.put(spec, changes, bool(left) or len(patched) < len(found.constructions))
         limit = max(120.0, 10 * self.seconds)
-        with report.progress(f"running the edited program, for at most {limit:.0f} s"):
-            code = self.execute(spec, [os.path.join(HERE, "verifying.py")], limit)
+        code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", _SECOND, limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
         reached = [(k, name) for k, name in seen.get("reached", ())]
         problems = {int(n): messages.FOUND_TO_DIFFER.format(text) for n, text in seen.get("problems", {}).items()}
@@ -213,8 +203,7 @@ class Leaving:
         spec = self.prepared("third", int(self.seconds) + 60 if found.ended == "stopped" else 0)
         spec |= {"patched": [], "stopped": False}
         self.put(spec, changes, some_stay)
-        with report.progress("running the patched program"):
-            code = self.execute(spec, [os.path.join(HERE, "verifying.py")], max(120.0, 10 * self.seconds))
+        code = self.execute(spec, "running the patched program", _SECOND, max(120.0, 10 * self.seconds))
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
         if why := self.otherwise(found, seen, code):
             self.show(spec, "the patched program")
@@ -236,7 +225,7 @@ class Leaving:
         tree, beside = os.path.join(here, "tree"), os.path.dirname(self.script)
         folders = patch.mirror([self.cwd, *filter(None, [beside])], tree)
         spec: dict[str, Any] = {"tree": tree + os.sep, "folders": folders, "program": self.program}
-        spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec")}
+        spec |= {name: os.path.join(here, name) for name in ("records", "result", "log", "spec", "status")}
         spec |= {"cwd": moved(folders, self.cwd), "beside": moved(folders, beside or self.cwd), "seconds": seconds}
         spec["runner"] = os.path.join(HOME, "xmap_compat", "legacy", "runner.py")
         if self.script:
@@ -247,14 +236,14 @@ class Leaving:
                     file.write(python_of(patch.contents(self.script), self.script))
         return spec
 
-    def execute(self, spec: dict[str, Any], entry: list[str], limit: float | None) -> int:
-        """Run a process; the output of the edited program is kept apart."""
+    def execute(self, spec: dict[str, Any], what: str, entry: list[str], limit: float | None) -> int:
+        """Run a process, whose task is told; the output of the edited program is kept apart."""
         with open(spec["spec"], "w", encoding="utf-8") as file:
             json.dump(spec, file)
         path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
         options: dict[str, Any] = {"cwd": spec["cwd"], "env": {**os.environ, "PYTHONPATH": path}, "timeout": limit}
         command = [sys.executable, *entry, spec["spec"]]
-        with open(spec["log"], "wb") as log:
+        with open(spec["log"], "wb") as log, report.progress(what, spec["status"]):
             options |= {"stdout": 2} if limit is None else {"stdout": log, "stderr": log}
             try:
                 return subprocess.run(command, stdin=subprocess.DEVNULL, **options).returncode

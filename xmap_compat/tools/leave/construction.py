@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+Spot = tuple[int, int]  # a line, from 1, and a column in bytes
 Place = tuple[str, int, int]  # a file, a line and a column
 # Where a `with` entered a mesh: file, line and column of the statement, and which of its items; from Python 3.13 on,
 # line and column of the item, and 0.
@@ -28,11 +29,11 @@ class Rule(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A replacement in a file, from one character to another.  Its text may hold marks (see ``text.plain``)."""
+    """A replacement in a file, from one spot to another.  Its text may hold marks (see ``text.plain``)."""
 
     file: str
-    start: int
-    end: int
+    start: Spot
+    end: Spot
     text: str
 
 

@@ -15,17 +15,16 @@ from xmap_compat.core import undeclared
 from xmap_compat.core.names import Checker
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.construction import Change, Construction, Edited, Rule
+from xmap_compat.tools.leave.construction import Change, Construction, Edited, Rule, Spot
 from xmap_compat.tools.leave.helper_texts import HELPERS, helper_file
 from xmap_compat.tools.leave.places import Reached, file_of, is_under, unmade, xmap_at
 from xmap_compat.tools.leave.rewrite import Rewriter
-from xmap_compat.tools.leave.rewriting import OURS, AxisNames, Parts, Rewriting
-from xmap_compat.tools.leave.text import Names, NotWritable
+from xmap_compat.tools.leave.rewriting import AxisNames, Parts, Rewriting
+from xmap_compat.tools.leave.text import OURS, Names, NotWritable
 from xmap_compat.tools.leave.user_code import (
     Piece,
     calls_of_collectives,
     collectives,
-    is_backward,
 )
 from xmap_compat.tools.leave.verifying import in_a_line
 from xmap_compat.tools.recipe import recipe_of
@@ -87,8 +86,7 @@ def edits_of(cs: Sequence[Construction], *, root: str, beside: str = "") -> Edit
     files = {
         os.path.realpath(f) for f in map(file_of, list(sys.modules.values())) if f.endswith(".py") and is_under(f, root)
     }
-    files |= {os.path.realpath(c.file) for c in cs if not c.refused}
-    files |= {os.path.realpath(change.file) for c in cs if not c.refused for change in c.changes}
+    files |= {change.file for c in cs if not c.refused for change in (c.change, *c.changes) if change}
     return Edited(
         list(cs),
         places=rewriting.places,
@@ -137,16 +135,12 @@ def _choices(c: Construction) -> dict[Any, Parts]:
 
 def _names(cs: Sequence[Construction]) -> AxisNames:
     choices: dict[Any, dict[Parts, None]] = {}
-    sizes: dict[Any, set[int]] = {}
     for c in cs:
         for name, parts in _choices(c).items():
             choices.setdefault(name, {})[parts] = None
-        for placed in c.placed:
-            for name, placement in placed.placements.items():
-                sizes.setdefault(name, set()).add(placement.size)
     mesh_axes = {m for of in choices.values() for parts in of for m in parts[:-1]}
     ordered = {name: sorted(of, key=len, reverse=True) for name, of in choices.items()}
-    return AxisNames(ordered, frozenset(mesh_axes), {name: frozenset(of) for name, of in sizes.items()})
+    return AxisNames(ordered, frozenset(mesh_axes))
 
 
 # ---------------------------------------------------------------------------------- functions
@@ -190,7 +184,7 @@ def _holds(outer: Piece, inner: Piece) -> bool:
 
 def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
     """Edit each function; what is in an inner function is edited there, where more names are known."""
-    done: list[tuple[str, int, int]] = []
+    done: list[tuple[str, Spot, Spot]] = []
     names = rewriting.names
     for function in functions:
         piece, before = function.piece, len(rewriting.places)
@@ -198,7 +192,8 @@ def _rewrite(functions: Sequence[Function], rewriting: Rewriting) -> None:
         for c in function.reached_by:
             for name, parts in (_choices(c) if not c.refused else {}).items():
                 own.setdefault(name, {})[parts] = None
-        rewriting.names = names.within({name: sorted(of, key=len, reverse=True) for name, of in own.items()})
+        choices = {name: sorted(of, key=len, reverse=True) for name, of in own.items()}
+        rewriting.names = dataclasses.replace(names, choices=choices)
         try:
             for start, end, text in Rewriter(rewriting, piece).edits():
                 if not any(file == piece.file and a <= start and end <= b for file, a, b in done):
@@ -234,7 +229,7 @@ def _check(c: Construction, rewriting: Rewriting, names: AxisNames, by_table: bo
             if eqn.params.get("axis_index_groups") is not None:
                 raise NotWritable(messages.GROUPS)
             # JAX locates rules of derivatives where their function is called.
-            stays = all(map(names.stays, over)) or "jvp(" in stack or is_backward(stack)
+            stays = all(map(names.stays, over)) or "jvp(" in stack or "transpose(" in stack
             if stays and primitive not in ("pdot", "all_to_all", "ppermute"):
                 continue
             if rewriting.handled.keys().isdisjoint([*spans, over]):

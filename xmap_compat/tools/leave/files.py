@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import json
 import os
 import re
 import tempfile
@@ -16,15 +17,14 @@ from pathlib import Path
 
 from xmap_compat.tools.check import editor, table
 from xmap_compat.tools.check.checker import NoChecker
-from xmap_compat.tools.check.sources import encoded
+from xmap_compat.tools.check.sources import NOTEBOOK, encoded
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
 from xmap_compat.tools.leave.construction import Change, Entered
-from xmap_compat.tools.leave.layout import Edit, applied, before_jax, program_of, python_of, replacing
+from xmap_compat.tools.leave.layout import Edit, applied, before_jax, laid_out, program_of, python_of, replacing
 from xmap_compat.tools.leave.patch import Refused
-from xmap_compat.tools.leave.text import Names
+from xmap_compat.tools.leave.text import OURS, Names
 
-OURS = "_xmap_compat_"  # begins a name in a change that is not the user's: of a helper, or of a module
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
 _CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
 _OLD = (*(f"{home}." for home in _HOMES), f"{_CONSTRAINT}.")
@@ -108,13 +108,13 @@ def edited_files(
         names[path] = own = FileNames(program_of(data, path).tree, helpers)
         edits = [] if keeps_meshes else _meshes(data, path, {tuple(at) for of, *at in entered if of == path})
         edits = [*edits, *_environment(data, path), *_options_of_xmap(data, path)]
-        edits = [dataclasses.replace(e, text=own.resolved(e.text)) for e in edits]
-        edits += _edits([c for c in changes if c.file == path], python_of(data, path), own)
+        edits = [e._replace(text=own.resolved(e.text)) for e in edits]
+        edits += [Edit(c.start, c.end, own.resolved(c.text)) for c in changes if c.file == path]
         files.append(File(path, applied(data, path, merged(edits)) if edits else data))
     texts, others = _modernized(tuple((file.path, file.data) for file in files))
     for file in files:
         file.data, own = texts.get(file.path, file.data), names[file.path]
-        renamed = [dataclasses.replace(e, text=own.resolved(e.text)) for e in _renamed(file.tree(), keeps_meshes)]
+        renamed = [e._replace(text=own.resolved(e.text)) for e in _renamed(file.tree(), keeps_meshes)]
         file.data = applied(file.data, file.path, renamed) if renamed else file.data
     taken = [names_taken(file.tree()) for file in files]
     for k, file in enumerate(files):
@@ -122,30 +122,18 @@ def edited_files(
         edits = _Imports(file, elsewhere, names[file.path].added).edits
         file.data = applied(file.data, file.path, edits) if edits else file.data
     left = [*(name for file in files for name in file.left), *others]
+    stays = bool(left) or keeps_install
     for file in files:
         tree = file.tree()
-        edits = (
-            []
-            if left or keeps_install
-            else [_without(tree, node, python_of(file.data, file.path)) for node in _installs(tree)]
-        )
+        edits = [_without(tree, node, python_of(file.data, file.path)) for node in _installs(tree) if not stays]
         used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         edits += _added(tree, {own: home for own, home in names[file.path].added.items() if own in used})
         file.data = applied(file.data, file.path, edits) if edits else file.data
-    if not (left or keeps_install):
-        for file in files:  # the import of the package, which only `install` has read
+    if not stays:  # the import of the package, which only `install` has read
+        for file in files:
             edits = _Imports(file, set(), names[file.path].added).edits
             file.data = applied(file.data, file.path, edits) if edits else file.data
     return {file.path: file.data for file in files if file.data != contents[file.path]}, left
-
-
-def _edits(changes: Sequence[Change], text: str, names: FileNames) -> list[Edit]:
-    return [Edit(_position(text, c.start), _position(text, c.end), names.resolved(c.text)) for c in changes]
-
-
-def _position(text: str, k: int) -> tuple[int, int]:
-    """The line of a character, and its column in bytes: what ``text.offset`` is the inverse of."""
-    return text.count("\n", 0, k) + 1, len(text[text.rfind("\n", 0, k) + 1 : k].encode())
 
 
 def merged(edits: Iterable[Edit]) -> list[Edit]:
@@ -171,8 +159,9 @@ def _meshes(data: bytes, path: str, entered: Collection[tuple[int, ...]]) -> lis
             is_mesh = bindings.of(function) in ("jax.sharding.Mesh", "jax.make_mesh", *_MESHES)
             places = {(node.lineno, node.col_offset, k), (context.lineno, context.col_offset, 0)}
             if isinstance(bound, (ast.Name, type(None))) and (is_mesh or places & {*entered}):
-                (start, end), own = _bounds(context), f"{bound.id} := " if bound is not None else ""
-                last = _bounds(bound)[1] if bound is not None else end
+                start, end, _ = replacing(context, "")
+                own = f"{bound.id} := " if bound is not None else ""
+                last = replacing(bound, "").end if bound is not None else end
                 edits += [Edit(start, start, f"{OURS}jax.set_mesh({own}"), Edit(end, last, ")")]
     return edits
 
@@ -188,7 +177,7 @@ def _environment(data: bytes, path: str) -> list[Edit]:
             assigned = statements.get(node)
             mesh = _mesh_given(assigned.value, bindings) if assigned is not None else None
             if assigned is not None and mesh is not None:
-                (start, end), (first, last) = _bounds(assigned), _bounds(mesh)
+                (start, end, _), (first, last, _) = replacing(assigned, ""), replacing(mesh, "")
                 edits += [Edit(start, first, f"{OURS}jax.set_mesh("), Edit(last, end, ")")]
             elif assigned is not None and bindings.of(assigned.value).endswith(".EMPTY_ENV"):
                 text = f"{OURS}jax.set_mesh({OURS}jax.sharding.Mesh({OURS}np.empty((), object), ()))"
@@ -212,13 +201,11 @@ def _mesh_given(value: ast.expr, bindings: Bindings) -> ast.expr | None:
 def _renamed(tree: ast.Module, keeps_meshes: bool) -> list[Edit]:
     """Other names of the old modules; ``pjit`` takes specs in a mesh that ``with`` enters, and ``jit`` in others."""
     bindings, nodes = Bindings(tree), list(ast.walk(tree))
-    read = {
-        bindings.of(n): n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)
-    }
+    found = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
+    read = {bindings.of(n) for n in found}
     new = dict.fromkeys(_MESHES, "jax.sharding.Mesh") | {_CONSTRAINT: "lax.with_sharding_constraint"}
     new |= {} if any(f"{home}.xmap" in read for home in _HOMES) else dict.fromkeys(_LOOPS, "SerialLoop")
     new |= {} if keeps_meshes else {_PJIT: "jax.jit"}
-    found = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load)]
     is_moved = lambda n: isinstance(n, ast.Name) and n.id == "Mesh"  # noqa: E731  (its import moves)
     edits = [replacing(n, OURS + new[name]) for n in found if (name := bindings.of(n)) in new and not is_moved(n)]
     for call in (n for n in nodes if isinstance(n, ast.Call)):
@@ -245,12 +232,12 @@ def _options_of_xmap(data: bytes, path: str) -> list[Edit]:
 def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, bytes], list[str]]:
     """Files with today's names for what JAX has removed elsewhere, as ``check --fix`` writes them, and what it leaves.
 
-    Names of xmap and its meshes are edited here; notebooks stay as they are.
+    Names of xmap and its meshes are edited here.
     """
     of_xmap = [name for name in (*table.NAMES, *table.MODULES) if f"{name}.".startswith(_OLD)]
     of_xmap += [gone.name for gone in table.KEYWORDS.values() if ".pjit." in gone.name]
     with tempfile.TemporaryDirectory() as folder:
-        copies = {Path(folder + path).resolve(): path for path, _ in contents if path.endswith(".py")}
+        copies = {Path(folder + path).resolve(): path for path, _ in contents}
         for path, data in contents:
             copy = Path(folder + path).resolve()
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -261,7 +248,10 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             return {}, [where for path, data in contents for where in _old_names(data, path, of_xmap)]
         before = dict(contents)
         new = {copies[path.resolve()]: text for path, text in fixed.texts.items()}
-        texts = {path: encoded(text, before[path]) for path, text in new.items()}
+        as_before = lambda path, text: (  # noqa: E731
+            laid_out(json.loads(text), before[path]) if path.endswith(NOTEBOOK) else encoded(text, before[path])
+        )
+        texts = {path: as_before(path, text) for path, text in new.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 
 
@@ -328,12 +318,10 @@ class _Imports:
         module = node.module if isinstance(node, ast.ImportFrom) else None
         home = f"{module}." if module else ""
         old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
-        of_star = self.read & {"xmap", "mesh", "SerialLoop", "thread_resources"} - Bindings(self.tree).own
         local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
-        is_read = lambda a: of_star if a.name == "*" else local(a) in self.read and local(a) not in self.added  # noqa: E731
+        is_read = lambda a: a.name == "*" or (local(a) in self.read and local(a) not in self.added)  # noqa: E731
         dotted = [a for a in old if not home and not a.asname and "." in a.name and not self.reads(a.name)]
         moved = [a for a in old if home and a.name == "Mesh" and is_read(a)]
-        moved += [ast.alias("Mesh") for a in old if a.name == "*" and "Mesh" in self.read]
         kept = [a for a in node.names if a not in moved and a not in dotted and (a not in old or is_read(a))]
         where = f"{os.path.basename(self.file.path)}:{node.lineno}"
         needed = [a for a in kept if a in old and (a.asname or a.name) not in self.by_install]
@@ -355,7 +343,7 @@ def _installs(tree: ast.Module) -> list[ast.stmt]:
 
 def _without(tree: ast.Module, node: ast.stmt, text: str) -> Edit:
     """The edit that removes a statement."""
-    ((first, left), (last, right)), lines = _bounds(node), text.split("\n")
+    ((first, left), (last, right), _), lines = replacing(node, ""), text.split("\n")
     apart = (lines[first - 1].encode()[:left] + lines[last - 1].encode()[right:]).partition(b"#")[0]
     only = any(block == [node] for n in ast.walk(tree) for _, block in ast.iter_fields(n))
     return replacing(node, "pass") if apart.strip() or only else Edit((first, 0), (last + 1, 0), "")
@@ -368,11 +356,6 @@ def _added(tree: ast.Module, added: Mapping[str, tuple[str, str]]) -> list[Edit]
     homes = dict.fromkeys(home for home, _ in found if home)
     lines += [f"{home}import {', '.join(name for of, name in found if of == home)}" for home in homes]
     return before_jax(tree, lines)
-
-
-def _bounds(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
-    edit = replacing(node, "")
-    return edit.start, edit.end
 
 
 def others_that_need(files: Sequence[str], root: str) -> list[str]:

@@ -20,12 +20,9 @@ _READS = {
 
 def with_needs(names: Iterable[str]) -> set[str]:
     """These helpers, and those that they need."""
-    needed: set[str] = set()
-    pending = set(names) & HELPERS.keys()
-    while pending:
-        needed |= pending
-        pending = (set().union(*(_READS[name] for name in pending)) & HELPERS.keys()) - needed
-    return needed
+    found = HELPERS.keys() & set(names)
+    needed = HELPERS.keys() & found.union(*(_READS[name] for name in found))
+    return found if needed == found else with_needs(needed)
 
 
 def helper_file(names: Iterable[str], choices: Mapping[Any, Sequence[tuple[Any, ...]]]) -> str:

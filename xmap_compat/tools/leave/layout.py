@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import io
 import itertools
@@ -13,18 +12,19 @@ import tempfile
 import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from xmap_compat.tools.check import sources
+from xmap_compat.tools.check import editor, sources
 from xmap_compat.tools.check.sources import NOTEBOOK
 from xmap_compat.tools.leave.bindings import first_line, imported_names
+from xmap_compat.tools.leave.construction import Spot
 
 
-@dataclasses.dataclass(frozen=True)
-class Edit:
-    """The replacement of a part of one or more lines; lines count from 1, columns are in bytes."""
+class Edit(NamedTuple):
+    """The replacement of a part of one or more lines."""
 
-    start: tuple[int, int]
-    end: tuple[int, int]
+    start: Spot
+    end: Spot
     text: str
 
 
@@ -62,22 +62,11 @@ def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
     return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
 
 
-def edited(text: str, edits: Iterable[Edit]) -> str:
-    """A text with these edits; the ends of its lines stay."""
-    lines = [*text.encode().splitlines(keepends=True), b""]
-    newline = next((end for end in (b"\r\n", b"\r") if lines[0].endswith(end)), b"\n")
-    for edit in sorted(dict.fromkeys(edits), key=lambda e: (e.start, e.end), reverse=True):
-        (top, left), (bottom, right) = edit.start, edit.end
-        new = edit.text.encode().replace(b"\n", newline)
-        lines[top - 1 : bottom] = [lines[top - 1][:left] + new + lines[bottom - 1][right:]]
-    return b"".join(lines).decode()
-
-
 def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
     """The contents of a file with these edits."""
     if not path.endswith(NOTEBOOK):
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return edited(data.decode(encoding), edits).encode(encoding)
+        return editor.applied(data.decode(encoding), edits).encode(encoding)
     notebook, program, by_cell = json.loads(data), program_of(data, path), dict[int, list[Edit]]()
     for edit in edits:
         number, line = program.where(edit.start[0])
@@ -85,8 +74,13 @@ def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
         by_cell.setdefault(number, []).append(Edit((line, edit.start[1]), end, edit.text))
     for number, own in by_cell.items():
         cell = notebook["cells"][number - 1]
-        new = edited("".join(cell["source"]), own)
+        new = editor.applied("".join(cell["source"]), own)
         cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
+    return laid_out(notebook, data)
+
+
+def laid_out(notebook: Any, data: bytes) -> bytes:
+    """A notebook in the layout that it has had."""
     for indent, is_ascii, end_of_file in itertools.product((1, 2, 4, None), (False, True), ("\n", "")):
         dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
         if (dumped(json.loads(data)) + end_of_file).encode() == data:

@@ -2,10 +2,8 @@
 
 # Programs and options
 NO_PROGRAM = "no program is given"
-STOP_AFTER = "--stop-after takes a number of calls, or of seconds (90s), but got {value!r}"
 GIVEN_TO_THE_PROGRAM = "leave: {option} stands after the program, which gets it: for leave, write it before"
-NOT_PYTHON = "{name} is not valid Python: {error}. Nothing is run"
-NOT_READ = "{name} cannot be read: {error}"
+NOT_READ = "{name} cannot be read: {error}. Nothing is run"
 NO_CALL = "{name} ended {how} {when}. Nothing is patched"
 BEFORE_ITS_FIRST_CALL = "before its first call of an xmapped function"
 CALLED_NONE = "and called no xmapped function"

@@ -21,8 +21,7 @@ import xmap_compat
 from xmap_compat.tools.leave import messages
 from xmap_compat.tools.leave.bindings import first_line
 from xmap_compat.tools.leave.construction import Change, Construction
-from xmap_compat.tools.leave.rewriting import OURS
-from xmap_compat.tools.leave.text import NotWritable
+from xmap_compat.tools.leave.text import OURS, NotWritable
 from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_ours, is_xmap, source_of
 
 _PATHS = sysconfig.get_paths()
@@ -69,8 +68,8 @@ def xmap_at(c: Construction, undeclared: bool) -> Change:
     start, end = whole.bounds(found[0])
     text = f"{OURS}partial({OURS}mapped, undeclared=True)" if undeclared else f"{OURS}mapped"
     call = next((n for n in ast.walk(whole.tree) if isinstance(n, ast.Call) and n.func is found[0]), None)
-    if call is not None and not call.args and all(k.arg not in ("fun", None) for k in call.keywords):
-        end = whole.text.index("(", end) + 1  # a decorator that takes the function later
+    if call is not None and not call.args and call.keywords and all(k.arg not in ("fun", None) for k in call.keywords):
+        end = whole.bounds(call.keywords[0])[0]  # a decorator that takes the function later
         text = f"{OURS}partial({OURS}mapped, " + "undeclared=True, " * undeclared
     return Change(c.file, start, end, text)
 

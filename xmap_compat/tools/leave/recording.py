@@ -81,7 +81,7 @@ class Recorder:
         self.structures: list[tuple[Any, Any]] = []  # of each record: the function, and the structure of its arguments
         self.seen: dict[Any, int] = {}
         self.entered, self.otherwise = set[Entered](), set[Entered]()
-        self.bytes, self.calls, self.over = 0, 0, False
+        self.bytes, self.over = 0, False
 
     def begin(self) -> None:
         """Begin when the program has imported JAX, which these modules need."""
@@ -106,6 +106,7 @@ class Recorder:
             new = Construction(*key, len(self.found), getattr(function, "__name__", ""), frame.f_globals)
             c = self.found.setdefault(key, new)
             c.reached += 1
+            self.tell()
             if all(function is not other for other in c.functions):
                 c.functions.append(function)
             return watched(function, functools.partial(self.called, c, c.reached, function))
@@ -144,9 +145,6 @@ class Recorder:
         with self.lock:
             c.calls += 1
             c.inside.update(around.number for around in self.stack[:-1] if outer)
-            self.calls += not outer
-        if self.spec["calls at most"] and self.calls > self.spec["calls at most"]:
-            raise verifying.Stop
         if outer or kwargs:
             return function(*args, **kwargs)
         try:
@@ -188,8 +186,13 @@ class Recorder:
                 if self.wanted(kind, 1) and self.fits(values):
                     noted = [Leaf(np.array(v), t.weak_type, key) for v, t, key in zip(values, types, keys)]
                     self.pending.append(Pending(call._replace(leaves=noted), function, structure))
+                    self.tell()
 
         jax.debug.callback(note, *(jax.random.key_data(x) if k else x for x, k in zip(leaves, is_key)))
+
+    def tell(self) -> None:
+        count = len(self.records) + len(self.pending)
+        verifying.tell(self.spec, f"{len(self.found)} constructions made, {count} calls recorded")
 
     def fits(self, values: Any) -> bool:
         self.bytes += sum(getattr(value, "nbytes", 8) for value in values)
@@ -202,6 +205,7 @@ class Recorder:
                 self.records.append(call)
                 self.structures.append((function, structure))
                 c.recorded += 1
+                self.tell()
             else:
                 c.problem = messages.NO_MEMORY
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +17,8 @@ from xmap_compat.tools.leave import messages, patch
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.text import plural, table
 
+EVERY = 5.0  # seconds
+
 
 def is_verified(c: Construction) -> bool:
     """Whether the second run has compared calls of a construction that does not differ."""
@@ -22,29 +26,35 @@ def is_verified(c: Construction) -> bool:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Tell what is being done, if somebody looks on."""
-    begun, looks_on = time.monotonic(), sys.stderr.isatty()
-    if looks_on:
-        print(f"leave: {what} ...", file=sys.stderr)
+def progress(what: str, status: str) -> Iterator[None]:
+    """Tell what is being done, if somebody looks on, and what a run has written into a file of its own."""
+    begun, done = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        seen = f"{patch.contents(status).decode()}, " if os.path.exists(status) else ""
+        print(f"leave: {what}: {seen}{time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+
+    def watch() -> None:
+        while not done.wait(EVERY):
+            tell()
+
+    if sys.stderr.isatty():
+        threading.Thread(target=watch, daemon=True).start()
     yield
-    if looks_on:
-        print(f"leave: {what}: {time.monotonic() - begun:.1f} s", file=sys.stderr)
+    done.set()
+    if sys.stderr.isatty():
+        tell()
 
 
+@dataclasses.dataclass(frozen=True)
 class Report:
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        found: Edited,
-        seen: Any,
-        kept: Sequence[Construction],
-        changes: patch.Changes,
-        left: Sequence[str],
-        scratch: str,
-    ):
-        self.options, self.found, self.seen, self.kept = options, found, seen, kept
-        self.changes, self.left, self.scratch = changes, left, scratch
+    options: argparse.Namespace
+    found: Edited
+    seen: Any
+    kept: Sequence[Construction]
+    changes: patch.Changes
+    left: Sequence[str]
+    scratch: str
 
     def print(self) -> int:
         """Print the patch and a table, save or write it, and return the exit code."""

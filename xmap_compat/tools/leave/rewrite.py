@@ -19,9 +19,11 @@ import jax.numpy as jnp
 
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives, messages
-from xmap_compat.tools.leave.rewriting import OURS, CallOverAxes, Rewriting
-from xmap_compat.tools.leave.table import AXIS_PARAMETERS, Replacement, row_of
-from xmap_compat.tools.leave.text import NotWritable, axes, literal, mark
+from xmap_compat.tools.leave.construction import Spot
+from xmap_compat.tools.leave.layout import Edit
+from xmap_compat.tools.leave.rewriting import Rewriting
+from xmap_compat.tools.leave.table import AXIS_PARAMETERS, helper_of
+from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, mark
 from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
 
 
@@ -31,33 +33,20 @@ class Rewriter:
     def __init__(self, module: Rewriting, piece: Piece):
         self.module, self.piece, self.names = module, piece, module.names
         self.callee = piece.meaning
-        self._edits: list[tuple[int, int, str]] = []
-        self._marked: set[ast.Call] = set()
+        self._edits: list[Edit] = []
 
-    def _counted(self, node: ast.Call, function: str) -> str:
-        """The text of a function with the mark of a call that is replaced as a whole."""
-        opening, closing = mark(self.module.place(self.piece, node))
-        self._marked.add(node)
-        return f"{opening}{function}{closing}"
-
-    def edits(self) -> list[tuple[int, int, str]]:
-        """The edits of the piece in its file: start, end and new text."""
+    def edits(self) -> list[Edit]:
+        """The edits of the piece in its file."""
         self._edit([self.piece.node])
         return self._edits
 
     # ---- edits
 
-    def _put(self, start: int, end: int, text: str) -> None:
-        self._edits.append((start, end, text))
+    def _put(self, start: Spot, end: Spot, text: str) -> None:
+        self._edits.append(Edit(start, end, text))
 
     def _replace(self, node: Any, text: str) -> None:
         self._put(*self.piece.bounds(node), text)
-
-    def _around(self, node: Any, inner: Any, before: str, after: str) -> None:
-        """Insert text before and after a part of an expression."""
-        (start, end), (inside, inside_end) = self.piece.bounds(node), self.piece.bounds(inner)
-        self._put(start, inside, before)
-        self._put(inside_end, end, after)
 
     def _source(self, node: Any) -> str:
         return ast.get_source_segment(self.piece.text, node) or ""
@@ -76,10 +65,10 @@ class Rewriter:
                     self._call(node)
                 except NotWritable as reason:
                     raise reason.at(f"{os.path.basename(self.piece.file)}:{node.lineno}") from reason.__cause__
-                if len(self._edits) > before and node not in self._marked:  # around the function
+                if len(self._edits) > before:  # around the function
                     first, last = self.piece.bounds(node.func)
                     opening, closing = mark(self.module.place(self.piece, node))
-                    self._edits[before:before] = [(first, first, opening), (last, last, closing)]
+                    self._edits[before:before] = [Edit(first, first, opening), Edit(last, last, closing)]
             pending.extend(ast.iter_child_nodes(node))
 
     # ---- one call
@@ -93,7 +82,7 @@ class Rewriter:
         options = {k.arg: k for k in node.keywords}
         if getattr(callee, "__name__", "") == "pure_callback" and "vmap_method" not in options:
             return self._callback(node, options.get("vectorized"))
-        if self.piece.span(node) in self.module.calls and is_ours(callee) and row_of(callee) is None:
+        if self.piece.span(node) in self.module.calls and is_ours(callee) and not helper_of(callee):
             raise NotWritable(messages.NOT_OF_JAX.format(called=ast.unparse(function)))
         if self.piece.span(node) in self.module.calls or takes_axes(callee):
             return self._over_axes(node, callee, function, node.args)
@@ -124,17 +113,15 @@ class Rewriter:
     def _over_axes(self, node: ast.Call, callee: Any, function: Any, arguments: Sequence[Any]) -> None:
         """A call of a function over axes, or a partial one: change its axes, or call a helper."""
         traced = self.module.calls.get(self.piece.span(node), ())
-        if callee is None and isinstance(function, ast.Attribute) and function.attr in vars(jnp):
-            callee, arguments = vars(jnp)[function.attr], [function.value, *arguments]  # a method of an array
-        row = row_of(callee)
-        given = self._given(node, callee, arguments, bool(traced or row))
+        helper = helper_of(callee)
+        given = self._given(node, callee, arguments, bool(traced or helper))
         parameter = next((p for p in AXIS_PARAMETERS if p in given), None)
         if parameter is None:
             return
         at = given[parameter]
         value = self._axis_value(at, function is not node.func)
         if value is _UNKNOWN:
-            if not traced and parameter != "axis_name" and (row is None or parameter == "axis"):
+            if not traced and parameter != "axis_name" and (not helper or parameter == "axis"):
                 return
             over = tuple(dict.fromkeys(n for e in traced for n in mentioned_names(e.params))) or (*self.names.choices,)
             text = None if self.names.same else f"{OURS}axes_of({self._source(at)})"
@@ -143,10 +130,8 @@ class Rewriter:
         if not over:
             return
         self.module.handled[self.piece.span(node) if function is node.func else over] = over
-        every = [p for n in over for p in self.names.every(n)]
-        across, local = ([p for p in every if (p in self.names.mesh_axes) is kind] for kind in (True, False))
-        if row is not None and row.needed(CallOverAxes(given, over, across, local, traced, self.names, self.callee)):
-            return self._helped(node, function, row, next(iter(given.values())), at, text or self._source(at))
+        if helper and any(name in self.names.choices for name in over):
+            return self._helped(node, function, helper, next(iter(given.values())), at, text or self._source(at))
         if text is not None:
             self._replace(at, text)
 
@@ -179,31 +164,23 @@ class Rewriter:
             named = [a for a in arguments if isinstance(v := self._axis_value(a), str) and v in self.names.choices]
             return {**dict(zip(["axis"], named)), **keywords}
 
-    def _helped(self, node: ast.Call, function: Any, row: Replacement, given: Any, at: ast.expr, text: str) -> None:
+    def _helped(self, node: ast.Call, function: Any, helper: str, given: Any, at: ast.expr, text: str) -> None:
         """Call a helper instead of the function.
 
         Args:
           given: the first argument.
           at: the axes.
         """
-        helper = row.helper
-        parameters, own = (inspect.signature(f).parameters for f in (getattr(collectives, helper), row.function))
-        default = {name: repr(own[name].default) for name in own.keys() - parameters.keys()}
-        useless = [k for k in node.keywords if ast.unparse(k.value) == default.get(str(k.arg))]
-        if self.callee(function) is None and len(node.args) + len(node.keywords) - len(useless) == 1:  # a method
-            text_of_helper = self._counted(node, OURS + helper)
-            return self._around(node, function.value, f"{text_of_helper}(", f", {text})")
-        if self.callee(function) is None or len(node.args) > len(parameters) + (function is not node.func):
+        parameters = inspect.signature(getattr(collectives, helper)).parameters
+        if len(node.args) > len(parameters) + (function is not node.func):
             raise NotWritable(f"too many arguments of {ast.unparse(function)}: write what they do as a step of its own")
         self._replace(function, OURS + helper)
         self._replace(at, text)
         called = {given: next(iter(parameters)), at: "axes"}
         for k in node.keywords:
-            start, end = self.piece.bounds(k)
-            if k in useless and node.args:
-                self._put(self.piece.text.rindex(",", 0, start), end, "")
-            elif k.value in called and k.arg not in parameters:
-                self._put(start, start + len(str(k.arg)), called[k.value])
+            (line, column), _ = self.piece.bounds(k)
+            if k.value in called and k.arg not in parameters:
+                self._put((line, column), (line, column + len(str(k.arg).encode())), called[k.value])
             elif k.arg not in parameters:
                 raise NotWritable(f"the argument {k.arg} of {ast.unparse(function)}: write it as a step of its own")
 
@@ -243,4 +220,4 @@ def takes_axes(callee: Any) -> bool:
     if callee is None or callee is jax.vmap or callee is jax.pmap:
         return False
     module = getattr(callee, "__module__", None) or type(callee).__module__
-    return str(module).split(".")[0] == "jax" or row_of(callee) is not None
+    return str(module).split(".")[0] == "jax" or bool(helper_of(callee))

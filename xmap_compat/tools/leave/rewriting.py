@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xmap_compat.tools.leave.text import NotWritable, literal
 from xmap_compat.tools.leave.user_code import Piece, Span
 
-# The prefix of names in a new text that are not the user's: helpers and modules.
-OURS = "_xmap_compat_"
 Parts = tuple[Any, ...]  # what executes an axis in plain JAX: ("x", "batch_local")
 
 
@@ -22,16 +19,10 @@ class AxisNames:
     Attributes:
       choices: for each axis its parts: one choice for each way in which the program splits it.
       mesh_axes: the axes of meshes.
-      sizes: the sizes that each axis has.
     """
 
     choices: Mapping[Any, Sequence[Parts]]
     mesh_axes: frozenset[Any]
-    sizes: Mapping[Any, frozenset[int]]
-
-    def within(self, choices: Mapping[Any, Sequence[Parts]]) -> AxisNames:
-        """The names in a function that only some xmaps reach."""
-        return dataclasses.replace(self, choices=choices)
 
     def stays(self, name: Any) -> bool:
         return list(self.choices.get(name, [(name,)])) == [(name,)]
@@ -41,9 +32,6 @@ class AxisNames:
         choices = self.choices.get(name, [(name,)])
         return choices[0] if len(choices) == 1 else None
 
-    def every(self, name: Any) -> list[Any]:
-        return list(dict.fromkeys(part for choice in self.choices.get(name, [(name,)]) for part in choice))
-
     def check_distinct(self, names: Sequence[Any]) -> None:
         parts = [p for n in names for p in self.parts(n) or ()]
         if len(set(parts)) != len(parts):
@@ -52,28 +40,6 @@ class AxisNames:
     @property
     def same(self) -> bool:
         return all(map(self.stays, self.choices))
-
-
-@dataclasses.dataclass(frozen=True)
-class CallOverAxes:
-    """A call of a function over axes.
-
-    Attributes:
-      given: its arguments, by parameter name.
-      over: the named axes.
-      across: the mesh axes that execute them.
-      local: the ``jax.vmap`` axes that execute them.
-      traced: its collectives in the traced programs.
-      callee: a function that returns the value of an expression in the call.
-    """
-
-    given: Mapping[str, ast.expr]
-    over: Sequence[Any]
-    across: Sequence[Any]
-    local: Sequence[Any]
-    traced: Sequence[Any]
-    names: AxisNames
-    callee: Callable[[ast.expr], Any]
 
 
 @dataclasses.dataclass

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# What was said of an edit: a mark that an edited text holds where it may be counted, and the end of what is counted.
-# They are removed from what the user gets (`plain`); the second run has calls in their place (`counted`).
+OURS = "_xmap_compat_"  # begins a name in a new text that is not the user's: of a helper, or of a module
+# Marks around what may be counted: the user's text has none (`plain`), the second run has calls (`counted`).
 _COUNT, _END = "\ue000", "\ue001"
 
 
@@ -55,12 +55,6 @@ class Names:
         name = next(name for name in variants if name not in self.taken)
         self.taken.add(name)
         return name
-
-
-def offset(text: str, line: int, column: int) -> int:
-    """The position in a text of a line and a column in bytes."""
-    lines = text.split("\n")
-    return sum(len(x) + 1 for x in lines[: line - 1]) + len(lines[line - 1].encode()[:column].decode())
 
 
 # ------------------------------------------------------------------------- places that are counted

@@ -18,7 +18,8 @@ from jax import lax
 from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
 from xmap_compat.tools.leave.bindings import assigned_once, first_line, imported_names
-from xmap_compat.tools.leave.text import NotWritable, offset
+from xmap_compat.tools.leave.construction import Spot
+from xmap_compat.tools.leave.text import NotWritable
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
 
@@ -34,21 +35,11 @@ def is_ours(value: Any) -> bool:
     return str(module).split(".")[0] == "xmap_compat"
 
 
-def operations(jaxpr: Any) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
-    """The equations of a program at any depth, with the name stack from the outermost equation on, and those around."""
-    for eqn, around in _jax.walk(jaxpr):
-        yield eqn, "/".join(["", *map(_jax.name_stack, (*around, eqn))]), tuple(around)
-
-
-def is_backward(stack: str) -> bool:
-    """Whether a name stack is in the backward pass of a derivative."""
-    return "transpose(" in stack
-
-
 def collectives(jaxpr: Any) -> Iterator[tuple[Any, str, list[Span]]]:
     """Each collective of a program: its name stack, and spans of the user's calls that contain it, innermost first."""
-    for eqn, stack, around in operations(jaxpr):
+    for eqn, around in _jax.walk(jaxpr):
         if eqn.primitive.name in COLLECTIVES:
+            stack = "/".join(["", *map(_jax.name_stack, (*around, eqn))])
             spans = ([(file, *span) for file, _, *span in _jax.user_frames(e)] for e in (eqn, *reversed(around)))
             yield eqn, stack, next(filter(None, spans), [])
 
@@ -67,7 +58,9 @@ def calls_of_collectives(jaxprs: Iterable[Any]) -> dict[Span, list[Any]]:
 
 def free_reads(node: ast.AST) -> dict[tuple[int, int], str]:
     """The names that a piece of a program reads and does not bind, by line and column, as Python looks them up."""
-    top, found = _compiled(node), {}
+    statement: Any = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
+    tree = node if isinstance(node, ast.Module) else ast.Module([statement], [])
+    top, found = compile(tree, "<piece>", "exec", dont_inherit=True), {}
     for code in codes_in(top):
         instructions = list(dis.get_instructions(code))
         # The names of a class, and `__name__`, which its body reads implicitly.
@@ -83,12 +76,6 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from codes_in(inner)
-
-
-def _compiled(node: Any) -> types.CodeType:
-    statement = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
-    tree = node if isinstance(node, ast.Module) else ast.Module([statement], [])
-    return compile(tree, "<piece>", "exec", dont_inherit=True)
 
 
 LOOKUPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -119,11 +106,11 @@ class Piece:
     def span(self, node: Any) -> Span:
         return (self.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
-    def bounds(self, node: Any) -> tuple[int, int]:
+    @staticmethod
+    def bounds(node: Any) -> tuple[Spot, Spot]:
         """Start and end of a part in the text, including its decorators."""
         line = first_line(node)
-        start = offset(self.text, line, node.col_offset if line == node.lineno else 0)
-        return start, offset(self.text, node.end_lineno, node.end_col_offset)
+        return (line, node.col_offset if line == node.lineno else 0), (node.end_lineno, node.end_col_offset)
 
     @functools.cached_property
     def free(self) -> dict[tuple[int, int], str]:

@@ -283,8 +283,14 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str], None]) -> Non
     sys.exit(code)
 
 
+def tell(spec: dict[str, Any], seen: str) -> None:
+    """Note for who looks on what a run has seen."""
+    with open(spec["status"], "w", encoding="utf-8") as file:
+        file.write(seen)
+
+
 class Stop(BaseException):
-    """Ends a program early (``--stop-after``)."""
+    """Ends a program early, as it ended in the first run (``--stop-after``)."""
 
 
 def moved(folders: dict[str, str], path: str) -> str:
@@ -384,6 +390,7 @@ class Verifier:
                 self.problems.setdefault(record.construction, apart)
             else:
                 self.agreed[record.construction] = self.agreed.get(record.construction, 0) + 1
+            tell(self.spec, f"{sum(self.agreed.values())} calls are equal, {len(self.problems)} constructions differ")
 
     def reach(self, function: Any, structure: Any, record: RecordedCall, own: Sequence[Any]) -> None:
         """Count the edited calls that the call executes.  What cannot be counted has not been reached."""

@@ -6,22 +6,19 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform, vary_alike, vary_over
-from xmap_compat.core.rules.callables import evaluate_callable
-from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.device import cast_alike, cast_to, conform
+from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.structured.callables import evaluate_callable
+from xmap_compat.core.structured.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
 from xmap_compat.core.values import NamedValue, is_smooth, split
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -35,12 +32,12 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
       varies over more is refused, since the result has no place for it.
     """
     names = ev.checker.equation(eqn, [v.names for v in operands])
-    operands = vary_alike(ev.view, operands)
+    operands = cast_alike(ev.view, operands)
     inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
     def conformed(primals, outs):
         """Results that vary as their names say, and as the operands do."""
-        return vary_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
+        return cast_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
 
     def values_of(operands):
         return conformed(operands, ev.evaluate(call.body, operands))
@@ -70,7 +67,7 @@ def _tangent_like(ev, primal, tangent, eqn):
         return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return vary_alike(ev.view, [primal, conform(ev.view, tangent, primal.dims, primal.names)])[1]
+    return cast_alike(ev.view, [primal, conform(ev.view, tangent, primal.dims, primal.names)])[1]
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -81,7 +78,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     Returns:
       Results in the canonical layout of what each varies over.  The cotangent of an operand has the operand's layout
-      and names, and is the cotangent of the un-mapped function; ``core/rules/cotangents.py`` says how.
+      and names, and is the cotangent of the un-mapped function; ``core/structured/cotangents.py`` says how.
     """
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
@@ -128,32 +125,18 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
 
 def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
-    ev.checker.refuse_names(eqn)
+    """Batched over local dimensions by the user's rule; with none left, the function itself."""
     names = frozenset().union(*(v.names for v in operands))
     if ev.view.local_names(names) or not ev.view.typed:
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)
-
-    @jax.custom_batching.custom_vmap
-    def fun(*arrays):
-        values = [NamedValue(x, v.dims, v.names) for x, v in zip(arrays, operands)]
-        return [vary_over(ev.view, out, names).data for out in ev.evaluate(call.body, values)]
-
-    @fun.def_vmap
-    def rule(axis_size, in_batched, *arrays):
-        args, batched = (jax.tree.unflatten(call.in_tree, leaves) for leaves in (arrays, in_batched))
-        outs = call.rule(axis_size, batched, *args)
-        return tuple(jax.tree.leaves(out) for out in outs)
-
-    outs = fun(*(v.data for v in operands))
-    return [NamedValue(x, (None,) * jnp.ndim(x), names) for x in outs]
+    return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
 
 
 def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
     names = frozenset().union(*(v.names for v in operands))
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
-    operands = [vary_over(ev.view, v, names) for v in operands]
+    operands = [cast_to(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
 
     def run(jaxpr, consts):
