@@ -27,10 +27,10 @@ from xmap_compat.core import placement
 from xmap_compat.tools.leave import collectives, command, counting, edits, mapped, patch, report, verifying
 from xmap_compat.tools.leave.construction import Change, Construction, Edited
 from xmap_compat.tools.leave.edits import edits_of
-from xmap_compat.tools.leave.layout import Edit, applied, python_of
 from xmap_compat.tools.leave.places import is_under
 from xmap_compat.tools.leave.recording import Recorder, note_entered
 from xmap_compat.tools.leave.verifying import Leaf, RecordedCall, Verifier
+from xmap_compat.tools.source.layout import Edit, applied, python_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "leaving"

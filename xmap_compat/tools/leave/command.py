@@ -19,11 +19,11 @@ from typing import Any
 from xmap_compat.tools.leave import messages, patch, report
 from xmap_compat.tools.leave.construction import Construction, Edited
 from xmap_compat.tools.leave.files import edited_files, others_that_need
-from xmap_compat.tools.leave.layout import NOTEBOOK, python_of
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, counted, plain
 from xmap_compat.tools.leave.verifying import moved
 from xmap_compat.tools.programs import add_program, program_of
+from xmap_compat.tools.source.layout import NOTEBOOK, python_of
 
 MOST_LINES = 20  # of the output of a run that ends otherwise
 ROUNDS = 6  # what differs when it is run is left out, and the rest is verified again

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import json
 import os
 import re
 import tempfile
@@ -17,13 +16,12 @@ from pathlib import Path
 
 from xmap_compat.tools.check import editor, table
 from xmap_compat.tools.check.checker import NoChecker
-from xmap_compat.tools.check.sources import NOTEBOOK, encoded
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
 from xmap_compat.tools.leave.construction import Change, Entered
-from xmap_compat.tools.leave.layout import Edit, applied, before_jax, laid_out, program_of, python_of, replacing
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, Names
+from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
+from xmap_compat.tools.source.layout import Edit, applied, before_jax, program_of, python_of, replacing
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
 _CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
@@ -246,12 +244,7 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
         except NoChecker:
             return {}, [where for path, data in contents for where in _old_names(data, path, of_xmap)]
-        before = dict(contents)
-        new = {copies[path.resolve()]: text for path, text in fixed.texts.items()}
-        as_before = lambda path, text: (  # noqa: E731
-            laid_out(json.loads(text), before[path]) if path.endswith(NOTEBOOK) else encoded(text, before[path])
-        )
-        texts = {path: as_before(path, text) for path, text in new.items()}
+    texts = {copies[path.resolve()]: data for path, data in fixed.contents.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 
 

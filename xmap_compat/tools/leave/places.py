@@ -19,10 +19,10 @@ import jax
 
 import xmap_compat
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.bindings import first_line
 from xmap_compat.tools.leave.construction import Change, Construction
 from xmap_compat.tools.leave.text import OURS, NotWritable
 from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_ours, is_xmap, source_of
+from xmap_compat.tools.source.bindings import first_line
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})

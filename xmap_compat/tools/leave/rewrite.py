@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from xmap_compat.core.parameters import mentioned_names
 from xmap_compat.tools.leave import collectives, messages
 from xmap_compat.tools.leave.construction import Spot
-from xmap_compat.tools.leave.layout import Edit
 from xmap_compat.tools.leave.rewriting import Rewriting
 from xmap_compat.tools.leave.table import AXIS_PARAMETERS, helper_of
 from xmap_compat.tools.leave.text import OURS, NotWritable, axes, literal, mark
 from xmap_compat.tools.leave.user_code import Piece, is_ours, is_xmap
+from xmap_compat.tools.source.layout import Edit
 
 
 class Rewriter:
