@@ -56,11 +56,9 @@ class Execution:
     def _evaluate(self, values, args):
         placed, view = self.placed, self.view
         body = placed.body if view.mesh_axes else dataclasses.replace(placed.body, device_axes={})
-        declared = [frozenset(spec.name_at().values()) for spec in placed.out_specs]
-        room = declared[0].intersection(*declared) if declared else frozenset()
         trace = lambda fun, types: trace_flat(fun, types, body)  # noqa: E731
         outer = as_placements(body.device_axes, nested=True) if view.nested else {}
-        checker = Checker(view.placements, placed.fun_name, outer, room, trace)
+        checker = Checker(view.placements, placed.fun_name, outer)
         jaxpr = placed.program.jaxpr
         ev = watcher().evaluator(view, checker, trace, RepeatedCalls(jaxpr), STRUCTURED)
         wanted = [names.union(spec.position_of()) for names, spec in zip(placed.result_names, placed.out_specs)]

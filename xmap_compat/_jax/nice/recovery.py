@@ -35,8 +35,7 @@ def recovering(jitted: Any, recovery: Recovery, calling: Calling, checked: Calla
                 try:
                     return missed(*args, **kwargs)
                 except Exception as error:
-                    others = recovery(error, args, kwargs)
-                    if others is None:
+                    if (others := recovery(error, args, kwargs)) is None:
                         raise
                 outs, _, *rest = missed(*others, **kwargs)
             return (outs, None, *rest)  # the fast path would be for the arguments that failed
@@ -69,6 +68,7 @@ def _refuse_checks(refused):
 
     original = error_checks[jit_p]
 
+    @api_boundary
     def rule(*args, **params):
         frames = str(source_info_util.current().traceback).splitlines()  # innermost first
         caller = next((frame for frame in frames if not frame.startswith(jax.__path__[0])), "")

@@ -143,7 +143,7 @@ def _with_cotangents(ev: Evaluator) -> Evaluator:
     """An evaluator that knows the mark of cotangents, as an axis of one element."""
     placements = {**ev.view.placements, COTANGENT: Placement(COTANGENT, 1)}
     view = dataclasses.replace(ev.view, placements=placements)
-    return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements, room=NONE))
+    return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements))
 
 
 def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
