@@ -116,7 +116,7 @@ class Evaluator:
             operands = [positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
             with _jax.equation_context(eqn):
                 outs = self.equation(eqn, operands)
-            env.update(zip(eqn.outvars, outs, strict=True))
+            env.update(zip(eqn.outvars, outs, strict=bool(eqn.outvars)))  # dce_sink has a batched result in jax 0.10
 
     def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of one equation."""
