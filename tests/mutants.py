@@ -253,14 +253,14 @@ found_by(
         "keeps it.\n    return lax.pmin(jnp.where(x != x, index - size, found), axis_name) % size": (
             "keeps it.\n    return lax.pmin(found, axis_name)"
         ),
-        "inner, size = _single_index(view, name), np.int32(view.place(name).size)": (
-            "inner, size = _single_index(view, name), np.int32(view.place(name).device_size)"
+        "inner, size = _single_index(view, name), np.int32(view.placement_of(name).size)": (
+            "inner, size = _single_index(view, name), np.int32(view.placement_of(name).device_size)"
         ),
         "local = index * np.int32(place.local_size) + lax.iota(np.int32, place.local_size)": (
             "local = lax.iota(np.int32, place.local_size)"
         ),
         "index = index * np.int32(view.mesh_size(axis)) + lax.axis_index(axis)": "index = lax.axis_index(axis)",
-        "math.prod(self.place(n).size for n in names)": "math.prod(self.place(n).device_size for n in names)",
+        "prod(self.placement_of(n).size for n in names)": "prod(self.placement_of(n).device_size for n in names)",
         "left = [without(v.dims, names[:k]) for v in operands]": "left = [v.dims for v in operands]",
         "in reversed(_levels(view, values, levels)):": "in _levels(view, values, levels):",
         "order.insert(order.index(second), first)": "order.insert(order.index(second) + 1, first)",
@@ -360,7 +360,7 @@ found_by(
         "received[[destination for _, destination in perm]] = True": "received[:] = True",
         "index = index * part.size + grid[parts.index(part)]": "index = grid[parts.index(part)]",
         "if (table == table[:1]).all():": "if True:",
-        "taken[taken < 0] = nothing": "taken[taken < 0] = 0",
+        "taken[taken == _EMPTY_SLOT] = nothing": "taken[taken == _EMPTY_SLOT] = 0",
         "return lax.rev(buffers[0], (0,))": "return buffers[0]",
         "if source not in senders and destination not in receivers:": "if source not in senders:",
         "nothing += width": "nothing += 1",
@@ -557,9 +557,7 @@ found_by(
         "order.extend(loops.index(loop) for loop in place.loops)": (
             "order.extend(sorted(loops.index(loop) for loop in place.loops))"
         ),
-        'mine = [loop for loop in loops if ("loop", loop) in labels]': (
-            'mine = [loop for kind, loop in labels if kind == "loop"]'
-        ),
+        "mine = [loop for loop in loops if loop in looped]": "mine = list(looped)",
         "inside.update(dict.fromkeys(eqn.outvars, together))": (
             "inside.update(dict.fromkeys(eqn.outvars, frozenset().union(*own.values())))"
         ),
@@ -570,9 +568,7 @@ found_by(
         "index = tuple(slice(None) if loop in own else 0 for loop in loops)": (
             "index = tuple(slice(None) for loop in loops)"
         ),
-        "return _Chunked(NamedValue(lax.transpose(data, (*front, *rest)), dims, value.names), tuple(mine))": (
-            "return _Chunked(NamedValue(data, dims, value.names), tuple(mine))"
-        ),
+        "data = lax.transpose(_jax.reshaped(value.data, shape), (*(": "data = (_jax.reshaped(value.data, shape), (*(",
     },
 )
 

@@ -24,9 +24,9 @@ _Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[A
 
 
 class Part(NamedTuple):
-    """One piece of a split axis: a mesh axis, or a local dimension.  The kind tells equal names apart."""
+    """One piece of a split axis: a mesh axis, or a local dimension, which may have one name."""
 
-    kind: str
+    is_local: bool
     name: Any
     size: int
 
@@ -67,7 +67,7 @@ class DeviceView:
         """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
         return bool(self.mesh_axes) and not (self.nested or self.untyped)
 
-    def place(self, name: AxisName) -> Placement:
+    def placement_of(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
         known = self.placements.get(name)
         if known is not None:
@@ -93,7 +93,7 @@ class DeviceView:
     def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
         """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
         names = list(names)
-        used = {m for n in names for m in self.place(n).mesh_axes}
+        used = {m for n in names for m in self.placement_of(n).mesh_axes}
         own = tuple(m for m in self.mesh_axes if m in used)
         outer = tuple(n for n in names if not self.is_own(n))
         return (*own, *outer)
@@ -107,22 +107,22 @@ class DeviceView:
 
     def total_size(self, names: Iterable[AxisName]) -> int:
         """The global number of elements along all the names together."""
-        return math.prod(self.place(n).size for n in names)
+        return math.prod(self.placement_of(n).size for n in names)
 
     def parts(self, names: Iterable[AxisName]) -> list[Part]:
         """The parts that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
         cut: list[Part] = []
         for name in names:
-            cut.extend(Part("mesh", m, self.mesh_size(m)) for m in self.place(name).mesh_axes)
+            cut.extend(Part(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
             if self.has_local_dim(name):
-                cut.append(Part("local", name, self.placements[name].local_size))
+                cut.append(Part(True, name, self.placements[name].local_size))
         return cut
 
     def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
         """The same parts as two lists: mesh axes in the order of the mesh, and local dimensions."""
         names = list(names)
-        mesh = [Part("mesh", m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
-        return mesh, [Part("local", n, self.placements[n].local_size) for n in self.local_names(names)]
+        mesh = [Part(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
+        return mesh, [Part(True, n, self.placements[n].local_size) for n in self.local_names(names)]
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
@@ -237,7 +237,7 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
     if have != want:
         order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
         data = lax.transpose(_jax.reshaped(data, (*(part.size for part in have), *tail)), order)
-    full = [view.place(n).size for n in names]
+    full = [view.placement_of(n).size for n in names]
     if len(present) < len(names):
         data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
         data = jnp.broadcast_to(data, (*full, *tail))

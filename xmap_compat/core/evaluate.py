@@ -63,24 +63,24 @@ class Evaluator:
     Attributes:
       view: the placements, and whether values are typed.
       checker: the named-shape inference of the same xmap.
-      trace: ``trace(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
+      stage: ``stage(fun, avals) -> closed jaxpr``: traces a callable that a custom rule holds under
         the axis names of the xmap, as the body itself was traced.
       calls: jitted functions that the program calls repeatedly.
       structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
       apart: axes along which not every element gets here, as they take another branch or have left the loop.
       iterating: the loop resources whose iterations run this.
-      rules: the axis names found in the custom rules of equations.
+      rule_names: the axis names found in the custom rules of equations.
       gathers: equations of the program whose results vary in their type.
     """
 
     view: DeviceView
     checker: Checker
-    trace: Tracer
+    stage: Tracer
     calls: RepeatedCalls
     structured: Mapping[Any, Rule]
     apart: Names = frozenset()
     iterating: frozenset[Hashable] = frozenset()
-    rules: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    rule_names: dict[Any, Any] = dataclasses.field(default_factory=dict)
     gathers: frozenset[Any] = frozenset()
 
     def evaluate(
@@ -116,7 +116,7 @@ class Evaluator:
             operands = [positional(v.val) if isinstance(v, _jax.Literal) else env[v] for v in eqn.invars]
             with _jax.equation_context(eqn):
                 outs = self.equation(eqn, operands)
-            env.update(zip(eqn.outvars, outs, strict=True))
+            env.update(zip(eqn.outvars, outs, strict=bool(eqn.outvars)))  # dce_sink has a batched result in jax 0.10
 
     def equation(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """The results of one equation."""

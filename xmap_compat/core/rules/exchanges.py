@@ -178,7 +178,7 @@ def _permute_slots(view, data, moves, mesh_axes):
     if devices > 1 and slots == 1:
         return sent(view, functools.partial(_permuted, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
     buffers, nothing = [data], slots
-    taken = np.full((devices, slots), -1)
+    taken = np.full((devices, slots), _EMPTY_SLOT)
     for source, slot, destination, target in moves:
         if source == destination:
             taken[destination, target] = slot
@@ -192,9 +192,9 @@ def _permute_slots(view, data, moves, mesh_axes):
         outgoing = _take_slots(view, [data], send, mesh_axes)
         buffers.append(sent(view, functools.partial(_permuted, mesh_axes, list(batch)), outgoing))
         nothing += width
-    if (taken < 0).any():
+    if (taken == _EMPTY_SLOT).any():
         buffers.append(jnp.zeros_like(data[:1]))
-        taken[taken < 0] = nothing
+        taken[taken == _EMPTY_SLOT] = nothing
     return _take_slots(view, buffers, taken, mesh_axes)
 
 
@@ -230,6 +230,7 @@ def _joined(pieces):
     return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
+_EMPTY_SLOT = -1  # which no element moves to: it receives zeros
 _Move = tuple[int, int, int, int]
 _Round = dict[tuple[int, int], list[tuple[int, int]]]
 

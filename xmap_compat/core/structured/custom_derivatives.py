@@ -164,5 +164,5 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
 def operation(ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
-    body = ev.trace(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    body = ev.stage(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)
