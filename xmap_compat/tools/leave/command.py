@@ -162,7 +162,7 @@ class Leaving:
         stopped = found.ended == "stopped"
         spec |= {"records": records, "patched": [c.number for c in patched], "stopped": stopped}
         changes, left = self.changes(found, patched, probed=True)
-        self.put(spec, changes, bool(left))
+        self.put(spec, changes, bool(left) or len(patched) < len(found.constructions))
         limit = max(120.0, 10 * self.seconds)
         code = self.execute(spec, f"comparing the edited program, for at most {limit:.0f} s", _SECOND, limit)
         seen = json.loads(patch.contents(spec["result"])) if os.path.exists(spec["result"]) else {}
