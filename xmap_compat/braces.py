@@ -261,8 +261,7 @@ def _expand_ellipsis(letters, ndim):
     if ELLIPSIS not in letters:
         return letters
     at = letters.index(ELLIPSIS)
-    count = max(0, ndim - len(letters) + 1)
-    return (*letters[:at], *range(-count, 0), *letters[at + 1 :])
+    return (*letters[:at], *range(min(0, len(letters) - 1 - ndim), 0), *letters[at + 1 :])
 
 
 def _take_diagonals(spec, operand):
@@ -328,8 +327,7 @@ def _contract(spec, terms, output, options):
 def _reduce(term, letters, axes, dtype):
     """The einsum of one operand."""
     data = term.data if dtype is None else term.data.astype(dtype)
-    alone = [k for k, c in enumerate(term.letters) if c not in letters]
-    data = sum_dims(data, alone)
+    data = sum_dims(data, [k for k, c in enumerate(term.letters) if c not in letters])
     data = summed(lambda x: lax.psum(x, tuple(axes)), data) if axes else data
     left = [c for c in term.letters if c in letters]
     order = [left.index(c) for c in letters]

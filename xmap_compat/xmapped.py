@@ -74,6 +74,9 @@ class Planner:
 
     declared: calls.Declaration
 
+    def __repr__(self) -> str:
+        return f"<{self.declared.name}.plan: call it with the arguments of {self.declared.name}>"
+
     @_jax.api_boundary
     def __call__(self, *args: Any, mesh: _jax.AnyMesh | None = None, **kwargs: Any) -> CallPlan:
         """The plan of one call, which is traced but neither compiled nor executed.

@@ -807,8 +807,8 @@ MISUSES = {
     "groups that leave elements out": (
         lambda: over_i(lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])),
         ValueError,
-        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, of one named axis, but they "
-        "are ((0, 1), (2, 3)). Put the remaining indices into groups of their own",
+        "axis_index_groups of `psum` at HERE must cover all indices exactly once, 0 to 7, of one named axis, in "
+        "groups of one size, but they are ((0, 1), (2, 3)). Put the remaining indices into such groups",
     ),
     "a shuffle that is no permutation": (
         lambda: over_i(lambda v: lax.pshuffle(v, "i", [0] * 8)),

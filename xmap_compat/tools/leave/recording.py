@@ -217,11 +217,11 @@ class Recorder:
         constructions = list(self.found.values())
         for pending in self.pending:
             self.compute(constructions[pending.call.construction], pending)
+        self.over = True  # before xmaps of ours are made
         for k, call in enumerate(self.records):
             if [*constructions[call.construction].key] in self.spec["noise"]:
                 self.records[k] = self.with_noise(call, *self.structures[k])
         verifying.write_calls(self.spec["records"], self.records)
-        self.over = True
         edited = self.edited(constructions) if constructions else Edited([])
         compared = {call.construction for call in self.records if call.differentiated}
         told = [dataclasses.replace(c.told(), differentiated=c.number in compared) for c in edited.constructions]
