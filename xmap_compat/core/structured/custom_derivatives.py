@@ -64,7 +64,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
 
 def _tangent_like(ev, primal, tangent, eqn):
     if tangent is None:
-        return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
+        return dataclasses.replace(primal, data=_jax.symbolic_zero(jax.typeof(primal.data).to_tangent_aval()))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
     return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
