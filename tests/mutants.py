@@ -71,7 +71,7 @@ found_by(
 found_by(
     "test_leave",
     edits={
-        'return "" if apart <= allowed else': 'return "" if apart <= 1e3 * allowed else',
+        "if apart <= max(tolerance, min(NOISE * share, MOST_NOISE)) * largest": "if apart <= 1e3 * largest",
         "found = evaluated(function, given, record.differentiated)": "found = evaluated(function, given, False)",
         "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))\n                function": (
             "given = jax.tree.unflatten(structure, own)\n                function"
