@@ -228,14 +228,13 @@ found_by(
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
         'sorted(found[1].split(", "))': 'found[1].split(", ")',
-        "_jax.CustomVmap: _under_vmap,": "",
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "next(parting, min(len(own), len(other))) - 60)": "next(parting, 0) + 60)",
+        "begin = max(0, parting - 60)": "begin = parting + 60",
     },
 )
 found_by(
@@ -297,9 +296,7 @@ found_by(
 )
 found_by(
     "test_misuse",
-    edits={
-        "path.append(tuple(range(left)[operator.index(k)] for k in step))": "path.append(tuple(step))",
-    },
+    edits={},
 )
 found_by(
     "test_compiler_axes::test_values_and_gradients_are_those_of_one_device",

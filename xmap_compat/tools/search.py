@@ -24,6 +24,7 @@ from xmap_compat.tools import errors, steps
 from xmap_compat.tools.shown import Shown, axes_name
 from xmap_compat.tools.text import listed, show_bytes
 from xmap_compat.tools.transfers import sent_over
+from xmap_compat.xmapped import declaration_of
 
 LIMIT = 1000  # assignments that are planned at most
 ROUNDS = 11  # calls of each step that is measured
@@ -162,7 +163,7 @@ class _Task:
 
     def __init__(self, f_or_make, args, mesh, fixed, memory, compiled):
         self.args, self.mesh, self.fixed, self.memory, self.compiled = args, mesh, fixed, memory, compiled
-        declared = api.declaration_of(f_or_make)
+        declared = declaration_of(f_or_make)
         self.make = f_or_make if declared is None else functools.partial(api.with_resources, declared)
         try:
             inspect.signature(self.make).bind({})
