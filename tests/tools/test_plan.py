@@ -805,6 +805,17 @@ def test_grey_blocks_are_in_the_legend(mesh42):
     assert swatch.get("fill") in {fill for tip, fill in tips if " on device 0 2 4 6" in tip}
 
 
+def test_arrays_that_lie_alike_are_one_drawing_if_their_names_are_short(mesh42):
+    def names(*keys):
+        f = xmap(lambda w: sum(w.values()), ({key: ["i"] for key in keys},), ["i"], axis_resources={"i": "x"})
+        with mesh42:
+            tree, _ = drawn(f.plan({key: shaped(8) for key in keys}))
+        return [t.text for t in tree.iter(f"{SVG}text") if t.get("class") == "bold"]
+
+    assert "w['k'], w['q']" in names("q", "k")
+    assert {"w['keys_of_a_head']", "w['queries_of_a_head']"} < {*names("queries_of_a_head", "keys_of_a_head")}
+
+
 def test_large_splits_keep_their_text():
     f = xmap(matmul, **MATMUL, axis_resources={"i": "x", "j": "y"})
     plan = f.plan(shaped(256, 64), shaped(64, 256), mesh=jax.sharding.AbstractMesh((16, 16), ("x", "y")))
