@@ -55,8 +55,7 @@ class Checker:
         key = (jaxpr, tuple(inputs))
         if key not in self._known:
             names = self.variables(jaxpr, inputs)
-            outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
-            self._known[key] = outs
+            self._known[key] = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
         return list(self._known[key])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
