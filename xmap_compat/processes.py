@@ -78,7 +78,9 @@ def global_array(
     scope = current_scope()
     mesh = scope.mesh if mesh is None and isinstance(scope.mesh, jax.sharding.AbstractMesh) else mesh
     if mesh is not None:
-        scope = Scope(_mesh_of_devices(mesh), scope.loops)
+        if not isinstance(mesh, jax.sharding.Mesh):
+            raise should_be("The mesh of global_array", "a Mesh (of xmap_compat or of jax.sharding) of devices", mesh)
+        scope = Scope(None if mesh.empty else mesh_of_jax(mesh), scope.loops)
     if scope.mesh is not None and not any(d.process_index == jax.process_index() for d in devices_of(scope.mesh)):
         raise errors.process_without_devices(jax.process_index(), scope.mesh)
     names = spec_names(specs)
@@ -91,12 +93,6 @@ def global_array(
     shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(spec, placements)) for spec in specs]
     arrays = map(jax.make_array_from_process_local_data, shardings, leaves, shapes)
     return jax.tree.unflatten(jax.tree.structure(local), arrays)
-
-
-def _mesh_of_devices(mesh):
-    if not isinstance(mesh, jax.sharding.Mesh):
-        raise should_be("The mesh of global_array", "a Mesh (of xmap_compat or of jax.sharding) of devices", mesh)
-    return None if mesh.empty else mesh_of_jax(mesh)
 
 
 def _global_shape(

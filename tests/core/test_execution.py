@@ -492,6 +492,27 @@ def test_any_callable_can_be_xmapped(fun, expected):
     assert mapped.__wrapped__ is fun
 
 
+def test_repr_shows_the_function_its_axes_and_resources():
+    resources = {"i": ("x", SerialLoop(2)), "j": "y"}
+    f = xmap(
+        double,
+        (["i", ...], {0: "j"}),
+        [
+            ...,
+        ],
+        axis_sizes={"k": 2},
+        axis_resources=resources,
+    )
+    shown = "in_axes=(['i', ...], {0: 'j'}), out_axes=[...], axis_sizes={'k': 2}"
+    assert repr(f) == f"<xmap(double, {shown}, axis_resources={{'i': ('x', SerialLoop(length=2)), 'j': 'y'}})>"
+    g = xmap(functools.partial(affine, 2.0), ["i"], ["i"])
+    assert repr(g) == "<xmap(affine, in_axes=['i'], out_axes=['i'])>"
+    assert repr(g.plan) == "<affine.plan: call it with the arguments of affine>"
+    # Functions that JAX makes of them, which copy their attributes, and others are shown as before.
+    assert repr(jax.jit(g)) == f"<PjitFunction of {g!r}>"
+    assert repr(jax.jit(double)) == f"<PjitFunction of {double!r}>"
+
+
 @over(PLACEMENTS)
 def test_the_compiled_module_bears_the_name_of_the_function(placement, spec, mesh42):
     with mesh42:

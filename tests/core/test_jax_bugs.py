@@ -98,9 +98,9 @@ def test_the_derivative_of_an_extremum():
 
 # Programs by what goes around them.
 ABORTS = {
-    "_jax/partial.py: widened": 'run(lambda x: lax.psum(x, "x"), jnp.ones((2, 4, 4), jnp.bfloat16), P())',
-    "core/rules/partitioned.py: gathers": 'run(lambda x: lay(x, None, "y", "z")[:, lay(indices, "z")], x, P("x"))',
-    "core/rules/partitioned.py: scatters": """
+    "_jax/partial.py: in_float32": 'run(lambda x: lax.psum(x, "x"), jnp.ones((2, 4, 4), jnp.bfloat16), P())',
+    "core/rules/layouts.py: gathers": 'run(lambda x: lay(x, None, "y", "z")[:, lay(indices, "z")], x, P("x"))',
+    "core/rules/layouts.py: scatters": """
         run(lambda x: lay(0 * x, None, "y", "z").at[:, indices].add(lay(x, None, "z", "y")), x, P("x"))
     """,
 }
@@ -234,7 +234,7 @@ def test_betainc_in_a_typed_shard_map():
     np.testing.assert_allclose(on_devices(lambda v: jax.scipy.special.betainc(1.0, 1.0, v))(half), half, rtol=1e-6)
 
 
-@bug("core/rules/partitioned.py: _convolution", raises=AssertionError)
+@bug("core/rules/layouts.py: _convolution", raises=AssertionError)
 def test_the_gradient_of_a_convolution_along_a_split_dimension():
     """It is of plain ``jax.jit``, over two axes of which one splits the rows."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
@@ -248,7 +248,7 @@ def test_the_gradient_of_a_convolution_along_a_split_dimension():
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(kernel, split), jax.grad(loss)(kernel, x), rtol=1e-3)
 
 
-@bug("core/rules/partitioned.py: scatters", raises=AssertionError)
+@bug("core/rules/layouts.py: scatters", raises=AssertionError)
 def test_a_scatter_along_a_dimension_that_one_of_two_mesh_axes_splits():
     x, rows = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32), np.array([3, 1, 4])
     split = jax.device_put(x, jax.sharding.NamedSharding(MESH, P("x")))
@@ -257,7 +257,7 @@ def test_a_scatter_along_a_dimension_that_one_of_two_mesh_axes_splits():
     np.testing.assert_allclose(jax.jit(lambda v: v.at[rows].add(jnp.abs(v[:3])))(split), expected, rtol=1e-6)
 
 
-@bug("core/rules/partitioned.py: _fft", raises=jax.errors.JaxRuntimeError)
+@bug("core/rules/layouts.py: _fft", raises=jax.errors.JaxRuntimeError)
 def test_the_gradient_of_an_fft_along_a_split_dimension():
     def spectrum(v):
         split = jax.NamedSharding(jax.sharding.get_abstract_mesh(), P(None, None, "y"))
@@ -297,14 +297,16 @@ def test_an_extremum_of_complex_numbers_over_devices():
     np.testing.assert_array_equal(on_devices(lambda v: lax.pmax(v, ("x", "y")), P(("x", "y")), P())(x), x[-1:])
 
 
-@bug("core/rules/callbacks.py: call_python", raises=NotImplementedError)
+@bug("core/structured/callbacks.py: call_python", raises=NotImplementedError)
 def test_a_callback_beside_axes_of_the_compiler():
     call = lambda v: jax.pure_callback(np.sin, v, v, vmap_method="sequential")
     np.testing.assert_allclose(on_devices(call, axis_names={"x"})(X), np.sin(X), rtol=1e-5)
 
 
 # With JAX 0.9 it aborts the process.
-@bug("core/rules/callbacks.py: call_python", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10))
+@bug(
+    "core/structured/callbacks.py: call_python", raises=jax.errors.JaxRuntimeError, run=jax.__version_info__ >= (0, 10)
+)
 def test_a_callback_without_operands_beside_axes_of_the_compiler():
     def call(v):
         jax.debug.callback(lambda: None)

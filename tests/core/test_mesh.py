@@ -9,6 +9,7 @@ import importlib
 import io
 import pickle
 import sys
+import types
 import warnings
 
 import jax
@@ -275,7 +276,8 @@ def test_the_empty_mesh_is_no_mesh_in_scope(empty):
 @pytest.fixture
 def no_mesh_contexts(monkeypatch):
     """What ``with Mesh`` sets is gone from JAX, as far as this package can see."""
-    monkeypatch.setattr(importlib.import_module("xmap_compat._jax.nice"), "_off", {"contexts"})
+    meshes = importlib.import_module("xmap_compat._jax.mesh")
+    monkeypatch.setattr(meshes, "contexts", types.SimpleNamespace(**meshes.WITHOUT_CONTEXTS))
 
 
 def test_our_context_survives_the_end_of_jaxs(no_mesh_contexts):

@@ -1,7 +1,7 @@
 """The private names and structures of JAX that the package touches: one list, complete, and never longer.
 
 ``NEEDED`` is what xmap cannot do without.  ``NICE`` is what its parts in ``_jax/nice`` use, each of which may go;
-what is missing then is told by its stand-ins (``_jax/nice/plain.py``).
+what is missing then is told by ``_jax/nice/__init__.py``.
 ``jax.make_jaxpr`` prints the parameters of equations; those that are read are listed apart, in ``PARAMETERS``.
 """
 
@@ -30,7 +30,6 @@ from test_fences import FENCE, ROOT, SOURCES, bindings, is_private, names_define
 
 from xmap_compat import _jax
 from xmap_compat._jax import nice, version
-from xmap_compat._jax.nice import plain
 from xmap_compat._jax.version import VERSION, parse_version
 
 # ------------------------------------------------------------------------------- the list
@@ -80,7 +79,6 @@ MOST_NEEDED, MOST = 4, 25
 TEXTS = {
     "core.trace": 3,  # an integer that is a name, a result that is no array: JAX has no types for them
     "core.notes": 5,  # notes on errors of JAX and NumPy
-    "tools.leave.command": 1,  # a notebook without cells
     "tools.leave.mapped": 1,  # jax.vmap has no type for a result that is mapped after all
     "errors": 1,  # jax_debug_nans and jax_debug_infs raise the same FloatingPointError
 }
@@ -104,8 +102,8 @@ PARAMETERS = re.findall(
     """
     _prim axis_index_groups axis_name
     body_jaxpr body_nconsts branches branches_platforms call call_jaxpr cond_jaxpr cond_nconsts const_lengths
-    ft_in fwd_jaxpr in_specs in_tree interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
-    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse rule subfuns symbolic_zeros
+    ft_in fwd_jaxpr in_specs interpret jaxpr jaxprs length manual_axes mesh name newly_manual_axes num_carry
+    num_consts out_avals out_sharding out_specs out_trees policy prevent_cse reverse subfuns symbolic_zeros
     unroll
     """,
 )
@@ -275,7 +273,7 @@ def is_of_this_jax(releases):
 
 
 EXPECTED = {("", name): breaks for name, (releases, breaks) in NEEDED.items() if is_of_this_jax(releases)} | {
-    (part, name): inspect.getdoc(getattr(plain, part))
+    (part, name): nice.MISSING[part]
     for part in NICE
     for name in sorted(listed(part))
     if is_of_this_jax(NICE[part][name])
@@ -332,10 +330,9 @@ def test_each_private_name_is_on_the_list():
     assert needed == set(NEEDED)
 
 
-@pytest.mark.parametrize("part", nice.PARTS)
+@pytest.mark.parametrize("part", nice.MISSING)
 def test_each_private_name_of_a_part_is_on_its_list(part):
     assert FOUND[f"_jax.nice.{part}"] == listed(part)
-    assert inspect.getdoc(getattr(plain, part))
 
 
 @pytest.mark.parametrize(("part", "name"), EXPECTED)
@@ -360,7 +357,7 @@ def test_the_list_gets_no_longer():
     still = [sum(releases.endswith(" on") for releases in part) for part in (needed, *nice_ones)]
     assert (still[0], sum(still)) == (MOST_NEEDED, MOST)
     assert f"{MOST - MOST_NEEDED} of the {MOST} that" in (ROOT / "docs" / "questions.md").read_text()
-    assert set(NICE) == set(nice.PARTS)
+    assert set(NICE) == set(nice.MISSING)
 
 
 def questions_to_texts(source):

@@ -211,7 +211,9 @@ def test_a_repeated_call_is_evaluated_for_the_names_that_its_evaluator_knows():
     jaxpr = jax.make_jaxpr(lambda v: v * 2)(1.0)
     calls = RepeatedCalls(jaxpr)
     view = DeviceView({"a": Placement("a", N)})
-    body, again, rule = (Evaluator(known, None, None, calls) for known in (view, view, DeviceView({**view.placements})))
+    body, again, rule = (
+        Evaluator(known, None, None, calls, {}) for known in (view, view, DeviceView({**view.placements}))
+    )
     assert calls.function(body, jaxpr, "f") is calls.function(again, jaxpr, "f")
     assert calls.function(body, jaxpr, "f") is not calls.function(rule, jaxpr, "f")
 

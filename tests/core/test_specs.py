@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 
 from xmap_compat import SerialLoop, xmap
+from xmap_compat.tools.report import BY_HAND
 
 # One axis ``i`` of eight elements on the 4x2 mesh.
 PLACEMENTS = {
@@ -425,5 +426,7 @@ def test_paths_through_classes_without_keys_are_in_words():
 
 def test_the_order_in_which_a_dictionary_is_written_says_nothing():
     """A dictionary of positions is the same specification, and the same plan, in any order."""
-    plans = [xmap(lambda v: v * 2, spec, spec).plan(np.ones((4, 3))) for spec in ({0: "i", 1: "j"}, {1: "j", 0: "i"})]
-    assert str(plans[0]) == str(plans[1])
+    orders = {0: "i", 1: "j"}, {1: "j", 0: "i"}
+    plans = [str(xmap(lambda v: v * 2, spec, spec).plan(np.ones((4, 3)))) for spec in orders]
+    first, second = (text.partition(BY_HAND)[0] for text in plans)  # the recipe writes it as it was given
+    assert first == second

@@ -60,8 +60,8 @@ def grid(tmp_path_factory):
     for number, source in enumerate(GRID.values()):
         (folder / f"p{number}.py").write_text(source)
     fixed = editor.fixed([folder])
-    for path, text in fixed.texts.items():
-        path.write_text(text)
+    for path, text in fixed.contents.items():
+        path.write_bytes(text)
     return folder, fixed
 
 
@@ -74,7 +74,7 @@ def ends(grid, tmp_path_factory):
 
 def test_each_import_in_the_grid_is_fixed_and_nothing_is_left(grid):
     _, fixed = grid
-    assert fixed.left == () and len(fixed.texts) == len(GRID)
+    assert fixed.left == () and len(fixed.contents) == len(GRID)
 
 
 @pytest.mark.parametrize("number", range(len(GRID)), ids=GRID)

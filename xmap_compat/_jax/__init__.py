@@ -8,6 +8,8 @@ release is older than the supported floor.
 import os
 from typing import TYPE_CHECKING
 
+import jax
+
 from xmap_compat._jax.version import FLOOR, RELEASE, VERSION, check_release, parse_version, warn_if_untested
 
 check_release()
@@ -61,10 +63,9 @@ from xmap_compat._jax.mesh import (
     resharded,
     restore_mesh_context,
 )
-from xmap_compat._jax.nice import is_on as part_is_on
-from xmap_compat._jax.nice import part
+from xmap_compat._jax.nice import optional
 from xmap_compat._jax.options import accept_options, set_for_all_threads
-from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened
+from xmap_compat._jax.partial import constrained, gather, in_float32, partitioned_axes, reshaped, sum_scatter
 from xmap_compat._jax.patches import (
     Restoration,
     mend_collective_batching,
@@ -102,11 +103,13 @@ from xmap_compat._jax.types import (
     with_weak_type,
 )
 
-recovering = part("recovery").recovering
-axes_of_spmd_vmap = part("spmd").axes_of_spmd_vmap
-process_store = part("processes").process_store
-tracer_origin = part("origins").tracer_origin
-user_frames = part("frames").user_frames
+_without_origin = lambda x: ("hidden" if isinstance(x, jax.core.Tracer) else "constant", None)  # noqa: E731
+# What stands in where this JAX lacks something private that an optional part needs.
+recovering = optional("recovery", recovering=lambda jitted, *_: jitted).recovering
+axes_of_spmd_vmap = optional("spmd", axes_of_spmd_vmap=frozenset).axes_of_spmd_vmap
+process_store = optional("processes", process_store=lambda: None).process_store
+tracer_origin = optional("origins", tracer_origin=_without_origin).tracer_origin
+user_frames = optional("frames", user_frames=lambda eqn: []).user_frames
 
 if TYPE_CHECKING:
     from xmap_compat._jax.nice.processes import ProcessStore

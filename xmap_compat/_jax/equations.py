@@ -18,7 +18,7 @@ from xmap_compat._jax.jaxprs import HiPrim, bind_params, subjaxprs
 from xmap_compat._jax.types import float0
 from xmap_compat._jax.version import VERSION
 
-SymbolicZero = jax.custom_derivatives.SymbolicZero
+_SymbolicZero = jax.custom_derivatives.SymbolicZero
 
 
 class Call(NamedTuple):
@@ -129,11 +129,9 @@ class CustomVjp(NamedTuple):
 
 
 class CustomVmap(NamedTuple):
-    """A call of a ``jax.custom_batching.custom_vmap`` function: ``rule(axis_size, in_batched, *args)``."""
+    """A call of a ``jax.custom_batching.custom_vmap`` function."""
 
     body: Any
-    rule: Callable[..., Any]
-    in_tree: Any
 
 
 class LinearSolve(NamedTuple):
@@ -194,7 +192,7 @@ class ShardMap(NamedTuple):
     mesh: Any
 
 
-Structured = (
+_Structured = (
     Call
     | Checkpoint
     | Scan
@@ -210,7 +208,7 @@ Structured = (
 )
 
 
-def read(eqn: Any) -> Structured | None:
+def read(eqn: Any) -> _Structured | None:
     """What a structured equation holds; None for an ordinary primitive."""
     reader = _READERS.get(eqn.primitive.name)
     return None if reader is None else reader(eqn.params)
@@ -279,7 +277,7 @@ def _shard_map(params):
     return ShardMap(params["jaxpr"], dict(mesh.shape), *specs, mapped, mesh)
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any]], _Structured | None]] = {
     "jit": lambda params: Call(params["jaxpr"], params["name"]),
     "closed_call": lambda params: Call(params["call_jaxpr"]),
     "eval_jaxpr": lambda params: Call(params["call_jaxpr"]),
@@ -296,7 +294,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Structured | None]] = {
     "custom_vjp_call": lambda params: CustomVjp(
         params["call_jaxpr"], params, params["num_consts"], params["symbolic_zeros"]
     ),
-    "custom_vmap_call": lambda params: CustomVmap(params["call"], params["rule"], params["in_tree"]),
+    "custom_vmap_call": lambda params: CustomVmap(params["call"]),
     "custom_linear_solve": _linear_solve,
     "call_hi_primitive": _operation,
     "shard_map": _shard_map,
@@ -310,20 +308,20 @@ def _bwd_returns_logs(out) -> bool:
 
 def is_symbolic_zero(x: Any) -> bool:
     """Whether a tangent or cotangent is one that a rule knows to be zero."""
-    return isinstance(x, SymbolicZero)
+    return isinstance(x, _SymbolicZero)
 
 
 def symbolic_zero(primal: Any) -> Any:
     """The tangent of a value that is known to be zero."""
-    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
+    return _SymbolicZero(jax.typeof(primal).to_tangent_aval())
 
 
 def symbolic_zero_of(shape: tuple[int, ...], dtype: Any) -> Any:
-    return SymbolicZero(jax.core.ShapedArray(shape, dtype))
+    return _SymbolicZero(jax.core.ShapedArray(shape, dtype))
 
 
 def instantiate_symbolic(x: Any) -> Any:
     """A cotangent as an array: zeros for a symbolic zero."""
-    if isinstance(x, (ad.Zero, SymbolicZero)):
+    if isinstance(x, (ad.Zero, _SymbolicZero)):
         return ad.zeros_like_aval(x.aval) if x.aval.dtype != float0 else np.zeros(x.aval.shape, float0)
     return x

@@ -11,10 +11,10 @@ from jax.experimental import hijax
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
-from xmap_compat._jax.nice import part
+from xmap_compat._jax.nice import optional
 from xmap_compat._jax.version import VERSION
 
-references = part("references")
+references = optional("references", discharged=lambda closed: None)
 
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal

@@ -13,12 +13,17 @@ import jax
 import numpy as np
 from jax._src.mesh import get_concrete_mesh
 
-from xmap_compat._jax.nice import part
+from xmap_compat._jax.nice import optional
 from xmap_compat._jax.patches import Restoration
 from xmap_compat._jax.types import explicit_spec
 
 # The state that JAX's own ``with Mesh`` sets; if it is gone, xmap sees our contexts and that of ``jax.set_mesh``.
-contexts = part("contexts")
+_NOTHING = lambda *args, **kwargs: None  # noqa: E731
+WITHOUT_CONTEXTS: dict[str, Any] = {
+    "innermost": lambda: (None, None),
+    **dict.fromkeys(("push", "replace", "pop", "bare_specs"), _NOTHING),
+}
+contexts = optional("contexts", **WITHOUT_CONTEXTS)
 
 # Part of jit's cache key, as what is in scope decides what bare PartitionSpecs mean.
 _meshes_in_scope = jax.make_user_context(())

@@ -16,7 +16,7 @@ from xmap_compat._jax.types import explicit_spec
 from xmap_compat._jax.version import VERSION
 
 
-def widened(collective: Callable[[Any], Any], x: Any) -> Any:
+def in_float32(collective: Callable[[Any], Any], x: Any) -> Any:
     """``collective(x)``, with bfloat16 sent as float32, in its transpose too, where a back end cannot sum it there.
 
     XLA's CPU compiler aborts the process, on all-reduces and reduce-scatters that come from JAX: those of ``psum`` and
@@ -28,12 +28,12 @@ def widened(collective: Callable[[Any], Any], x: Any) -> Any:
     return lax.convert_element_type(collective(lax.convert_element_type(x, jnp.float32)), jnp.bfloat16)
 
 
-def partitioned_axes(axes: Container[Any], mesh: Any = None) -> int:
-    """How many of these axes of a mesh (the one in scope) XLA has to partition over, by its own choice.
+def partitioned_axes(axes: Container[Any]) -> int:
+    """How many of these axes of the mesh in scope XLA has to partition over, by its own choice.
 
     Over Explicit axes JAX's types say how values lie.
     """
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh.abstract_mesh
+    mesh = jax.sharding.get_abstract_mesh()
     return sum(mesh.shape[a] > 1 and a not in mesh.explicit_axes for a in mesh.axis_names if a in axes)
 
 

@@ -35,7 +35,7 @@ def bind_batched(
 ) -> list[Any]:
     """Bind a primitive under one ``jax.vmap`` for each level, the outermost first.
 
-    The levels that a result has are its first dimensions, in order.
+    The levels are the first dimensions of each result, in order.
     """
 
     def bound(_, *operands):

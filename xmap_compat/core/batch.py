@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.device import DeviceView, conform_to_names, vary_alike, vary_over
+from xmap_compat.core.device import DeviceView, cast_alike, cast_to, laid_out_over
 from xmap_compat.core.values import Dims, NamedValue, without
 
 
@@ -21,8 +21,8 @@ def bind_named(
     """Bind a primitive that knows nothing of names: every result varies over the union of the operands' names."""
     names = frozenset().union(*(v.names for v in operands))
     levels = view.local_names(names)
-    operands = vary_alike(view, operands)
-    data = [vary_over(view, v, names).data for v in operands]
+    operands = cast_alike(view, operands)
+    data = [cast_to(view, v, names).data for v in operands]
     if not levels:
         outs = _jax.bind(primitive, data, params)
         return [_typed_result(view, x, _dims(x, levels), names) for x in outs]
@@ -42,7 +42,7 @@ def bind_per_element(
     if not levels:
         return bind_named(view, primitive, operands, params)
     sizes = tuple(view.placements[n].local_size for n in levels)
-    data = [conform_to_names(view, v, names).data for v in operands]
+    data = [laid_out_over(view, v, names).data for v in operands]
     flat = [lax.reshape(x, (math.prod(sizes), *x.shape[len(sizes) :])) for x in data]
     outs = lax.map(lambda xs: _jax.bind(primitive, xs, params), flat)
     shaped = [lax.reshape(x, (*sizes, *x.shape[1:])) for x in outs]
@@ -66,7 +66,7 @@ def _dims(data, levels) -> Dims:
 
 def _typed_result(view, data, dims, names):
     """Make a result vary over all its names, even where a batching or typing rule found that it need not."""
-    return vary_over(view, NamedValue(data, dims, names), names)
+    return cast_to(view, NamedValue(data, dims, names), names)
 
 
 def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedValue) -> NamedValue:
@@ -74,9 +74,9 @@ def apply_positional(view: DeviceView, fun: Callable[..., Any], *values: NamedVa
     names = frozenset().union(*(v.names for v in values))
     levels = view.local_names(names)
     mapped = fun
-    for level in reversed(_levels(view, values, levels)):
-        mapped = jax.vmap(mapped, level.positions, axis_size=level.size)
-    data = mapped(*(vary_over(view, v, names).data for v in values))
+    for size, positions in reversed(_levels(view, values, levels)):
+        mapped = jax.vmap(mapped, positions, axis_size=size)
+    data = mapped(*(cast_to(view, v, names).data for v in values))
     return _typed_result(view, data, _dims(data, levels), names)
 
 

@@ -31,12 +31,12 @@ def reduced(operand: Names, axes: Names) -> Names:
     return operand - axes
 
 
-def spread(operand: Names, axes: Names) -> Names:
+def varied(operand: Names, axes: Names) -> Names:
     """The names of a result that differs between elements of the axes."""
     return operand | axes
 
 
-def _spread_over_devices(operand: Names, axes: Names) -> Names:
+def _varied_over_devices(operand: Names, axes: Names) -> Names:
     return operand.union(filter(is_of_devices, axes))
 
 
@@ -45,8 +45,8 @@ class Row(NamedTuple):
 
     Attributes:
       called: the name of the public function.
-      names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``spread``.
-      reduces: whether it is a reduction, which may also be over positional dimensions, and over groups of any sizes.
+      names: ``(operand names, axes of the collective) -> result names``: ``reduced`` or ``varied``.
+      reduces: whether it is a reduction, which may also be over positional dimensions.
       check: ``(params, elements of the axes together, the user's line)``: raises if parameters do not fit.
       joint: whether the primitive makes one result of all operands; others translate each operand by itself.
     """
@@ -63,17 +63,17 @@ COLLECTIVES: dict[str, Row] = {
     "pmax": Row("pmax", reduced, reduces=True),
     "pmin": Row("pmin", reduced, reduces=True),
     "pbroadcast": Row("pbroadcast", reduced, check=check_source),
-    "axis_index": Row("axis_index", spread),
+    "axis_index": Row("axis_index", varied),
     "all_gather": Row("all_gather", reduced),
-    "reduce_scatter": Row("psum_scatter", spread),
-    "all_to_all": Row("all_to_all", spread),
-    "ppermute": Row("ppermute", spread, check=check_permutation),
+    "reduce_scatter": Row("psum_scatter", varied),
+    "all_to_all": Row("all_to_all", varied),
+    "ppermute": Row("ppermute", varied, check=check_permutation),
     "pdot": Row("pdot", reduced, joint=True),
     # The primitives that nested xmaps leave for the outermost one: see ``core/nested``.
-    "device_vary": Row("device_vary", _spread_over_devices),
+    "device_vary": Row("device_vary", _varied_over_devices),
     "device_sum": Row("device_sum", reduced),
     "device_gather": Row("device_gather", reduced),
-    "device_take": Row("device_take", spread),
+    "device_take": Row("device_take", varied),
 }
 
 
@@ -85,7 +85,7 @@ def check_parameters(primitive: str, params: Params, size: int, where: str) -> N
     if row.check is not None:
         row.check(params, size, where)
     if has_groups(params):
-        check_groups(primitive, params, size, row.reduces, where)
+        check_groups(primitive, params, size, where)
 
 
 def has_groups(params: Params) -> bool:
@@ -96,7 +96,7 @@ def result_names(primitive: str, params: Params, operands: Sequence[Names], own:
     """The named axes of a collective's result, from those of its operands."""
     axes = frozenset(axis_names(params)) & own
     union = frozenset(itertools.chain.from_iterable(operands))
-    return spread(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
+    return varied(union, axes) if has_groups(params) else COLLECTIVES[primitive].names(union, axes)
 
 
 def collectives_in(jaxpr: Any) -> frozenset[AxisName]:

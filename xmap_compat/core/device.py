@@ -10,20 +10,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
-from xmap_compat.core.nested.primitives import bind, gather_p, sum_p, vary_p
+from xmap_compat.core.device_primitives import bind, gather_p, sum_p, vary_p
 from xmap_compat.core.placement import Placement
 from xmap_compat.core.specs import AxisName, AxisNames
 from xmap_compat.core.undeclared import operand_names
-from xmap_compat.core.values import Dims, NamedValue, leading, transposed, without
+from xmap_compat.core.values import COTANGENT, Dims, NamedValue, leading, transposed, without
+
+_Casts = weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
 
 
 class Part(NamedTuple):
-    """One piece of a split axis: a mesh axis, or a local dimension.  The kind tells equal names apart."""
+    """One piece of a split axis: a mesh axis, or a local dimension, which may have one name."""
 
-    kind: str
+    is_local: bool
     name: Any
     size: int
 
@@ -41,9 +44,11 @@ class DeviceView:
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
         around the xmap.  Names do not show these.
       compiler: the mesh axes that are left to the compiler.
-      widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
+      in_float32: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.in_float32`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
       untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
+      casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
+        gradient their cotangents are added on each device, and summed over devices once.
     """
 
     placements: Mapping[AxisName, Placement]
@@ -52,16 +57,17 @@ class DeviceView:
     nested: bool = False
     foreign: bool = False
     compiler: frozenset[Any] = frozenset()
-    widens: bool = False
+    in_float32: bool = False
     mixed: bool = False
     untyped: bool = False
+    casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
 
     @property
     def typed(self) -> bool:
         """Whether values carry varying mesh axes in their type (we are inside our ``shard_map``)."""
         return bool(self.mesh_axes) and not (self.nested or self.untyped)
 
-    def place(self, name: AxisName) -> Placement:
+    def placement_of(self, name: AxisName) -> Placement:
         """The placement of an axis; an axis bound outside of this xmap acts as a mesh axis that it fills."""
         known = self.placements.get(name)
         if known is not None:
@@ -87,7 +93,7 @@ class DeviceView:
     def mesh_axes_of(self, names: Iterable[AxisName]) -> tuple[Any, ...]:
         """All mesh axes (and axes bound outside) of these names, in the order of the mesh."""
         names = list(names)
-        used = {m for n in names for m in self.place(n).mesh_axes}
+        used = {m for n in names for m in self.placement_of(n).mesh_axes}
         own = tuple(m for m in self.mesh_axes if m in used)
         outer = tuple(n for n in names if not self.is_own(n))
         return (*own, *outer)
@@ -101,88 +107,91 @@ class DeviceView:
 
     def total_size(self, names: Iterable[AxisName]) -> int:
         """The global number of elements along all the names together."""
-        return math.prod(self.place(n).size for n in names)
+        return math.prod(self.placement_of(n).size for n in names)
 
     def parts(self, names: Iterable[AxisName]) -> list[Part]:
         """The parts that axes are cut into, major first: the mesh axes of each axis, then its own local dimension."""
         cut: list[Part] = []
         for name in names:
-            cut.extend(Part("mesh", m, self.mesh_size(m)) for m in self.place(name).mesh_axes)
+            cut.extend(Part(False, m, self.mesh_size(m)) for m in self.placement_of(name).mesh_axes)
             if self.has_local_dim(name):
-                cut.append(Part("local", name, self.placements[name].local_size))
+                cut.append(Part(True, name, self.placements[name].local_size))
         return cut
 
     def parts_by_kind(self, names: Iterable[AxisName]) -> tuple[list[Part], list[Part]]:
         """The same parts as two lists: mesh axes in the order of the mesh, and local dimensions."""
         names = list(names)
-        mesh = [Part("mesh", m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
-        return mesh, [Part("local", n, self.placements[n].local_size) for n in self.local_names(names)]
+        mesh = [Part(False, m, self.mesh_size(m)) for m in self.mesh_axes_of(names)]
+        return mesh, [Part(True, n, self.placements[n].local_size) for n in self.local_names(names)]
 
     def layout(self, names: Iterable[AxisName], ndim: int) -> Dims:
         """The canonical layout: local dimensions first, in the order of the xmap's axes."""
         return (*self.local_names(names), *(None,) * ndim)
 
 
-def spread(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
+def cast_data(view: DeviceView, data: Any, mesh_axes: Iterable[Any]) -> Any:
     """Mark data that is equal on all devices as differing over mesh axes of this xmap."""
     wanted = set(mesh_axes)
     axes = tuple(m for m in view.mesh_axes if m in wanted)
     if view.nested:
         return bind(vary_p, data, axes, tuple(map(view.mesh_size, axes)))
-    return _vary_typed(view, data, axes)
+    return _cast_typed(view, data, axes)
 
 
-def _vary_typed(view, data, axes):
+def _cast_typed(view, data, axes):
     if not axes or view.untyped:
         return data
     present = _jax.varying_axes(data)
     missing = tuple(m for m in axes if m not in present)
-    return travel(view, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
+    return sent(view, lambda x: lax.pcast(x, missing, to="varying"), data) if missing else data
 
 
-def travel(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
+def sent(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
     """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
-    return _jax.widened(collective, data) if view.widens else collective(data)
+    return _jax.in_float32(collective, data) if view.in_float32 else collective(data)
 
 
-# The results of vary_over for a value and some names, with the trace.  Several uses share a cast: in a gradient their
-# cotangents are added on each device, and summed over devices once.
-_CASTS: weakref.WeakKeyDictionary[NamedValue, dict[frozenset[AxisName], tuple[Any, NamedValue]]]
-_CASTS = weakref.WeakKeyDictionary()
-
-
-def vary_over(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
+def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
     """Mark a value as varying over more names, without adding local dimensions yet."""
     names = view.own(names)
     if not view.mesh_axes:
         return value if names <= value.names else NamedValue(value.data, value.dims, value.names | names)
-    trace, known = _CASTS.get(value, {}).get(names, (None, None))
+    trace, known = view.casts.get(value, {}).get(names, (None, None))
     if known is not None and trace == _jax.current_trace():
         return known
     axes = view.mesh_axes_of(names)
     if view.nested:
         have = view.mesh_axes_of(value.names)
         axes = tuple(m for m in axes if m not in have)
-    varied = NamedValue(spread(view, value.data, axes), value.dims, value.names | names)
-    _CASTS.setdefault(value, {})[names] = (_jax.current_trace(), varied)
+    varied = NamedValue(cast_data(view, value.data, axes), value.dims, value.names | names)
+    view.casts.setdefault(value, {})[names] = (_jax.current_trace(), varied)
     return varied
 
 
-def vary_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
+def cast_alike(view: DeviceView, values: Sequence[NamedValue]) -> Sequence[NamedValue]:
     """Cast operands of one primitive to the same mesh axes where names do not show them: primitives add no casts."""
     if not (view.foreign or view.mixed):
         return values
     together = frozenset().union(*(_jax.varying_axes(v.data) for v in values))
     axes = tuple(sorted(together.difference(view.mesh_axes_of(n for v in values for n in v.names)), key=str))
-    return [NamedValue(_vary_typed(view, v.data, axes), v.dims, v.names) for v in values]
+    return [NamedValue(_cast_typed(view, v.data, axes), v.dims, v.names) for v in values]
 
 
-def vary_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
+def cast_as(view: DeviceView, values: Sequence[NamedValue], axes: Sequence[frozenset[Any]]) -> list[NamedValue]:
     """Cast values to vary over foreign mesh axes; ``axes`` gives those of each value."""
     return [
-        NamedValue(_vary_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
+        NamedValue(_cast_typed(view, v.data, tuple(sorted(own, key=str))), v.dims, v.names)
         for v, own in zip(values, axes)
     ]
+
+
+def times_elements(view: DeviceView, data: Any, names: Iterable[AxisName], over: Iterable[AxisName]) -> Any:
+    """The sum over axes of data that varies over ``names``, and is equal along these axes.
+
+    A cotangent has been summed over them already: see :data:`xmap_compat.core.values.COTANGENT`.
+    """
+    repeats = 1 if COTANGENT in names else view.total_size(over)
+    return data if repeats == 1 else data * np.asarray(repeats).astype(data.dtype)
 
 
 def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
@@ -191,8 +200,8 @@ def sum_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
     outer = tuple(m for m in mesh_axes if m not in view.mesh_axes)
     if own:
         bound = bind(sum_p, data, own, tuple(map(view.mesh_size, own))) if view.nested else None
-        data = travel(view, lambda x: lax.psum(x, own), data) if bound is None else bound
-    return travel(view, lambda x: lax.psum(x, outer), data) if outer else data
+        data = sent(view, lambda x: lax.psum(x, own), data) if bound is None else bound
+    return sent(view, lambda x: lax.psum(x, outer), data) if outer else data
 
 
 def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: str = "invarying") -> Any:
@@ -210,7 +219,7 @@ def gather_devices(view: DeviceView, data: Any, mesh_axes: Sequence[Any], to: st
     if own and view.nested:
         data = bind(gather_p, data, own, tuple(map(view.mesh_size, own)))
     elif own:
-        data = travel(view, lambda x: _jax.gather(x, own, to), data)
+        data = sent(view, lambda x: _jax.gather(x, own, to), data)
     return _jax.reshaped(data, (math.prod(map(view.mesh_size, mesh_axes)) * shape[0], *shape[1:]))
 
 
@@ -228,7 +237,7 @@ def gather_over(view: DeviceView, value: NamedValue, names: AxisNames, to: str =
     if have != want:
         order = [*map(have.index, want), *range(len(have), len(have) + len(tail))]
         data = lax.transpose(_jax.reshaped(data, (*(part.size for part in have), *tail)), order)
-    full = [view.place(n).size for n in names]
+    full = [view.placement_of(n).size for n in names]
     if len(present) < len(names):
         data = _jax.reshaped(data, (*(size if n in present else 1 for n, size in zip(names, full)), *tail))
         data = jnp.broadcast_to(data, (*full, *tail))
@@ -243,9 +252,9 @@ def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[Axi
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
 
 
-def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+def laid_out(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
-    value = vary_over(view, value, names)
+    value = cast_to(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
     if missing:
         data = lax.broadcast(value.data, tuple(view.placements[n].local_size for n in missing))
@@ -260,9 +269,9 @@ def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) ->
     names = operand_names(value.names, axes, view.placements)
     if names == value.names:
         return value
-    return conform_to_names(view, dataclasses.replace(value, names=value.names & names), names)
+    return laid_out_over(view, dataclasses.replace(value, names=value.names & names), names)
 
 
-def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
+def laid_out_over(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast a value to names, in the canonical layout."""
-    return conform(view, value, view.layout(names, value.dims.count(None)), names)
+    return laid_out(view, value, view.layout(names, value.dims.count(None)), names)

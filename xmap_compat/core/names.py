@@ -10,19 +10,18 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
+from xmap_compat.core.bodies import bodies_of, carry_of
 from xmap_compat.core.collectives import COLLECTIVES, check_parameters, collectives_in, names_used, result_names
 from xmap_compat.core.parameters import Names, mentioned_names
 from xmap_compat.core.placement import DeviceAxis, Placement, is_of_devices
-from xmap_compat.core.rules.callables import derivative
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.undeclared import alone, operand_names
-from xmap_compat.core.values import is_smooth
 
 NONE: Names = frozenset()
 
@@ -36,16 +35,12 @@ class Checker:
       fun: the name of the function, for messages.
       device_axes: mesh axes that belong to the outermost xmap around this one; known only where a program is
         checked, not where it is evaluated.
-      room: axes that every result has anyway; values may vary over them where their tangents do.
-      trace: the same as the evaluator's; needed where there is room.
       met: filled with each ``OwnElement`` that a collective, or a predicate around one, was found to depend on.
     """
 
     placements: Mapping[AxisName, Placement]
     fun: str
     device_axes: Mapping[AxisName, Placement] = dataclasses.field(default_factory=dict)
-    room: Names = NONE
-    trace: Any = None
     met: set[AxisName] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     _around: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
@@ -57,12 +52,11 @@ class Checker:
 
     def results(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """The named axes of a jaxpr's results, given those of its inputs (without constants)."""
-        key = (id(jaxpr), tuple(inputs))
+        key = (jaxpr, tuple(inputs))
         if key not in self._known:
             names = self.variables(jaxpr, inputs)
-            outs = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
-            self._known[key] = outs, jaxpr  # the jaxpr is kept, so that no other gets its id
-        return list(self._known[key][0])
+            self._known[key] = [read_names(names, v) for v in _jax.open_jaxpr(jaxpr)[0].outvars]
+        return list(self._known[key])
 
     def check(self, jaxpr: Any, inputs: Sequence[Names]) -> list[Names]:
         """Check a program that a custom rule traced late, and return the named axes of its results."""
@@ -120,20 +114,17 @@ class Checker:
             return self._ordinary(eqn, inputs)
         self._around.append(eqn)
         try:
-            return rule(self, found, inputs)
+            return rule(self, found, inputs, eqn)
         finally:
             self._around.pop()
 
     def _ordinary(self, eqn, inputs):
-        self.refuse_names(eqn)
+        """An operation in no table, which must name no axes of this xmap."""
         if eqn.primitive.name == "io_callback":
             self.met.update(alone(_union(inputs), self.placements))  # each device calls with its own
-        return [_union(inputs)] * len(eqn.outvars)
-
-    def refuse_names(self, eqn: Any) -> None:
-        """Raise for an operation in no table that names axes of this xmap."""
         if used := names_used(eqn) & self.own:
             raise errors.unsupported_primitive(eqn.primitive.name, sorted(used, key=str), self.where(eqn))
+        return [_union(inputs)] * len(eqn.outvars)
 
     def _collective(self, eqn, inputs):
         mentioned = mentioned_names(eqn.params)
@@ -159,7 +150,7 @@ class Checker:
 
     def together(self, predicate: Names, *bodies: Any) -> None:
         """Note what decides alone on a device which branch it takes, or how often it loops, around what is shared."""
-        if any(collectives_in(body) or body.effects for body in bodies):
+        if predicate and any(collectives_in(body) or body.effects for body in bodies):
             self.met.update(alone(predicate, self.placements))
 
     def _check_mentions(self, eqn, inputs):
@@ -183,102 +174,50 @@ def _union(names: Sequence[Names]) -> Names:
 # --------------------------------------------------------------- structured equations
 
 
-def _called(checker: Checker, call: Any, inputs: Sequence[Names]) -> list[Names]:
-    return checker.results(call.body, inputs)
+class _Flow(NamedTuple):
+    """The named axes in an equation that runs bodies.
+
+    Attributes:
+      operands: those of its operands, and of what a loop carries after any number of iterations.
+      results: those of its results.
+      decides: those of what decides which branch runs, or how often a loop does.
+    """
+
+    operands: list[Names]
+    results: list[Names]
+    decides: Names
 
 
-def _custom_jvp(checker: Checker, call: _jax.CustomJvp, inputs: Sequence[Names]) -> list[Names]:
-    """Where there is room, results vary as their tangents do: a rule may use an operand that the function ignores."""
-    names = checker.results(call.body, inputs)
-    room = checker.room & _union(inputs)
-    if all(room <= n for n in names):
-        return names
-    try:
-        outs = dataclasses.replace(checker, room=NONE).results(derivative(checker.trace, checker._around[-1]), inputs)
-    except Exception:  # There is no derivative, or these axes must not meet in it.
-        return names
-    tangents = iter(outs[len(outs) // 2 :])
-    return [n | (next(tangents) & room) if is_smooth(t) else n for n, t in zip(names, call.body.out_avals)]
-
-
-def _scan(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
-    carry = scan_carry_names(checker, scan, inputs)
-    consts, xs = _around_carry(scan, inputs)
-    outs = checker.results(scan.body, [*consts, *carry, *xs])
-    return [*carry, *outs[len(carry) :]]
-
-
-def _around_carry(scan, inputs):
-    return inputs[: scan.num_consts], inputs[scan.num_consts + scan.num_carry :]
-
-
-def scan_carry_names(checker: Checker, scan: _jax.Scan, inputs: Sequence[Names]) -> list[Names]:
-    """The fixpoint of the named axes that a scan's carry varies over."""
-    consts, xs = _around_carry(scan, inputs)
-
-    def step(carry):
-        return checker.results(scan.body, [*consts, *carry, *xs])[: scan.num_carry]
-
-    return _fixpoint(step, inputs[scan.num_consts : scan.num_consts + scan.num_carry])
-
-
-def _fixpoint(step, carry):
+def flow_through(checker: Checker, held: Any, inputs: Sequence[Names]) -> _Flow:
+    """The fixpoint of the named axes in calls, loops and branches."""
+    bodies, carry, operands = bodies_of(held), carry_of(held), list(inputs)
     while True:
-        grown = [old | new for old, new in zip(carry, step(carry))]
-        if grown == list(carry):
-            return grown
-        carry = grown
+        decides = inputs[0] if isinstance(held, _jax.Cond) else NONE
+        outs: list[list[Names]] = []
+        for body in bodies:
+            names = checker.results(body.jaxpr, [operands[k] for k in body.operands])
+            decides, outs = (decides | names[0], outs) if body.decides else (decides, [*outs, names])
+        results = [_union([decides, *names]) for names in zip(*outs)]
+        grown = [old | new for old, new in zip(operands[carry], results)]
+        if grown == operands[carry]:
+            checker.together(decides, *(body.jaxpr for body in bodies))
+            return _Flow(operands, [*grown, *results[len(grown) :]], decides)
+        operands[carry] = grown
 
 
-def while_names(checker: Checker, loop: _jax.While, inputs: Sequence[Names]) -> tuple[list[Names], Names]:
-    """The named axes that a while loop's carry and its predicate vary over."""
-    first_carried = loop.num_condition_consts + loop.num_body_consts
-    condition_consts, body_consts = (
-        inputs[: loop.num_condition_consts],
-        inputs[loop.num_condition_consts : first_carried],
-    )
-
-    def predicate(carry):
-        return checker.results(loop.condition, [*condition_consts, *carry])[0]
-
-    def step(carry):
-        varying = predicate(carry)
-        return [names | varying for names in checker.results(loop.body, [*body_consts, *carry])]
-
-    carry = _fixpoint(step, inputs[first_carried:])
-    checker.together(predicate(carry), loop.condition, loop.body)
-    return carry, predicate(carry)
-
-
-def _cond(checker: Checker, cond: _jax.Cond, inputs: Sequence[Names]) -> list[Names]:
-    index, *operands = inputs
-    checker.together(index, *cond.branches)
-    branches = [checker.results(branch, operands) for branch in cond.branches]
-    return [_union([index, *names]) for names in zip(*branches)]
-
-
-def _linear_solve(checker: Checker, solve: _jax.LinearSolve, inputs: Sequence[Names]) -> list[Names]:
-    """The same names for every unknown and right-hand side: the solve mixes them all."""
+def _mixed(checker: Checker, held: Any, inputs: Sequence[Names], eqn: Any) -> list[Names]:
+    """The same names for all results: a solution, or a root, depends on all that its equation depends on."""
     union = _union(inputs)
-    return [union] * len(checker.results(solve.solve, [union] * len(solve.solve.in_avals)))
-
-
-def _operation(checker: Checker, held: _jax.HijaxOperation, inputs: Sequence[Names]) -> list[Names]:
-    """The same names for all results: a root depends on everything that its equation depends on."""
-    union = _union(inputs)
-    found = [checker.results(body, [union] * len(body.in_avals)) for body in held.bodies]
-    return [_union([union, *itertools.chain(*found)])] * len(checker._around[-1].outvars)
+    jaxprs = [body.jaxpr for body in bodies_of(held)]
+    found = [checker.results(jaxpr, [union] * len(jaxpr.in_avals)) for jaxpr in jaxprs]
+    return [_union([union, *itertools.chain(*found)])] * len(eqn.outvars)
 
 
 # For the others (custom_vmap, shard_map, linear maps of roots), results vary over the operands' names.
-_STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names]], list[Names]]] = {
-    _jax.Call: _called,
-    _jax.Checkpoint: _called,
-    _jax.CustomJvp: _custom_jvp,
-    _jax.CustomVjp: _called,
-    _jax.Scan: _scan,
-    _jax.While: lambda *given: while_names(*given)[0],
-    _jax.Cond: _cond,
-    _jax.LinearSolve: _linear_solve,
-    _jax.HijaxOperation: _operation,
+_STRUCTURED: dict[type, Callable[[Checker, Any, Sequence[Names], Any], list[Names]]] = {
+    **dict.fromkeys(
+        (_jax.Call, _jax.Checkpoint, _jax.CustomJvp, _jax.CustomVjp, _jax.Scan, _jax.While, _jax.Cond),
+        lambda checker, held, inputs, _: flow_through(checker, held, inputs).results,
+    ),
+    **dict.fromkeys((_jax.LinearSolve, _jax.HijaxOperation), _mixed),
 }

@@ -73,7 +73,7 @@ def trace_flat(fun: Callable[..., Any], types: Sequence[Any], body: Body) -> Any
 
 def _trace(fun, types, body, return_shape):
     axis_env = [*_new_device_axes(body), *body.sizes.items()]
-    with body_context(body):
+    with _body_context(body):
         try:
             closed = jax.make_jaxpr(fun, axis_env=axis_env, return_shape=return_shape)(*types)
             return _without_references(closed, axis_env) if return_shape else closed
@@ -108,7 +108,7 @@ def _new_device_axes(body):
 
 
 @contextlib.contextmanager
-def body_context(body: Body) -> Iterator[None]:
+def _body_context(body: Body) -> Iterator[None]:
     """The context for tracing a body: this thread knows its axes, and JAX has the removed vocabulary again."""
     with entered_body(body), restored(), _by_our_rules(True), _jax.plain_context():
         yield

@@ -9,6 +9,7 @@ axes over which it differs between devices: exactly the mesh axes of its names.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -77,21 +78,16 @@ def split(values: Sequence[NamedValue], *lengths: int) -> list[list[NamedValue]]
     return [*pieces, list(values[start:])]
 
 
-class _Cotangent:
-    """Marks values that a custom backward rule makes from its cotangents: an axis of one element (``COTANGENT``)."""
+class _Mark(enum.Enum):
+    """An axis of one element: in ``names`` of values that a custom backward rule computes from cotangents.
 
-    def __str__(self) -> str:
-        return "cotangent"
+    Where such a value does not vary over an axis, it has been summed over it before the rule runs.
+    """
+
+    COTANGENT = "cotangent"
 
 
-COTANGENT = _Cotangent()
-
-"""In ``names`` of values that a custom backward rule computes from cotangents.
-
-The cotangent of a value that does not vary over an axis arrives summed over it.  A rule is written for
-one element of the axis, where nothing is summed yet: its own ``psum`` is meant to be that sum.  So a ``psum`` of a
-value with this mark does not multiply it by the size of the axis, as it would any other value that is equal along it.
-"""
+COTANGENT = _Mark.COTANGENT
 
 
 def transposed(value, dims):

@@ -172,14 +172,14 @@ _TEXTS = {"INSIDE": INSIDE, "CALLBACK": CALLBACK, "GLOBAL_ARRAY": GLOBAL_ARRAY}
 _ROW = re.compile(r"(\w+) +([\d.]*) *([\w.]*)(?:\{([^}]*)\})? *(.*?) -> (.*)")
 
 
-def _read(rows: str) -> Iterator[tuple[str, str, str, str, str]]:
+def read(rows: str) -> Iterator[tuple[str, str, str, str, str]]:
     """The name, the keyword, the release, the kind and what to write, of each name in a table."""
     for kind, until, module, several, keyword, now in _ROW.findall(rows):
         for name in several.split() or [""]:
             yield module + name, keyword, until, kind, _TEXTS.get(now, now).replace("{}", name)
 
 
-TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in _read(_ROWS)]
+TABLE = [Removed(name, until, kind, now) for name, _, until, kind, now in read(_ROWS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Keyword:
 
 KEYWORDS = [
     Keyword(function, keyword, kind, now)
-    for function, keyword, _, kind, now in _read("""
+    for function, keyword, _, kind, now in read("""
 adapter jax.experimental.pjit.pjit in_axis_resources -> in_shardings
 adapter jax.experimental.pjit.pjit out_axis_resources -> out_shardings
 adapter jax.experimental.pjit.with_sharding_constraint axis_resources -> shardings

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from xmap_compat import _jax
+from xmap_compat.core.bodies import bodies_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Operation:
         return self.body.stack_of(self.eqn)
 
     @property
-    def turns(self) -> int | None:
+    def iterations(self) -> int | None:
         """How often the programs in it run; None for a while loop."""
         if isinstance(self.found, _jax.While):
             return None
@@ -186,15 +187,5 @@ def _shard_map(found: _jax.ShardMap, operands: Sequence[Value], results: Sequenc
 
 
 def _branches(eqn: Any, found: Any, inside: StagedBody) -> Iterator[Tree]:
-    bodies: Any
-    if isinstance(found, _jax.Cond):
-        bodies = found.branches
-    elif isinstance(found, _jax.While):
-        bodies = found.condition, found.body
-    elif isinstance(found, _jax.Scan):
-        bodies = (found.body,)
-    elif isinstance(found, _jax.LinearSolve):
-        bodies = (found.solve,)
-    else:
-        bodies = _jax.subjaxprs(eqn.params)
-    return (_tree(body, inside) for body in bodies)
+    bodies = [] if found is None else [body.jaxpr for body in bodies_of(found)]
+    return (_tree(body, inside) for body in bodies or _jax.subjaxprs(eqn.params))

@@ -19,13 +19,20 @@ def tracer_origin(x: Any) -> tuple[str, Any]:
     if not isinstance(x, jax.core.Tracer):
         return "constant", None
     if not isinstance(x, partial_eval.DynamicJaxprTracer):
-        # Tracers of a derivative have a primal, those of vmap a value.
-        if not (hasattr(x, "primal") or hasattr(x, "val")):
-            raise AttributeError(f"{type(x).__name__!r} object has neither 'primal' nor 'val'")
-        return "same", x.primal if hasattr(x, "primal") else x.val
+        return "same", x.primal if hasattr(x, "primal") else x.val  # of a derivative, or of vmap
     held = x.full_lower()  # for a constant, and for a value that a function closes over, the value itself
     if held is not x:
         return "same", held
     if x.parent is None:
         return "input", None
     return "equation", (x.parent, x.parent.outvars.index(x.val), x.parent.invars)
+
+
+def _tried(x):
+    """Ask for each kind of tracer, so that it fails here."""
+    ask = lambda v: (tracer_origin(v), v * 2)[1]  # noqa: E731
+    tracer_origin(ask(x))
+    return jax.vmap(ask)(x), jax.jvp(ask, (x,), (x,))
+
+
+jax.make_jaxpr(_tried)(jax.ShapeDtypeStruct((1,), "float32"))

@@ -47,4 +47,8 @@ class ProcessStore:
 def process_store() -> ProcessStore | None:
     """The store of this process; None if it has not joined others."""
     client = distributed.global_state.client
-    return None if client is None else ProcessStore(client)
+    has_store = hasattr(client, "key_value_set") and hasattr(client, "key_value_dir_get")
+    return ProcessStore(client) if has_store else None
+
+
+process_store()  # so that it fails here

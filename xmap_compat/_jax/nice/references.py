@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax._src.state import discharge
 from jax.extend import core as jex_core
 
@@ -16,3 +17,6 @@ def discharged(closed: Any) -> Any:
         # By itself it would expand operations like ``lax.custom_root``.
         return discharge.discharge_state(closed, lower=False)
     return jex_core.ClosedJaxpr(*discharge.discharge_state(closed.jaxpr, closed.consts))
+
+
+discharged(jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct((), "float32")))  # so that it fails here

@@ -11,8 +11,8 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView, gather_over, without_single
+from xmap_compat.core.device_primitives import bind, take_p
 from xmap_compat.core.nested.axes import own_of
-from xmap_compat.core.nested.primitives import bind, take_p
 from xmap_compat.core.placement import DeviceAxis, Placement
 from xmap_compat.core.specs import AxisName, AxisSpec
 from xmap_compat.core.values import NamedValue

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xmap_compat.core.nested.primitives import bind, gather_p, take_p, vary_p
+from xmap_compat.core.device_primitives import bind, gather_p, take_p, vary_p
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.trace import sizes_in_scope
 

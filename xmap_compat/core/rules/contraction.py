@@ -21,12 +21,11 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
-from xmap_compat.core.device import DeviceView, sum_devices, vary_over
+from xmap_compat.core.device import DeviceView, cast_to, sum_devices, times_elements
 from xmap_compat.core.parameters import Params
-from xmap_compat.core.rules.translation import Translation
-from xmap_compat.core.values import COTANGENT, NamedValue
+from xmap_compat.core.values import NamedValue
 
-Labels = tuple[int, ...]
+_Labels = tuple[int, ...]
 
 
 class Subscripts(NamedTuple):
@@ -37,8 +36,8 @@ class Subscripts(NamedTuple):
       output: the labels of the result; each is a label of some operand.
     """
 
-    inputs: tuple[Labels, ...]
-    output: Labels
+    inputs: tuple[_Labels, ...]
+    output: _Labels
 
     def __repr__(self) -> str:
         *inputs, output = ("".join(map(opt_einsum.get_symbol, labels)) for labels in (*self.inputs, self.output))
@@ -75,7 +74,7 @@ def bind_contraction(
         mentions = _without_axis(mentions, name, [name in _jax.varying_axes(x) for x in operands])
     named = tuple(a for a in axes if a not in manual)
     if named or mentions is not None:
-        out = contraction_p.bind(*operands, axes=named, subscripts=subscripts, mentions=mentions, **options)
+        out = _contraction_p.bind(*operands, axes=named, subscripts=subscripts, mentions=mentions, **options)
     else:
         out = _contract_arrays(*operands, subscripts=subscripts, **options)
     mesh_axes = tuple(a for a in axes if a in manual)
@@ -97,12 +96,12 @@ def accumulation_type(dtype: Any, preferred_element_type: Any) -> np.dtype | Non
     return None if preferred_element_type is None else np.dtype(jnp.promote_types(dtype, preferred_element_type))
 
 
-def fresh_labels(inputs: Sequence[Labels]) -> Iterator[int]:
+def _fresh_labels(inputs: Sequence[_Labels]) -> Iterator[int]:
     """Labels that the operands do not have yet."""
     return itertools.count(1 + max(itertools.chain.from_iterable(inputs), default=-1))
 
 
-def output_order(inputs: Sequence[Labels], output: Labels, more: Sequence[int]) -> Labels:
+def _output_order(inputs: Sequence[_Labels], output: _Labels, more: Sequence[int]) -> _Labels:
     """Labels of a result that has ``more`` than ``output``: where a dot leaves them, those of ``output`` in order."""
     kept = (*more, *output)
     if len(inputs) != 2:
@@ -118,9 +117,9 @@ def _contract_arrays(*operands, subscripts, precision, preferred_element_type, o
     options = {"precision": precision, "preferred_element_type": preferred_element_type}
     if len(operands) == 2:
         return _dot(*operands, subscripts, options)
-    path = _path(subscripts, [x.shape for x in operands], optimize)
     labelled = itertools.chain.from_iterable(zip(operands, map(list, subscripts.inputs)))
-    return jnp.einsum(*labelled, list(subscripts.output), optimize=path, **options)
+    # An optimizer with a state is for one contraction.
+    return jnp.einsum(*labelled, list(subscripts.output), optimize=copy.deepcopy(optimize), **options)
 
 
 def _sum_alone(operands, subscripts, dtype):
@@ -161,25 +160,6 @@ def _without(labels, gone):
     return tuple(c for c in labels if c not in gone)
 
 
-def _path(subscripts, shapes, optimize):
-    """A path of contractions in pairs for operands of these shapes."""
-    # An optimizer with a state is for one contraction.
-    path, _ = opt_einsum.contract_path(str(subscripts), *shapes, shapes=True, optimize=copy.deepcopy(optimize))
-    return list(_in_pairs(path, len(shapes)))
-
-
-def _in_pairs(path, count):
-    """Split steps of more than two operands into pairs; the result of a step comes last."""
-    for step in path:
-        operands = sorted(step)
-        while len(operands) > 2:
-            yield tuple(operands[-2:])
-            count -= 1
-            operands[-2:] = [count - 1]
-        yield tuple(operands)
-        count -= len(operands) - 1
-
-
 def _abstract_eval(*operands, axes, mentions, **params):
     out = jax.eval_shape(lambda *xs: _contract_arrays(*xs, **params), *operands)
     return out.shape, out.dtype
@@ -206,7 +186,7 @@ def _replaced(values, index, value):
 
 def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
     """Under a vmap: the mapped dimension is contracted if the vmap binds one of the axes, else it is kept."""
-    label = next(fresh_labels(subscripts.inputs))
+    label = next(_fresh_labels(subscripts.inputs))
     inputs = tuple(
         labels if d is None else (*labels[:d], label, *labels[d:]) for labels, d in zip(subscripts.inputs, dims)
     )
@@ -215,7 +195,7 @@ def _batch(operands, dims, *, name, axes, subscripts, mentions, **options):
         rest = tuple(a for a in axes if a != name)
         out = bind_contraction(*operands, axes=rest, subscripts=Subscripts(inputs, subscripts.output), **options)
         return out * np.asarray(lax.axis_size(name)).astype(out.dtype) if inputs == subscripts.inputs else out, None
-    order = output_order(inputs, subscripts.output, [label])
+    order = _output_order(inputs, subscripts.output, [label])
     out = bind_contraction(*operands, axes=axes, subscripts=Subscripts(inputs, order), **options)
     return out, order.index(label) if label in order else None
 
@@ -228,10 +208,10 @@ def _without_axis(mentions, name, varies):
         for axis, by in skipped:
             if axis == name and does:
                 raise errors.einsum_skipped_axis(mentions.spec, axis, by, operand)
-    return left_to_check(mentions, {name})
+    return _left_to_check(mentions, {name})
 
 
-def left_to_check(mentions: Skipped | None, known: Container[Hashable]) -> Skipped | None:
+def _left_to_check(mentions: Skipped | None, known: Container[Hashable]) -> Skipped | None:
     """The mentions left to check when some axes have been checked."""
     if mentions is None:
         return None
@@ -239,7 +219,7 @@ def left_to_check(mentions: Skipped | None, known: Container[Hashable]) -> Skipp
     return dataclasses.replace(mentions, skipped=left) if any(left) else None
 
 
-contraction_p = _jax.define_named_primitive(
+_contraction_p = _jax.define_named_primitive(
     "pdot", abstract_eval=_abstract_eval, bind=bind_contraction, cotangent=_cotangent, batch=_batch
 )
 
@@ -249,22 +229,20 @@ def contract(view: DeviceView, params: Params, *operands: NamedValue) -> NamedVa
     own = view.own(params["axes"])
     names = frozenset().union(*(v.names for v in operands))
     positional = params["subscripts"]
-    local = dict(zip(view.local_names(names), fresh_labels(positional.inputs)))
+    local = dict(zip(view.local_names(names), _fresh_labels(positional.inputs)))
     inputs = [_labels(v, labels, local) for v, labels in zip(operands, positional.inputs)]
-    order = output_order(inputs, positional.output, [local[n] for n in local if n not in own])
+    order = _output_order(inputs, positional.output, [local[n] for n in local if n not in own])
     data = bind_contraction(
-        *(vary_over(view, v, names).data for v in operands),
+        *(cast_to(view, v, names).data for v in operands),
         axes=[n for n in params["axes"] if not view.is_own(n)],
         subscripts=Subscripts(tuple(inputs), order),
         # Inside a shard_map, names bound outside of it cannot be checked.
-        mentions=None if view.typed else left_to_check(params["mentions"], view.placements),
+        mentions=None if view.typed else _left_to_check(params["mentions"], view.placements),
         **{option: params[option] for option in ("precision", "preferred_element_type", "optimize")},
     )
     mesh_axes = view.mesh_axes_of(n for n in params["axes"] if n in own & names)
     data = summed(lambda x: sum_devices(view, x, mesh_axes), data) if mesh_axes else data
-    repeats = view.total_size(own - names)
-    if repeats != 1 and COTANGENT not in names:
-        data = data * np.asarray(repeats).astype(data.dtype)
+    data = times_elements(view, data, names, own - names)
     dims = {label: name for name, label in local.items()}
     return NamedValue(data, tuple(map(dims.get, order)), names - own)
 
@@ -290,4 +268,4 @@ def canonical_precision(precision: Any) -> Any:
         raise errors.should_be("The precision", wanted, precision, ValueError) from None
 
 
-TRANSLATIONS = {"pdot": Translation(contract)}
+TRANSLATIONS = {"pdot": contract}

@@ -17,14 +17,11 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, Part, conform_to_names, travel, vary_over
+from xmap_compat.core.device import DeviceView, Part, cast_to, laid_out_over, sent, times_elements
 from xmap_compat.core.indices import device_index, index_of
 from xmap_compat.core.parameters import Params, axis_names
-from xmap_compat.core.rules.groups import exchange_in_groups
-from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
 from xmap_compat.core.values import (
-    COTANGENT,
     NamedValue,
     leading,
     merge_positional,
@@ -39,10 +36,9 @@ def _reduce_scatter(view: DeviceView, params: Params, value: NamedValue) -> Name
     names, position = axis_names(params), params["scatter_dimension"]
     if not view.present(value, names):
         chunk = _own_chunk(view, value, names, position)
-        repeats = 1 if COTANGENT in value.names else view.total_size(names)
-        result = NamedValue(chunk.data * np.asarray(repeats, chunk.data.dtype), chunk.dims, chunk.names)
+        result = NamedValue(times_elements(view, chunk.data, value.names, names), chunk.dims, chunk.names)
     else:
-        value = conform_to_names(view, value, value.names | view.own(names))
+        value = laid_out_over(view, value, value.names | view.own(names))
         summed = NamedValue(lax.reduce_sum(value.data, value.dims_of(names)), without(value.dims, names), value.names)
         result = _scattered(view, summed, names, position)
     return result if params["tiled"] else squeeze_positional(result, position)
@@ -53,23 +49,9 @@ def _scattered(view, summed, names, position):
     data, mesh, local = _split(view, summed, position, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
-        data = travel(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
+        data = sent(view, lambda x: _jax.sum_scatter(x, axes), _merge_leading(data, len(mesh) + len(local)))
         data = _jax.reshaped(data, (*(part.size for part in local), *data.shape[1:]))
     return NamedValue(data, (*(part.name for part in local), *summed.dims), summed.names)
-
-
-def _scatter_in_groups(members, place, params):
-    at = params["scatter_dimension"]
-    total = lax.reduce_sum(members, (0,))
-    width = total.shape[at] // len(members)
-    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
-    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
-
-
-def _trade_in_groups(members, place, params):
-    at = 1 + params["split_axis"]
-    width = members.shape[at] // len(members)
-    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
 
 
 def _split(view: DeviceView, value: NamedValue, position: int, names: AxisNames):
@@ -111,7 +93,7 @@ def _all_to_all(view: DeviceView, params: Params, value: NamedValue) -> NamedVal
 
 def _own_chunk(view, value, names, position):
     """Where a value is the same everywhere, each element takes its chunk: nothing needs to be sent."""
-    value = vary_over(view, value, names)
+    value = cast_to(view, value, names)
     data, mesh, local = _split(view, value, position, names)
     if mesh:
         index = device_index(view, [part.name for part in mesh])
@@ -129,13 +111,13 @@ def take_own(view: DeviceView, value: NamedValue, names: AxisNames) -> NamedValu
 
 def _exchange(view, value, names, split):
     """The chunks that all elements have for this one, with a first positional dimension for the source."""
-    value = conform_to_names(view, value, value.names | view.own(names))
+    value = laid_out_over(view, value, value.names | view.own(names))
     data, mesh, local = _split(view, value, split, names)
     if mesh:
         axes = tuple(part.name for part in mesh)
         shape = data.shape
         exchange = lambda x: lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True)  # noqa: E731
-        data = travel(view, exchange, _merge_leading(data, len(mesh)))
+        data = sent(view, exchange, _merge_leading(data, len(mesh)))
         data = _jax.reshaped(data, shape)
     # Leading: source devices, new local owners; then the old dimensions, among them the local sources.
     lead = len(mesh) + len(local)
@@ -154,7 +136,7 @@ def _ppermute(view: DeviceView, params: Params, value: NamedValue) -> NamedValue
     names, perm = axis_names(params), params["perm"]
     if not view.present(value, names):
         return _keep_received(view, value, names, perm)
-    value = conform_to_names(view, value, value.names | view.own(names))
+    value = laid_out_over(view, value, value.names | view.own(names))
     mesh, local = view.parts_by_kind(names)
     local_names = [part.name for part in local]
     data = _merge_leading(leading(value, local_names), len(local))
@@ -170,7 +152,7 @@ def _keep_received(view, value, names, perm):
     received = np.zeros(view.total_size(names), bool)
     received[[destination for _, destination in perm]] = True
     if received.all():
-        return conform_to_names(view, value, value.names | view.own(names))
+        return laid_out_over(view, value, value.names | view.own(names))
     mask = lambda x, index: jnp.where(jnp.asarray(received)[index], x, jnp.zeros_like(x))  # noqa: E731
     return apply_positional(view, mask, value, index_of(view, names))
 
@@ -188,35 +170,35 @@ def _linear_index(parts: Sequence[Part], wanted: Sequence[Part]) -> list[int]:
 def _permute_slots(view, data, moves, mesh_axes):
     """Carry out moves ``(source device, source slot, destination device, destination slot)``.
 
-    Only slabs that change device travel, in as few collectives as ``exchange_rounds`` finds; the rest
+    Only elements that change device are sent, in as few collectives as ``_exchange_rounds`` finds; the rest
     is local indexing with tables that depend on the device.
     """
     devices = math.prod(map(view.mesh_size, mesh_axes))
     slots = data.shape[0]
     if devices > 1 and slots == 1:
-        return travel(view, functools.partial(_sent, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
+        return sent(view, functools.partial(_permuted, mesh_axes, [(s, d) for s, _, d, _ in moves]), data)
     buffers, nothing = [data], slots
-    taken = np.full((devices, slots), -1)
+    taken = np.full((devices, slots), _EMPTY_SLOT)
     for source, slot, destination, target in moves:
         if source == destination:
             taken[destination, target] = slot
-    traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
-    for batch in exchange_rounds(traveling):
+    moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])  # to lie in place on arrival
+    for batch in _exchange_rounds(moving):
         width = len(next(iter(batch.values())))
         send = np.zeros((devices, width), int)
         for (source, destination), pairs in batch.items():
             send[source] = [slot for slot, _ in pairs]
             taken[destination, [target for _, target in pairs]] = nothing + np.arange(width)
         outgoing = _take_slots(view, [data], send, mesh_axes)
-        buffers.append(travel(view, functools.partial(_sent, mesh_axes, list(batch)), outgoing))
+        buffers.append(sent(view, functools.partial(_permuted, mesh_axes, list(batch)), outgoing))
         nothing += width
-    if (taken < 0).any():
+    if (taken == _EMPTY_SLOT).any():
         buffers.append(jnp.zeros_like(data[:1]))
-        taken[taken < 0] = nothing
+        taken[taken == _EMPTY_SLOT] = nothing
     return _take_slots(view, buffers, taken, mesh_axes)
 
 
-def _sent(mesh_axes, pairs, x):
+def _permuted(mesh_axes, pairs, x):
     return lax.ppermute(x, mesh_axes, pairs)
 
 
@@ -248,15 +230,16 @@ def _joined(pieces):
     return lax.concatenate(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-Move = tuple[int, int, int, int]
-Round = dict[tuple[int, int], list[tuple[int, int]]]
+_EMPTY_SLOT = -1  # which no element moves to: it receives zeros
+_Move = tuple[int, int, int, int]
+_Round = dict[tuple[int, int], list[tuple[int, int]]]
 
 
-def exchange_rounds(moves: Iterable[Move]) -> list[Round]:
+def _exchange_rounds(moves: Iterable[_Move]) -> list[_Round]:
     """Group moves between devices into rounds of one ``ppermute`` each.
 
     In a round every device sends to at most one other and receives from at most one, and all pairs
-    carry the same number of slabs, so that nothing is padded: the slabs that travel are
+    carry the same number of elements, so that nothing is padded: those that are sent are
     exactly those that change device.  Pairs are matched greedily, widest first, which finds one round
     for a rotation by one and at most two for any rotation.
 
@@ -269,7 +252,7 @@ def exchange_rounds(moves: Iterable[Move]) -> list[Round]:
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for source, slot, destination, target in moves:
         pairs[source, destination].append((slot, target))
-    rounds: list[Round] = []
+    rounds: list[_Round] = []
     pending = sorted(pairs, key=lambda pair: (-len(pairs[pair]), (pair[1] - pair[0]), pair))
     while pending:
         width = len(pairs[pending[0]])
@@ -292,7 +275,7 @@ def _matching(pairs):
 
 
 TRANSLATIONS = {
-    "reduce_scatter": Translation(_reduce_scatter, exchange_in_groups(_scatter_in_groups)),
-    "all_to_all": Translation(_all_to_all, exchange_in_groups(_trade_in_groups)),
-    "ppermute": Translation(_ppermute),
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
 }

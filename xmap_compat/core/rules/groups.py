@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.device import DeviceView, gather_over
@@ -15,26 +15,25 @@ from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names
 from xmap_compat.core.values import NamedValue
 
-InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
+_InGroups = Callable[[DeviceView, Params, NamedValue], NamedValue]
 
 
-def reduce_in_groups(reduce: Callable[..., Any]) -> InGroups:
-    """A reduction within groups, which may differ in size: all groups are reduced, those of one size together."""
+def _reduce(reduce: Callable[..., Any]) -> _InGroups:
+    """A reduction within groups: all groups are reduced, and each element takes the result of its own."""
 
     def in_groups(view, params, value):
-        names, groups = axis_names(params), sorted(params["axis_index_groups"], key=len)
-        alike = [np.array(list(some)) for _, some in itertools.groupby(groups, len)]
-        own = np.repeat(np.arange(len(groups)), [len(g) for g in groups])[np.argsort(list(itertools.chain(*groups)))]
+        names, groups = axis_names(params), np.asarray(params["axis_index_groups"], np.int32)
+        group_of = np.argsort(groups.ravel()) // groups.shape[1]
 
         def own_of(everything, index):
-            return jnp.concatenate([reduce(everything[group], (1,)) for group in alike])[jnp.asarray(own)[index]]
+            return reduce(everything[groups], (1,))[jnp.asarray(group_of)[index]]
 
         return apply_positional(view, own_of, gather_over(view, value, names), index_of(view, names))
 
     return in_groups
 
 
-def exchange_in_groups(finish: Callable[..., Any]) -> InGroups:
+def _exchange(finish: Callable[..., Any]) -> _InGroups:
     """``finish(members, place, params)``: the slices of an element's group in its order, and its place among them."""
 
     def in_groups(view, params, value):
@@ -48,3 +47,33 @@ def exchange_in_groups(finish: Callable[..., Any]) -> InGroups:
         return apply_positional(view, own_of, gather_over(view, value, names, "varying"), index_of(view, names))
 
     return in_groups
+
+
+def _gathered(members, place, params):
+    at = params["all_gather_dimension"]
+    members = jnp.moveaxis(members, 0, at)
+    return lax.collapse(members, at, at + 2) if params["tiled"] else members
+
+
+def _scattered(members, place, params):
+    at = params["scatter_dimension"]
+    total = lax.reduce_sum(members, (0,))
+    width = total.shape[at] // len(members)
+    chunk = lax.dynamic_slice_in_dim(total, place * width, width, at)
+    return chunk if params["tiled"] else lax.squeeze(chunk, (at,))
+
+
+def _traded(members, place, params):
+    at = 1 + params["split_axis"]
+    width = members.shape[at] // len(members)
+    return jnp.concatenate(list(lax.dynamic_slice_in_dim(members, place * width, width, at)), params["concat_axis"])
+
+
+IN_GROUPS = {
+    "psum": _reduce(lax.reduce_sum),
+    "pmax": _reduce(lax.reduce_max),
+    "pmin": _reduce(lax.reduce_min),
+    "all_gather": _exchange(_gathered),
+    "reduce_scatter": _exchange(_scattered),
+    "all_to_all": _exchange(_traded),
+}

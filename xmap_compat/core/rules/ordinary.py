@@ -16,25 +16,33 @@ from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core.batch import bind_named, bind_per_element, dot_dimensions
-from xmap_compat.core.device import DeviceView, vary_alike, vary_over
+from xmap_compat.core.device import DeviceView, cast_alike, cast_to
+from xmap_compat.core.rules.layouts import laid_out, layout_of
 from xmap_compat.core.values import NamedValue
 
 Params = Mapping[str, Any]
-OrdinaryRule = Callable[[DeviceView, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
-GENERAL = None  # what a rule returns for operands that need the general way
+_OrdinaryRule = Callable[[DeviceView, Any, Sequence[NamedValue], Params], "list[NamedValue] | None"]
+_GENERAL = None  # what a rule returns for operands that need the general way
 
 
-def evaluate_primitive(
-    view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Params
-) -> list[NamedValue]:
-    """Evaluate a primitive that knows nothing of names."""
-    operands = vary_alike(view, operands)
+def bind_ordinary(view: DeviceView, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+    """The results of an equation that knows nothing of names."""
+    primitive, params, layout = eqn.primitive, eqn.params, None
+    if view.typed:
+        names = frozenset().union(*(v.names for v in operands))
+        primitive, params = _jax.local_operation(eqn, view.mesh_axes_of(names), view.compiler)
+        layout = layout_of(view, primitive, params, operands)
+    if layout is not None:
+        operands = laid_out(view, operands, layout.operands, layout.named)
+    operands = cast_alike(view, operands)
+    rule = DIRECT.get(primitive.name)
+    results = _GENERAL if rule is None else rule(view, primitive, operands, params)
     if _jax.draws_from_rbg(primitive, operands):
         # Its batching rule draws one stream for a whole batch, so the bits would depend on the placement.
-        return bind_per_element(view, primitive, operands, params)
-    rule = DIRECT.get(primitive.name)
-    results = GENERAL if rule is None else rule(view, primitive, operands, params)
-    return bind_named(view, primitive, operands, params) if results is GENERAL else results
+        results = bind_per_element(view, primitive, operands, params)
+    elif results is _GENERAL:
+        results = bind_named(view, primitive, operands, params)
+    return results if layout is None else laid_out(view, results, layout.results, layout.named)
 
 
 def _bind(view, primitive, data, params, dims, names):
@@ -48,7 +56,7 @@ def _elementwise(view, primitive, operands, params):
     """Align all operands to one layout; scalars may stay scalars, as they may in the program."""
     rank = max(v.dims.count(None) for v in operands)
     if any(v.dims and v.dims.count(None) != rank for v in operands):
-        return GENERAL
+        return _GENERAL
     dims = max((v.dims for v in operands), key=len)
     missing = [n for v in operands for n in v.dims if n is not None and n not in dims]
     dims = (*dict.fromkeys(missing), *dims)
@@ -57,7 +65,7 @@ def _elementwise(view, primitive, operands, params):
     shape = next((v.positional_shape() for v in operands if v.dims.count(None)), ())
     data = [
         x if scalars_broadcast and not v.dims else _aligned(view, x, v.dims, dims, shape)
-        for v, x in ((v, vary_over(view, v, names).data) for v in operands)
+        for v, x in ((v, cast_to(view, v, names).data) for v in operands)
     ]
     return _bind(view, primitive, data, params, dims, names)
 
@@ -72,7 +80,7 @@ def _clamp(view, primitive, operands, params):
     names = frozenset().union(*(v.names for v in operands))
     dims = (*dict.fromkeys(n for v in operands for n in v.dims if n is not None and n not in x.dims), *x.dims)
     shape = x.positional_shape()
-    varied = [vary_over(view, v, names) for v in operands]
+    varied = [cast_to(view, v, names) for v in operands]
     data = [
         _aligned(view, v.data, v.dims, dims, shape) if k == 1 or isinstance(v.data, jax.core.Tracer) else v.data
         for k, v in enumerate(varied)
@@ -140,7 +148,7 @@ def _broadcast_in_dim(view, primitive, operands, params):
     named = [n for n in x.dims if n is not None]
     lead = len(named)
     if dynamic or any(n is not None for n in x.dims[lead:]):
-        return GENERAL
+        return _GENERAL
     sizes = [view.placements[n].local_size for n in named]
     shifted = {
         "shape": (*sizes, *params["shape"]),
@@ -153,10 +161,10 @@ def _broadcast_in_dim(view, primitive, operands, params):
 def _dot_general(view, primitive, operands, params):
     x, y = operands
     if params.get("out_sharding") is not None:
-        return GENERAL
+        return _GENERAL
     names = x.names | y.names
     numbers, dims = dot_dimensions(x, y, *params["dimension_numbers"])
-    data = [vary_over(view, v, names).data for v in operands]
+    data = [cast_to(view, v, names).data for v in operands]
     return _bind(view, primitive, data, {**params, "dimension_numbers": numbers}, dims, names)
 
 
@@ -175,7 +183,7 @@ _NO_SCALARS = ("select_n", "add_any")
 
 _REDUCTIONS = ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"]
 
-DIRECT: dict[str, OrdinaryRule] = {
+DIRECT: dict[str, _OrdinaryRule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_REDUCTIONS, _removing("axes")),
     "clamp": _clamp,

@@ -12,13 +12,11 @@ import numpy as np
 from jax import lax
 
 from xmap_compat.core.batch import apply_positional
-from xmap_compat.core.device import DeviceView, gather_devices, spread, sum_devices
+from xmap_compat.core.device import DeviceView, cast_data, gather_devices, sum_devices, times_elements
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.parameters import Params, axis_names, positions
-from xmap_compat.core.rules.groups import reduce_in_groups
-from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisNames
-from xmap_compat.core.values import COTANGENT, NamedValue, is_smooth
+from xmap_compat.core.values import NamedValue, is_smooth
 
 
 def _reduction_dims(value, names, positions):
@@ -38,9 +36,7 @@ def sum_over(view: DeviceView, value: NamedValue, names: AxisNames, positions: S
     data = lax.reduce_sum(value.data, dims) if dims else value.data
     mesh_axes = view.mesh_axes_of(present)
     data = sum_devices(view, data, mesh_axes)
-    repeats = view.total_size(n for n in names if n not in present)
-    if repeats != 1 and COTANGENT not in value.names:
-        data = data * np.asarray(repeats).astype(data.dtype)
+    data = times_elements(view, data, value.names, (n for n in names if n not in present))
     return _reduced(value, names, dims, data)
 
 
@@ -69,7 +65,7 @@ def _across_devices(view: DeviceView, extremum: Callable, x: Any, dims: Sequence
     def jvp(primals, tangents):
         (x,), (t,) = primals, tangents
         out = fun(x)
-        ties = (x == spread(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
+        ties = (x == cast_data(view, lax.expand_dims(out, dims), mesh_axes)).astype(x.dtype)
         shared = lambda v: sum_devices(view, lax.reduce_sum(v, dims) if dims else v, mesh_axes)  # noqa: E731
         return out, shared(t * ties) / shared(ties)
 
@@ -133,8 +129,8 @@ def _over_axes(reduce: Callable) -> Callable:
 
 
 TRANSLATIONS = {
-    "psum": Translation(_over_axes(sum_over), reduce_in_groups(lax.reduce_sum)),
-    "pmax": Translation(_over_axes(max_over), reduce_in_groups(lax.reduce_max)),
-    "pmin": Translation(_over_axes(min_over), reduce_in_groups(lax.reduce_min)),
-    "pbroadcast": Translation(_pbroadcast),
+    "psum": _over_axes(sum_over),
+    "pmax": _over_axes(max_over),
+    "pmin": _over_axes(min_over),
+    "pbroadcast": _pbroadcast,
 }

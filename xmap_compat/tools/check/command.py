@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from xmap_compat.tools.check import checker, editor, facts, findings, report, sources, table
+from xmap_compat.tools.check import checker, editor, facts, findings, report, table
+from xmap_compat.tools.source.reading import read
 
 CLEAN, FOUND, WRONG, LEFT = 0, 1, 2, 3
 NOT_SEEN = (
-    "Not seen: names made at run time, code in texts, and installed packages.\n"
+    "Not seen: names made at run time, uses after the error of an import was caught, and installed packages.\n"
     "`python -m xmap_compat check --report SCRIPT` runs a program, and lists all that it looks up."
 )
 HOW = "run it with `python -m xmap_compat SCRIPT`, or rewrite it with `python -m xmap_compat check --fix PATH`"
@@ -58,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     if args.fix or args.diff:
         return _fix(checked, args.fix, not args.no_install)
     if args.output_format == "json":
-        print(json.dumps(list(_as_json(checked)), indent=1))
+        print(json.dumps({"jax": checked.jax, "findings": [*_as_json(checked)], "not seen": NOT_SEEN}, indent=1))
     else:
         print(*checked.reported, _summary(checked), sep="\n")
     return FOUND if any(finding.dies for finding in checked.reported) else CLEAN
@@ -100,16 +101,15 @@ def _as_json(checked: findings.Checked) -> Iterator[dict[str, object]]:
 
 def _fix(checked: findings.Checked, write: bool, install: bool) -> int:
     fixed = editor.edited(checked, install)
-    for path, text in fixed.texts.items():
-        old = path.read_bytes()
+    for path, new in fixed.contents.items():
         if write:
-            path.write_bytes(sources.encoded(text, old))
+            path.write_bytes(new)
             print(f"rewritten: {path}")
         else:
-            before, after = (part.splitlines(True) for part in (sources.decoded(old), text))
+            before, after = (read(path, data).text.splitlines(True) for data in (None, new))
             sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path), n=1))
     errors = [finding for finding in checked.findings if finding.gone.kind == table.ERROR]
     left = [f"{finding}{'; needs install()' * (not finding.dies)}" for finding in fixed.left]
-    done = f"{len(fixed.texts)} file{'s' * (len(fixed.texts) != 1)} {'' if write else 'would be '}rewritten"
+    done = f"{len(fixed.contents)} file{'s' * (len(fixed.contents) != 1)} {'' if write else 'would be '}rewritten"
     print(*errors, *left, f"{done}, {len(left)} names left.\n{NOT_SEEN}", sep="\n")
     return LEFT if left else FOUND if errors else CLEAN

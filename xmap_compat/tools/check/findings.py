@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import re
 import tempfile
 from collections import defaultdict
@@ -11,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from xmap_compat.tools.check import checker, sources, table, texts
+from xmap_compat.tools.check import checker, facts, table
 from xmap_compat.tools.check.checker import Reported
-from xmap_compat.tools.check.facts import Jax
-from xmap_compat.tools.check.guards import ENDS, Guards, Place
-from xmap_compat.tools.check.sources import Program
-
-MODES = ("plain", "installed")
+from xmap_compat.tools.check.facts import INSTALLED, PLAIN
+from xmap_compat.tools.check.guards import Guards, Place
+from xmap_compat.tools.check.texts import Names
+from xmap_compat.tools.source.reading import Error, Program, read, source_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +29,10 @@ class Finding:
     line: int
     column: int
     gone: table.Gone
+    node: Any = None
     dies: bool = True  # whether a program that runs under install() fails there
     guarded: bool = False  # whether the program is ready for its absence, or does not get there: not reported
     caught: bool = False  # whether a try around it catches its error
-    node: ast.AST = dataclasses.field(default_factory=ast.Pass, compare=False)
-    statement: tuple[int, int] = (0, 0)  # its first and its last line
-
-    def place(self) -> tuple[str, int, int, int]:
-        return str(self.path), self.cell, self.line, self.column
 
     def __str__(self) -> str:
         cell = f":cell {self.cell}" if self.cell else ""
@@ -58,272 +54,174 @@ class Checked:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Candidate:
-    program: Program
+class _Use:
+    """A name at a place, before it is known whether this JAX has it."""
+
+    node: Any
     name: str
-    option: bool
-    node: ast.AST
+    question: str  # whether it is there
     used: bool  # called, or asked for an attribute
     at: tuple[int, int]
-    statement: ast.AST
     place: Place
 
 
 def check(paths: Sequence[Path], progress: Callable[[list[Path]], Iterable[Path]] = iter) -> Checked:
     """Read the files and folders of ``paths``, and find in them what JAX removed."""
-    programs = tuple(sources.read(path) for path in progress(list(sources.source_files(paths))))
-    with Jax() as jax, tempfile.TemporaryDirectory(prefix="xmap_compat") as folder:
-        marks = jax.marks([*table.NAMES, *table.MODULES], table.MOVED)
-        reported = _reported(programs, marks, Path(folder).resolve())
-        candidates: list[_Candidate] = []
-        for program in programs:
-            if "jax" not in program.text and not reported[program.path]:
-                continue
-            reader = _Reader(program)
-            assigned = reader.assigned()
-            found = [c for c in reader.candidates(reported[program.path]) if c.name not in assigned]
-            candidates += [*found, *(use for c in found for use in reader.absent(c))]
-        tests = sorted({test for c in candidates for test, _ in c.place.tests})
-        names = {c.name for c in candidates if c.name.startswith("jax.") and "(" not in c.name}
-        calls = [c.name[:-2].split("(") for c in candidates if c.name.endswith("=)") and c.name not in table.ALL]
-        answers = jax.answers(names, tests, {c.name for c in candidates if c.option}, calls)
-    findings = [*_unread(programs), *_Judge(marks, answers, tests).findings(candidates)]
-    return Checked(programs, tuple(sorted(findings, key=Finding.place)), marks["jax"])
+    programs = tuple(read(path) for path in progress(list(source_files(paths))))
+    near = _near_jax(programs)
+    reported = _reported([program for program in near if not program.errors])
+    uses = [(program, list(_Reader(program).uses(reported[program.path]))) for program in near]
+    questions = {question for _, own in uses for use in own for question in (use.question, *dict(use.place.tests))}
+    answers = facts.ask(questions)
+    unread = [
+        _unread(program, error) for program in programs if program in near or program.unread for error in program.errors
+    ]
+    found = [finding for program, own in uses for finding in _judged(program, own, answers)]
+    by_place = lambda f: (str(f.path), f.cell, f.line, f.column)  # noqa: E731
+    return Checked(programs, tuple(sorted([*unread, *found], key=by_place)), answers["jax"])
 
 
-def _unread(programs: Iterable[Program]) -> Iterator[Finding]:
-    for program in programs:
-        for line, column, message in program.errors:
-            yield Finding(
-                program.path, *program.where(line), column, table.Gone("cannot be read", table.ERROR, message)
-            )
-
-
-def _reported(programs: Iterable[Program], marks: dict[str, Any], folder: Path) -> dict[Path, list[Reported]]:
-    """What ty says about each program."""
-    lacking = set(marks["names"])
-    modules = [name for name in (*table.MODULES, *table.MOVED) if name in lacking]
-    names = [name for name in table.NAMES if name in lacking and name not in table.MOVED]
-    names += [f"{old}.{name}" for old, own in marks["moved"].items() if old in lacking for name in own]
-    checker.mark(Path(marks["folder"]), names, modules, folder)
-    roots: dict[Path, list[Program]] = defaultdict(list)
-    for program in _near_jax(programs):
-        if program.cells:
-            roots[checker.root_of(program.path.resolve())].append(program)
-    files, searched = {}, []
-    for number, (root, members) in enumerate(roots.items()):
-        searched.append(root)
-        changed = {}
-        for program in members:
-            path, text = program.path.resolve(), texts.as_attributes(program.text)
-            files[path] = program.path
-            if path.suffix != ".py" or text.encode() != path.read_bytes():
-                changed[path.relative_to(root).with_name(f"{path.stem}{path.suffix.replace('.ipynb', '_')}.py")] = text
-                files[folder / str(number) / [*changed][-1]] = files.pop(path)
-        if changed:
-            searched[-1] = folder / str(number)
-            searched[-1].mkdir()
-            checker.overlay(root, changed, searched[-1])
-    found: dict[Path, list[Reported]] = defaultdict(list)
-    for report in checker.run(list(files), folder, [folder, *searched]) if files else ():
-        found[files[report.path]].append(report)
-    return found
+def _unread(program: Program, error: Error) -> Finding:
+    line, column, message = error
+    return Finding(program.path, *program.where(line), column, table.Gone("cannot be read", table.ERROR, message))
 
 
 def _near_jax(programs: Iterable[Program]) -> list[Program]:
-    """The programs that speak of JAX, or import one that does: ty need not see others."""
-    near, others, stems = [], list(programs), {"jax"}
-    while stems:
-        word = re.compile(rf"\b({'|'.join(map(re.escape, sorted(stems)))})\b")
-        found = [program for program in others if word.search(program.text)]
-        near += found
-        others = [program for program in others if not word.search(program.text)]
-        stems = {p.path.parent.name if p.path.stem == "__init__" else p.path.stem for p in found} - {""}
-    return near
+    """The programs that speak of JAX, or import what imports it: the others are not even parsed."""
+    stems = [p.path.stem for p in programs if re.search(r"(?m)^\s*(from|import) jax\b", p.text)]
+    imports = re.compile(rf"(?m)^\s*(from|import)\b.*\b({'|'.join(map(re.escape, stems))})\b")
+    return [p for p in programs if "jax" in p.text or (stems and imports.search(p.text))]
+
+
+def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
+    """What ty says about each program."""
+    spec, found = importlib.util.find_spec("jax"), defaultdict(list)
+    if spec is None or spec.origin is None:
+        raise facts.NoJax("check looks up names in the JAX of this environment, which has none. Install jax")
+    with tempfile.TemporaryDirectory(prefix="xmap_compat") as temporary:
+        folder = Path(temporary).resolve()
+        modules = dict.fromkeys(table.MODULES, "")
+        modules |= {old: f"from {now} import *\n" for old, now in table.MOVED.items()}
+        checker.mark(Path(spec.origin).parent, table.NAMES.keys() - modules.keys(), modules, folder)
+        files, roots = {}, [folder]
+        for number, program in enumerate(programs):
+            path = program.path.resolve()
+            roots.append(_root_of(path))
+            if path.suffix != ".py":
+                path = folder / f"notebook{number}.py"
+                path.write_text(program.text, encoding="utf-8")
+            files[path] = program.path
+        for report in checker.run(files, folder, dict.fromkeys(roots)) if files else ():
+            found[files[report.path]].append(report)
+    return found
+
+
+def _root_of(path: Path) -> Path:
+    """The folder from which a file's module is imported: the first one above it that is no package."""
+    return next(folder for folder in path.parents if not (folder / "__init__.py").exists())
 
 
 class _Reader:
-    """The candidates in one program."""
+    """The uses in one program."""
 
     def __init__(self, program: Program):
-        self._program, self._lines = program, program.text.split("\n")
-        self._names = texts.Names(program.tree)
+        self._names = Names(program.tree)
         self._guards = Guards(self._names)
+        self._lines = program.text.split("\n")
 
-    def assigned(self) -> set[str]:
-        """The names that a program itself puts into JAX."""
-        found = set()
-        for node in self._names.nodes:
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                found.add(self._names.dotted(node))
-            elif isinstance(node, ast.Call) and texts.last(node.func) == "setattr" and len(node.args) == 3:
-                found.add(f"{self._names.dotted(node.args[0])}.{texts.text_of(node.args[1])}")
-        return found - {""}
+    def uses(self, reported: Iterable[Reported]) -> Iterator[_Use]:
+        stored = (n for n in self._names.nodes if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load))
+        calls = (n for n in self._names.nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr")
+        own = {self._names.dotted(node) for node in (*stored, *calls)}  # what the program itself puts into JAX
+        found = [(self._node(report), report.name, f"has({report.name!r})") for report in reported]
+        found = [each for each in found if not self._is_found_before(*each[:2])]
+        for node, name, question in (*found, *self._names.asked(), *self._refusals()):
+            if name not in own and (name in table.ARRAY or not name.startswith("jax.Array.")):
+                yield self._use(node, name, question)
 
-    def candidates(self, reported: Iterable[Reported]) -> Iterator[_Candidate]:
-        calls: set[int] = set()  # the lines of calls that ty does not accept
-        for report in reported:
-            if report.rule in ("unknown-argument", "no-matching-overload"):
-                calls.update(range(report.line, report.end_line + 1))
-            start = self._bytes(report.line, report.column - 1)
-            node = self._node(start, self._bytes(report.end_line, report.end_column - 1))
-            if report.rule == "unknown-argument":
-                yield from self._keyword(node, *report.name.split(".", 1))
-            elif isinstance(node, ast.Name) and self._is_found_before(node, report.name):
-                continue
-            elif report.name.startswith("jax.") or report.name in table.ARRAY:
-                yield self._made(node, report.name, (report.line, report.column))
-        for node, name in texts.modules(self._names):
-            if name in table.MODULES or name in table.MOVED:
-                yield self._made(node, name)
-        for node, name in texts.imported_by_text(self._names):
-            yield self._made(node, name)
-        yield from self._refusals()
-        for node, name in texts.options(self._names):
-            yield self._made(node, name, option=True)
-        for node, called, keyword in texts.keywords(self._names):
-            if (called, keyword) in table.KEYWORDS:
-                yield self._made(node, table.KEYWORDS[called, keyword].name)
-            elif node.lineno in calls:  # type: ignore[attr-defined]
-                yield self._made(node, f"{called}({keyword}=)")
-
-    def _is_found_before(self, node: ast.Name, name: str) -> bool:
+    def _is_found_before(self, node: ast.AST, name: str) -> bool:
         """Whether a name was found where it got its value: in an assignment, or an import that ``install()`` mends."""
+        bound = self._names.bound.get(node.id, []) if isinstance(node, ast.Name) else []
         restored = name not in table.NAMES or table.NAMES[name].kind == table.RESTORED
-        return node.id in self._names.values or (restored and node.id in self._names.imported)
+        return any(isinstance(each, ast.expr) or (restored and isinstance(each, str)) for each in bound)
 
-    def _keyword(self, node: ast.AST, keyword: str, function: str) -> Iterator[_Candidate]:
-        """A removed keyword of a function that only ty knows: of a method, say."""
-        call: Any = self._guards.parent(node)
-        for (called, removed), gone in table.KEYWORDS.items() if isinstance(call, ast.Call) else ():
-            last = function.rpartition(".")[2] or called.rpartition(".")[2]
-            if removed == keyword and called.endswith(f".{last}") and not self._names.dotted(call.func):
-                yield self._made(node, gone.name)
-
-    def absent(self, imported: _Candidate) -> Iterator[_Candidate]:
-        """The uses of a name whose import may fail without harm, where no test looks whether it did."""
-        around = imported.place.tries[0][0] if imported.place.tries else None
-        if around is None or not imported.place.caught or not isinstance(imported.node, ast.alias):
-            return
-        local = imported.node.asname or imported.node.name
-        inside = list(ast.walk(around))
-        bound = [n for n in self._names.nodes if local in (getattr(n, "asname", "") or getattr(n, "name", ""),)]
-        flags = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {local}
-        given = [v for v in self._names.values.get(local, ()) if v is not None]
-        hidden = len(self._names.values.get(local, ())) != 2 * len(given)  # by a parameter, or in a loop
-        left = any(isinstance(handler.body[-1], ENDS) for handler in around.handlers)
-        if len(bound) == 1 and not hidden and not left and not any(ast.unparse(v) != "None" for v in given):
-            for node in self._names.nodes:
-                if isinstance(node, ast.Name) and node.id == local and node not in inside:
-                    use = self._made(node, imported.name)
-                    if use.used and not flags & self._guards.mentioned(node):
-                        yield use
-
-    def _refusals(self) -> Iterator[_Candidate]:
+    def _refusals(self) -> Iterator[tuple[ast.AST, str, str]]:
         """Where a program itself raises because a name is gone: ``assert hasattr(jax, 'x')``."""
         for node in self._names.nodes:
             if isinstance(node, (ast.Raise, ast.Assert)):
-                tests = self._guards.place(node, "call").tests
-                tests += tuple(self._guards.tests(node.test, False)) if isinstance(node, ast.Assert) else ()
-                for test, holds in tests:
-                    asked = re.fullmatch(r"hasattr\(at\('(jax[\w.]*)'\), '(\w+)'\)", test)
-                    if asked and not holds:
-                        yield self._made(node, f"{asked[1]}.{asked[2]}")
-
-    def _made(self, node: Any, name: str, at: tuple[int, int] | None = None, option: bool = False) -> _Candidate:
-        if isinstance(node, ast.Attribute):  # where its name stands
-            end = self._lines[(node.end_lineno or 0) - 1].encode()[: node.end_col_offset].decode()
-            at = node.end_lineno or 0, len(end) - len(node.attr) + 1
-        elif at is None:
-            line = node.lineno
-            start = self._lines[line - 1].encode()[: node.col_offset]  # type: ignore[attr-defined]
-            at = line, len(start.decode(errors="replace")) + 1
-        statement = self._guards.statement(node)
-        imports = isinstance(statement, (ast.Import, ast.ImportFrom)) or isinstance(node, (ast.Constant, ast.Call))
-        error = "call" if "(" in name else "import" if imports and not option else "attribute"
-        if (
-            isinstance(node, ast.alias)
-            and isinstance(statement, ast.ImportFrom)
-            and statement.module not in table.MODULES
-        ):
-            error = "name"
-        place = self._guards.place(node, error)
-        parent = self._guards.parent(node)
-        used = "(" in name or node in (getattr(parent, "func", None), getattr(parent, "value", None))
-        return _Candidate(self._program, name, option, node, used, at, statement, place)
-
-    def _bytes(self, line: int, column: int) -> tuple[int, int]:
-        return line, len(self._lines[line - 1][:column].encode())
-
-    def _node(self, start: tuple[int, int], end: tuple[int, int]) -> Any:
-        """The innermost node around a range."""
-        found: list[tuple[tuple[int, int], ast.AST]] = []
-        for node in self._names.nodes:
-            if isinstance(node, (ast.stmt, ast.expr, ast.alias, ast.keyword, ast.arg)):
-                first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
-                if first <= start and end <= last:
-                    found.append(((last[0] - first[0], last[1] - first[1] if last[0] == first[0] else 0), node))
-        return min(reversed(found), key=lambda pair: pair[0])[1] if found else self._program.tree.body[0]
-
-
-class _Judge:
-    def __init__(self, marks: dict[str, Any], answers: dict[str, Any], tests: list[str]):
-        self._jax, self._moved = marks["jax"], table.MOVED
-        self._names = {
-            mode: {*answers[mode]["names"], *answers[mode]["options"], *answers[mode]["calls"]} for mode in MODES
-        }
-        self._tests = {mode: dict(zip(tests, answers[mode]["tests"])) for mode in MODES}
-
-    def findings(self, candidates: Iterable[_Candidate]) -> list[Finding]:
-        found = {}
-        failed: set[tuple[int, str]] = set()  # the try statements whose body fails
-        for c in sorted(candidates, key=lambda c: (str(c.program.path), c.at)):
-            gone = self._gone(c)
-            fails = {mode: gone is not None and self._fails(c, gone, mode, failed) for mode in MODES}
-            failed |= {
-                (id(node), mode) for mode in MODES if fails[mode] for node, part in c.place.tries if part == "body"
-            }
-            if gone is not None:
-                reported, dies = (fails[mode] and not c.place.caught for mode in MODES)
-                cell, line = c.program.where(c.at[0])
-                lines = min(c.at[0], c.statement.lineno), c.statement.end_lineno  # type: ignore[attr-defined]
-                place = (c.program.path, cell, line, c.at[1])
-                found[(*place, gone.name)] = Finding(
-                    *place, gone, dies, not (reported or dies), c.place.caught, c.node, lines
+                tests = self._guards.place(node, Exception).tests
+                tests += tuple(self._guards.questions(node.test, False)) if isinstance(node, ast.Assert) else ()
+                asked = (
+                    re.fullmatch(r"hasattr\(at\('(jax[\w.]*)'\), '(\w+)'\)", test) for test, holds in tests if not holds
                 )
-        return list(found.values())
+                yield from ((node, f"{a[1]}.{a[2]}", f"has('{a[1]}.{a[2]}')") for a in asked if a)
 
-    def _gone(self, c: _Candidate) -> table.Gone | None:
-        """What was removed; None if this JAX has it."""
-        if c.name in self._names["plain"]:
-            return None
-        known = table.ALL.get(c.name)
-        parent, _, last = c.name.rpartition(".")
-        if parent in self._moved and c.name in self._names["installed"]:
-            known = table.moved(c.name, f"{self._moved[parent]}.{last}")
-        if known is None and c.name in self._names["installed"]:
-            known = table.Gone(c.name, table.RESTORED, table.INSTALL)
-        return known or table.unknown(c.name, self._jax)
+    def _use(self, node: Any, name: str, question: str) -> _Use:
+        line, column, parent = node.lineno, node.col_offset, self._guards.parent(node)
+        error: type[Exception] = AttributeError
+        if isinstance(node, ast.Attribute):  # where its name stands
+            line, column = node.end_lineno or 0, (node.end_col_offset or 0) - len(node.attr.encode())
+        elif "(" in name:
+            error = TypeError
+        elif isinstance(parent, ast.ImportFrom) and parent.module not in table.MODULES:
+            error = ImportError
+        elif isinstance(node, (ast.alias, ast.ImportFrom)) or "import" in ast.unparse(getattr(node, "func", node)):
+            error = ModuleNotFoundError
+        used = "(" in name or node in (getattr(parent, "func", None), getattr(parent, "value", None))
+        column = len(self._lines[line - 1].encode()[:column].decode(errors="replace")) + 1
+        return _Use(node, name, question, used, (line, column), self._guards.place(node, error))
 
-    def _fails(self, c: _Candidate, gone: table.Gone, mode: str, failed: set[tuple[int, str]]) -> bool:
-        if mode == "installed" and (gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not c.used)):
-            return False
-        held = all(self._tests[mode][test] in (None, holds) for test, holds in c.place.tests)
-        for node, part in c.place.tries:
-            has_failed = (id(node), mode) in failed
-            held &= not has_failed if part in ("body", "else") else has_failed or not _only_imports_jax(node)
-        return held and not c.place.lazy
+    def _node(self, report: Reported) -> Any:
+        """The innermost node around what ty reports."""
+        start, end = (
+            (line, len(self._lines[line - 1][: column - 1].encode())) for line, column in (report.start, report.end)
+        )
+        nodes: list[Any] = [node for node in self._names.nodes if hasattr(node, "lineno")]
+        around = (n for n in nodes if (n.lineno, n.col_offset) <= start and end <= (n.end_lineno, n.end_col_offset))
+        return [*around][-1]
+
+
+def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> Iterator[Finding]:
+    """The uses of what this JAX lacks, each place once."""
+    failed: set[tuple[ast.Try, str]] = set()  # the try statements whose body fails
+    found = {}
+    lacking: set[str] = set()
+    for use in sorted({(use.at, use.name): use for use in uses}.values(), key=lambda use: use.at):
+        gone, owner = _gone(use, answers), use.name.rpartition(".")[0]
+        lacking |= {use.name} if gone else set()
+        part = isinstance(use.node, ast.Attribute) and owner in lacking and owner not in table.MODULES
+        if gone is not None and not part:
+            fails = {}
+            for mode in (PLAIN, INSTALLED):
+                fails[mode] = _fails(use, gone, mode, answers[mode], failed)
+                failed |= {(node, mode) for node, part in use.place.tries if part == "body" and fails[mode]}
+            reported, dies = (fails[mode] and not use.place.caught for mode in (PLAIN, INSTALLED))
+            place = (program.path, *program.where(use.at[0]), use.at[1])
+            found[place, gone.name] = Finding(*place, gone, use.node, dies, not (reported or dies), use.place.caught)
+    yield from found.values()
+
+
+def _gone(use: _Use, answers: dict[str, Any]) -> table.Gone | None:
+    """What was removed; None if this JAX has it."""
+    if answers[PLAIN][use.question] in (True, None):
+        return None
+    known = table.known(use.name)
+    if known is None and answers[INSTALLED][use.question]:
+        known = table.Gone(use.name, table.RESTORED, table.INSTALL)
+    return known or table.unknown(use.name, answers["jax"])
+
+
+def _fails(use: _Use, gone: table.Gone, mode: str, answers: dict[str, bool | None], failed: set) -> bool:
+    """Whether an error is raised there, in plain Python or under ``install()``."""
+    if mode == INSTALLED and (gone.kind == table.RESTORED or (gone.kind == table.REFUSED and not use.used)):
+        return False
+    reached = all(answers[test] in (None, holds) for test, holds in use.place.tests)
+    for node, part in use.place.tries:
+        has_failed = (node, mode) in failed
+        reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)
+    return reached
 
 
 def _only_imports_jax(node: ast.Try) -> bool:
-    """Whether the body of a ``try`` does nothing but import from JAX: it fails only if a name is gone."""
-    for statement in node.body:
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).split(".")[0] == "jax":
-            continue
-        if isinstance(statement, ast.Import) and all(a.name.split(".")[0] == "jax" for a in statement.names):
-            continue
-        if not isinstance(statement, (ast.Assign, ast.Pass)) or any(
-            isinstance(n, ast.Call) for n in ast.walk(statement)
-        ):
-            return False
-    return True
+    """Whether the body of a ``try`` fails only if JAX lacks a name."""
+    return all(re.match(r"(from|import) jax\b|\w+ = \w+$", ast.unparse(statement)) for statement in node.body)

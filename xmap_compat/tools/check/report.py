@@ -4,38 +4,44 @@ from __future__ import annotations
 
 import sys
 import types
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from xmap_compat.legacy import import_hook, runner
-from xmap_compat.tools.check import sources, table
+from xmap_compat.tools.check import table
+from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 _OWN = str(Path(__file__).parents[2])
 _INSTALLED = ("site-packages", "dist-packages")
+_GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.vjp")
+_EXACT = ": exact through an xmapped function; legacy's was larger by the size of an axis for each psum"
 
 
 class _Lookups:
-    """How often each name was looked up, by file and line."""
+    """How often each name was looked up, by file and line; and what xmap warned of."""
 
-    def __init__(self, notebook: sources.Program | None):
+    def __init__(self, notebook: Program | None):
         self.counts: Counter[tuple[str, int, str]] = Counter()
         self._notebook = notebook
+        self._shown_by_python = warnings.showwarning
+        warnings.showwarning = self._warned  # type: ignore[assignment]
 
     def watch(self) -> None:
         """Note from now on what is asked of the modules that lost names."""
-        release = _release(vars(sys.modules["jax"])["__version__"])
-        by_module: dict[str, set[str]] = defaultdict(set)
-        for name, gone in {**table.NAMES, **table.MODULES, **dict.fromkeys(table.MOVED)}.items():
-            if gone is None or not gone.until or _release(gone.until) < release:
+        lost: dict[str, set[str]] = defaultdict(set)
+        lost["jax"] |= {name.removeprefix("jax.") for name in _GRADIENTS}
+        for name, gone in {**table.NAMES, **table.MODULES}.items():
+            if table.release(gone.until) < table.release(vars(sys.modules["jax"])["__version__"]):
                 module, _, last = name.rpartition(".")
-                by_module[module].add(last)
+                lost[module].add(last)
         for old, now in table.MOVED.items():
-            by_module[old] |= set(dir(sys.modules.get(now, types)))
-        for module, names in by_module.items():
+            lost[old] |= set(dir(sys.modules.get(now, types)))
+        for module in lost:
             if type(sys.modules.get(module)) is types.ModuleType:
-                sys.modules[module].__class__ = self._class(module, names)
+                sys.modules[module].__class__ = self._class(module, lost[module])
 
     def _class(self, module: str, names: set[str]) -> type[types.ModuleType]:
         note = self._note
@@ -54,35 +60,40 @@ class _Lookups:
         if not file.startswith((_OWN, "<frozen")) and frame.f_globals.get("__name__", "").split(".")[0] != "jax":
             self.counts[file, frame.f_lineno, name] += 1
 
+    def _warned(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if "xmap" in str(message):  # an undeclared output, an unused resource
+            self.counts[filename, lineno, str(message).splitlines()[0]] += 1
+        self._shown_by_python(message, category, filename, lineno, *rest)
+
     def lines(self) -> list[str]:
-        own: list[str] = []
-        others: list[str] = []
+        names = {name for _, _, name in self.counts}
+        sections: dict[str, list[str]] = {"": [], "in installed packages:": [], "what differs from legacy:": []}
         for (file, line, name), count in sorted(self.counts.items()):
-            gone = table.NAMES.get(name) or table.MODULES.get(name) or table.moved(name, f"the same in {name}")
-            where = f"{_shown(file)}:{line}"
-            if self._notebook is not None and file == str(self._notebook.path):
-                where = "{}:cell {}:{}".format(file, *self._notebook.where(line))
-            times = f" ({count} lookups)" if count > 1 else ""
-            (others if any(part in file for part in _INSTALLED) else own).append(
-                f"{where}: {name}{times}: {gone.remedy}"
-            )
-        apart = ["", "in installed packages:", *others] if others else []
-        total = f"xmap_compat check: {len(own)} places looked up names that JAX removed" if own else ""
-        return [total or "xmap_compat check: the program looked up no name that JAX removed", *own, *apart]
+            gone = table.known(name)
+            differs = "what differs from legacy:" * (gone is None)
+            if differs and name in _GRADIENTS and f"{table.MAPS}.xmap" not in names:
+                continue
+            installed = "in installed packages:" * any(part in file for part in _INSTALLED)
+            times = f" ({count} lookups)" if count > 1 and gone else ""
+            said = f"{name}{times}: {gone.remedy}" if gone else name + _EXACT * (name in _GRADIENTS)
+            sections[differs or installed].append(f"{self._where(file, line)}: {said}")
+        count = len(sections[""])
+        places = f"{count} places looked up names that JAX removed" if count else ""
+        shown = [f"xmap_compat check: {places or 'the program looked up no name that JAX removed'}"]
+        for head, section in sections.items():
+            shown += (["", head] if head and section else []) + section
+        return shown
 
-
-def _shown(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
-
-
-def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+    def _where(self, file: str, line: int) -> str:
+        if self._notebook is not None and file == str(self._notebook.path):
+            return "{}:cell {}:{}".format(file, *self._notebook.where(line))
+        path = Path(file)
+        return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"
 
 
 def main(args: Sequence[str]) -> int:
     """Run ``SCRIPT [ARGS...]``, ``-m MODULE [ARGS...]`` or a notebook; the exit code and errors are the program's."""
-    notebook = sources.read(Path(args[0])) if args[0].endswith(sources.NOTEBOOK) else None
+    notebook = read(Path(args[0])) if args[0].endswith(NOTEBOOK) else None
     lookups = _Lookups(notebook)
     import_hook.install_with_jax(lookups.watch)
     try:

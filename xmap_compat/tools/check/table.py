@@ -11,6 +11,18 @@ from xmap_compat.legacy.not_restored import why_not_restored
 RESTORED, REFUSED, GONE, ERROR = "restored", "refused", "gone", "error"
 MAPS = "jax.experimental.maps"
 INSTALL = "run it under xmap_compat.install()"
+# The names of xmap, as rows of ``removed``: where each is today, if it has a name.
+_OF_XMAP = f"""
+alias   0.4.30 {MAPS}.{{xmap mesh Mesh SerialLoop serial_loop}} -> xmap_compat.{{}}
+alias   0.4.30 {MAPS}.AnonymousSerialLoop -> xmap_compat.SerialLoop
+alias   0.4.30 {MAPS}.{{AxisName MeshAxisName ResourceAxisName}} -> collections.abc.Hashable
+adapter 0.4.30 {MAPS}.{{Loop ResourceEnv EMPTY_ENV thread_resources Resource ResourceSet}} -> {INSTALL}
+refused 0.4.30 {MAPS}.{{make_xmap_callable xmap_p}} -> xmap_compat.xmap: this was an inside of it
+alias   0.4.30 jax.lax.{{pargmax pargmin pdot pgather xeinsum}} -> xmap_compat.{{}}
+alias   0.4.30 jax.core.NamedShape -> xmap_compat.random.NamedShape
+alias   0.4.30 jax.interpreters.pxla.Mesh -> xmap_compat.Mesh
+adapter 0.4.30 jax.interpreters.pxla.thread_resources -> {INSTALL}
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,78 +36,46 @@ class Gone:
     now: str = ""  # the dotted name of the same object today
 
 
-# Every public name of jax.experimental.maps, and where it is today: in this package, nowhere, or internal.
-HASHABLE = "collections.abc.Hashable"
-_MAPS = {
-    **{name: f"xmap_compat.{name}" for name in ("xmap", "mesh", "Mesh", "SerialLoop", "serial_loop")},
-    "AnonymousSerialLoop": "xmap_compat.SerialLoop",
-    **dict.fromkeys(("AxisName", "MeshAxisName", "ResourceAxisName"), HASHABLE),
-    **dict.fromkeys(("Loop", "ResourceEnv", "EMPTY_ENV", "thread_resources", "Resource", "ResourceSet"), ""),
-}
-_INTERNAL = ("make_xmap_callable", "xmap_p")
-_LAX = ("pargmax", "pargmin", "pdot", "pgather", "xeinsum")
-_LAST = "0.4.30"  # of the releases looked at, the last one with xmap
-OURS = {
-    **{f"{MAPS}.{name}": now for name, now in _MAPS.items()},
-    **{f"jax.lax.{name}": f"xmap_compat.{name}" for name in _LAX},
-    "jax.interpreters.pxla.thread_resources": "",
-    "jax.interpreters.pxla.Mesh": "xmap_compat.Mesh",
-    "jax.core.NamedShape": "xmap_compat.random.NamedShape",
-}
+def _of_row(name: str, kind: str, now: str, until: str = "") -> Gone:
+    if kind == removed.REFUSED:
+        return Gone(name, REFUSED, f"write {now}", until)
+    same = now if kind != removed.ADAPTER or now.isidentifier() else ""
+    return Gone(name, RESTORED, now if now == INSTALL else f"write {now}, or {INSTALL}", until, same)
 
 
-def _ours(name: str, now: str) -> Gone:
-    return Gone(name, RESTORED, f"write {now}, or {INSTALL}" if now else INSTALL, _LAST, now)
+def release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
-def _of_row(row: removed.Removed) -> Gone:
-    if row.kind == removed.REFUSED:
-        return Gone(row.name, REFUSED, f"write {row.now}", row.until)
-    same = row.now if row.kind in (removed.ALIAS, removed.MODULE) else ""
-    return Gone(row.name, RESTORED, f"write {row.now}, or {INSTALL}", row.until, same)
-
-
-NAMES = {
-    **{row.name: _of_row(row) for row in removed.TABLE},
-    **{name: _ours(name, now) for name, now in OURS.items()},
-    **{f"{MAPS}.{name}": Gone(f"{MAPS}.{name}", REFUSED, "it was internal: nothing replaces it") for name in _INTERNAL},
-}
-
-
-def _until(module: str) -> str:
-    """The last release that has a module: that of its last name."""
-    releases = [gone.until for gone in NAMES.values() if gone.name.startswith(f"{module}.") and gone.until]
-    return max(releases, key=lambda release: [int(part) for part in release.split(".")])
-
-
+NAMES = {row.name: _of_row(row.name, row.kind, row.now, row.until) for row in removed.TABLE}
+NAMES |= {name: _of_row(name, kind, now, until) for name, _, until, kind, now in removed.read(_OF_XMAP)}
 MOVED = {row.name: row.now for row in removed.TABLE if row.kind == removed.MODULE}
-MODULES = {name: Gone(name, RESTORED, INSTALL, _until(name)) for name in (MAPS, *sorted(removed.GONE_MODULES))}
+MODULES = {}
+for _module in (MAPS, *sorted(removed.GONE_MODULES)):
+    _until = max((gone.until for gone in NAMES.values() if gone.name.startswith(f"{_module}.")), key=release)
+    MODULES[_module] = Gone(_module, RESTORED, INSTALL, _until)
 KEYWORDS = {
-    (row.function, row.keyword): Gone(
-        f"{row.function}({row.keyword}{'=' * row.keyword.isidentifier()})",
-        REFUSED if row.kind == removed.REFUSED else RESTORED,
-        f"write {row.now}" + f", or {INSTALL}" * (row.kind != removed.REFUSED),
-        now=row.now if row.now.isidentifier() else "",
+    (row.function, row.keyword): _of_row(
+        f"{row.function}({row.keyword}{'=' * row.keyword.isidentifier()})", row.kind, row.now
     )
     for row in removed.KEYWORDS
 }
-ARRAY = {
-    f"Array.{name}": Gone(f"Array.{name}", GONE, f"write {now}")
-    for name, now in {
-        "device_buffer": "x.addressable_data(0)",
-        "device_buffers": "x.addressable_shards",
-        "to_py": "numpy.asarray(x)",
-        "copy_to_device": "jax.device_put(x, device)",
-    }.items()
+_ARRAY = {
+    "device_buffer": "x.addressable_data(0)",
+    "device_buffers": "x.addressable_shards",
+    "to_py": "numpy.asarray(x)",
+    "copy_to_device": "jax.device_put(x, device)",
 }
-ARRAY["Sharding.callable"] = Gone("Sharding.callable", GONE, "write x.device, or x.devices()")
+ARRAY = {f"jax.Array.{name}": Gone(f"jax.Array.{name}", GONE, f"write {now}") for name, now in _ARRAY.items()}
 ALL = {gone.name: gone for known in (NAMES, MODULES, KEYWORDS, ARRAY) for gone in known.values()}
 
 
-def moved(name: str, now: str) -> Gone:
-    """A name in a module that moved as a whole."""
-    module = name.rpartition(".")[0]
-    return Gone(name, RESTORED, f"write {now}, or {INSTALL}", NAMES[module].until, now)
+def known(name: str) -> Gone | None:
+    """What the table says of a name, or of the module that it moved with."""
+    module, _, last = name.rpartition(".")
+    if name not in ALL and module in MOVED:
+        return _of_row(name, removed.ALIAS, f"{MOVED[module]}.{last}", NAMES[module].until)
+    return ALL.get(name)
 
 
 def unknown(name: str, jax: str) -> Gone:

@@ -1,135 +1,148 @@
-"""What no type checker sees: removed keywords, options of JAX and modules that stand in a program as texts."""
+"""What a file's own names are bound to; and what no type checker sees: names as texts, options and keywords of JAX."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from xmap_compat.tools.check import table
 
-Found = tuple[ast.AST, str]  # a node, and the dotted name or option that it asks for
-_MODULE = re.compile(r"jax(\.\w+)*")
-CONFIGS = ("jax.config", "jax.config.config")
+Found = tuple[ast.AST, str, str]  # a node, the name that it asks for, and the question to ``facts`` whether it is there
+_MODULE = re.compile(r"jax(\.\w+)+")
 
 
 class Names:
-    """What a file's own names stand for, as its imports and single assignments say."""
+    """What the names of a file are bound to: dotted names of imports, expressions assigned, or other nodes."""
 
     def __init__(self, tree: ast.Module):
         self.nodes = list(ast.walk(tree))
-        self.values: dict[str, list[ast.expr | None]] = {}
-        self.imported: dict[str, str] = {}
+        self.bound: dict[str, list[Any]] = defaultdict(list)
+        values: dict[ast.AST, ast.expr | None] = {}  # by their targets; None for those of a comprehension
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     root = alias.name.partition(".")[0]
-                    self.imported[alias.asname or root] = alias.name if alias.asname else root
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                self.imported.update((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
-            elif isinstance(node, (ast.Name, ast.arg)) and not isinstance(getattr(node, "ctx", None), ast.Load):
-                self.values.setdefault(getattr(node, "id", getattr(node, "arg", "")), []).append(None)
-        for node in self.nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                self.values[node.targets[0].id].append(node.value)
+                    self.bound[alias.asname or root].append(alias.name if alias.asname else root)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    self.bound[alias.asname or alias.name].append(f"{'.' * node.level}{node.module}.{alias.name}")
+            elif isinstance(node, ast.Assign):
+                values.update(dict.fromkeys(node.targets, node.value))
+            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+                values[node.target] = node.value
+            elif isinstance(node, ast.comprehension):
+                values.update(dict.fromkeys(ast.walk(node.target)))
+            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                self.bound[node.id] += [value] if (value := values.get(node, node)) is not None else []
+            elif isinstance(node, (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self.bound[getattr(node, "arg", "") or getattr(node, "name", "")].append(node)
 
-    def value(self, name: str) -> ast.expr | None:
-        """What a name is assigned, if it is assigned once."""
-        found = self.values.get(name, [])
-        return found[1] if len(found) == 2 else None
+    def meaning(self, name: str) -> Any:
+        """What a name is bound to, if that is one thing."""
+        found = self.bound.get(name, [])
+        return found[0] if found and all(each == found[0] for each in found) else None
 
-    def dotted(self, node: ast.AST | None, depth: int = 0) -> str:
+    def dotted(self, node: Any, depth: int = 9) -> str:
         """The dotted name of an expression; empty if it has none."""
-        if isinstance(node, ast.Attribute):
-            owner = self.dotted(node.value, depth)
-            return owner and f"{owner}.{node.attr}"
-        if isinstance(node, ast.Call) and self.dotted(node.func, depth) == "functools.partial" and node.args:
-            return self.dotted(node.args[0], depth)
-        if isinstance(node, ast.Name) and depth < 9:
-            value = self.value(node.id)
-            return self.dotted(value, depth + 1) if value is not None else self.imported.get(node.id, "")
+        match node:
+            case ast.Name(id=name) if depth:
+                meant = self.meaning(name)
+                return meant if isinstance(meant, str) else self.dotted(meant, depth - 1)
+            case ast.Attribute(value=owner, attr=name):
+                module = self.dotted(owner, depth)
+                return module and f"{module}.{name}"
+            case (
+                ast.Call(func=ast.Name(id="getattr"), args=[owner, key])
+                | ast.Call(func=ast.Name(id="setattr"), args=[owner, key, _])
+                | ast.Call(func=ast.Call(func=ast.Attribute(attr="attrgetter"), args=[key]), args=[owner])
+                | ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner]), slice=key)
+                | ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key)
+            ) if text := self.text(key):
+                module = self.dotted(owner, depth)
+                return module and f"{module}.{text}"
+            case ast.Subscript(value=ast.Attribute(attr="modules"), slice=key):
+                return self.text(key)
+            case ast.Call(args=[first, *_]) if self.dotted(node.func) in ("functools.partial", "jax.tree_util.Partial"):
+                return self.dotted(first, depth)
         return ""
+
+    def text(self, node: Any) -> str:
+        """What a node is as a text, a literal or the name of one; empty if it is none."""
+        return text_of(self.meaning(node.id) if isinstance(node, ast.Name) else node)
+
+    def asked(self) -> Iterator[Found]:
+        for node in self.nodes:
+            match node:
+                case ast.Import(names=aliases):
+                    yield from ((alias, *_name(alias.name)) for alias in aliases if alias.name.startswith("jax."))
+                case ast.ImportFrom(module=str(module), names=aliases, level=0) if f"{module}.".startswith("jax."):
+                    named = ((a, f"{module}.{a.name}") if a.name != "*" else (node, module) for a in aliases)
+                    yield from ((place, *_name(name)) for place, name in named)
+                case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]) if text := self.text(code):
+                    with contextlib.suppress(SyntaxError):
+                        inner = Names(ast.parse(text))
+                        inner.bound |= {name: found for name, found in self.bound.items() if name not in inner.bound}
+                        yield from ((node, *asked) for _, *asked in inner.asked())  # type: ignore[misc]
+                case ast.Attribute() | ast.Subscript() | ast.Call(func=ast.Name() | ast.Call()):
+                    name = self.dotted(node)
+                    yield from [(node, *_name(name))] if name.startswith("jax.") else []
+            if isinstance(node, ast.Call):
+                yield from self._options(node)
+                yield from self._keywords(node)
+        yield from self._imported_by_text()
+
+    def _options(self, call: ast.Call) -> Iterator[Found]:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+            option = next((k.value for k in call.keywords if k.arg == "name"), next(iter(call.args), None))
+            if option is not None and self.dotted(call.func.value) in ("jax.config", "jax.config.config"):
+                known = [text for node in self.nodes if (text := text_of(node)).startswith("jax_")]
+                for text in [text_of(option)] if text_of(option) else known:
+                    yield option, text, f"option({text!r})"
+
+    def _keywords(self, call: ast.Call) -> Iterator[Found]:
+        """The keywords that a function of JAX is given, also through ``partial`` and a dictionary after ``**``."""
+        called = self.dotted(call.func)
+        called = self.dotted(call) if called.endswith("artial") else called
+        if called.startswith("jax."):
+            given: dict[str, ast.AST] = {}
+            for keyword in call.keywords:
+                value = self.meaning(keyword.value.id) if isinstance(keyword.value, ast.Name) else keyword.value
+                if keyword.arg is not None:
+                    given[keyword.arg] = keyword
+                elif isinstance(value, ast.Dict):
+                    given.update((text_of(key), keyword) for key in value.keys)
+                elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+                    given.update((str(k.arg), keyword) for k in value.keywords)
+            if not given.keys() & {"vmap_method", "vectorized"}:
+                given["without vmap_method"] = call
+            for name, node in given.items():
+                if (called, name) in table.KEYWORDS:
+                    yield node, table.KEYWORDS[called, name].name, "False"
+                elif name.isidentifier():
+                    yield node, f"{called}({name}=)", f"takes({called!r}, {name!r})"
+
+    def _imported_by_text(self) -> Iterator[Found]:
+        """What ``import_module`` and ``__import__`` are asked for, and each text ``jax.a.b`` beside them."""
+        pattern = r"(.*\.)?(import_module|__import__)"
+        calls = [n for n in self.nodes if isinstance(n, ast.Call) and re.fullmatch(pattern, ast.unparse(n.func))]
+        inside = {text: call for call in calls for n in ast.walk(call) if (text := text_of(n))}
+        for text, call in inside.items():
+            near = (base for base, other in inside.items() if other is call and base.startswith("jax"))
+            if text.startswith(".") and (base := next(near, "")):
+                yield call, *_name(importlib.util.resolve_name(text, base))
+        for text in {text_of(node) for node in self.nodes} if calls else ():
+            if _MODULE.fullmatch(text):
+                yield inside.get(text, next((c for c in calls if c not in inside.values()), calls[0])), *_name(text)
 
 
 def text_of(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def modules(names: Names) -> Iterator[Found]:
-    """The modules that are gone, where they are imported; ty tells of those that never were."""
-    for node in names.nodes:
-        if isinstance(node, ast.Import):
-            yield from ((alias, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            starred = node.names[0].name == "*"
-            yield from [(node, str(node.module))] if starred else ((a, f"{node.module}.{a.name}") for a in node.names)
-
-
-def imported_by_text(names: Names) -> Iterator[Found]:
-    """What is asked of ``import_module`` and ``__import__``, and each text of the form ``jax.a.b`` beside them."""
-    calls = [n for n in names.nodes if isinstance(n, ast.Call) and last(n.func) in ("import_module", "__import__")]
-    inside = {id(node) for call in calls for node in ast.walk(call)}
-    for call in calls:
-        found = [text for node in ast.walk(call) if (text := text_of(node))]
-        for base in (text for text in found if _MODULE.fullmatch(text)):
-            yield from [(call, base)] * ("." in base)
-            for text in found:
-                if text.startswith(".") or (text != base and "." not in text):
-                    yield call, importlib.util.resolve_name("." * (not text.startswith(".")) + text, base)
-    for node in names.nodes if calls else ():
-        if id(node) not in inside and "." in text_of(node) and _MODULE.fullmatch(text_of(node)):
-            yield next((c for c in calls if not text_of(c.args[0])), calls[0]), text_of(node)
-
-
-def last(node: ast.AST) -> str:
-    return getattr(node, "attr", getattr(node, "id", ""))
-
-
-def options(names: Names) -> Iterator[Found]:
-    for node in names.nodes:
-        if isinstance(node, ast.Call) and last(node.func) == "update" and isinstance(node.func, ast.Attribute):
-            given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")]
-            if given and names.dotted(node.func.value) in CONFIGS:
-                texts = [text_of(given[0])] if text_of(given[0]) else map(text_of, names.nodes)
-                yield from ((given[0], text) for text in texts if text_of(given[0]) or text.startswith("jax_"))
-
-
-def keywords(names: Names) -> Iterator[tuple[ast.AST, str, str]]:
-    """Functions of JAX, and the keywords that they are given, also through ``partial`` and a literal after ``**``."""
-    for node in (node for node in names.nodes if isinstance(node, ast.Call)):
-        called = names.dotted(node.func)
-        if called in ("functools.partial", "jax.tree_util.Partial") and node.args:
-            called = names.dotted(node.args[0])
-        given: dict[str, ast.AST] = {}
-        for keyword in node.keywords:
-            value = names.value(keyword.value.id) if isinstance(keyword.value, ast.Name) else keyword.value
-            if keyword.arg is not None:
-                given[keyword.arg] = keyword
-            elif isinstance(value, ast.Dict):
-                given.update((text_of(key), keyword) for key in value.keys)
-            elif isinstance(value, ast.Call) and last(value.func) == "dict":
-                given.update((str(of_dict.arg), keyword) for of_dict in value.keywords)
-        if (called, "without vmap_method") in table.KEYWORDS and not given.keys() & {"vmap_method", "vectorized"}:
-            given["without vmap_method"] = node
-        if called.startswith("jax."):
-            yield from ((place, called, keyword) for keyword, place in given.items() if keyword)
-
-
-# What names an attribute by a text, and the same by a dot.
-_ATTRIBUTES = [
-    (re.compile(r"""\bgetattr\(([\w.]+), ?(["'])(\w+)\2\)"""), r"(\1.\3"),
-    (re.compile(r"""\bvars\(([\w.]+)\)\[(["'])(\w+)\2\]"""), r"(\1.\3"),
-    (re.compile(r"""\b([\w.]+)\.__dict__\[(["'])(\w+)\2\]"""), r"(\1.\3"),
-    (re.compile(r"""\boperator\.attrgetter\((["'])([\w.]+)\1\)\(([\w.]+)\)"""), r"(\3.\2"),
-    (re.compile(r"""\bsys\.modules\[(["'])(jax[\w.]*)\1\]"""), r"(\2"),
-    (re.compile(r"""\b(?:eval|exec)\((["'])([^'"\\]*)\1\)"""), r"(\2"),
-]
-
-
-def as_attributes(text: str) -> str:
-    """The text with ``getattr(x, 'name')`` and the like written as ``(x.name)``, and all places as they were."""
-    for pattern, written in _ATTRIBUTES:
-        for match in pattern.finditer(text):
-            text = text.replace(match[0], match.expand(written).ljust(len(match[0]) - 1) + ")")
-    return text
+def _name(name: str) -> tuple[str, str]:
+    return name, f"has({name!r})"

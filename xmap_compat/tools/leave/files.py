@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import json
 import os
 import re
 import tempfile
@@ -17,13 +16,12 @@ from pathlib import Path
 
 from xmap_compat.tools.check import editor, table
 from xmap_compat.tools.check.checker import NoChecker
-from xmap_compat.tools.check.sources import NOTEBOOK, encoded
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
 from xmap_compat.tools.leave.construction import Change, Entered
-from xmap_compat.tools.leave.layout import Edit, applied, before_jax, laid_out, program_of, python_of, replacing
 from xmap_compat.tools.leave.patch import Refused
 from xmap_compat.tools.leave.text import OURS, Names
+from xmap_compat.tools.source.bindings import IMPORTS, MAPS, Bindings, bound_anywhere, imported_names
+from xmap_compat.tools.source.layout import Edit, applied, before_jax, program_of, python_of, replacing
 
 _HOMES = (MAPS, "xmap_compat", "jax.interpreters.pxla")
 _CONSTRAINT = "jax.experimental.pjit.with_sharding_constraint"
@@ -246,12 +244,7 @@ def _modernized(contents: tuple[tuple[str, bytes], ...]) -> tuple[dict[str, byte
             fixed = editor.fixed(list(copies), install=False, keep=of_xmap)
         except NoChecker:
             return {}, [where for path, data in contents for where in _old_names(data, path, of_xmap)]
-        before = dict(contents)
-        new = {copies[path.resolve()]: text for path, text in fixed.texts.items()}
-        as_before = lambda path, text: (  # noqa: E731
-            laid_out(json.loads(text), before[path]) if path.endswith(NOTEBOOK) else encoded(text, before[path])
-        )
-        texts = {path: as_before(path, text) for path, text in new.items()}
+    texts = {copies[path.resolve()]: data for path, data in fixed.contents.items()}
     return texts, [f"{found.gone.name} of {found.path.name}:{found.line}" for found in fixed.left]
 
 
@@ -305,18 +298,29 @@ class _Imports:
             if isinstance(node, IMPORTS) and _is_old(node):
                 self._import(node)
 
+    def reads(self, module: str) -> bool:
+        meanings = map(Bindings(self.tree).of, ast.walk(self.tree))
+        return any(f"{meant}.".startswith(f"{module}.") for meant in meanings)
+
+    def others(self, node: ast.AST) -> set[str]:
+        """What other imports than this one bind."""
+        nodes = (n for n in ast.walk(self.tree) if n is not node and not _is_old(n))
+        return {name for n in nodes for name, _ in imported_names(n)}
+
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         module = node.module if isinstance(node, ast.ImportFrom) else None
         home = f"{module}." if module else ""
         old = [a for a in node.names if f"{home}{a.name}.".startswith(_OLD)]
         local = lambda a: a.asname or a.name.split(".")[0]  # noqa: E731
         is_read = lambda a: a.name == "*" or (local(a) in self.read and local(a) not in self.added)  # noqa: E731
+        dotted = [a for a in old if not home and not a.asname and "." in a.name and not self.reads(a.name)]
         moved = [a for a in old if home and a.name == "Mesh" and is_read(a)]
-        kept = [a for a in node.names if a not in moved and (a not in old or is_read(a))]
+        kept = [a for a in node.names if a not in moved and a not in dotted and (a not in old or is_read(a))]
         where = f"{os.path.basename(self.file.path)}:{node.lineno}"
         needed = [a for a in kept if a in old and (a.asname or a.name) not in self.by_install]
         self.file.left += [f"{a.name} of {where}" for a in needed]
-        if len(kept) == len(node.names):
+        kept += [ast.alias(local(a)) for a in dotted if local(a) in self.read - self.others(node)][:1]
+        if kept == node.names:
             return
         names = lambda aliases: ", ".join(map(ast.unparse, aliases))  # noqa: E731
         lines = [f"from jax.sharding import {names(moved)}"] * bool(moved)  # first: the other may be in a `try`

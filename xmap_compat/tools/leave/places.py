@@ -19,10 +19,10 @@ import jax
 
 import xmap_compat
 from xmap_compat.tools.leave import messages
-from xmap_compat.tools.leave.bindings import first_line
 from xmap_compat.tools.leave.construction import Change, Construction
 from xmap_compat.tools.leave.text import OURS, NotWritable
 from xmap_compat.tools.leave.user_code import LOOKUPS, Piece, codes_in, file_at, is_ours, is_xmap, source_of
+from xmap_compat.tools.source.bindings import first_line
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple({*(os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib"))})
@@ -139,6 +139,10 @@ class Reached:
             while pending:
                 pending.extend(self._visited(pending.pop()))
             pending = [held for owner in self._owners for name, held in vars(owner).items() if name in self._names]
+
+    @property
+    def names(self) -> set[str]:
+        return {code.co_name for code in self.functions} | {owner.__name__ for owner in self._owners}
 
     def _visited(self, value: Any) -> Iterable[Any]:
         """What can be reached from a value in one step."""

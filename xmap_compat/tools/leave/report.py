@@ -71,6 +71,8 @@ class Report:
         print("\n".join(table(lines)))
         for line in self.unreached():
             print(line)
+        if self.kept and (pairs := re.search(r"^PAIRS = \((.+?),?\)", self.found.helpers, re.M)):
+            print(messages.PAIRS.format(pairs[1]))
         count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in text.splitlines())
         where = f"{plural(count, 'line')} in {plural(len(self.changes), 'file')}"
         print(f"{len(self.kept)} of {len(cs)} constructions patched, {where}")

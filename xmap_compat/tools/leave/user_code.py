@@ -17,9 +17,9 @@ from jax import lax
 
 from xmap_compat import _jax, vocabulary
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.tools.leave.bindings import assigned_once, first_line, imported_names
 from xmap_compat.tools.leave.construction import Spot
 from xmap_compat.tools.leave.text import NotWritable
+from xmap_compat.tools.source.bindings import assigned_once, first_line, imported_names
 
 Span = tuple[Any, ...]  # file, line, column, end line, end column
 

@@ -7,34 +7,27 @@ import functools
 import io
 import itertools
 import json
-import os
-import tempfile
 import tokenize
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from xmap_compat.tools.check import editor, sources
-from xmap_compat.tools.check.sources import NOTEBOOK
-from xmap_compat.tools.leave.bindings import first_line, imported_names
-from xmap_compat.tools.leave.construction import Spot
+from xmap_compat.tools.source.bindings import first_line, imported_names
+from xmap_compat.tools.source.reading import NOTEBOOK, Program, read
 
 
 class Edit(NamedTuple):
     """The replacement of a part of one or more lines."""
 
-    start: Spot
-    end: Spot
+    start: tuple[int, int]  # a line, from 1, and a column in bytes
+    end: tuple[int, int]
     text: str
 
 
 @functools.lru_cache(maxsize=64)
-def program_of(data: bytes, path: str) -> sources.Program:
+def program_of(data: bytes, path: str) -> Program:
     """A file, or the cells of a notebook, as one Python program; a part that cannot be parsed raises its error."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, os.path.basename(path))
-        copy.write_bytes(data)
-        program = sources.read(copy)
+    program = read(Path(path), data)
     for line, column, words in program.errors:
         raise SyntaxError(f"{words} (line {line}, column {column})")
     return program
@@ -62,11 +55,22 @@ def before_jax(tree: ast.Module, lines: Sequence[str]) -> list[Edit]:
     return [Edit(at, at, "".join(f"{line}{end}" for line in lines))]
 
 
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """A text with these edits; the ends of its lines stay."""
+    lines = [*text.encode().splitlines(keepends=True), b""]
+    newline = next((end for end in (b"\r\n", b"\r") if lines[0].endswith(end)), b"\n")
+    for (top, left), (bottom, right), new in sorted(set(edits), reverse=True):
+        lines[top - 1 : bottom] = [
+            lines[top - 1][:left] + new.encode().replace(b"\n", newline) + lines[bottom - 1][right:]
+        ]
+    return b"".join(lines).decode()
+
+
 def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
     """The contents of a file with these edits."""
     if not path.endswith(NOTEBOOK):
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return editor.applied(data.decode(encoding), edits).encode(encoding)
+        return edited(data.decode(encoding), edits).encode(encoding)
     notebook, program, by_cell = json.loads(data), program_of(data, path), dict[int, list[Edit]]()
     for edit in edits:
         number, line = program.where(edit.start[0])
@@ -74,13 +78,8 @@ def applied(data: bytes, path: str, edits: Iterable[Edit]) -> bytes:
         by_cell.setdefault(number, []).append(Edit((line, edit.start[1]), end, edit.text))
     for number, own in by_cell.items():
         cell = notebook["cells"][number - 1]
-        new = editor.applied("".join(cell["source"]), own)
+        new = edited("".join(cell["source"]), own)
         cell["source"] = new if isinstance(cell["source"], str) else new.splitlines(keepends=True)
-    return laid_out(notebook, data)
-
-
-def laid_out(notebook: Any, data: bytes) -> bytes:
-    """A notebook in the layout that it has had."""
     for indent, is_ascii, end_of_file in itertools.product((1, 2, 4, None), (False, True), ("\n", "")):
         dumped = functools.partial(json.dumps, indent=indent, ensure_ascii=is_ascii)
         if (dumped(json.loads(data)) + end_of_file).encode() == data:

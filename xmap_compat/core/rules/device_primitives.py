@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import DeviceView, gather_over, vary_over
-from xmap_compat.core.nested.primitives import gather_p, sum_p, take_p, vary_p
+from xmap_compat.core.device import DeviceView, cast_to, gather_over
+from xmap_compat.core.device_primitives import gather_p, sum_p, take_p, vary_p
 from xmap_compat.core.parameters import Params
 from xmap_compat.core.placement import is_of_devices
 from xmap_compat.core.rules.exchanges import take_own
 from xmap_compat.core.rules.reductions import sum_over
-from xmap_compat.core.rules.translation import Translation
 from xmap_compat.core.specs import AxisName
 from xmap_compat.core.values import NamedValue
 
 
 def _over_devices(primitive: Any, translate: Callable) -> Callable:
-    """One of :mod:`xmap_compat.core.nested.primitives`: the outermost xmap translates it, those between pass it on."""
+    """One of :mod:`xmap_compat.core.device_primitives`: the outermost xmap translates it, those between pass it on."""
 
     def rule(view: DeviceView, params: Params, value: NamedValue) -> NamedValue:
         if not all(view.is_own(axis) for axis in params["axes"]):
@@ -29,12 +28,12 @@ def _over_devices(primitive: Any, translate: Callable) -> Callable:
 
 
 def _vary_devices(view: DeviceView, value: NamedValue, axes: Sequence[AxisName]) -> NamedValue:
-    return vary_over(view, value, filter(is_of_devices, axes))
+    return cast_to(view, value, filter(is_of_devices, axes))
 
 
 TRANSLATIONS = {
-    "device_vary": Translation(_over_devices(vary_p, _vary_devices)),
-    "device_sum": Translation(_over_devices(sum_p, sum_over)),
-    "device_gather": Translation(_over_devices(gather_p, gather_over)),
-    "device_take": Translation(_over_devices(take_p, take_own)),
+    "device_vary": _over_devices(vary_p, _vary_devices),
+    "device_sum": _over_devices(sum_p, sum_over),
+    "device_gather": _over_devices(gather_p, gather_over),
+    "device_take": _over_devices(take_p, take_own),
 }

@@ -6,22 +6,19 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import conform, vary_alike, vary_over
-from xmap_compat.core.rules.callables import evaluate_callable
-from xmap_compat.core.rules.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.device import cast_alike, cast_to, laid_out
+from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.structured.callables import evaluate_callable
+from xmap_compat.core.structured.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
 from xmap_compat.core.values import NamedValue, is_smooth, split
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -35,15 +32,15 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
       varies over more is refused, since the result has no place for it.
     """
     names = ev.checker.equation(eqn, [v.names for v in operands])
-    operands = vary_alike(ev.view, operands)
+    operands = cast_alike(ev.view, operands)
     inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
-    def conformed(primals, outs):
+    def over_names(primals, outs):
         """Results that vary as their names say, and as the operands do."""
-        return vary_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
+        return cast_alike(ev.view, [*primals, *ev.laid_out(outs, names)])[len(primals) :]
 
     def values_of(operands):
-        return conformed(operands, ev.evaluate(call.body, operands))
+        return over_names(operands, ev.evaluate(call.body, operands))
 
     @jax.custom_jvp
     def fun(*values):
@@ -52,7 +49,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     @functools.partial(fun.defjvp, symbolic_zeros=call.symbolic_zeros)
     def jvp(primals, tangents):
         outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
-        out_primals = itertools.compress(conformed(primals, outs[: len(names)]), inexact)
+        out_primals = itertools.compress(over_names(primals, outs[: len(names)]), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
         pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
@@ -70,7 +67,7 @@ def _tangent_like(ev, primal, tangent, eqn):
         return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return vary_alike(ev.view, [primal, conform(ev.view, tangent, primal.dims, primal.names)])[1]
+    return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -81,7 +78,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     Returns:
       Results in the canonical layout of what each varies over.  The cotangent of an operand has the operand's layout
-      and names, and is the cotangent of the un-mapped function; ``core/rules/cotangents.py`` says how.
+      and names, and is the cotangent of the un-mapped function; ``core/structured/cotangents.py`` says how.
     """
     names = ev.names_of(call.body, operands)
     run_fwd, run_bwd, layout = call.rules()
@@ -90,7 +87,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     @jax.custom_vjp
     def fun(*values):
-        return ev.conformed(ev.evaluate(call.body, values), names)
+        return ev.laid_out(ev.evaluate(call.body, values), names)
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
@@ -101,7 +98,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
-        return ev.conformed(outs[num_residuals:], names), residuals
+        return ev.laid_out(outs[num_residuals:], names), residuals
 
     def backward(residuals, cotangents, own_names):
         """The cotangents of the operands, right for those that vary over ``own_names``."""
@@ -128,38 +125,24 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
 
 def custom_vmap(ev: Evaluator, call: _jax.CustomVmap, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
-    """Batched over local dimensions by the user's rule; with none left, rebuilt for a vmap around the xmap."""
-    ev.checker.refuse_names(eqn)
+    """Batched over local dimensions by the user's rule; with none left, the function itself."""
     names = frozenset().union(*(v.names for v in operands))
     if ev.view.local_names(names) or not ev.view.typed:
         return bind_named(ev.view, eqn.primitive, operands, eqn.params)
-
-    @jax.custom_batching.custom_vmap
-    def fun(*arrays):
-        values = [NamedValue(x, v.dims, v.names) for x, v in zip(arrays, operands)]
-        return [vary_over(ev.view, out, names).data for out in ev.evaluate(call.body, values)]
-
-    @fun.def_vmap
-    def rule(axis_size, in_batched, *arrays):
-        args, batched = (jax.tree.unflatten(call.in_tree, leaves) for leaves in (arrays, in_batched))
-        outs = call.rule(axis_size, batched, *args)
-        return tuple(jax.tree.leaves(out) for out in outs)
-
-    outs = fun(*(v.data for v in operands))
-    return [NamedValue(x, (None,) * jnp.ndim(x), names) for x in outs]
+    return [cast_to(ev.view, out, names) for out in ev.evaluate(call.body, operands)]
 
 
 def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """Rebuild a solve around the evaluated operator and solvers; unknowns and right-hand sides share all names."""
     names = frozenset().union(*(v.names for v in operands))
     # JAX makes all operands of the solve vary alike, whatever its jaxprs say.
-    operands = [vary_over(ev.view, v, names) for v in operands]
+    operands = [cast_to(ev.view, v, names) for v in operands]
     matvec_consts, _, solve_consts, transpose_consts, b = split(operands, *solve.lengths)
 
     def run(jaxpr, consts):
         def apply(x):
             outs = ev.evaluate(jaxpr, [*consts, *x])
-            return ev.conformed(outs, [names] * len(outs))
+            return ev.laid_out(outs, [names] * len(outs))
 
         return apply
 
@@ -172,7 +155,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
     has_aux = len(solve.solve.out_avals) > len(b)
     transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
-    b = ev.conformed(b, [names] * len(b))
+    b = ev.laid_out(b, [names] * len(b))
     solving = solver(solve.solve, solve_consts)
     symmetric = solve.vecmat is solve.matvec
     outs = lax.custom_linear_solve(run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux)
@@ -181,5 +164,5 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
 def operation(ev: Evaluator, held: _jax.HijaxOperation, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """An operation that holds functions, and its rule, as those of a ``jax.custom_jvp``."""
-    body = ev.trace(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
+    body = ev.stage(held.apply, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars])
     return custom_jvp(ev, _jax.CustomJvp(body, held.rule, symbolic_zeros=False), operands, eqn)

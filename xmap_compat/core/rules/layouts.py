@@ -16,10 +16,9 @@ from jax.sharding import PartitionSpec
 
 from xmap_compat import _jax
 from xmap_compat.core.device import DeviceView
-from xmap_compat.core.rules.ordinary import evaluate_primitive
 from xmap_compat.core.values import NamedValue, is_float0
 
-Free = Collection[int]
+_Free = Collection[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,29 +31,26 @@ class Layout:
       named: whether it may split dimensions of named axes.
     """
 
-    operands: Sequence[Free]
-    results: Sequence[Free]
+    operands: Sequence[_Free]
+    results: Sequence[_Free]
     named: bool = False
 
 
-def evaluate_partitioned(
-    view: DeviceView, primitive: Any, operands: Sequence[NamedValue], params: Mapping[str, Any]
-) -> list[NamedValue]:
-    """Evaluate a primitive that knows nothing of names, where XLA partitions it."""
-    if not (view.compiler and fails_by_hand(primitive.name, view.compiler)):
-        return evaluate_primitive(view, primitive, operands, params)
-    layout = _LAYOUTS[primitive.name](params, operands)
-    operands = [_laid_out(view, v, free, layout.named) for v, free in zip(operands, layout.operands, strict=True)]
-    results = evaluate_primitive(view, primitive, operands, params)
-    return [_laid_out(view, v, free, layout.named) for v, free in zip(results, layout.results, strict=True)]
+def layout_of(
+    view: DeviceView, primitive: Any, params: Mapping[str, Any], operands: Sequence[NamedValue]
+) -> Layout | None:
+    """The layout that a primitive needs where XLA partitions it, if it fails in others."""
+    rule = _LAYOUTS.get(primitive.name) if view.compiler else None
+    most = 0 if primitive.name in _BY_ONE_AXIS else 1  # mesh axes that may partition it in any layout
+    return None if rule is None or _jax.partitioned_axes(view.compiler) <= most else rule(params, operands)
 
 
-def fails_by_hand(primitive: str, compiler: Collection[Any], mesh: Any = None) -> bool:
-    """Whether XLA may fail on a primitive beside these axes of a mesh, or of the one in scope."""
-    return primitive in _LAYOUTS and _jax.partitioned_axes(compiler, mesh) >= (1 if primitive in _BY_ONE_AXIS else 2)
+def laid_out(view: DeviceView, values: Sequence[NamedValue], free: Sequence[_Free], named: bool) -> list[NamedValue]:
+    """Values whose dimensions, but for the free ones, the compiler leaves whole."""
+    return [_laid_out(view, v, dims, named) for v, dims in zip(values, free, strict=True)]
 
 
-def _laid_out(view: DeviceView, value: NamedValue, free: Free, named: bool) -> NamedValue:
+def _laid_out(view, value, free, named):
     if not value.dims or is_float0(value):
         return value
     unnamed = value.positional_dims()

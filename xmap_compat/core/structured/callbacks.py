@@ -6,20 +6,18 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import DeviceView, conform_to_names, spread, sum_devices, vary_over
+from xmap_compat.core.device import cast_data, cast_to, gather_devices, laid_out_over
+from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.rules.ordinary import bind_ordinary
 from xmap_compat.core.values import NamedValue
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -34,7 +32,7 @@ def _pure_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> l
         names = frozenset().union(*(v.names for v in operands))
         ranks = [v.dims.count(None) for v in operands]
         if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:
-            operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]
+            operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]
         else:
             method = "sequential"
     return bind_named(ev.view, eqn.primitive, operands, {**eqn.params, "sharding": None, "vmap_method": method})
@@ -58,10 +56,12 @@ def _io_callback(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> lis
         return bind_named(view, eqn.primitive, operands, params)
     params["callback"] = functools.partial(_called_by_one, eqn.params["callback"], eqn.params["result_avals"])
     is_first = NamedValue(lax.axis_index(copies) == 0, (), frozenset())
-    varied = [vary_over(view, v, names) for v in (is_first, *operands)]
-    varied = [dataclasses.replace(v, data=spread(view, v.data, copies)) for v in varied]
+    varied = [cast_to(view, v, names) for v in (is_first, *operands)]
+    varied = [dataclasses.replace(v, data=cast_data(view, v.data, copies)) for v in varied]
     results = bind_named(view, eqn.primitive, varied, params)
-    return [dataclasses.replace(v, data=_of_the_first(view, v.data, copies)) for v in results]
+    # Values with NaN and of all types arrive bit for bit.
+    everywhere = (gather_devices(view, lax.expand_dims(v.data, [0]), copies) for v in results)
+    return [dataclasses.replace(v, data=data[0]) for v, data in zip(results, everywhere)]
 
 
 def _called_by_one(callback, result_types, is_first, *operands):
@@ -69,21 +69,11 @@ def _called_by_one(callback, result_types, is_first, *operands):
     return callback(*operands) if is_first else [np.zeros(t.shape, t.dtype) for t in result_types]
 
 
-def _of_the_first(view: DeviceView, data: Any, mesh_axes: Sequence[Any]) -> Any:
-    """The data of the first device, bit for bit, where others have zeros."""
-    if jnp.issubdtype(data.dtype, jnp.complexfloating):
-        return lax.complex(*(_of_the_first(view, part(data), mesh_axes) for part in (lax.real, lax.imag)))
-    if data.dtype == np.bool_:
-        return _of_the_first(view, data.astype(np.uint8), mesh_axes).astype(np.bool_)
-    bits = lax.bitcast_convert_type(data, np.dtype(f"uint{8 * data.dtype.itemsize}"))
-    return lax.bitcast_convert_type(sum_devices(view, spread(view, bits, mesh_axes), mesh_axes), data.dtype)
-
-
 _WAITING = {"pure_callback": _pure_callback, "io_callback": _io_callback}
 CALLBACKS = (*_WAITING, "debug_callback", "debug_print", "check", "create_token", "after_all")
 
 
-def call_python(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
+def call_python(ev: Evaluator, _: None, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
     """In a ``shard_map`` over a part of the mesh, JAX lacks calls with results, and XLA those without operands."""
     name, where, compiler = eqn.primitive.name, _jax.where_in_user_code(eqn), ev.view.compiler
     if name == "check" and not eqn.params["debug"]:  # JAX would report it for elements that take another branch, too
@@ -97,4 +87,4 @@ def call_python(ev: Evaluator, operands: Sequence[NamedValue], eqn: Any) -> list
             raise errors.ordered_effect(ev.checker.fun, devices)
     if compiler and (name in _WAITING or not operands):
         raise errors.callback_beside_compiler(name, compiler, where)
-    return _WAITING[name](ev, operands, eqn) if name in _WAITING else ev.ordinary(eqn, operands)
+    return _WAITING[name](ev, operands, eqn) if name in _WAITING else bind_ordinary(ev.view, eqn, operands)

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,16 +45,14 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.collectives import collectives_of
-from xmap_compat.core.device import conform
+from xmap_compat.core.device import laid_out
+from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
 from xmap_compat.core.placement import Placement
-from xmap_compat.core.rules.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
 from xmap_compat.core.rules.reductions import sum_over
+from xmap_compat.core.structured.callables import evaluate_callable, is_no_array, only_arrays, positional_zero
 from xmap_compat.core.values import COTANGENT, NamedValue
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
 
 
 def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[int, NamedValue]]:
@@ -72,7 +70,7 @@ def cotangents_for(view, jaxpr, residuals, cotangents, own_names) -> list[dict[i
     """
     together = frozenset().union(*(v.names for v in (*residuals, *cotangents))) - {COTANGENT} - own_names
     cases: dict[Names, dict[int, NamedValue]] = {}
-    for k, (ct, collectives) in enumerate(zip(cotangents, collectives_of_results(jaxpr), strict=True)):
+    for k, (ct, collectives) in enumerate(zip(cotangents, _collectives_of_results(jaxpr), strict=True)):
         if not is_no_array(ct):
             summed = together - ct.names
             cases.setdefault(summed & collectives, {})[k] = _at_first_element(view, ct, summed - collectives)
@@ -99,7 +97,7 @@ def apply_rule(ev, rule, residuals, cotangents, case, own_names):
         each = _summed_in_part(jaxpr, is_cotangent) - own_names
         return [_at_first_element(ev.view, v, each - v.names) if ct else v for v, ct in zip(values, is_cotangent)]
 
-    return evaluate_callable(with_cotangents(ev), rule_of_case, [*residuals, *marked], given)
+    return evaluate_callable(_with_cotangents(ev), rule_of_case, [*residuals, *marked], given)
 
 
 def _summed_in_part(jaxpr: Any, is_cotangent: Sequence[bool]) -> Names:
@@ -123,7 +121,7 @@ def add_cotangents(values):
     return dataclasses.replace(first, data=sum((other.data for other in others), first.data))
 
 
-def collectives_of_results(jaxpr) -> list[Names]:
+def _collectives_of_results(jaxpr) -> list[Names]:
     """The axes of the collectives that each result is computed with."""
     body, _ = _jax.open_jaxpr(jaxpr)
     found: dict[Any, Names] = {}
@@ -141,11 +139,11 @@ def _at_first_element(view, value, names):
     return apply_positional(view, lambda x, i: jnp.where(i == 0, x, jnp.zeros_like(x)), value, index)
 
 
-def with_cotangents(ev: Evaluator) -> Evaluator:
+def _with_cotangents(ev: Evaluator) -> Evaluator:
     """An evaluator that knows the mark of cotangents, as an axis of one element."""
     placements = {**ev.view.placements, COTANGENT: Placement(COTANGENT, 1)}
     view = dataclasses.replace(ev.view, placements=placements)
-    return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements, room=NONE))
+    return dataclasses.replace(ev, view=view, checker=dataclasses.replace(ev.checker, placements=placements))
 
 
 def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> NamedValue | None:
@@ -159,5 +157,5 @@ def cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Name
     extra = cotangent.names - names
     if extra:
         cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
-    cotangent = conform(ev.view, cotangent, dims, names)
+    cotangent = laid_out(ev.view, cotangent, dims, names)
     return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))

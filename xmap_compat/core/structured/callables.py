@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import collectives_of
+from xmap_compat.core.derivatives import derivative
+from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.specs import AxisName
-from xmap_compat.core.values import NamedValue, is_float0, is_smooth
-
-if TYPE_CHECKING:
-    from xmap_compat.core.evaluate import Evaluator
+from xmap_compat.core.values import NamedValue, is_float0
 
 
 def only_arrays(fun):
@@ -59,7 +58,7 @@ def evaluate_callable(
         return fun(*(positional_zero(v) if is_no_array(v) else next(rest) for v in values))
 
     traced, restore = only_arrays(on_dynamic)
-    jaxpr = ev.trace(traced, [positional_type(v) for v in dynamic])
+    jaxpr = ev.stage(traced, [_positional_type(v) for v in dynamic])
     dynamic = given(jaxpr, dynamic)
     inputs = [v.names for v in dynamic]
     ev = ev.gathering(jaxpr, inputs, ev.checker.check(jaxpr, inputs))
@@ -70,51 +69,39 @@ def evaluate_callable(
 _ORDERS = 3
 
 
-def collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
+def checkpointed(call: _jax.Checkpoint, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.checkpoint`` of the evaluation of a body."""
+    body = lambda *values: evaluate(call.body, values)  # noqa: E731
+    return jax.checkpoint(body, policy=call.policy, prevent_cse=call.prevent_cse)
+
+
+def communicates(ev: Evaluator, *jaxprs: Any) -> bool:
+    """Whether evaluating these jaxprs, or their derivatives, moves anything between devices."""
+    eqns = (eqn for jaxpr in jaxprs for eqn in _jax.open_jaxpr(jaxpr)[0].eqns)
+    return any(ev.view.placement_of(n).mesh_axes for eqn in eqns for n in collectives_within(ev, eqn))
+
+
+def collectives_within(ev: Evaluator, eqn: Any) -> frozenset[AxisName]:
+    """Every axis name that collectives in an equation, and in the custom rules inside of it, mention."""
+    return collectives_of(eqn) | _collectives_of_rules(ev, eqn)
+
+
+def _collectives_of_rules(ev: Evaluator, eqn: Any, order: int = 1) -> frozenset[AxisName]:
     """Every axis name that collectives in the custom rules of an equation, and of those inside of it, mention.
 
     A rule that cannot be traced by itself may have one over any axis.
     """
-    if (id(eqn), order) not in ev.rules:
+    if (eqn, order) not in ev.rule_names:
         inner = [e for part in _jax.subjaxprs(eqn.params) for e in _jax.open_jaxpr(part)[0].eqns]
-        found = [collectives_of_rules(ev, e, order) for e in inner]
+        found = [_collectives_of_rules(ev, e, order) for e in inner]
         if order <= _ORDERS and isinstance(_jax.read(eqn), (_jax.CustomJvp, _jax.CustomVjp, _jax.HijaxOperation)):
             try:
-                made = _jax.open_jaxpr(derivative(ev.trace, eqn))[0].eqns
-                found += [collectives_of(e) | collectives_of_rules(ev, e, order + 1) for e in made]
+                made = _jax.open_jaxpr(derivative(ev.stage, eqn))[0].eqns
+                found += [collectives_of(e) | _collectives_of_rules(ev, e, order + 1) for e in made]
             except Exception:
                 found.append(frozenset(ev.view.placements))
-        ev.rules[id(eqn), order] = frozenset().union(*found), eqn  # the equation is kept, so that no other gets its id
-    return ev.rules[id(eqn), order][0]
-
-
-def derivative(trace: Callable[..., Any], eqn: Any) -> Any:
-    """An equation and its derivative, as a jaxpr: ``(*operands, *tangents) -> (*results, *tangents)``.
-
-    For a function with a backward rule it is ``(*operands, *cotangents) -> (*results, *cotangents)``.  Tangents of
-    integers are left out, and so are cotangents of what a function with a backward rule closes over.
-    """
-    backward = isinstance(held := _jax.read(eqn), _jax.CustomVjp)
-    operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-    smooth = [is_smooth(x) and k >= getattr(held, "num_consts", 0) for k, x in enumerate(operands)]
-
-    def apply(*args):
-        own, given = args[: len(smooth)], args[len(smooth) :]
-
-        def fun(*primals):
-            rest = iter(primals)
-            outs = _jax.bind(eqn.primitive, [next(rest) if s else x for s, x in zip(smooth, own)], eqn.params)
-            return tuple(filter(is_smooth, outs)), outs
-
-        primals = tuple(itertools.compress(own, smooth))
-        if not backward:
-            _, tangents, outs = jax.jvp(fun, primals, given, has_aux=True)
-            return outs, tangents
-        _, pull, outs = jax.vjp(fun, *primals, has_aux=True)
-        return outs, pull(given)
-
-    avals = [*operands, *filter(is_smooth, results if backward else operands)]
-    return trace(apply, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
+        ev.rule_names[eqn, order] = frozenset().union(*found)
+    return ev.rule_names[eqn, order]
 
 
 def is_no_array(value: NamedValue) -> bool:
@@ -129,6 +116,6 @@ def positional_zero(value: NamedValue) -> Any:
     return np.zeros(value.positional_shape(), value.data.dtype)
 
 
-def positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
+def _positional_type(value: NamedValue) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(value.data)
     return jax.ShapeDtypeStruct(value.positional_shape(), aval.dtype, weak_type=aval.weak_type)

@@ -1,0 +1,54 @@
+"""How structured equations wire their operands to the jaxprs that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from xmap_compat import _jax
+
+
+class _Subprogram(NamedTuple):
+    """A jaxpr that a structured equation runs.
+
+    Attributes:
+      operands: which operands of the equation it gets.
+      repeats: how often it runs; None if that is unknown.
+      decides: whether it is the condition of a loop; the results of any other body are those of the equation.
+    """
+
+    jaxpr: Any
+    operands: Sequence[int]
+    repeats: int | None = 1
+    decides: bool = False
+
+
+def bodies_of(held: Any) -> list[_Subprogram]:
+    """The jaxprs that an equation runs where its rules and derivatives are left aside."""
+    if isinstance(held, _jax.Scan):
+        return [_Subprogram(held.body, _positions(held.body), held.length)]
+    if isinstance(held, _jax.While):
+        operands = _positions(held.condition, held.num_body_consts)
+        consts, carry = range(held.num_condition_consts), operands[held.num_condition_consts :]
+        return [
+            _Subprogram(held.condition, [*consts, *carry], None, decides=True),
+            _Subprogram(held.body, _positions(held.body, held.num_condition_consts), None),
+        ]
+    if isinstance(held, _jax.Cond):
+        return [_Subprogram(branch, _positions(branch, 1)) for branch in held.branches]
+    if isinstance(held, _jax.LinearSolve):
+        return [_Subprogram(held.solve, ())]
+    if isinstance(held, _jax.HijaxOperation):
+        return [_Subprogram(body, ()) for body in held.bodies]
+    return [] if isinstance(held, _jax.Expanded) else [_Subprogram(held.body, _positions(held.body))]
+
+
+def _positions(jaxpr, first=0):
+    return range(first, first + len(_jax.open_jaxpr(jaxpr)[0].invars))
+
+
+def carry_of(held: Any) -> slice:
+    """The operands that a loop carries from one iteration to the next; its first results are their last values."""
+    if isinstance(held, _jax.Scan):
+        return slice(held.num_consts, held.num_consts + held.num_carry)
+    return slice(held.num_condition_consts + held.num_body_consts, None) if isinstance(held, _jax.While) else slice(0)

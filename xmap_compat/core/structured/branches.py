@@ -1,0 +1,213 @@
+"""``lax.cond`` and ``lax.switch``.  Where elements of named axes take different branches, branches become selections.
+
+Where devices do, and their branches hold collectives, devices stay together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xmap_compat import _jax
+from xmap_compat.core.batch import bind_named
+from xmap_compat.core.device import cast_alike, cast_as, cast_to, laid_out_over
+from xmap_compat.core.evaluate import Evaluator, Rule
+from xmap_compat.core.names import Names
+from xmap_compat.core.rules.reductions import max_over
+from xmap_compat.core.structured.callables import checkpointed, collectives_within, communicates
+from xmap_compat.core.values import NamedValue, is_smooth, positional, transposed, without
+
+
+def select(ev, which: NamedValue, cases: Sequence[NamedValue]) -> NamedValue:
+    """The cases that ``which`` chooses; its positional dimensions are the first ones of each case."""
+    trailing = cases[0].positional_shape()[which.dims.count(None) :] if None in which.dims else []
+    if trailing:
+        full = (*which.data.shape, *trailing)
+        data = lax.broadcast_in_dim(which.data, full, range(which.data.ndim))
+        which = NamedValue(data, (*which.dims, *(None for _ in trailing)), which.names)
+    return bind_named(ev.view, lax.select_n_p, [which, *cases], {})[0]
+
+
+def cond(
+    ev: Evaluator, cond: _jax.Cond, operands: Sequence[NamedValue], eqn: Any, taken: NamedValue | None = None
+) -> list[NamedValue]:
+    """A ``lax.switch`` over the evaluated branches, or a selection among the results of all of them.
+
+    Args:
+      operands: the index of the branch, then the operands of every branch.
+      taken: in a branch around it, which elements take that one; None where all do.
+
+    Returns:
+      Results that vary over the names of the index and of any branch's results.  It is a selection where
+      elements on one device take different branches, and where devices might miss each other in a collective.
+    """
+    index, *operands = operands
+    branches = cond.branches
+    names = [n | index.names for n in map(frozenset().union, *(ev.names_of(b, operands) for b in branches))]
+    ev = dataclasses.replace(ev, apart=ev.apart | index.names)
+    if ev.view.local_names(index.names) or (index.names and communicates(ev, *branches)):
+        return _select_result(ev, branches, index, operands, taken)
+
+    def branch(jaxpr):
+        return lambda *values: ev.laid_out(ev.evaluate(jaxpr, values), names)
+
+    if cond.platforms is not None:
+        return _by_platform(cond.platforms, [branch(b) for b in branches], operands)
+    # Operands are cast before the branches: a cast within a branch would become a sum within a branch of the gradient.
+    operands = [cast_to(ev.view, v, index.names) for v in operands]
+    return lax.switch(index.data, _alike(ev, [branch(b) for b in branches], operands), *operands)
+
+
+def _alike(ev, branches, operands):
+    """Branches whose results vary over the same foreign mesh axes."""
+    if not ev.view.foreign:
+        return branches
+    types = [jax.make_jaxpr(branch)(*operands).out_avals for branch in branches]
+    axes = [frozenset().union(*(_jax.varying_axes_of(aval) for aval in avals)) for avals in zip(*types)]
+    return [lambda *values, branch=branch: cast_as(ev.view, branch(*values), axes) for branch in branches]
+
+
+def _by_platform(platforms, branches, operands):
+    """``lax.platform_dependent``: only the platform's branch is lowered, because others may not lower there.
+
+    Args:
+      platforms: for each branch the platforms that take it, or None for all others.
+    """
+    named = {name: branch for taken_by, branch in zip(platforms, branches) for name in taken_by or ()}
+    default = next((branch for taken_by, branch in zip(platforms, branches) if taken_by is None), None)
+    return lax.platform_dependent(*operands, default=default, **named)
+
+
+def _select_result(ev, branches, index, operands, taken):
+    own = [dataclasses.replace(index, data=index.data == k) for k in range(len(branches))]
+    if taken is not None:
+        own = [bind_named(ev.view, lax.and_p, [taken, some], {})[0] for some in own]
+    results = [_Branch(ev, some).evaluate(b, operands) for b, some in zip(branches, own)]
+    return [select(ev, index, cases) for cases in zip(*results)]
+
+
+class _Place(enum.Enum):
+    """Where an equation of a branch runs.
+
+    Its own values have their gradient cut.  Those that flow into a collective are shared with elements that take the
+    branch; an equation that holds such a collective in its bodies cuts inside of these.
+    """
+
+    OWN = enum.auto()
+    SHARED = enum.auto()
+    INSIDE = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Branch:
+    """A branch that only some elements take, evaluated so that the others have no derivative of it.
+
+    Their cotangents are zero, and ``0 * inf`` would be NaN where the branch may not be differentiated.  So their
+    gradient is cut, as ``jax.vmap`` does, except where values flow into a collective over an axis along which elements
+    take different branches: from there they reach elements that take the branch.
+
+    Attributes:
+      taken: which elements take it.
+    """
+
+    ev: Evaluator
+    taken: NamedValue
+
+    def evaluate(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
+        body, consts = _jax.open_jaxpr(jaxpr)
+        env = dict(zip(_jax.input_vars(body), [*map(positional, consts), *operands], strict=True))
+        values = self._run(body.eqns, env)
+        return [positional(v.val) if isinstance(v, _jax.Literal) else values[v] for v in body.outvars]
+
+    def _run(self, eqns: Sequence[Any], env: dict[Any, NamedValue]) -> Mapping[Any, NamedValue]:
+        """The values of all variables, from those of the inputs."""
+        apart = lambda name: name not in self.taken.names and self.ev.view.is_own(name)  # noqa: E731
+        met = [frozenset(n for n in collectives_within(self.ev, eqn) if not apart(n)) for eqn in eqns]
+        flowing = _flowing_into(eqns, met)
+        places = list(map(_place_of, eqns, met, flowing))
+        alone = (eqn for eqn, place in zip(eqns, places) if place is _Place.SHARED and _jax.read(eqn))
+        whole = any(flowing) or any(alone)
+        shared = _Cut(functools.partial(self._cut, frozenset().union(*met)), env) if whole else env
+        own = _Cut(functools.partial(self._cut, frozenset()), shared)
+        rules: Mapping[Any, Rule] = {_jax.Call: self._call, _jax.Checkpoint: self._checkpoint, _jax.Cond: self._cond}
+        inside = dataclasses.replace(self.ev, structured={**self.ev.structured, **rules})
+        for eqn, place in zip(eqns, places):
+            (inside if place is _Place.INSIDE else self.ev).run([eqn], own if place is _Place.OWN else shared)
+        return own
+
+    def _call(self, _: Evaluator, call: _jax.Call, operands, eqn):
+        return self.evaluate(call.body, operands)
+
+    def _checkpoint(self, _: Evaluator, call: _jax.Checkpoint, operands, eqn):
+        return checkpointed(call, self.evaluate)(*operands)
+
+    def _cond(self, _: Evaluator, held: _jax.Cond, operands, eqn):
+        return cond(self.ev, held, operands, eqn, self.taken)
+
+    def _cut(self, over: Names, value: NamedValue) -> NamedValue:
+        """Cut the gradient of an element if neither it nor any element along the axes ``over`` takes the branch.
+
+        It stays a linear function of the value, since JAX transposes the operators of solvers.
+        """
+        ev, taken = self.ev, self.taken
+        # It must not vary over more of those axes: a rule that sums over them relies on the names of its operands.
+        names = taken.names - over
+        value = laid_out_over(ev.view, value, value.names | names)
+        taken = dataclasses.replace(taken, data=taken.data.astype(np.int32)) if over else taken
+        axes = ev.view.mesh_axes_of(over) if ev.view.typed else ()
+        if axes:
+            taken = NamedValue(taken.data.max(taken.dims_of(over)), without(taken.dims, over), taken.names)
+        elif over:
+            taken = max_over(ev.view, taken, sorted(over, key=str))
+        value, taken = cast_alike(ev.view, [value, taken])
+        dims = [n for n in value.dims if n is not None]
+        taken = transposed(taken, tuple(n for n in dims if n in taken.dims))
+        local = lax.expand_dims(taken.data, [k for k, n in enumerate(dims) if n not in taken.dims])
+        return dataclasses.replace(value, data=_cut_p.bind(value.data, local, mesh_axes=axes))
+
+
+def _place_of(eqn: Any, met: Names, flows: bool) -> _Place:
+    if met and not flows and isinstance(_jax.read(eqn), (_jax.Call, _jax.Checkpoint, _jax.Cond)):
+        return _Place.INSIDE
+    return _Place.SHARED if met or flows else _Place.OWN
+
+
+def _flowing_into(eqns: Sequence[Any], met: Sequence[Names]) -> list[bool]:
+    """For each equation, whether an equation that meets others in a collective needs its results."""
+    needed: set[Any] = set()
+    flows = []
+    for eqn, axes in reversed(list(zip(eqns, met))):
+        flows.append(not needed.isdisjoint(eqn.outvars))
+        if axes or flows[-1]:
+            needed.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    return flows[::-1]
+
+
+class _Cut(dict):
+    """Values of variables; those of ``outside`` come in when they are first used, with their gradient cut."""
+
+    def __init__(self, cut: Callable[[NamedValue], NamedValue], outside: Mapping[Any, NamedValue]):
+        self._cut, self._outside = cut, outside
+
+    def __missing__(self, variable: Any) -> NamedValue:
+        value = self._outside[variable]
+        return self.setdefault(variable, self._cut(value) if is_smooth(jax.typeof(value.data)) else value)
+
+
+def _cut_tangent(t, taken, *, mesh_axes):
+    reached = lax.pmax(taken, mesh_axes) if mesh_axes else taken
+    if missing := tuple(sorted(_jax.varying_axes(t) - _jax.varying_axes(reached))):
+        reached = lax.pcast(reached, missing, to="varying")
+    reached = lax.broadcast_in_dim(reached.astype(np.bool_), t.shape, range(reached.ndim))
+    return lax.select(reached, t, lax.full_like(t, 0))
+
+
+# Only the derivative needs other devices, so values are computed without them.
+_cut_p = _jax.define_cut("cut", _cut_tangent)
