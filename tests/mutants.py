@@ -71,7 +71,7 @@ found_by(
 found_by(
     "test_leave",
     edits={
-        'return "" if apart <= allowed else': 'return "" if apart <= 1e3 * allowed else',
+        "if apart <= max(tolerance, min(NOISE * share, MOST_NOISE)) * largest": "if apart <= 1e3 * largest",
         "found = evaluated(function, given, record.differentiated)": "found = evaluated(function, given, False)",
         "given = jax.tree.unflatten(structure, map(restored, record.leaves, own))\n                function": (
             "given = jax.tree.unflatten(structure, own)\n                function"
@@ -134,7 +134,7 @@ found_by(
     edits={
         'method = eqn.params["vmap_method"] or "sequential"': 'method = eqn.params["vmap_method"]',
         "if {rank for rank, v in zip(ranks, operands) if v.names} == {max(ranks, default=0)}:": "if True:",
-        "operands = [conform_to_names(ev.view, v, names) if v.names else v for v in operands]": (
+        "operands = [laid_out_over(ev.view, v, names) if v.names else v for v in operands]": (
             "operands = list(operands)"
         ),
     },
@@ -228,14 +228,13 @@ found_by(
         '"axis sizes": _mapping(placed.body.sizes.items()),': '"axis sizes": "",',
         '"arguments": ", ".join(_steady(str(jax.typeof(leaf))) for leaf in jax.tree.leaves(args)),': '"arguments": "",',
         'sorted(found[1].split(", "))': 'found[1].split(", ")',
-        "_jax.CustomVmap: _under_vmap,": "",
         "ORDERS = 2  #": "ORDERS = 1  #",
         "(?:callback|fmt|logging_record)": "(?:callback)",
         "value = jax.random.key_data(value)": "value = np.zeros(2)",
         "if not here or np.size(value)": "if not here and np.size(value)",
         'if text.lower() == "off":': "if False:",
         "0 < seconds < math.inf": "0 < seconds",
-        "next(parting, min(len(own), len(other))) - 60)": "next(parting, 0) + 60)",
+        "begin = max(0, parting - 60)": "begin = parting + 60",
     },
 )
 found_by(
@@ -297,9 +296,7 @@ found_by(
 )
 found_by(
     "test_misuse",
-    edits={
-        "path.append(tuple(range(left)[operator.index(k)] for k in step))": "path.append(tuple(step))",
-    },
+    edits={},
 )
 found_by(
     "test_compiler_axes::test_values_and_gradients_are_those_of_one_device",
@@ -407,8 +404,8 @@ found_by(
             "if False:\n        return value\n    here"
         ),
         "if devices > 1 and slots == 1:": "if False:",
-        "traveling = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
-            "traveling = [m for m in moves if m[0] != m[2]]"
+        "moving = sorted((m for m in moves if m[0] != m[2]), key=lambda m: m[3])": (
+            "moving = [m for m in moves if m[0] != m[2]]"
         ),
         "if len(rows) > 1 and len(buffers) == 1 and": "if False and",
         "if len(runs) <= 4:": "if False:",
@@ -434,9 +431,7 @@ found_by(
         "return lax.broadcast_in_dim(out.astype(x.dtype), x.shape, tuple(map(own.index, kept)))": "return out",
         "optimize=copy.deepcopy(optimize)": "optimize=optimize",
         "letters = tuple(c for k, c in enumerate(term.letters) if k not in gone)": "letters = term.letters",
-        "return (*letters[:at], *range(-count, 0), *letters[at + 1 :])": (
-            "return (*letters[:at], *range(count), *letters[at + 1 :])"
-        ),
+        "*range(min(0, len(letters) - 1 - ndim), 0)": "*range(max(0, ndim + 1 - len(letters)))",
         "if axis == name and does:": "if False:",
         "axes = sorted(frozenset().union(*(t.names for t in terms)) - names, key=str)": "axes = []",
         "skipped = tuple(tuple((axis, by) for axis, by in mentioned.items() if axis not in t.names) for t in terms)": (
@@ -616,7 +611,9 @@ found_by(
         "while value >= step - 0.5 and": "while value >= 1000 and",
         'return f"{value:.3g} {units[k]}" if': 'return f"{value:.4g} {units[k]}" if',
         "scattered = -(-size * (devices - 1) // devices)": "scattered = size * (devices - 1) // devices",
-        "turns = None if times is None or operation.turns is None else times * operation.turns": "turns = times",
+        "iterations = None if times is None or operation.iterations is None else times * operation.iterations": (
+            "iterations = times"
+        ),
         '"all-gather": size * (devices - 1)': '"all-gather": size * devices',
     },
 )
@@ -631,7 +628,7 @@ found_by(
     "test_check",
     edits={
         'reached &= not has_failed if part != "handler" else has_failed or not _only_imports_jax(node)': "pass",
-        'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
+        r'r"\b(raise|exit|quit)\b", ast.unparse(last)': 'r"^$", ast.unparse(last)',
     },
 )
 found_by(

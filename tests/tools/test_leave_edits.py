@@ -20,6 +20,7 @@ import pytest
 
 import xmap_compat
 from xmap_compat import api
+from xmap_compat.core import watch
 from xmap_compat.tools.leave.construction import Construction
 from xmap_compat.tools.leave.edits import edits_of
 from xmap_compat.tools.leave.files import edited_files
@@ -69,7 +70,7 @@ def observed(folder, files, monkeypatch):
     monkeypatch.setattr(api, "make", recording)
     monkeypatch.setattr(xmap_compat.Mesh, "__enter__", xmap_compat.Mesh.__enter__)  # to undo what is noted
     entered, otherwise = set(), set()
-    end = api.observe(lambda declared, placed, args: calls.append((declared, placed)))
+    end = watch.observe(lambda declared, placed, args: calls.append((declared, placed)))
     with xmap_compat.install(), importing(folder, files), monkeypatch.context() as noted:
         noted.setattr(jax.sharding.Mesh, "__enter__", jax.sharding.Mesh.__enter__)
         note_entered((jax.sharding.Mesh, xmap_compat.Mesh), entered, otherwise)

@@ -65,7 +65,7 @@ from xmap_compat._jax.mesh import (
 )
 from xmap_compat._jax.nice import optional
 from xmap_compat._jax.options import accept_options, set_for_all_threads
-from xmap_compat._jax.partial import constrained, gather, partitioned_axes, reshaped, sum_scatter, widened
+from xmap_compat._jax.partial import constrained, gather, in_float32, partitioned_axes, reshaped, sum_scatter
 from xmap_compat._jax.patches import (
     Restoration,
     mend_collective_batching,

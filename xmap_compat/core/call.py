@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from xmap_compat import _jax
 from xmap_compat.core import errors, undeclared
 from xmap_compat.core.collectives import collectives_in
-from xmap_compat.core.mesh import devices_of, platform_of
+from xmap_compat.core.mesh import platform_of
 from xmap_compat.core.names import Checker
 from xmap_compat.core.nested import axes
 from xmap_compat.core.placement import (
@@ -146,11 +146,11 @@ def place_call(declared: Declaration, args: tuple[Any, ...]) -> PlacedCall:
 
 def place_arguments(declared: Declaration, arguments: Arguments) -> PlacedCall:
     """Place a call whose arguments have been bound to their specs."""
-    placements = _locate(declared, arguments)
+    placements = locate(declared, arguments)
     return _check(declared, arguments, placements, _trace(declared, arguments, placements))
 
 
-def _locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
+def locate(declared: Declaration, arguments: Arguments) -> dict[AxisName, Placement]:
     """Stage 2: where the axes of a call lie."""
     placements = _placements(declared, arguments, current_scope())
     checker = Checker(placements, declared.name)
@@ -231,30 +231,6 @@ def mesh_axes_used(program: NamedProgram, placements: Mapping[AxisName, Placemen
     """The mesh axes over which a call, or one nested in it, splits axes."""
     own = frozenset(m for p in axes.own_of(placements.values()) for m in p.mesh_axes)
     return own | {name.mesh_axis for name in collectives_in(program.jaxpr) if isinstance(name, DeviceAxis)}
-
-
-def moved_to_mesh(declared: Declaration, args: tuple[Any, ...], error: Exception) -> tuple[Any, ...] | None:
-    """The arguments of a call at top level, with those on one device moved to the mesh in scope.
-
-    None if there are no such arguments, or if others are committed to other devices; the error then says so.
-    """
-    scope = current_scope()
-    devices = set(devices_of(scope.mesh))
-    if not devices or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
-        return None
-    arguments = bind_arguments(declared, args)
-    leaves = arguments.leaves
-    homes = [x.sharding.device_set if isinstance(x, jax.Array) and x.committed else set() for x in leaves]
-    on_one_device = [len(home) == 1 for home in homes]
-    elsewhere = [len(home) > 1 and home != devices for home in homes]
-    if any(elsewhere):
-        error.add_note(errors.committed_elsewhere_note())
-    if any(elsewhere) or not any(on_one_device):
-        return None
-    placements = _placements(declared, arguments, scope)
-    shardings = [jax.sharding.NamedSharding(scope.mesh, partition_spec(s, placements)) for s in arguments.specs]
-    moved = [jax.device_put(x, s) if one else x for x, s, one in zip(leaves, shardings, on_one_device)]
-    return jax.tree.unflatten(arguments.tree, moved)
 
 
 def bind_arguments(declared: Declaration, args: tuple[Any, ...]) -> Arguments:

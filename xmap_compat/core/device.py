@@ -44,7 +44,7 @@ class DeviceView:
       foreign: whether values may vary over mesh axes that are not ours: those of the user's own ``shard_map``
         around the xmap.  Names do not show these.
       compiler: the mesh axes that are left to the compiler.
-      widens: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.widened`.
+      in_float32: whether bfloat16 values are sent as float32: see :func:`xmap_compat._jax.in_float32`.
       mixed: whether gathered values may vary in their type, which names do not show: see ``core/uses.py``.
       untyped: whether types do not tell what varies, as results differ between devices that must not in a type.
       casts: the results of :func:`cast_to` for a value and some names, with the trace.  Several uses share a cast: in a
@@ -57,7 +57,7 @@ class DeviceView:
     nested: bool = False
     foreign: bool = False
     compiler: frozenset[Any] = frozenset()
-    widens: bool = False
+    in_float32: bool = False
     mixed: bool = False
     untyped: bool = False
     casts: _Casts = dataclasses.field(default_factory=weakref.WeakKeyDictionary, repr=False, compare=False)
@@ -148,7 +148,7 @@ def _cast_typed(view, data, axes):
 
 def sent(view: DeviceView, collective: Callable[[Any], Any], data: Any) -> Any:
     """Apply a collective over devices, or a cast to varying (the transpose of the cast is a collective)."""
-    return _jax.widened(collective, data) if view.widens else collective(data)
+    return _jax.in_float32(collective, data) if view.in_float32 else collective(data)
 
 
 def cast_to(view: DeviceView, value: NamedValue, names: Iterable[AxisName]) -> NamedValue:
@@ -252,7 +252,7 @@ def without_single(view: DeviceView, data: Any, dims: Dims, names: frozenset[Axi
     return NamedValue(lax.squeeze(data, single) if single else data, kept, names)
 
 
-def conform(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
+def laid_out(view: DeviceView, value: NamedValue, dims: Dims, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast and transpose a value to a layout that has at least its names."""
     value = cast_to(view, value, names)
     missing = [n for n in dims if n is not None and n not in value.dims]
@@ -269,9 +269,9 @@ def as_operand(view: DeviceView, value: NamedValue, axes: Iterable[AxisName]) ->
     names = operand_names(value.names, axes, view.placements)
     if names == value.names:
         return value
-    return conform_to_names(view, dataclasses.replace(value, names=value.names & names), names)
+    return laid_out_over(view, dataclasses.replace(value, names=value.names & names), names)
 
 
-def conform_to_names(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
+def laid_out_over(view: DeviceView, value: NamedValue, names: frozenset[AxisName]) -> NamedValue:
     """Broadcast a value to names, in the canonical layout."""
-    return conform(view, value, view.layout(names, value.dims.count(None)), names)
+    return laid_out(view, value, view.layout(names, value.dims.count(None)), names)

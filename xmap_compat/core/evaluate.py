@@ -17,7 +17,7 @@ import numpy as np
 
 from xmap_compat import _jax
 from xmap_compat.core.collectives import COLLECTIVES
-from xmap_compat.core.device import DeviceView, as_operand, conform_to_names
+from xmap_compat.core.device import DeviceView, as_operand, laid_out_over
 from xmap_compat.core.names import Checker, Names
 from xmap_compat.core.parameters import axis_names
 from xmap_compat.core.rules.ordinary import bind_ordinary
@@ -142,13 +142,13 @@ class Evaluator:
         """Results that no element of an axis asks for, or that have none of its elements."""
         names = self.checker.equation(eqn, [v.names for v in operands])
         zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
-        return [conform_to_names(self.view, zero, own) for zero, own in zip(zeros, names)]
+        return [laid_out_over(self.view, zero, own) for zero, own in zip(zeros, names)]
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])
 
-    def conformed(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
-        return [conform_to_names(self.view, v, n) for v, n in zip(values, names, strict=True)]
+    def laid_out(self, values: Sequence[Any], names: Sequence[Names]) -> list[NamedValue]:
+        return [laid_out_over(self.view, v, n) for v, n in zip(values, names, strict=True)]
 
 
 def _as_array(value: NamedValue) -> NamedValue:

@@ -140,12 +140,12 @@ class _Nest:
         scanned = {v: c for v, c in env.items() if c.loops[:1] == (loop,) and v in read}
         variables = list(scanned)
 
-        def turn(carry, slices):
+        def iteration(carry, slices):
             current = {v: _Chunked(x, scanned[v].loops[1:]) for v, x in zip(variables, slices)}
             done = self.run(eqns, frozenset(outputs), {**env, **current}, inner)
             return carry, [done[v] for v in outputs]
 
-        _, stacked = lax.scan(turn, (), [scanned[v].value for v in variables], length=self.lengths[loop])
+        _, stacked = lax.scan(iteration, (), [scanned[v].value for v in variables], length=self.lengths[loop])
         return {**env, **{v: _Chunked(c.value, (loop, *c.loops)) for v, c in zip(outputs, stacked)}}
 
 

@@ -89,7 +89,7 @@ class Operation:
         return self.body.stack_of(self.eqn)
 
     @property
-    def turns(self) -> int | None:
+    def iterations(self) -> int | None:
         """How often the programs in it run; None for a while loop."""
         if isinstance(self.found, _jax.While):
             return None

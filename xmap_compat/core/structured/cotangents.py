@@ -45,7 +45,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core.batch import apply_positional
 from xmap_compat.core.collectives import collectives_of
-from xmap_compat.core.device import conform
+from xmap_compat.core.device import laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.indices import index_of
 from xmap_compat.core.names import NONE, Names
@@ -167,5 +167,5 @@ def _cotangent_like(ev, cotangent: NamedValue | None, dims, names, dtype) -> Nam
     extra = cotangent.names - names
     if extra:
         cotangent = sum_over(ev.view, cotangent, sorted(extra, key=str))
-    cotangent = conform(ev.view, cotangent, dims, names)
+    cotangent = laid_out(ev.view, cotangent, dims, names)
     return dataclasses.replace(cotangent, data=lax.convert_element_type(cotangent.data, dtype))

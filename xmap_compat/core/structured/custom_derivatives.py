@@ -14,7 +14,7 @@ from jax import lax
 from xmap_compat import _jax
 from xmap_compat.core import errors
 from xmap_compat.core.batch import bind_named
-from xmap_compat.core.device import cast_alike, cast_to, conform
+from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.structured.callables import evaluate_callable
 from xmap_compat.core.structured.cotangents import cotangents_of_operands
@@ -35,12 +35,12 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     operands = cast_alike(ev.view, operands)
     inexact = [is_smooth(v.aval) for v in eqn.outvars]
 
-    def conformed(primals, outs):
+    def over_names(primals, outs):
         """Results that vary as their names say, and as the operands do."""
-        return cast_alike(ev.view, [*primals, *ev.conformed(outs, names)])[len(primals) :]
+        return cast_alike(ev.view, [*primals, *ev.laid_out(outs, names)])[len(primals) :]
 
     def values_of(operands):
-        return conformed(operands, ev.evaluate(call.body, operands))
+        return over_names(operands, ev.evaluate(call.body, operands))
 
     @jax.custom_jvp
     def fun(*values):
@@ -49,7 +49,7 @@ def custom_jvp(ev: Evaluator, call: _jax.CustomJvp, operands: Sequence[NamedValu
     @functools.partial(fun.defjvp, symbolic_zeros=call.symbolic_zeros)
     def jvp(primals, tangents):
         outs = evaluate_callable(ev, call.rule, [*primals, *tangents])
-        out_primals = itertools.compress(conformed(primals, outs[: len(names)]), inexact)
+        out_primals = itertools.compress(over_names(primals, outs[: len(names)]), inexact)
         out_tangents = itertools.compress(outs[len(names) :], inexact)
         pairs = [(primal, _tangent_like(ev, primal, t, eqn)) for primal, t in zip(out_primals, out_tangents)]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
@@ -67,7 +67,7 @@ def _tangent_like(ev, primal, tangent, eqn):
         return dataclasses.replace(primal, data=_jax.symbolic_zero(primal.data))
     if not tangent.names <= primal.names:
         raise errors.tangent_varies_more(tangent.names - primal.names, _jax.where_in_user_code(eqn))
-    return cast_alike(ev.view, [primal, conform(ev.view, tangent, primal.dims, primal.names)])[1]
+    return cast_alike(ev.view, [primal, laid_out(ev.view, tangent, primal.dims, primal.names)])[1]
 
 
 def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValue], eqn: Any) -> list[NamedValue]:
@@ -87,7 +87,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
 
     @jax.custom_vjp
     def fun(*values):
-        return ev.conformed(ev.evaluate(call.body, values), names)
+        return ev.laid_out(ev.evaluate(call.body, values), names)
 
     def fwd(*flagged):
         perturbed = [v.data.perturbed for v in flagged]
@@ -98,7 +98,7 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
         returned = iter(outs[:num_residuals])
         _, _, forwarded = layout()
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
-        return ev.conformed(outs[num_residuals:], names), residuals
+        return ev.laid_out(outs[num_residuals:], names), residuals
 
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
@@ -134,7 +134,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
     def run(jaxpr, consts):
         def apply(x):
             outs = ev.evaluate(jaxpr, [*consts, *x])
-            return ev.conformed(outs, [names] * len(outs))
+            return ev.laid_out(outs, [names] * len(outs))
 
         return apply
 
@@ -147,7 +147,7 @@ def linear_solve(ev: Evaluator, solve: _jax.LinearSolve, operands: Sequence[Name
 
     has_aux = len(solve.solve.out_avals) > len(b)
     transpose = None if solve.transpose_solve is None else solver(solve.transpose_solve, transpose_consts)
-    b = ev.conformed(b, [names] * len(b))
+    b = ev.laid_out(b, [names] * len(b))
     solving = solver(solve.solve, solve_consts)
     symmetric = solve.vecmat is solve.matvec
     outs = lax.custom_linear_solve(run(solve.matvec, matvec_consts), b, solving, transpose, symmetric, has_aux)

@@ -85,11 +85,11 @@ class Recorder:
 
     def begin(self) -> None:
         """Begin when the program has imported JAX, which these modules need."""
-        names = ("api", "core.placement")
-        self.api, self.placement = (importlib.import_module(f"xmap_compat.{name}") for name in names)
+        names = ("api", "core.placement", "core.watch")
+        self.api, self.placement, watch = (importlib.import_module(f"xmap_compat.{name}") for name in names)
         api, make = self.api, self.api.make
         api.make = lambda *args, **kwargs: self.constructed(make(*args, **kwargs))  # type: ignore[attr-defined]
-        api.observe(self.traced)
+        watch.observe(self.traced)
         note_entered(
             (jax.sharding.Mesh, importlib.import_module("xmap_compat.core.mesh").Mesh), self.entered, self.otherwise
         )

@@ -274,7 +274,7 @@ def run(spec: dict[str, Any], runner: Any, finish: Callable[[str], None]) -> Non
     except KeyboardInterrupt:
         ended, code = "KeyboardInterrupt", 130
     except BaseException as error:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # which shows only the program
         ended, code = f"{type(error).__name__}: {error}", 1
     timer.cancel()
     if stopped.is_set():  # the program may have seen KeyboardInterrupt, and ended by itself
