@@ -140,9 +140,8 @@ class Evaluator:
 
     def nothing(self, eqn: Any, operands: Sequence[NamedValue]) -> list[NamedValue]:
         """Results that no element of an axis asks for, or that have none of its elements."""
-        names = self.checker.equation(eqn, [v.names for v in operands])
         zeros = [positional(jnp.zeros(v.aval.shape, v.aval.dtype)) for v in eqn.outvars]
-        return [laid_out_over(self.view, zero, own) for zero, own in zip(zeros, names)]
+        return self.conformed(zeros, self.checker.equation(eqn, [v.names for v in operands]))
 
     def names_of(self, jaxpr: Any, operands: Sequence[NamedValue]) -> list[Names]:
         return self.checker.results(jaxpr, [v.names for v in operands])

@@ -58,7 +58,7 @@ class _StagedBody:
 
     def stack_of(self, eqn: Any) -> str:
         """The named scopes around an equation of this jaxpr."""
-        own = _jax.name_stack(eqn)
+        own = str(eqn.source_info.name_stack)
         return f"{self.stack}/{own}" if own else self.stack
 
 

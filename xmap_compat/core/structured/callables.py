@@ -107,7 +107,7 @@ def is_no_array(value: NamedValue) -> bool:
 def positional_zero(value: NamedValue) -> Any:
     """Zero for one element of the named axes, in the form that a rule expects."""
     if _jax.is_symbolic_zero(value.data):
-        return _jax.symbolic_zero_of(value.positional_shape(), value.data.dtype)
+        return _jax.symbolic_zero(jax.core.ShapedArray(value.positional_shape(), value.data.dtype))
     return np.zeros(value.positional_shape(), value.data.dtype)
 
 
