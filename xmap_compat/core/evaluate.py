@@ -69,7 +69,7 @@ class Evaluator:
       structured: the rules of equations that hold programs, by the type of what they hold, or by their primitive.
       apart: axes along which not every element gets here, as they take another branch or have left the loop.
       iterating: the loop resources whose iterations run this.
-      rule_names: the axis names found in the custom rules of equations.
+      rule_names: the axis names in equations, with those in their custom rules.
       gathers: equations of the program whose results vary in their type.
     """
 

@@ -17,7 +17,7 @@ from xmap_compat.core.batch import bind_named
 from xmap_compat.core.device import cast_alike, cast_to, laid_out
 from xmap_compat.core.evaluate import Evaluator
 from xmap_compat.core.structured.callables import evaluate_callable
-from xmap_compat.core.structured.cotangents import add_cotangents, apply_rule, cotangent_like, cotangents_for
+from xmap_compat.core.structured.cotangents import cotangents_of_operands
 from xmap_compat.core.values import NamedValue, is_smooth, split
 
 
@@ -100,20 +100,12 @@ def custom_vjp(ev: Evaluator, call: _jax.CustomVjp, operands: Sequence[NamedValu
         residuals = [next(returned) if k is None else primals[k] for k in forwarded]
         return ev.laid_out(outs[num_residuals:], names), residuals
 
-    def backward(residuals, cotangents, own_names):
-        """The cotangents of the operands, right for those that vary over ``own_names``."""
-        cases = cotangents_for(ev.view, call.body, residuals, cotangents, own_names)
-        return [apply_rule(ev, run_bwd, residuals, cotangents, case, own_names) for case in cases]
-
     def bwd(residuals, cotangents):
         if not call.symbolic_zeros:
             cotangents = [dataclasses.replace(ct, data=_jax.instantiate_symbolic(ct.data)) for ct in cotangents]
         # No other operands: constants of a branch that not all devices take must not need a sum over devices.
         wanted = {k: layouts[k] for k in differentiated}
-        different = dict.fromkeys(names for _, names, _ in wanted.values())
-        found = {names: backward(residuals, cotangents, names) for names in different}
-        parts = {k: [outs[k] for outs in found[names]] for k, (_, names, _) in wanted.items()}
-        cts = {k: add_cotangents([cotangent_like(ev, ct, *wanted[k]) for ct in cts]) for k, cts in parts.items()}
+        cts = cotangents_of_operands(ev, call.body, run_bwd, residuals, cotangents, wanted)
         return tuple(map(cts.get, range(len(layouts))))
 
     # Only so are we told what is differentiated; a rule refuses to be differentiated for values that it closes over.
