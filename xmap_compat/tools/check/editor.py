@@ -11,8 +11,8 @@ from pathlib import Path
 
 from xmap_compat.tools.check import table
 from xmap_compat.tools.check.findings import Checked, Finding, check
-from xmap_compat.tools.check.texts import Names, text_of
-from xmap_compat.tools.source.layout import Edit, applied, before_jax, replacing
+from xmap_compat.tools.source.bindings import Names, text_of
+from xmap_compat.tools.source.layout import Edit, applied, before_jax, in_place_of, replacing
 from xmap_compat.tools.source.reading import Program, read
 
 INSTALL = "import xmap_compat; xmap_compat.install()"
@@ -194,24 +194,8 @@ class _File:
                 heads["import "].append(f"{now} as {local}" if local not in ("", now) else now)
         if heads != {home: [ast.unparse(alias) for alias in statement.names]}:
             self._rewritten.add(statement)
-            self._statement(statement, [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()])
-
-    def _statement(self, node: ast.Import | ast.ImportFrom, statements: list[str]) -> None:
-        """Put statements in the place of an import; its comments stay."""
-        edit = replacing(node, "")
-        (line, column), (end_line, end_column) = edit.start, edit.end
-        before = self._lines[line - 1].encode()[:column].decode()
-        after = self._lines[end_line - 1].encode()[end_column:].strip()
-        inner = "\n".join(self._lines[line - 1 : end_line])
-        comments = [] if before.strip() else re.findall(r"#[^\n\r]*", inner[: inner.rfind(")") + 1])
-        parent = self._parents[node]
-        alone = any(getattr(parent, name, None) == [node] for name in ("body", "orelse", "finalbody"))
-        if not (statements or alone or before.strip() or after or comments):
-            self.edits.append(Edit((line, 0), (end_line + 1, 0), ""))
-        else:
-            separator = "; " if before.strip() else "\n" + before
-            new = separator.join([*comments, *(statements or ["pass"])])
-            self.edits.append(edit._replace(text=new))
+            new = [head + ", ".join(dict.fromkeys(names)) for head, names in heads.items()]
+            self.edits.append(in_place_of(statement, self._parents[statement], self._lines, new))
 
     # ------------------------------------------------------- names that are not always the same
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import re
 import tempfile
 from collections import defaultdict
@@ -16,7 +15,7 @@ from xmap_compat.tools.check import checker, facts, table
 from xmap_compat.tools.check.checker import Reported
 from xmap_compat.tools.check.facts import INSTALLED, PLAIN
 from xmap_compat.tools.check.guards import Guards, Place
-from xmap_compat.tools.check.texts import Names
+from xmap_compat.tools.check.texts import Texts
 from xmap_compat.tools.source.reading import Error, Program, read, source_files
 
 
@@ -95,15 +94,10 @@ def _near_jax(programs: Iterable[Program]) -> list[Program]:
 
 def _reported(programs: Iterable[Program]) -> dict[Path, list[Reported]]:
     """What ty says about each program."""
-    spec, found = importlib.util.find_spec("jax"), defaultdict(list)
-    if spec is None or spec.origin is None:
-        raise facts.NoJax("check looks up names in the JAX of this environment, which has none. Install jax")
+    found = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="xmap_compat") as temporary:
         folder = Path(temporary).resolve()
-        modules = dict.fromkeys(table.MODULES, "")
-        modules |= {old: f"from {now} import *\n" for old, now in table.MOVED.items()}
-        checker.mark(Path(spec.origin).parent, table.NAMES.keys() - modules.keys(), modules, folder)
-        files, roots = {}, [folder]
+        files, roots = {}, []
         for number, program in enumerate(programs):
             path = program.path.resolve()
             roots.append(_root_of(path))
@@ -125,7 +119,7 @@ class _Reader:
     """The uses in one program."""
 
     def __init__(self, program: Program):
-        self._names = Names(program.tree)
+        self._names = Texts(program.tree)
         self._guards = Guards(self._names)
         self._lines = program.text.split("\n")
 
@@ -134,16 +128,9 @@ class _Reader:
         calls = (n for n in self._names.nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr")
         own = {self._names.dotted(node) for node in (*stored, *calls)}  # what the program itself puts into JAX
         found = [(self._node(report), report.name, f"has({report.name!r})") for report in reported]
-        found = [each for each in found if not self._is_found_before(*each[:2])]
         for node, name, question in (*found, *self._names.asked(), *self._refusals()):
             if name not in own and (name in table.ARRAY or not name.startswith("jax.Array.")):
                 yield self._use(node, name, question)
-
-    def _is_found_before(self, node: ast.AST, name: str) -> bool:
-        """Whether a name was found where it got its value: in an assignment, or an import that ``install()`` mends."""
-        bound = self._names.bound.get(node.id, []) if isinstance(node, ast.Name) else []
-        restored = name not in table.NAMES or table.NAMES[name].kind == table.RESTORED
-        return any(isinstance(each, ast.expr) or (restored and isinstance(each, str)) for each in bound)
 
     def _refusals(self) -> Iterator[tuple[ast.AST, str, str]]:
         """Where a program itself raises because a name is gone: ``assert hasattr(jax, 'x')``."""

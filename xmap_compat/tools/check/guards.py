@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from xmap_compat.tools.check.texts import Names
+from xmap_compat.tools.source.bindings import Names
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
