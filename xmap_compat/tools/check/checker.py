@@ -26,11 +26,11 @@ class NoChecker(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Reported:
-    """What ty says about one name; lines and columns count from 1, columns in characters."""
+    """An attribute that ty does not find; the line and the column of its end count from 1, the latter in characters."""
 
     path: Path
-    start: tuple[int, int]
-    end: tuple[int, int]
+    line: int
+    column: int
     name: str  # dotted; for an array ``jax.Array.attribute``
 
 
@@ -50,13 +50,8 @@ def run(files: Iterable[Path], folder: Path, roots: Iterable[Path]) -> Iterator[
     except ValueError:
         raise NoChecker(f"ty failed: {done.stderr.strip()}") from None
     for message in messages:
-        if name := _name(message["description"].partition(": ")[2]):
-            location, ends = message["location"], message["location"]["positions"]
-            start, end = ((ends[which]["line"], ends[which]["column"]) for which in ("begin", "end"))
-            yield Reported(folder / location["path"], start, end, name)
-
-
-def _name(message: str) -> str:
-    """The name that JAX lacks, of which a message speaks; empty if it speaks of something else."""
-    owner, attribute = _OWNER.search(message.partition(" in union ")[0]), _ATTRIBUTE.search(message)
-    return f"{owner[1].replace('Array', 'jax.Array')}.{attribute[1]}" if owner and attribute else ""
+        text, end = message["description"].partition(": ")[2], message["location"]["positions"]["end"]
+        owner, attribute = _OWNER.search(text.partition(" in union ")[0]), _ATTRIBUTE.search(text)
+        if owner and attribute:
+            name = f"{owner[1].replace('Array', 'jax.Array')}.{attribute[1]}"
+            yield Reported(folder / message["location"]["path"], end["line"], end["column"], name)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from xmap_compat.tools.check import table
 from xmap_compat.tools.source.bindings import Names, text_of
 
-Found = tuple[ast.AST, str, str]  # a node, the name that it asks for, and the question to ``facts`` whether it is there
+Found = tuple[
+    ast.AST, str, str
+]  # a node, the name that it asks for, and the question to ``facts`` if it is not `has(name)`
 _MODULE = re.compile(r"jax(\.\w+)+")
 
 
@@ -22,20 +24,18 @@ class Texts(Names):
         for node in self.nodes:
             match node:
                 case ast.Import(names=aliases):
-                    yield from ((alias, *_name(alias.name)) for alias in aliases if alias.name.startswith("jax."))
+                    yield from ((alias, alias.name, "") for alias in aliases if alias.name.startswith("jax."))
                 case ast.ImportFrom(module=str(module), names=aliases, level=0) if f"{module}.".startswith("jax."):
-                    named = ((a, f"{module}.{a.name}") if a.name != "*" else (node, module) for a in aliases)
-                    yield from ((place, *_name(name)) for place, name in named)
-                case ast.Name(ctx=ast.Load(), id=name) if self.stars and (star := self.dotted(node)) in table.NAMES:
-                    yield from [(node, *_name(star))] if not self.bound.get(name) else []
+                    yield from ((node, module, "") if a.name == "*" else (a, f"{module}.{a.name}", "") for a in aliases)
+                case ast.Name(id=name) if not self.bound.get(name) and self.dotted(node) in table.NAMES:
+                    yield node, self.dotted(node), ""
                 case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]) if text := self.text(code):
                     with contextlib.suppress(SyntaxError):
                         inner = Texts(ast.parse(text))
                         inner.bound |= {name: found for name, found in self.bound.items() if name not in inner.bound}
                         yield from ((node, *asked) for _, *asked in inner.asked())  # type: ignore[misc]
-                case ast.Attribute() | ast.Subscript() | ast.Call(func=ast.Name() | ast.Call()):
-                    name = self.dotted(node)
-                    yield from [(node, *_name(name))] if name.startswith("jax.") else []
+                case ast.Attribute() | ast.Subscript() | ast.Call() if (name := self.dotted(node)).startswith("jax."):
+                    yield node, name, ""
             if isinstance(node, ast.Call):
                 yield from self._options(node)
                 yield from self._keywords(node)
@@ -47,7 +47,7 @@ class Texts(Names):
             if option is not None and self.dotted(call.func.value) in ("jax.config", "jax.config.config"):
                 known = [text for node in self.nodes if (text := text_of(node)).startswith("jax_")]
                 for text in [text_of(option)] if text_of(option) else known:
-                    yield option, text, f"option({text!r})"
+                    yield option, text, f"{text!r} in at('jax.config').values"
 
     def _keywords(self, call: ast.Call) -> Iterator[Found]:
         """The keywords that a function of JAX is given, also through ``partial`` and a dictionary after ``**``."""
@@ -79,11 +79,7 @@ class Texts(Names):
         for text, call in inside.items():
             near = (base for base, other in inside.items() if other is call and base.startswith("jax"))
             if text.startswith(".") and (base := next(near, "")):
-                yield call, *_name(importlib.util.resolve_name(text, base))
+                yield call, importlib.util.resolve_name(text, base), ""
         for text in {text_of(node) for node in self.nodes} if calls else ():
             if _MODULE.fullmatch(text):
-                yield inside.get(text, next((c for c in calls if c not in inside.values()), calls[0])), *_name(text)
-
-
-def _name(name: str) -> tuple[str, str]:
-    return name, f"has({name!r})"
+                yield inside.get(text, next((c for c in calls if c not in inside.values()), calls[0])), text, ""

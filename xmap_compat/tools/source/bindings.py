@@ -33,6 +33,7 @@ class Names:
 
     def __init__(self, tree: ast.Module):
         self.nodes = list(ast.walk(tree))
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.bound: dict[str, list[Any]] = defaultdict(list)
         self.stars: list[str] = []  # modules of which all names are imported
         values: dict[ast.AST, ast.expr | None] = {}  # by their targets; None for those of a comprehension
