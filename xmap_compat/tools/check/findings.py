@@ -158,7 +158,6 @@ class _Reader:
 def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> Iterator[Finding]:
     """The uses of what this JAX lacks, each place once."""
     failed: set[tuple[ast.Try, str]] = set()  # the try statements whose body fails
-    found = {}
     lacking: set[str] = set()
     for use in sorted({(use.at, use.name): use for use in uses}.values(), key=lambda use: use.at):
         gone, owner = _gone(use, answers), use.name.rpartition(".")[0]
@@ -171,8 +170,7 @@ def _judged(program: Program, uses: Iterable[_Use], answers: dict[str, Any]) -> 
                 failed |= {(node, mode) for node, part in use.tries if part == "body" and fails[mode]}
             reported, dies = (fails[mode] and not use.caught for mode in (PLAIN, INSTALLED))
             place = (program.path, *program.where(use.at[0]), use.at[1])
-            found[place, gone.name] = Finding(*place, gone, use.node, dies, not (reported or dies), use.caught)
-    yield from found.values()
+            yield Finding(*place, gone, use.node, dies, not (reported or dies), use.caught)
 
 
 def _gone(use: _Use, answers: dict[str, Any]) -> table.Gone | None:

@@ -27,8 +27,9 @@ class Texts(Names):
                     yield from ((alias, alias.name, "") for alias in aliases if alias.name.startswith("jax."))
                 case ast.ImportFrom(module=str(module), names=aliases, level=0) if f"{module}.".startswith("jax."):
                     yield from ((node, module, "") if a.name == "*" else (a, f"{module}.{a.name}", "") for a in aliases)
-                case ast.Name(id=name) if not self.bound.get(name) and self.dotted(node) in table.NAMES:
-                    yield node, self.dotted(node), ""
+                case ast.Name(id=name, ctx=ast.Load()) if gone := table.NAMES.get(self.dotted(node)):
+                    if gone.kind == table.REFUSED or not self.bound.get(name):  # of a star
+                        yield node, gone.name, ""
                 case ast.Call(func=ast.Name(id="eval" | "exec"), args=[code, *_]) if text := self.text(code):
                     with contextlib.suppress(SyntaxError):
                         inner = Texts(ast.parse(text))
